@@ -99,7 +99,7 @@ pub(super) fn root(directory: DirectoryRef) -> Root {
 pub(super) fn entry(name: &str, content: Content) -> DirectoryEntry {
     let mtime = FileTime { secs: 1_700_000_000, nanos: 999_999_999 };
     let name = Bytes::copy_from_slice(name.as_bytes());
-    DirectoryEntry { name, mode: 0o4755, mtime, content, xattrs: None }
+    DirectoryEntry { name, mode: 0o4755, mtime, content, xattrs: None, owner: None }
 }
 
 pub(super) fn file(name: &str, size_bytes: u64, inode: Option<BlockHash>) -> DirectoryEntry {

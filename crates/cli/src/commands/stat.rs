@@ -54,7 +54,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             (inode.map(|hash| hex(&hash.0)), Some(blocks_512 * 512))
         }
         Content::Directory(directory) => (directory.hash.map(|hash| hex(&hash.0)), None),
-        Content::Symlink(_) => (None, None),
+        _ => (None, None),
     };
     let mut output = Output::new();
     if args.json {
@@ -83,7 +83,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             let dirs = units::counted(directory.subdirectories, "directory", "directories");
             field("size", format!("{entries}, {dirs} among them"))?;
         }
-        Content::Symlink(_) => {}
+        _ => {}
     }
     let mode = units::mode(entry.kind(), entry.mode);
     field("mode", format!("{:04o} ({mode})", entry.mode))?;

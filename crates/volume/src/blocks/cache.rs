@@ -218,6 +218,11 @@ impl BlockCache {
         self.ring.get(hash, wanted).await
     }
 
+    /// Keeps a block that was just written.
+    pub(crate) fn insert(&self, hash: BlockHash, bytes: Bytes) {
+        self.raw.insert(hash, bytes);
+    }
+
     /// The hash under which the ring would have a block of these contents.
     pub(crate) fn hash_of(&self, bytes: &[u8]) -> BlockHash {
         match &self.ring.cipher {

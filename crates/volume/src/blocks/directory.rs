@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use atoll_key::BlockHash;
 use bytes::Bytes;
 
 use super::cache::BlockCache;
 use super::error::BlockError;
-use crate::format::{Child, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes};
+use crate::format::{
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, FormatError, Nodes, link_name,
+};
 
 /// Leaves fetched ahead of the one being listed.
 const LEAVES_AHEAD: usize = 4;
@@ -30,6 +33,25 @@ pub(crate) async fn find(
         let after = children.partition_point(|child| child.first_name[..] <= *name);
         let Some(index) = after.checked_sub(1) else { return Ok(None) };
         block = descend(cache, block.level, children, index, &mut bound).await?;
+    }
+}
+
+/// What an entry stands for: if the file has several names, its entry in the table `links`, under
+/// the name that it was found by.
+pub(crate) async fn resolved(
+    cache: &Arc<BlockCache>,
+    links: &DirectoryRef,
+    entry: DirectoryEntry,
+) -> Result<DirectoryEntry, BlockError> {
+    let Content::Linked { inode, kind } = entry.content else { return Ok(entry) };
+    match find(cache, links, &link_name(inode)).await? {
+        Some(found) if found.kind() == kind && !matches!(found.content, Content::Linked { .. }) => {
+            Ok(DirectoryEntry { name: entry.name, ..found })
+        }
+        _ => {
+            let source = FormatError::BadReference("a name leads to no file in the table of links");
+            Err(BlockError::Bad { hash: links.hash.unwrap_or(BlockHash([0; 32])), source })
+        }
     }
 }
 
@@ -85,7 +107,7 @@ pub(crate) async fn leaf_at(
     }
 }
 
-async fn top(
+pub(super) async fn top(
     cache: &Arc<BlockCache>,
     directory: &DirectoryRef,
 ) -> Result<Option<Arc<DirectoryBlock>>, BlockError> {
@@ -99,7 +121,7 @@ async fn top(
 
 /// Fetches child number `index` and checks that it is what its parent says. `bound` is
 /// the name before which all names of the parent lie, and becomes the child's.
-async fn descend(
+pub(super) async fn descend(
     cache: &Arc<BlockCache>,
     level: u8,
     children: &[Child],

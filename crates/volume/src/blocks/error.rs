@@ -17,3 +17,24 @@ impl BlockError {
         move |source| BlockError::Bad { hash, source }
     }
 }
+
+/// Why a changed directory or file was not written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum EditError {
+    /// A block of the old one cannot be read.
+    Read(BlockError),
+    /// The new one is more than the format can hold.
+    Format(FormatError),
+}
+
+impl From<BlockError> for EditError {
+    fn from(error: BlockError) -> EditError {
+        EditError::Read(error)
+    }
+}
+
+impl From<FormatError> for EditError {
+    fn from(error: FormatError) -> EditError {
+        EditError::Format(error)
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use atoll_env::BoxFuture;
 use atoll_key::BlockHash;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -10,7 +11,7 @@ use super::cache::BlockCache;
 use super::error::BlockError;
 use super::pace::Wanted;
 use crate::format::inode::{Data, InodeBlock, Shape};
-use crate::format::{FormatError, PointerBlock};
+use crate::format::{FormatError, Pointer, PointerBlock};
 
 /// Data blocks of one `read`, or of a file's beginning, fetched at once.
 const BLOCKS_AT_ONCE: usize = 16;
@@ -110,6 +111,66 @@ impl File {
             Some((_, InodeBlock { data: Data::Inline(bytes), .. })) => Some(bytes.clone()),
             Some(_) => None,
         }
+    }
+
+    /// The pointer of `level` to what begins at data block `first`, if there is one that stands for
+    /// as many blocks as it would in a file of shape `other`. The file must have pointers.
+    pub(crate) async fn pointer(
+        &self,
+        level: u8,
+        first: u64,
+        other: Shape,
+    ) -> Result<Option<Pointer>, BlockError> {
+        let (_, inode) = self.inode.as_ref().expect("an empty file has no pointers");
+        let shape = inode.shape;
+        let covers = |shape: Shape| {
+            let left = shape.data_blocks().saturating_sub(first);
+            let blocks = left.min(Shape::span_blocks(level));
+            (blocks, shape.block_len_bytes((first + blocks).saturating_sub(1)))
+        };
+        let mut at = shape.indirect_levels();
+        if level > at || first >= shape.data_blocks() || covers(shape) != covers(other) {
+            return Ok(None);
+        }
+        let mut pointer = inode.pointer(first / Shape::span_blocks(at)).flatten();
+        while at > level
+            && let Some(hash) = pointer
+        {
+            let start = first - first % Shape::span_blocks(at);
+            let indirect = self.indirect(hash, at, shape.pointers_below(at, start)).await?;
+            at -= 1;
+            pointer = indirect.pointer((first - start) / Shape::span_blocks(at)).flatten();
+        }
+        Ok(Some(pointer))
+    }
+
+    /// Space, in units of 512 bytes, of the data that a pointer of `level` leads to. The file must
+    /// have that pointer.
+    pub(crate) fn space_below(
+        &self,
+        level: u8,
+        first: u64,
+    ) -> BoxFuture<'_, Result<u64, BlockError>> {
+        Box::pin(async move {
+            let (_, inode) = self.inode.as_ref().expect("an empty file has no pointers");
+            let shape = inode.shape;
+            let Some(Some(hash)) = self.pointer(level, first, shape).await? else { return Ok(0) };
+            if level == 0 {
+                return Ok(shape.block_len_bytes(first).div_ceil(512));
+            }
+            let pointers = shape.pointers_below(level, first);
+            let indirect = self.indirect(hash, level, pointers).await?;
+            let mut space = 0;
+            for index in (0..pointers).filter(|index| indirect.pointer(*index).flatten().is_some())
+            {
+                let below = first + index * Shape::span_blocks(level - 1);
+                space += match level {
+                    1 => shape.block_len_bytes(below).div_ceil(512),
+                    _ => self.space_below(level - 1, below).await?,
+                };
+            }
+            Ok(space)
+        })
     }
 
     /// Where data block `block` is. The file must have pointers, and that many blocks.

@@ -4,6 +4,7 @@
 //! - `cache`: blocks in memory; a block that several readers want is fetched once.
 //! - `directory` and `file`: names and bytes, block by block. Each block is checked against the
 //!   pointer to it (levels, counts, lengths, order of names) before it is used.
+//! - `edit_directory` and `edit_file`: the same with changes, as new blocks beside the old ones.
 //! - `ahead`: how far to read ahead of a reader.
 //! - `budget`: the memory of blocks that are not written or sent yet.
 //!
@@ -13,6 +14,8 @@ pub(crate) mod ahead;
 pub(crate) mod budget;
 pub(crate) mod cache;
 pub(crate) mod directory;
+pub(crate) mod edit_directory;
+pub(crate) mod edit_file;
 pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod pace;

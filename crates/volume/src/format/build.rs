@@ -59,6 +59,8 @@ struct Level {
     nodes: usize,
     counts: Counts,
     first_name: Bytes,
+    /// The first child, in an interior block.
+    first_child: Option<BlockHash>,
 }
 
 impl DirectoryBuilder {
@@ -79,6 +81,43 @@ impl DirectoryBuilder {
         Ok(())
     }
 
+    /// Whether a block of `level` that begins with `name` can be added as it is: blocks of this
+    /// level and below are ended, if `name` or their size ends them.
+    pub(crate) fn ends_before<E: From<FormatError>>(
+        &mut self,
+        name: &[u8],
+        level: u8,
+        sink: &mut impl Sink<E>,
+    ) -> Result<bool, E> {
+        let upto = self.levels.len().min(usize::from(level) + 1);
+        let ends = |at: usize, held: &Level| {
+            held.nodes == 0
+                || held.block.len() >= MIN_DIRECTORY_BLOCK_BYTES && starts_block(name, at as u8)
+        };
+        if !self.levels[..upto].iter().enumerate().all(|(at, held)| ends(at, held)) {
+            return Ok(false);
+        }
+        for at in 0..upto {
+            if self.levels[at].nodes > 0 {
+                let child = self.end_block(at, sink)?;
+                self.add_child(at + 1, &child, sink)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Adds a block of `level` of another directory with all that lies below it, after
+    /// [`ends_before`](Self::ends_before) has allowed it.
+    pub(crate) fn push_block<E: From<FormatError>>(
+        &mut self,
+        level: u8,
+        child: &Child,
+        sink: &mut impl Sink<E>,
+    ) -> Result<(), E> {
+        self.total.add(Counts { entries: child.entries, subdirectories: child.subdirectories });
+        self.add_child(usize::from(level) + 1, child, sink)
+    }
+
     /// Ends the directory.
     pub(crate) fn finish<E: From<FormatError>>(
         mut self,
@@ -87,8 +126,19 @@ impl DirectoryBuilder {
         let mut hash = None;
         let mut level = 0;
         while level < self.levels.len() {
+            let is_top = level + 1 == self.levels.len();
+            let held = &self.levels[level];
+            if is_top && held.nodes == 1 && held.first_child.is_some() {
+                // A block with one child says no more than the child.
+                hash = held.first_child;
+                break;
+            }
+            if held.nodes == 0 {
+                level += 1;
+                continue;
+            }
             let child = self.end_block(level, sink)?;
-            if level + 1 == self.levels.len() {
+            if is_top {
                 hash = Some(child.hash);
                 break;
             }
@@ -107,7 +157,7 @@ impl DirectoryBuilder {
         counts: Counts,
         sink: &mut impl Sink<E>,
     ) -> Result<(), E> {
-        if level == self.levels.len() {
+        while level >= self.levels.len() {
             self.levels.push(Level::default());
         }
         let held = &self.levels[level];
@@ -140,7 +190,13 @@ impl DirectoryBuilder {
         let mut bytes = Vec::with_capacity(64);
         child.encode(&mut bytes);
         let counts = Counts { entries: child.entries, subdirectories: child.subdirectories };
-        self.add(level, &bytes, &child.first_name, counts, sink)
+        if level >= usize::from(MAX_DIRECTORY_LEVELS) {
+            return Err(FormatError::TooManyLevels(MAX_DIRECTORY_LEVELS + 1).into());
+        }
+        self.add(level, &bytes, &child.first_name, counts, sink)?;
+        let held = &mut self.levels[level];
+        held.first_child.get_or_insert(child.hash);
+        Ok(())
     }
 
     fn end_block<E>(&mut self, level: usize, sink: &mut impl Sink<E>) -> Result<Child, E> {

@@ -19,20 +19,26 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 1 | kind: 1 regular file, 2 directory, 3 symbolic link |
-//! | 1 | flags: 1 = has extended attributes; others must be 0 |
+//! | 1 | kind: 1 regular file, 2 directory, 3 symbolic link, 4 FIFO, 5 socket, 6 character device, 7 block device, 8 one of several names |
+//! | 1 | flags: 1 = has extended attributes, 2 = has an owner; others must be 0 |
 //! | 2 | mode, at most `0o7777` |
 //! | 8 + 4 | time of modification: seconds since 1970 (signed), nanoseconds |
 //! | 1 + *n* | length of the name, name |
 //! | | *regular file:* 8 length, 8 space taken in 512-byte units; 32 inode hash unless the length is 0 |
 //! | | *directory:* 8 entries, 8 of them directories; 32 hash of its top block unless it is empty |
 //! | | *link:* 2 + *m* length of the target, target |
+//! | | *FIFO, socket:* nothing. *Device:* 8 device number |
+//! | | *one of several names:* 1 kind of the file (1, 3 to 7), 8 inode number |
 //! | 32 | hash of the xattr block, if flag 1 is set |
+//! | 44 | owner, if flag 2 is set: 8 inode number, 4 user, 4 group, 4 number of names, 12 time of change, 12 time of access |
+//!
+//! A file with several names has its contents and attributes in the volume's *table of links*, a
+//! directory whose names are inode numbers in 16 hexadecimal digits ([`link_name`]).
 //!
 //! Child: 32 hash, 8 entries below it, 8 of them directories, 1 + *n* its first name.
 //!
-//! Owners are not kept: CFS publishes to everybody, and a mounted tree belongs to the user who
-//! mounts it.
+//! A published tree has no owners: CFS publishes to everybody, and such a tree belongs to the user
+//! who mounts it. Entries that a read-write mount has written have them.
 
 use atoll_key::BlockHash;
 use atoll_vfs::{FileKind, FileTime, MAX_NAME_BYTES};
@@ -48,6 +54,9 @@ const NAME: &str = "directory";
 pub(crate) const HEADER_BYTES: usize = 10;
 
 const FLAG_XATTRS: u8 = 1;
+const FLAG_OWNER: u8 = 2;
+
+const KIND_LINKED: u8 = 8;
 
 /// The shortest an entry (a link) can be, bytes: bounds what a count may claim.
 const MIN_NODE_BYTES: usize = 21;
@@ -76,6 +85,30 @@ pub struct DirectoryEntry {
     pub content: Content,
     /// The block of its extended attributes, if it has any.
     pub xattrs: Option<BlockHash>,
+    /// What a read-write mount keeps beside that; published trees have none.
+    pub owner: Option<Owner>,
+}
+
+/// The attributes of a file in a volume that was written through a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Owner {
+    /// Its number, which it keeps as long as it exists; no other file of the volume gets it.
+    pub inode: u64,
+    /// Owning user.
+    pub uid: u32,
+    /// Owning group.
+    pub gid: u32,
+    /// Number of names; 1 for a directory.
+    pub links: u32,
+    /// Last change of contents or attributes.
+    pub ctime: FileTime,
+    /// Last access, as far as it was set.
+    pub atime: FileTime,
+}
+
+/// The name of a file in the table of links.
+pub fn link_name(inode: u64) -> Bytes {
+    Bytes::from(format!("{inode:016x}"))
 }
 
 /// What an entry stands for.
@@ -94,6 +127,20 @@ pub enum Content {
     Directory(DirectoryRef),
     /// A symbolic link and its target.
     Symlink(Bytes),
+    /// A FIFO, socket or device.
+    Special {
+        /// Which of them.
+        kind: FileKind,
+        /// Device number; 0 for others.
+        rdev: u64,
+    },
+    /// One of several names of a file that is in the table of links.
+    Linked {
+        /// Its kind: anything but a directory.
+        kind: FileKind,
+        /// Its number.
+        inode: u64,
+    },
 }
 
 impl DirectoryEntry {
@@ -103,6 +150,15 @@ impl DirectoryEntry {
             Content::Regular { .. } => FileKind::Regular,
             Content::Directory(_) => FileKind::Directory,
             Content::Symlink(_) => FileKind::Symlink,
+            Content::Special { kind, .. } | Content::Linked { kind, .. } => kind,
+        }
+    }
+
+    /// Device number; 0 for what is no device.
+    pub fn rdev(&self) -> u64 {
+        match self.content {
+            Content::Special { rdev, .. } => rdev,
+            _ => 0,
         }
     }
 
@@ -112,6 +168,7 @@ impl DirectoryEntry {
             Content::Regular { size_bytes, .. } => *size_bytes,
             Content::Directory(directory) => directory.entries,
             Content::Symlink(target) => target.len() as u64,
+            Content::Special { .. } | Content::Linked { .. } => 0,
         }
     }
 
@@ -122,11 +179,11 @@ impl DirectoryEntry {
     /// with the same limits.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(match self.content {
-            Content::Regular { .. } => 1,
-            Content::Directory(_) => 2,
-            Content::Symlink(_) => 3,
+            Content::Linked { .. } => KIND_LINKED,
+            _ => kind_code(self.kind()),
         });
-        out.push(if self.xattrs.is_some() { FLAG_XATTRS } else { 0 });
+        let flag = |set: bool, flag| if set { flag } else { 0 };
+        out.push(flag(self.xattrs.is_some(), FLAG_XATTRS) | flag(self.owner.is_some(), FLAG_OWNER));
         put_mode(out, self.mode);
         put_time(out, self.mtime);
         put_name(out, &self.name);
@@ -142,26 +199,44 @@ impl DirectoryEntry {
                 out.extend_from_slice(&(target.len() as u16).to_be_bytes());
                 out.extend_from_slice(target);
             }
+            Content::Special { kind, rdev } => {
+                if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
+                    put_u64(out, *rdev);
+                }
+            }
+            Content::Linked { kind, inode } => {
+                out.push(kind_code(*kind));
+                put_u64(out, *inode);
+            }
         }
         out.extend_from_slice(self.xattrs.as_ref().map_or(&[], |hash| &hash.0));
+        if let Some(owner) = &self.owner {
+            owner.encode(out);
+        }
     }
 
     fn decode(cursor: &mut Cursor) -> Result<DirectoryEntry, FormatError> {
-        let kind = cursor.u8()?;
-        if !(1..=3).contains(&kind) {
-            return Err(FormatError::UnknownKind(kind));
-        }
+        let code = cursor.u8()?;
+        let kind = match code {
+            KIND_LINKED => None,
+            code => Some(kind_of(code)?),
+        };
         let flags = cursor.u8()?;
-        if flags & !FLAG_XATTRS != 0 {
+        if flags & !(FLAG_XATTRS | FLAG_OWNER) != 0 {
             return Err(FormatError::UnknownFlags(flags));
         }
         let mode = cursor.mode()?;
         let mtime = cursor.time()?;
         let name = take_name(cursor)?;
         let content = match kind {
-            1 => decode_regular(cursor)?,
-            2 => Content::Directory(take_directory(cursor)?),
-            _ => decode_symlink(cursor)?,
+            Some(FileKind::Regular) => decode_regular(cursor)?,
+            Some(FileKind::Directory) => Content::Directory(take_directory(cursor)?),
+            Some(FileKind::Symlink) => decode_symlink(cursor)?,
+            Some(kind @ (FileKind::CharDevice | FileKind::BlockDevice)) => {
+                Content::Special { kind, rdev: cursor.u64()? }
+            }
+            Some(kind) => Content::Special { kind, rdev: 0 },
+            None => decode_linked(cursor)?,
         };
         let xattrs = if flags & FLAG_XATTRS != 0 {
             let hash = cursor.optional_hash()?;
@@ -169,8 +244,73 @@ impl DirectoryEntry {
         } else {
             None
         };
-        Ok(DirectoryEntry { name, mode, mtime, content, xattrs })
+        let owner = match flags & FLAG_OWNER {
+            0 => None,
+            _ => Some(Owner::decode(cursor)?),
+        };
+        Ok(DirectoryEntry { name, mode, mtime, content, xattrs, owner })
     }
+}
+
+impl Owner {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.inode);
+        for number in [self.uid, self.gid, self.links] {
+            out.extend_from_slice(&number.to_be_bytes());
+        }
+        put_time(out, self.ctime);
+        put_time(out, self.atime);
+    }
+
+    pub(crate) fn decode(cursor: &mut Cursor) -> Result<Owner, FormatError> {
+        let inode = cursor.u64()?;
+        let (uid, gid, links) = (cursor.u32()?, cursor.u32()?, cursor.u32()?);
+        if inode == 0 || links == 0 {
+            return Err(FormatError::BadReference("a file has the number 0, or no names"));
+        }
+        Ok(Owner { inode, uid, gid, links, ctime: cursor.time()?, atime: cursor.time()? })
+    }
+
+    /// The owner as the root of a volume has it.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(44);
+        self.encode(&mut out);
+        out
+    }
+}
+
+fn kind_code(kind: FileKind) -> u8 {
+    match kind {
+        FileKind::Regular => 1,
+        FileKind::Directory => 2,
+        FileKind::Symlink => 3,
+        FileKind::Fifo => 4,
+        FileKind::Socket => 5,
+        FileKind::CharDevice => 6,
+        FileKind::BlockDevice => 7,
+    }
+}
+
+fn kind_of(code: u8) -> Result<FileKind, FormatError> {
+    Ok(match code {
+        1 => FileKind::Regular,
+        2 => FileKind::Directory,
+        3 => FileKind::Symlink,
+        4 => FileKind::Fifo,
+        5 => FileKind::Socket,
+        6 => FileKind::CharDevice,
+        7 => FileKind::BlockDevice,
+        code => return Err(FormatError::UnknownKind(code)),
+    })
+}
+
+fn decode_linked(cursor: &mut Cursor) -> Result<Content, FormatError> {
+    let kind = kind_of(cursor.u8()?)?;
+    let inode = cursor.u64()?;
+    if kind == FileKind::Directory || inode == 0 {
+        return Err(FormatError::BadReference("a directory, or no file, has several names"));
+    }
+    Ok(Content::Linked { kind, inode })
 }
 
 fn decode_regular(cursor: &mut Cursor) -> Result<Content, FormatError> {

@@ -17,7 +17,9 @@ pub(crate) mod cursor;
 
 use atoll_key::{MAX_BLOCK_BYTES, SealError};
 
-pub use directory::{Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes};
+pub use directory::{
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes, Owner, link_name,
+};
 pub use inode::InodeBlock;
 pub use pointers::{Pointer, PointerBlock};
 
@@ -162,4 +164,11 @@ pub(crate) fn check_block_size(log2: u8) -> Result<(), FormatError> {
     } else {
         Err(FormatError::BadBlockSize(log2))
     }
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // Most data shows in its first bytes; chunks of a word let the rest be fast.
+    bytes.iter().take(64).all(|byte| *byte == 0)
+        && bytes.chunks(4096).all(|chunk| chunk.iter().fold(0, |or, byte| or | byte) == 0)
 }

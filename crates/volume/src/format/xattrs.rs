@@ -66,7 +66,7 @@ pub fn decode(block: &Bytes) -> Result<Vec<(Bytes, Bytes)>, FormatError> {
     Ok(found)
 }
 
-fn check_name(name: &[u8]) -> Result<(), FormatError> {
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
     let reason = if !name.starts_with(PREFIX) || name.len() == PREFIX.len() {
         "only the user namespace is"
     } else if name.contains(&0) {

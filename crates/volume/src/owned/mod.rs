@@ -10,6 +10,7 @@
 //! - [`publish()`]: a directory of this machine becomes a volume, or its next version.
 //! - [`Volume`], [`Snapshot`]: reading by path.
 //! - [`VolumeFs`]: reading through a mount.
+//! - [`WritableFs`]: writing through a mount.
 //! - [`get_tree`]: copying back to this machine's disk.
 //!
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
@@ -22,6 +23,7 @@ mod publish;
 mod read;
 pub mod root;
 pub mod sealed_root;
+mod write;
 
 pub use crate::blocks::Outage;
 pub use fs::VolumeFs;
@@ -36,3 +38,4 @@ pub use read::{
 };
 pub use root::Root;
 pub use sealed_root::RootError;
+pub use write::{FlushError, WritableFs, WriteError, WriteOptions, empty_root};

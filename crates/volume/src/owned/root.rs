@@ -15,7 +15,10 @@
 //! | … | 0 or more | fields: 1 tag, 2 length, value; tags strictly ascending |
 //!
 //! Fields: tag 1 the volume's label (UTF-8, 1 to 255 bytes), tag 2 the hash of the root
-//! directory's xattr block. A reader skips an unknown tag below 128 and refuses the volume
+//! directory's xattr block. Of a volume that is written through mounts also: tag 3 the root
+//! directory's owner (as in a directory entry), tag 4 the next inode number (8 bytes), tag 5 who
+//! writes now (16 bytes that name the mount, 8 until when, milliseconds since 1970), tag 128 the
+//! table of links (as the root directory: 16 and 0 or 32 bytes). A reader skips an unknown tag below 128 and refuses the volume
 //! for one of 128 or above, so that later versions can add what may be ignored and what
 //! may not.
 //!
@@ -27,7 +30,7 @@ use bytes::Bytes;
 
 use crate::format::cursor::{Cursor, put_header, put_mode, put_time, put_u64};
 use crate::format::directory::{
-    Content, DirectoryEntry, DirectoryRef, put_directory, take_directory,
+    Content, DirectoryEntry, DirectoryRef, Owner, put_directory, take_directory,
 };
 use crate::format::{FormatError, check_block_size};
 
@@ -36,7 +39,11 @@ const NAME: &str = "volume root";
 
 const TAG_LABEL: u8 = 1;
 const TAG_XATTRS: u8 = 2;
+const TAG_OWNER: u8 = 3;
+const TAG_NEXT_INODE: u8 = 4;
+const TAG_WRITER: u8 = 5;
 const FIRST_REQUIRED_TAG: u8 = 128;
+const TAG_LINKS: u8 = 128;
 
 /// The longest label, bytes.
 pub const MAX_LABEL_BYTES: usize = 255;
@@ -66,6 +73,31 @@ pub struct Root {
     pub label: Option<String>,
     /// The root directory's extended attributes.
     pub xattrs: Option<BlockHash>,
+    /// What a volume that is written through mounts has beside that.
+    pub mounted: MountState,
+}
+
+/// What mounts that write a volume keep in its root.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MountState {
+    /// The root directory's owner.
+    pub owner: Option<Owner>,
+    /// The number of the next file that is made; 0 if none was made through a mount.
+    pub next_inode: u64,
+    /// The mount that writes the volume.
+    pub writer: Option<Writer>,
+    /// The table of files with several names.
+    pub links: DirectoryRef,
+}
+
+/// The mount that writes a volume. Another one waits until it has ended, or `until_unix_ms` has
+/// passed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Writer {
+    /// Drawn by the mount.
+    pub session: [u8; 16],
+    /// Until when it writes unless it says so again, milliseconds since 1970.
+    pub until_unix_ms: u64,
 }
 
 impl Root {
@@ -85,6 +117,22 @@ impl Root {
         }
         if let Some(hash) = &self.xattrs {
             put_field(&mut out, TAG_XATTRS, &hash.0);
+        }
+        let MountState { owner, next_inode, writer, links } = &self.mounted;
+        if let Some(owner) = owner {
+            put_field(&mut out, TAG_OWNER, &owner.to_bytes());
+        }
+        if *next_inode > 0 {
+            put_field(&mut out, TAG_NEXT_INODE, &next_inode.to_be_bytes());
+        }
+        if let Some(writer) = writer {
+            let value = [&writer.session[..], &writer.until_unix_ms.to_be_bytes()].concat();
+            put_field(&mut out, TAG_WRITER, &value);
+        }
+        if links.entries > 0 {
+            let mut value = Vec::new();
+            put_directory(&mut value, links);
+            put_field(&mut out, TAG_LINKS, &value);
         }
         out
     }
@@ -106,6 +154,7 @@ impl Root {
             directory: take_directory(&mut cursor)?,
             label: None,
             xattrs: None,
+            mounted: MountState::default(),
         };
         let mut last_tag = 0;
         while cursor.len() > 0 {
@@ -140,7 +189,11 @@ impl Root {
                 }
                 self.xattrs = Some(BlockHash(hash));
             }
-            FIRST_REQUIRED_TAG.. => return Err(FormatError::UnknownFeature(tag)),
+            TAG_OWNER => self.mounted.owner = Some(whole(value, Owner::decode)?),
+            TAG_NEXT_INODE => self.mounted.next_inode = whole(value, Cursor::u64)?,
+            TAG_WRITER => self.mounted.writer = Some(whole(value, take_writer)?),
+            TAG_LINKS => self.mounted.links = whole(value, take_directory)?,
+            tag if tag >= FIRST_REQUIRED_TAG => return Err(FormatError::UnknownFeature(tag)),
             _ => {}
         }
         Ok(())
@@ -154,8 +207,25 @@ impl Root {
             mtime: self.mtime,
             content: Content::Directory(self.directory),
             xattrs: self.xattrs,
+            owner: self.mounted.owner,
         }
     }
+}
+
+/// Reads a field's value to its end.
+fn whole<T>(
+    value: &Bytes,
+    take: impl FnOnce(&mut Cursor) -> Result<T, FormatError>,
+) -> Result<T, FormatError> {
+    let mut cursor = Cursor::new(value);
+    let taken = take(&mut cursor)?;
+    cursor.end()?;
+    Ok(taken)
+}
+
+fn take_writer(cursor: &mut Cursor) -> Result<Writer, FormatError> {
+    let session = cursor.take(16)?[..].try_into().expect("16 bytes were taken");
+    Ok(Writer { session, until_unix_ms: cursor.u64()? })
 }
 
 fn put_field(out: &mut Vec<u8>, tag: u8, value: &[u8]) {

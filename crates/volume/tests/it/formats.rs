@@ -1,11 +1,11 @@
 //! Each decoder against each thing that can be wrong with a block.
 
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
-use atoll_vfs::FileTime;
+use atoll_vfs::{FileKind, FileTime};
 use atoll_volume::format::inode::{Data, Shape};
 use atoll_volume::format::{
     Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, FormatError, InodeBlock, Nodes,
-    PointerBlock, xattrs,
+    Owner, PointerBlock, xattrs,
 };
 use atoll_volume::owned::Root;
 use bytes::Bytes;
@@ -24,6 +24,7 @@ fn file(name: &[u8]) -> DirectoryEntry {
         mtime: FileTime { secs: 1, nanos: 2 },
         content: Content::Regular { size_bytes: 513, blocks_512: 2, inode: Some(hash(1)) },
         xattrs: None,
+        owner: None,
     }
 }
 
@@ -69,6 +70,10 @@ fn a_directory_block_that_lies_is_refused_for_what_is_wrong_with_it() {
     let bad_name = |bytes: &[u8]| with(good.clone(), NAME, bytes);
     let reason = |block: Vec<u8>| decode_directory(block).expect_err("it lies").to_string();
     let many = u32::MAX.to_be_bytes();
+    let linked = |kind, inode| {
+        leaf(vec![DirectoryEntry { content: Content::Linked { kind, inode }, ..file(b"a") }])
+    };
+    let owned = |owner| leaf(vec![DirectoryEntry { owner: Some(owner), ..file(b"a") }]);
     let cases = [
         ("magic", with(good.clone(), 0, b"ATIN"), "not a directory block"),
         ("layout", with(good.clone(), 4, &[9]), "layout 9"),
@@ -77,9 +82,9 @@ fn a_directory_block_that_lies_is_refused_for_what_is_wrong_with_it() {
         ("entries stated", with(good.clone(), 6, &many), "ends too early"),
         ("one entry stated more", with(good.clone(), 9, &[3]), "ends too early"),
         ("one entry stated less", with(good.clone(), 9, &[1]), "bytes too many"),
-        ("kind", with(good.clone(), KIND, &[4]), "unknown kind 4"),
+        ("kind", with(good.clone(), KIND, &[9]), "unknown kind 9"),
         ("kind 0", with(good.clone(), KIND, &[0]), "unknown kind 0"),
-        ("flags", with(good.clone(), FLAGS, &[2]), "unknown flags 0x2"),
+        ("flags", with(good.clone(), FLAGS, &[4]), "unknown flags 0x4"),
         ("mode", with(good.clone(), MODE, &[0x10, 0]), "mode 0o10000"),
         ("nanoseconds", with(good.clone(), NANOS, &1_000_000_000u32.to_be_bytes()), "1000000000"),
         ("slash", bad_name(b"/"), "slash"),
@@ -92,6 +97,10 @@ fn a_directory_block_that_lies_is_refused_for_what_is_wrong_with_it() {
         ("name past the end", with(good.clone(), NAME_LEN, &[255]), "ends too early"),
         ("file too long", with(good.clone(), SIZE, &[0x80]), "length of 9223372036854776321"),
         ("space", with(good.clone(), BLOCKS, &[1]), "space taken"),
+        ("linked directory", linked(FileKind::Directory, 7), "several names"),
+        ("link to no file", linked(FileKind::Regular, 0), "several names"),
+        ("owner without a number", owned(Owner { links: 1, ..Owner::default() }), "number 0"),
+        ("owner without names", owned(Owner { inode: 1, ..Owner::default() }), "no names"),
         ("zero inode", with(good.clone(), INODE, &[0; 32]), "inode block is zero"),
     ];
     for (what, block, part) in cases {
@@ -297,7 +306,12 @@ fn a_root_payload_that_lies_is_refused() {
         (decode(with(bytes.clone(), 6, &[0xff])), "mode"),
         (decode(bytes[..90].to_vec()), "ends too early"),
         (decode(with(bytes.clone(), 76, &[0; 32])), "directory block is zero"),
-        (field(128, b""), "feature 128"),
+        (field(129, b""), "feature 129"),
+        (field(128, b""), "ends too early"),
+        (field(128, &[0; 17]), "1 bytes too many"),
+        (field(3, &[0; 44]), "number 0"),
+        (field(4, &[1; 9]), "1 bytes too many"),
+        (field(5, &[1; 23]), "ends too early"),
         (field(1, b"again"), "out of order"),
         (field(2, b"short"), "no hash"),
         (field(2, &[0; 32]), "xattr block is zero"),
@@ -379,17 +393,28 @@ fn entry() -> impl Strategy<Value = DirectoryEntry> {
         })),
         Just(Content::Directory(DirectoryRef::default())),
         "[a-z/.]{1,60}".prop_map(|target| Content::Symlink(Bytes::from(target))),
+        Just(Content::Special { kind: FileKind::Fifo, rdev: 0 }),
+        Just(Content::Special { kind: FileKind::Socket, rdev: 0 }),
+        any::<u64>().prop_map(|rdev| Content::Special { kind: FileKind::BlockDevice, rdev }),
+        (1u64..).prop_map(|inode| Content::Linked { kind: FileKind::CharDevice, inode }),
     ];
     let name = "[a-zA-Z0-9 ]{1,40}";
-    (name, 0u32..0o10000, any::<i64>(), 0u32..1_000_000_000, content, any::<bool>()).prop_map(
-        |(name, mode, secs, nanos, content, xattrs)| DirectoryEntry {
+    let owner =
+        (1u64.., any::<u32>(), any::<u32>(), 1u32..).prop_map(|(inode, uid, gid, links)| {
+            let (ctime, atime) =
+                (FileTime { secs: -1, nanos: 2 }, FileTime { secs: i64::MAX, nanos: 999_999_999 });
+            Owner { inode, uid, gid, links, ctime, atime }
+        });
+    let owner = proptest::option::of(owner);
+    (name, 0u32..0o10000, any::<i64>(), 0u32..1_000_000_000, content, any::<bool>(), owner)
+        .prop_map(|(name, mode, secs, nanos, content, xattrs, owner)| DirectoryEntry {
             name: Bytes::from(name),
             mode,
             mtime: FileTime { secs, nanos },
             content,
             xattrs: xattrs.then_some(BlockHash([5; 32])),
-        },
-    )
+            owner,
+        })
 }
 
 proptest! {

@@ -22,6 +22,7 @@ fn entry(name: &'static str, content: Content, xattrs: Option<BlockHash>) -> Dir
         mtime: FileTime { secs: -2, nanos: 3 },
         content,
         xattrs,
+        owner: None,
     }
 }
 
@@ -77,6 +78,7 @@ fn the_bytes_of_each_block_never_change() {
         },
         label: Some("label".into()),
         xattrs: Some(BlockHash([0xcc; 32])),
+        mounted: Default::default(),
     };
     let found = [inline(), attributes(), leaf(), pointers, interior.encode(), root.encode()];
     assert_eq!(

@@ -21,7 +21,14 @@ use crate::ring::{env, open_with, put, put_root, root_of, snapshot};
 
 fn entry(name: &str, content: Content) -> DirectoryEntry {
     let name = Bytes::copy_from_slice(name.as_bytes());
-    DirectoryEntry { name, mode: 0o644, mtime: Default::default(), content, xattrs: None }
+    DirectoryEntry {
+        name,
+        mode: 0o644,
+        mtime: Default::default(),
+        content,
+        xattrs: None,
+        owner: None,
+    }
 }
 
 fn file(name: &str, size_bytes: u64, inode: BlockHash) -> DirectoryEntry {

@@ -16,3 +16,4 @@ mod roots;
 mod scale;
 mod trees;
 mod window;
+mod write;

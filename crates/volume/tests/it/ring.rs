@@ -67,6 +67,7 @@ pub(crate) fn root_of(directory: DirectoryRef) -> Root {
         directory,
         label: None,
         xattrs: None,
+        mounted: Default::default(),
     }
 }
 

@@ -149,7 +149,7 @@ pub(crate) async fn in_volume(snapshot: &Snapshot) -> Tree {
 
 async fn seen(snapshot: &Snapshot, item: &Item) -> Seen {
     let bytes = match &item.entry.content {
-        Content::Directory(_) => Vec::new(),
+        Content::Directory(_) | Content::Special { .. } | Content::Linked { .. } => Vec::new(),
         Content::Symlink(target) => target.to_vec(),
         Content::Regular { .. } => {
             let parts: Vec<_> = snapshot.read_stream(item).try_collect().await.expect("reads");

@@ -5,7 +5,8 @@
 //! file always its own ([`inodes`]). So the kernel may cache names for the rest of `max_age`, and
 //! contents and attributes of files without limit.
 //!
-//! Owners are not published: everything belongs to the user who mounts.
+//! A published tree has no owners: everything belongs to the user who mounts. A volume that was
+//! written through a mount has them. A file with several names has a number for each of them here.
 
 mod inodes;
 
@@ -54,6 +55,8 @@ struct Shared {
     volume: Arc<Volume>,
     uid: u32,
     gid: u32,
+    /// Shows owners as the volume has them, where it has any.
+    shows_owners: bool,
     tables: Mutex<Tables>,
 }
 
@@ -97,7 +100,7 @@ impl From<BlockError> for Fault {
 }
 
 impl VolumeFs {
-    /// Serves `volume`; everything appears as owned by `uid` and `gid`.
+    /// Serves `volume`. Files whose owners the volume does not say belong to `uid` and `gid`.
     pub fn new(env: Env, volume: Arc<Volume>, uid: u32, gid: u32) -> VolumeFs {
         let snapshot = volume.current();
         let tables = Tables {
@@ -107,7 +110,16 @@ impl VolumeFs {
             directories: BTreeMap::new(),
         };
         let tables = Mutex::new(tables);
-        VolumeFs { shared: Arc::new(Shared { env, volume, uid, gid, tables }) }
+        let shows_owners = true;
+        VolumeFs { shared: Arc::new(Shared { env, volume, uid, gid, shows_owners, tables }) }
+    }
+
+    /// The same; everything appears as owned by the user and group given, also where the volume
+    /// says otherwise.
+    pub fn with_one_owner(env: Env, volume: Arc<Volume>, uid: u32, gid: u32) -> VolumeFs {
+        let mut fs = VolumeFs::new(env, volume, uid, gid);
+        Arc::get_mut(&mut fs.shared).expect("it is not shared yet").shows_owners = false;
+        fs
     }
 
     /// How many inode numbers the kernel holds, and how many files and directories it has
@@ -186,7 +198,7 @@ impl Shared {
             let Content::Directory(directory) = entry.content else {
                 return Err(Errno::ESTALE.into());
             };
-            let found = directory::find(&snapshot.cache, &directory, &name).await?;
+            let found = snapshot.find(&directory, &name).await?;
             entry = found.filter(|e| e.kind() == FileKind::Directory).ok_or(Errno::ESTALE)?;
             self.tables().inodes.update(number, &entry, snapshot.version);
         }
@@ -206,27 +218,30 @@ impl Shared {
 
     fn attr(&self, inode: InodeNumber, entry: &DirectoryEntry) -> Attr {
         let snapshot = self.volume.current();
+        let owner = entry.owner.filter(|_| self.shows_owners);
         let (nlink, blocks_512) = match &entry.content {
             Content::Directory(directory) => {
                 (u32::try_from(directory.subdirectories).unwrap_or(u32::MAX).saturating_add(2), 0)
             }
-            Content::Regular { blocks_512, .. } => (1, *blocks_512),
-            Content::Symlink(_) => (1, 0),
+            Content::Regular { blocks_512, .. } => {
+                (entry.owner.map_or(1, |owner| owner.links), *blocks_512)
+            }
+            _ => (entry.owner.map_or(1, |owner| owner.links), 0),
         };
         Attr {
             inode,
             kind: entry.kind(),
             mode: entry.mode,
             nlink,
-            uid: self.uid,
-            gid: self.gid,
-            rdev: 0,
+            uid: owner.map_or(self.uid, |owner| owner.uid),
+            gid: owner.map_or(self.gid, |owner| owner.gid),
+            rdev: entry.rdev(),
             size_bytes: entry.size_bytes(),
             blocks_512,
             block_size_bytes: 1 << snapshot.root.block_size_log2,
-            atime: entry.mtime,
+            atime: entry.owner.map_or(entry.mtime, |owner| owner.atime),
             mtime: entry.mtime,
-            ctime: entry.mtime,
+            ctime: entry.owner.map_or(entry.mtime, |owner| owner.ctime),
         }
     }
 
@@ -282,7 +297,7 @@ impl FileSystem for VolumeFs {
         self.answer(parent, Some(name), |shared| async move {
             let name = wanted?;
             let (_, directory, snapshot) = shared.directory(parent).await?;
-            let found = directory::find(&snapshot.cache, &directory, &name).await?;
+            let found = snapshot.find(&directory, &name).await?;
             let entry = found.ok_or(Errno::ENOENT)?;
             let inode = shared.tables().inodes.enter(parent, &entry, snapshot.version);
             Ok(shared.found(inode, &entry, shared.ttl(&snapshot)))
@@ -333,6 +348,9 @@ impl FileSystem for VolumeFs {
                 Content::Regular { size_bytes, inode, .. } => (size_bytes, inode),
                 Content::Directory(_) => return Err(Errno::EISDIR.into()),
                 Content::Symlink(_) => return Err(Errno::ELOOP.into()),
+                Content::Special { .. } | Content::Linked { .. } => {
+                    return Err(Errno::ENXIO.into());
+                }
             };
             if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
                 return Err(Errno::EROFS.into());
@@ -410,6 +428,10 @@ impl FileSystem for VolumeFs {
                 let Some((leaf, from)) = found else { break };
                 let ttl = shared.ttl(&open.snapshot);
                 for entry in leaf.entries().iter().skip(from).take(limit - out.len()) {
+                    let entry = match open.snapshot.resolved(entry.clone()).await {
+                        Err(_) if !out.is_empty() => return Ok(out),
+                        entry => &entry?,
+                    };
                     next += 1;
                     let number = if with_entries {
                         shared.tables().inodes.enter(inode, entry, open.snapshot.version)

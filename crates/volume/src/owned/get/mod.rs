@@ -91,6 +91,8 @@ pub struct Gotten {
     pub dirs: u64,
     /// Symbolic links made or found.
     pub symlinks: u64,
+    /// FIFOs, sockets and devices, which are left out.
+    pub special: u64,
     /// Lengths of the files written, but for what was resumed.
     pub bytes: u64,
     /// Bytes found already there in files an earlier run left unfinished.
@@ -135,6 +137,7 @@ struct Tallies {
     files_kept: AtomicU64,
     dirs: AtomicU64,
     symlinks: AtomicU64,
+    special: AtomicU64,
     bytes: AtomicU64,
     bytes_resumed: AtomicU64,
 }
@@ -200,6 +203,7 @@ pub async fn get_tree(
         files_kept: count(&tallies.files_kept),
         dirs: count(&tallies.dirs),
         symlinks: count(&tallies.symlinks),
+        special: count(&tallies.special),
         bytes: count(&tallies.bytes),
         bytes_resumed: count(&tallies.bytes_resumed),
         unread,
@@ -268,6 +272,10 @@ impl Copy {
         let copied = match found.item.entry.content.clone() {
             Content::Symlink(target) => self.link(found, target).await,
             Content::Regular { size_bytes, inode, .. } => self.file(found, size_bytes, inode).await,
+            Content::Special { .. } | Content::Linked { .. } => {
+                add(&self.tallies.special, 1);
+                Ok(())
+            }
             Content::Directory(_) => unreachable!("the walk makes directories itself"),
         };
         match copied {

@@ -16,7 +16,7 @@ use super::run::{Run, Stopped, Tallies};
 use super::source::{SourceDir, kind_of, mode_of, mtime_of, xattrs_of};
 use crate::format::build::PointerBuilder;
 use crate::format::inode::{self, Shape};
-use crate::format::{Content, DirectoryEntry};
+use crate::format::{Content, DirectoryEntry, is_zero};
 
 /// How often a file that changes meanwhile is read. A guess: a file that is written from time to
 /// time is read between two writes; for one that is written all the time no number suffices.
@@ -94,6 +94,7 @@ fn publish_once(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<DirectoryEntr
             mtime: mtime_of(&before),
             content,
             xattrs,
+            owner: None,
         })
     });
     if result.is_ok() {
@@ -213,10 +214,4 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    // Most data shows in its first bytes; chunks of a word let the rest be fast.
-    bytes.iter().take(64).all(|byte| *byte == 0)
-        && bytes.chunks(4096).all(|chunk| chunk.iter().fold(0, |or, byte| or | byte) == 0)
 }

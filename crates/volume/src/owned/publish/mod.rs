@@ -346,6 +346,7 @@ pub async fn publish(
         directory: top.directory,
         label: run.options.label.clone(),
         xattrs: top.xattrs,
+        mounted: root::MountState::default(),
     };
     progress.phase(Phase::Root);
     let (version, unchanged) = root.replace(&blocks, &tree).await?;

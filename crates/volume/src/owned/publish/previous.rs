@@ -147,7 +147,7 @@ impl Previous {
             _ => Tallies::add(&tallies.files, 1),
         }
         let node = match entry.content {
-            Content::Symlink(_) => None,
+            Content::Symlink(_) | Content::Special { .. } | Content::Linked { .. } => None,
             Content::Directory(directory) => directory.hash.map(Node::Directory),
             Content::Regular { size_bytes, inode, .. } => {
                 Tallies::add(&tallies.bytes, size_bytes);

@@ -303,6 +303,7 @@ fn symlink(dir: &SourceDir, name: Bytes) -> rustix::io::Result<DirectoryEntry> {
         mtime: mtime_of(&stat),
         content: Content::Symlink(Bytes::from(target.into_bytes())),
         xattrs: None,
+        owner: None,
     })
 }
 
@@ -346,7 +347,9 @@ fn finish(run: &Run, node: Arc<Unfinished>) -> Result<(), Stopped> {
         }
         Some((parent, index)) => {
             let content = Content::Directory(directory);
-            let entry = DirectoryEntry { name: node.name.clone(), mode, mtime, content, xattrs };
+            let owner = None;
+            let entry =
+                DirectoryEntry { name: node.name.clone(), mode, mtime, content, xattrs, owner };
             complete(run, parent.clone(), *index, Some(entry))
         }
     }

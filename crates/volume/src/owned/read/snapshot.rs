@@ -47,6 +47,7 @@ pub struct Listing {
     cache: Arc<BlockCache>,
     path: Bytes,
     directory: DirectoryRef,
+    links: DirectoryRef,
     next: u64,
 }
 
@@ -86,15 +87,13 @@ impl Listing {
         while page.len() < limit {
             let found = directory::leaf_at(&self.cache, &self.directory, self.next).await?;
             let Some((leaf, from)) = found else { break };
-            let entries = leaf.entries().iter().skip(from).take(limit - page.len());
-            let before = page.len();
-            page.extend(
-                entries.map(|entry| Item {
-                    path: joined(&self.path, &entry.name),
-                    entry: entry.clone(),
-                }),
-            );
-            self.next += (page.len() - before) as u64;
+            for entry in leaf.entries().iter().skip(from).take(limit - page.len()) {
+                let path = joined(&self.path, &entry.name);
+                let found = directory::resolved(&self.cache, &self.links, entry.clone()).await;
+                let entry = found.map_err(|error| UnreadLeaf { error, entries: 1 })?;
+                page.push(Item { path, entry });
+                self.next += 1;
+            }
         }
         Ok(())
     }
@@ -152,9 +151,29 @@ impl Snapshot {
 
     /// The entry `name` of a directory.
     pub async fn child(&self, directory: &Item, name: &[u8]) -> Result<Option<Item>, ReadError> {
-        let found = directory::find(&self.cache, &directory.as_directory()?, name).await;
+        let found = self.find(&directory.as_directory()?, name).await;
         let entry = found.map_err(|error| error.at(&directory.path))?;
         Ok(entry.map(|entry| Item { path: joined(&directory.path, name), entry }))
+    }
+
+    /// The entry `name` of a directory.
+    pub(crate) async fn find(
+        &self,
+        directory: &DirectoryRef,
+        name: &[u8],
+    ) -> Result<Option<DirectoryEntry>, BlockError> {
+        match directory::find(&self.cache, directory, name).await? {
+            Some(entry) => Ok(Some(self.resolved(entry).await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// What an entry of one of this version's directories stands for.
+    pub(crate) async fn resolved(
+        &self,
+        entry: DirectoryEntry,
+    ) -> Result<DirectoryEntry, BlockError> {
+        directory::resolved(&self.cache, &self.root.mounted.links, entry).await
     }
 
     /// Lists a directory, in order of the names' bytes.
@@ -163,6 +182,7 @@ impl Snapshot {
             cache: self.cache.clone(),
             path: directory.path.clone(),
             directory: directory.as_directory()?,
+            links: self.root.mounted.links,
             next: 0,
         })
     }

@@ -1,0 +1,200 @@
+//! A file with some of its blocks changed: data and indirect blocks in which nothing changes stay
+//! as they are, so that a change writes its data block, the indirect blocks above it and the inode
+//! block.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use atoll_env::BoxFuture;
+use atoll_key::BlockHash;
+
+use super::error::{BlockError, EditError};
+use super::file::File;
+use crate::format::build::Sink;
+use crate::format::inode::{self, Shape};
+use crate::format::{Pointer, PointerBlock, is_zero};
+
+/// A data block that takes the place of the old one.
+#[derive(Clone, Debug)]
+pub(crate) enum NewData {
+    /// These bytes, and zeros where the block is longer.
+    Data(Arc<Vec<u8>>),
+    /// Zeros.
+    Hole,
+}
+
+/// The changes of a file.
+pub(crate) struct FileEdit {
+    /// The file as it was.
+    pub(crate) old: File,
+    /// Its bytes from here on are zeros now, if it has that many.
+    pub(crate) cut: u64,
+    /// What it becomes.
+    pub(crate) shape: Shape,
+    /// Blocks that are new, by number.
+    pub(crate) new: BTreeMap<u64, NewData>,
+}
+
+/// A file that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EditedFile {
+    /// Its inode block.
+    pub(crate) inode: BlockHash,
+    /// Space its data takes, in units of 512 bytes.
+    pub(crate) blocks_512: u64,
+}
+
+/// Writes the file; new blocks go to `sink`. `old_blocks_512` is the space that the old one took.
+pub(crate) async fn edit_file<S: Sink<EditError> + Send>(
+    edit: &FileEdit,
+    old_blocks_512: u64,
+    sink: &mut S,
+) -> Result<EditedFile, EditError> {
+    let shape = edit.shape;
+    if shape.is_inline() {
+        let bytes = edit.bytes(0).await?.unwrap_or_default();
+        let mut block = inode::header(shape, shape.size_bytes as usize);
+        let inline_from = block.len();
+        block.extend_from_slice(&bytes);
+        block.resize(inline_from + shape.size_bytes as usize, 0);
+        let inode = sink.emit(block)?;
+        return Ok(EditedFile { inode, blocks_512: shape.size_bytes.div_ceil(512) });
+    }
+    let is_cut = edit.old.shape().is_some_and(|old| edit.cut < old.size_bytes);
+    let mut work =
+        Work { edit, sink, space: if is_cut { Space::All(0) } else { Space::Gained(0) } };
+    let level = shape.indirect_levels();
+    let mut top = Vec::new();
+    for index in 0..shape.top_pointers() {
+        top.push(work.pointer(level, index * Shape::span_blocks(level)).await?);
+    }
+    let blocks_512 = match work.space {
+        Space::Gained(gained) => old_blocks_512.saturating_add_signed(gained),
+        Space::All(space) => space,
+    };
+    let inode = sink.emit(inode::with_pointers(shape, &top))?;
+    Ok(EditedFile { inode, blocks_512: blocks_512.min(shape.size_bytes.div_ceil(512)) })
+}
+
+impl FileEdit {
+    /// Bytes of the old file that are still to be seen.
+    fn old_size(&self) -> u64 {
+        self.old.shape().map_or(0, |shape| shape.size_bytes).min(self.cut)
+    }
+
+    /// Block `block` as it becomes; `None` if that is nothing but zeros.
+    async fn bytes(&self, block: u64) -> Result<Option<Vec<u8>>, EditError> {
+        let len = self.shape.block_len_bytes(block) as usize;
+        let mut bytes = match self.new.get(&block) {
+            Some(NewData::Hole) => return Ok(None),
+            Some(NewData::Data(data)) => data[..data.len().min(len)].to_vec(),
+            None => {
+                let start = block << self.shape.block_size_log2;
+                let left = self.old_size().saturating_sub(start).min(len as u64);
+                if left == 0 {
+                    return Ok(None);
+                }
+                self.old.read(start, u32::try_from(left).expect("a block is short")).await?.to_vec()
+            }
+        };
+        if is_zero(&bytes) {
+            return Ok(None);
+        }
+        bytes.resize(len, 0);
+        Ok(Some(bytes))
+    }
+
+    /// The space that the old file's block `block` took.
+    async fn old_space(&self, block: u64) -> Result<u64, BlockError> {
+        match self.old.shape() {
+            Some(old) if old.is_inline() && block == 0 => Ok(old.size_bytes.div_ceil(512)),
+            Some(old) if !old.is_inline() && block < old.data_blocks() => {
+                self.old.space_below(0, block).await
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Whether the old file's blocks from `first` on, as far as a pointer of `level` covers them,
+    /// are what they were.
+    fn is_unchanged(&self, level: u8, first: u64) -> bool {
+        let end = first.saturating_add(Shape::span_blocks(level));
+        let end_byte = end.saturating_mul(self.shape.block_size_bytes());
+        self.new.range(first..end).next().is_none()
+            && self.cut >= end_byte.min(self.shape.size_bytes)
+            && self.old.shape().is_some_and(|old| {
+                !old.is_inline() && old.block_size_log2 == self.shape.block_size_log2
+            })
+    }
+
+    /// Whether there is nothing but zeros from block `first` on, as far as a pointer of `level`
+    /// covers it.
+    fn is_hole(&self, level: u8, first: u64) -> bool {
+        let end = first.saturating_add(Shape::span_blocks(level));
+        let has_data = |new: &NewData| matches!(new, NewData::Data(_));
+        first << self.shape.block_size_log2 >= self.old_size()
+            && !self.new.range(first..end).any(|(_, new)| has_data(new))
+    }
+}
+
+struct Work<'a, S> {
+    edit: &'a FileEdit,
+    sink: &'a mut S,
+    space: Space,
+}
+
+/// The space of a file's data, in units of 512 bytes.
+enum Space {
+    /// Of new data, less that of data that it replaces.
+    Gained(i64),
+    /// Of all data: how much a cut took away is not known.
+    All(u64),
+}
+
+impl<S: Sink<EditError> + Send> Work<'_, S> {
+    /// The pointer of `level` to what begins at block `first`.
+    fn pointer(&mut self, level: u8, first: u64) -> BoxFuture<'_, Result<Pointer, EditError>> {
+        Box::pin(async move {
+            let (edit, shape) = (self.edit, self.edit.shape);
+            if edit.is_unchanged(level, first)
+                && let Some(kept) = edit.old.pointer(level, first, shape).await?
+            {
+                if let (Space::All(space), Some(_)) = (&mut self.space, kept) {
+                    *space += edit.old.space_below(level, first).await?;
+                }
+                return Ok(kept);
+            }
+            if level == 0 {
+                return self.data(first).await;
+            }
+            if edit.is_hole(level, first) {
+                return Ok(None);
+            }
+            let mut pointers = Vec::new();
+            for index in 0..shape.pointers_below(level, first) {
+                let below = first + index * Shape::span_blocks(level - 1);
+                pointers.push(self.pointer(level - 1, below).await?);
+            }
+            if pointers.iter().all(Option::is_none) {
+                return Ok(None);
+            }
+            Ok(Some(self.sink.emit(PointerBlock::encode(level, &pointers))?))
+        })
+    }
+
+    async fn data(&mut self, block: u64) -> Result<Pointer, EditError> {
+        let edit = self.edit;
+        let bytes = edit.bytes(block).await?;
+        let new_512 = bytes.as_ref().map_or(0, |bytes| bytes.len().div_ceil(512) as u64);
+        match &mut self.space {
+            Space::All(space) => *space += new_512,
+            Space::Gained(gained) => {
+                *gained += new_512 as i64 - self.edit.old_space(block).await? as i64
+            }
+        }
+        Ok(match bytes {
+            None => None,
+            Some(bytes) => Some(self.sink.emit(bytes)?),
+        })
+    }
+}

@@ -1,0 +1,276 @@
+//! Changes become blocks, and then the volume's next root.
+//!
+//! The order makes every flush a consistent version of the whole tree: data, then what points to
+//! it, then directories from the bottom up, and when the ring has acknowledged all of that, the
+//! root (CFS §3.1). Readers see the old tree or the new one.
+//!
+//! One task writes, so that flushes do not overlap. It begins when a caller waits for it
+//! (`fsync`), when much is changed, and otherwise every [`FLUSH_EVERY`]. A flush that fails is
+//! undone in memory and tried again.
+//!
+//! The root is put with the version after the one that this mount has put or read, and no other:
+//! where a second writer has put one, the ring refuses, and this mount is *fenced*: it changes
+//! nothing any more. While it is not known whether the ring has a root, the same bytes are put again.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_dht::{GetError, PutError};
+use atoll_env::sleep;
+use atoll_key::SignedBlock;
+use futures_util::future::select;
+
+use super::outbox::Outbox;
+use super::tree::{DirectoryPlan, FilePlan, Flushed, Plan, Stored};
+use super::{FlushError, Head, Shared};
+use crate::blocks::edit_directory::{Changes, edit_directory};
+use crate::blocks::edit_file::{FileEdit, edit_file};
+use crate::blocks::error::EditError;
+use crate::blocks::file::File;
+use crate::format::build::Sink;
+use crate::format::{Content, DirectoryRef, xattrs};
+use crate::owned::root::{MountState, Root, Writer};
+use crate::owned::sealed_root;
+
+/// How long a change waits for others at most. The paper on D2 writes back after 30 s; an editor's
+/// save should be seen by readers sooner. Guess.
+pub(super) const FLUSH_EVERY: Duration = Duration::from_secs(10);
+
+/// How long a mount may be silent before another one may write: it then takes part in no flush
+/// for so long that it must be gone, or cut off.
+pub(super) const WRITER_LEASE: Duration = Duration::from_secs(120);
+
+/// How long after a failure the root is put again.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// Runs until the mount ends.
+pub(super) async fn run(shared: Weak<Shared>) {
+    loop {
+        let Some(mount) = shared.upgrade() else { return };
+        let (env, wake) = (mount.env.clone(), mount.wake.clone());
+        let waiters = mount.take_waiters();
+        let due = mount.writer_is_due().await;
+        if !waiters.is_empty() || due || mount.tree().is_changed() {
+            let outcome = mount.flush().await;
+            mount.note(&outcome);
+            for waiter in waiters {
+                // Those that waited may have given up.
+                let _ = waiter.send(outcome.clone());
+            }
+            if outcome.is_err() {
+                drop(mount);
+                sleep(&*env, RETRY_AFTER).await;
+                continue;
+            }
+        }
+        if mount.has_waiters() {
+            continue;
+        }
+        drop(mount);
+        let woken = std::pin::pin!(wake.notified());
+        select(woken, sleep(&*env, FLUSH_EVERY)).await;
+    }
+}
+
+impl Shared {
+    /// Writes all changes; when it returns, the ring has them.
+    async fn flush(&self) -> Result<(), FlushError> {
+        self.check_fence()?;
+        let mut head = self.head.lock().await;
+        let plan = self.tree().begin_flush();
+        let Some(mut plan) = plan else {
+            let root = self.marked(head.root.clone(), true);
+            return self.put_root(&mut head, root).await;
+        };
+        let planned = std::mem::take(&mut plan.xattrs);
+        let written = self.write(plan, &planned, &head.root).await;
+        let (root, flushed) = match written {
+            Ok(written) => written,
+            Err(error) => {
+                self.tree().undo_flush();
+                return Err(error);
+            }
+        };
+        match self.put_root(&mut head, self.marked(root, true)).await {
+            Ok(()) => {
+                self.tree().end_flush(&flushed, &planned);
+                Ok(())
+            }
+            Err(error) => {
+                self.tree().undo_flush();
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends this mount's time as the writer, so that another one need not wait.
+    pub(super) async fn resign(&self) -> Result<(), FlushError> {
+        self.check_fence()?;
+        let mut head = self.head.lock().await;
+        let root = self.marked(head.root.clone(), false);
+        self.put_root(&mut head, root).await
+    }
+
+    /// `root` with this mount as the writer, or with none.
+    pub(super) fn marked(&self, mut root: Root, writes: bool) -> Root {
+        let now = self.env.unix_ms();
+        root.published_unix_ms = now;
+        let until_unix_ms = now.saturating_add(WRITER_LEASE.as_millis() as u64);
+        root.mounted.writer = writes.then_some(Writer { session: self.session, until_unix_ms });
+        root
+    }
+
+    /// Whether the root must say again that this mount writes.
+    async fn writer_is_due(&self) -> bool {
+        let until =
+            self.head.lock().await.root.mounted.writer.map_or(0, |writer| writer.until_unix_ms);
+        let left = until.saturating_sub(self.env.unix_ms());
+        left < WRITER_LEASE.as_millis() as u64 / 2 && self.check_fence().is_ok()
+    }
+
+    /// Puts the next root. Resolves when the ring has it, or has refused it.
+    pub(super) async fn put_root(&self, head: &mut Head, root: Root) -> Result<(), FlushError> {
+        let payload = sealed_root::encode(&root, self.cipher.as_ref());
+        let version = head.version + 1;
+        let block = SignedBlock::sign(&self.secret, b"", version, &payload);
+        loop {
+            match self.blocks.put_signed(block.clone()).await {
+                Ok(()) => break,
+                Err(PutError::Superseded { held, .. }) => {
+                    if self.is_on_ring(&block).await {
+                        break;
+                    }
+                    return Err(self.fence(held));
+                }
+                Err(error) => {
+                    // The ring may have it or not: another root of this version would be a rival.
+                    tracing::warn!("the volume's root is put again: {error}");
+                    self.fail_waiters(&FlushError::Put(error.clone()));
+                    if self.has_ended() {
+                        return Err(FlushError::Put(error));
+                    }
+                    sleep(&*self.env, RETRY_AFTER).await;
+                }
+            }
+        }
+        head.version = version;
+        head.root = root;
+        Ok(())
+    }
+
+    async fn is_on_ring(&self, block: &SignedBlock) -> bool {
+        self.blocks.get_signed(self.secret.volume_id().root_key()).await.as_ref() == Ok(block)
+    }
+
+    /// Writes all blocks but the root.
+    async fn write(
+        &self,
+        plan: Plan,
+        xattrs: &[(u64, Arc<super::tree::Xattrs>)],
+        old: &Root,
+    ) -> Result<(Root, Flushed), FlushError> {
+        let cipher = self.cipher.as_ref();
+        let mut outbox = Outbox::new(&self.blocks, &self.recorder, &self.cache, cipher);
+        let mut flushed = Flushed::default();
+        for file in plan.files {
+            let inode = file.inode;
+            let stored = self.write_file(file, &mut outbox).await?;
+            flushed.files.insert(inode, stored);
+            outbox.advance().await?;
+        }
+        for (inode, all) in xattrs {
+            let sorted: Vec<_> = all.iter().map(|(n, v)| (n.clone(), v.clone())).collect();
+            let hash = match xattrs::encode(&sorted).filter(|_| !sorted.is_empty()) {
+                Some(block) => Some(Sink::<EditError>::emit(&mut outbox, block)?),
+                None => None,
+            };
+            flushed.xattrs.insert(*inode, hash);
+        }
+        flushed.links = self.write_directory(plan.links, &flushed, &mut outbox).await?;
+        for directory in plan.directories {
+            let inode = directory.inode;
+            let stored = self.write_directory(directory, &flushed, &mut outbox).await?;
+            flushed.directories.insert(inode, stored);
+            outbox.advance().await?;
+        }
+        outbox.finish().await?;
+        let top = flushed.complete(plan.root);
+        let Content::Directory(directory) = top.content else {
+            unreachable!("the root is a directory")
+        };
+        let root = Root {
+            mode: top.mode,
+            mtime: top.mtime,
+            xattrs: top.xattrs,
+            directory,
+            files: plan.totals.files,
+            dirs: plan.totals.dirs,
+            symlinks: plan.totals.symlinks,
+            bytes: plan.totals.bytes,
+            mounted: MountState {
+                owner: top.owner,
+                next_inode: plan.next_inode,
+                links: flushed.links,
+                writer: None,
+            },
+            ..old.clone()
+        };
+        Ok((root, flushed))
+    }
+
+    async fn write_file(
+        &self,
+        plan: FilePlan,
+        outbox: &mut Outbox<'_>,
+    ) -> Result<Stored, FlushError> {
+        let Some(shape) = plan.shape else { return Ok(Stored::default()) };
+        let Stored { inode, size_bytes, blocks_512 } = plan.stored;
+        let old = File::open(&self.cache, inode, size_bytes).await.map_err(EditError::Read)?;
+        let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new };
+        let written = edit_file(&edit, blocks_512, outbox).await?;
+        Ok(Stored {
+            inode: Some(written.inode),
+            size_bytes: shape.size_bytes,
+            blocks_512: written.blocks_512,
+        })
+    }
+
+    async fn write_directory(
+        &self,
+        plan: DirectoryPlan,
+        flushed: &Flushed,
+        outbox: &mut Outbox<'_>,
+    ) -> Result<DirectoryRef, FlushError> {
+        if plan.changes.is_empty() {
+            return Ok(plan.stored);
+        }
+        let complete = |template| flushed.complete(template);
+        let changes: Changes = plan
+            .changes
+            .into_iter()
+            .map(|(name, template)| (name, template.map(complete)))
+            .collect();
+        Ok(edit_directory(&self.cache, &plan.stored, changes, outbox).await?)
+    }
+}
+
+impl From<EditError> for FlushError {
+    fn from(error: EditError) -> FlushError {
+        match error {
+            EditError::Read(error) => FlushError::Read(error.at(b"").to_string()),
+            EditError::Format(error) => FlushError::Format(error.to_string()),
+        }
+    }
+}
+
+impl From<PutError> for FlushError {
+    fn from(error: PutError) -> FlushError {
+        FlushError::Put(error)
+    }
+}
+
+impl From<GetError> for FlushError {
+    fn from(error: GetError) -> FlushError {
+        FlushError::Read(error.to_string())
+    }
+}

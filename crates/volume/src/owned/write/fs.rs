@@ -1,0 +1,852 @@
+//! The calls of a mount.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_dht::Blocks;
+use atoll_env::{Env, Notify, timeout};
+use atoll_key::{SecretKey, SignedBlock, VolumeCipher};
+use atoll_vfs::{
+    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
+    OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
+};
+use bytes::{Bytes, BytesMut};
+
+use super::flush;
+use super::tree::{Birth, Layout, Loaded, OpenDirectory, Piece, Stop, Stored, Tree};
+use super::{FlushError, Head, Shared, WriteError, WriteOptions, sealed_root};
+use crate::blocks::ahead::ReadAhead;
+use crate::blocks::cache::BlockCache;
+use crate::blocks::directory;
+use crate::blocks::error::BlockError;
+use crate::blocks::file::File;
+use crate::owned::publish::LeaseRecorder;
+
+/// How long names and attributes may be believed: nobody else changes them. A day, since some
+/// kernels overflow on more.
+const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a call may take; a process that waits for a mount cannot be killed. Guess.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a call fetches something stored before it is given up. A rename needs a name, its
+/// place in the table of links and the same of the name it replaces; each may change meanwhile.
+const MAX_LOADS: usize = 64;
+
+/// Changes kept in memory before a flush begins: each costs some hundred bytes.
+const MAX_CHANGES: u64 = 100_000;
+
+/// Bits of a listing's cookie for the place among changed names; those above are for the place
+/// among the stored ones.
+const CHANGED_BITS: u32 = 24;
+
+/// The attribute of the root directory that says whether the mount works, and why not.
+const STATUS_XATTR: &[u8] = b"user.atoll.status";
+
+/// See the module `write`.
+#[derive(Clone)]
+pub struct WritableFs {
+    shared: Arc<Shared>,
+    readers: Arc<Mutex<BTreeMap<u64, Reader>>>,
+}
+
+/// The stored file that an open one is read from.
+struct Reader {
+    stored: Stored,
+    file: File,
+    ahead: ReadAhead,
+}
+
+enum Fault {
+    Errno(Errno),
+    Block(BlockError),
+}
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Fault {
+        Fault::Errno(errno)
+    }
+}
+
+impl From<BlockError> for Fault {
+    fn from(error: BlockError) -> Fault {
+        Fault::Block(error)
+    }
+}
+
+impl From<FlushError> for Fault {
+    fn from(error: FlushError) -> Fault {
+        Fault::Errno(error.errno())
+    }
+}
+
+impl WritableFs {
+    /// Opens the volume of `secret` for writing, and says on the ring that this mount writes it.
+    pub async fn open(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        secret: SecretKey,
+        options: WriteOptions,
+        recorder: Arc<dyn LeaseRecorder>,
+    ) -> Result<WritableFs, WriteError> {
+        let id = secret.volume_id();
+        let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
+        let block: SignedBlock = blocks.get_signed(id.root_key()).await?;
+        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+        let now = env.unix_ms();
+        if let Some(writer) = root.mounted.writer.filter(|writer| writer.until_unix_ms > now)
+            && !options.take_over
+        {
+            // A clock that is ahead must not keep others out for longer than a lease.
+            let left = (writer.until_unix_ms - now).min(flush::WRITER_LEASE.as_millis() as u64);
+            return Err(WriteError::Busy { left_secs: left.div_ceil(1000) });
+        }
+        let mut session = [0; 16];
+        for part in session.chunks_mut(8) {
+            part.copy_from_slice(&env.random_u64().to_be_bytes());
+        }
+        let ring = (blocks.clone(), cipher.clone());
+        let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
+        let tree = Tree::new(&root, options.owner);
+        let head = Head { version: block.version, root };
+        let shared = Arc::new(Shared {
+            env: env.clone(),
+            blocks,
+            recorder,
+            cache,
+            cipher,
+            secret,
+            options,
+            session,
+            tree: Mutex::new(tree),
+            head: futures_util::lock::Mutex::new(head),
+            wake: Arc::new(Notify::default()),
+            waiters: Mutex::default(),
+            fence: Mutex::default(),
+            trouble: Mutex::default(),
+            has_ended: AtomicBool::new(false),
+        });
+        {
+            let mut head = shared.head.lock().await;
+            let root = shared.marked(head.root.clone(), true);
+            shared.put_root(&mut head, root).await?;
+        }
+        env.spawn(Box::pin(flush::run(Arc::downgrade(&shared))));
+        Ok(WritableFs { shared, readers: Arc::default() })
+    }
+
+    /// Flushes everything and lets another mount write. Called once no call is made any more.
+    pub async fn end(&self) -> Result<(), FlushError> {
+        self.shared.has_ended.store(true, Ordering::Release);
+        self.shared.flushed().await?;
+        self.shared.resign().await
+    }
+
+    /// The newest version that this mount has put.
+    pub async fn version(&self) -> u64 {
+        self.shared.head.lock().await.version
+    }
+
+    /// Checks the state in memory.
+    ///
+    /// # Panics
+    /// If it contradicts itself.
+    pub fn check_invariants(&self) {
+        self.shared.tree().check_invariants();
+    }
+
+    /// Runs a call on the tree; what it needs is fetched.
+    async fn on_tree<T>(
+        &self,
+        mut call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
+    ) -> Result<T, Fault> {
+        let mut loaded = Loaded::default();
+        for _ in 0..MAX_LOADS {
+            let done = {
+                let mut tree = self.shared.tree();
+                let done = call(&mut tree, &loaded);
+                tree.settle();
+                done
+            };
+            match done {
+                Ok(value) => return Ok(value),
+                Err(Stop::Errno(errno)) => return Err(errno.into()),
+                Err(Stop::Need(need)) => self.shared.load(need, &mut loaded).await?,
+            }
+        }
+        tracing::warn!("a call needed more than {MAX_LOADS} blocks");
+        Err(Errno::EIO.into())
+    }
+
+    /// Runs a call that changes something.
+    async fn change<T>(
+        &self,
+        call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
+    ) -> Result<T, Fault> {
+        self.shared.check_fence()?;
+        let (held, changes) = {
+            let tree = self.shared.tree();
+            (tree.held_bytes(), tree.changes())
+        };
+        let most = self.shared.options.max_changed_bytes;
+        if held >= most || changes >= MAX_CHANGES {
+            self.shared.flushed().await?;
+        } else if held >= most / 2 {
+            self.shared.wake.notify();
+        }
+        self.on_tree(call).await
+    }
+
+    fn answer<T, W>(&self, work: impl FnOnce(WritableFs) -> W) -> Answer<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        let env = self.shared.env.clone();
+        let work = work(self.clone());
+        Box::pin(async move {
+            match timeout(&*env, CALL_LIMIT, work).await {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(Fault::Errno(errno))) => Err(errno),
+                Ok(Err(Fault::Block(error))) => {
+                    let error = error.at(b"");
+                    tracing::warn!("{error}");
+                    Err(error.errno())
+                }
+                Err(_) => Err(Errno::ETIMEDOUT),
+            }
+        })
+    }
+
+    /// The reply for a file of which a lookup was counted.
+    fn entry(&self, tree: &Tree, inode: u64) -> Result<Entry, Stop> {
+        let attr = tree.attr(inode)?;
+        Ok(Entry { attr, generation: 0, name_ttl: FOREVER, attr_ttl: FOREVER })
+    }
+
+    fn make(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        birth: Birth,
+        mode: u32,
+    ) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                let place = (parent.0, &name[..]);
+                let inode = tree.make(caller, place, birth.clone(), mode, now, loaded)?;
+                fs.entry(tree, inode)
+            })
+            .await
+        })
+    }
+
+    /// The bytes of pieces, in order; `handle` is read ahead of.
+    async fn assemble(
+        &self,
+        (pieces, stored): (Vec<Piece>, Stored),
+        handle: u64,
+        len: u32,
+    ) -> Result<Bytes, Fault> {
+        if let [Piece::Stored(range)] = &pieces[..] {
+            let len = (range.end - range.start) as u32;
+            let file = self.reader(handle, stored, range.start, len).await?;
+            return Ok(file.read(range.start, len).await?);
+        }
+        let mut out = BytesMut::with_capacity(len as usize);
+        for piece in pieces {
+            match piece {
+                Piece::Data(bytes, range) => out.extend_from_slice(&bytes[range]),
+                Piece::Zeros(len) => out.resize(out.len() + len, 0),
+                Piece::Stored(range) => {
+                    let len = (range.end - range.start) as u32;
+                    let file = self.reader(handle, stored, range.start, len).await?;
+                    out.extend_from_slice(&file.read(range.start, len).await?);
+                }
+            }
+        }
+        Ok(out.freeze())
+    }
+
+    /// The stored file behind an open one, read ahead of.
+    async fn reader(
+        &self,
+        handle: u64,
+        stored: Stored,
+        offset: u64,
+        len: u32,
+    ) -> Result<File, Fault> {
+        let known = {
+            let readers = self.readers.lock().expect("no holder of this lock panics");
+            readers.get(&handle).filter(|r| r.stored == stored).map(|r| r.file.clone())
+        };
+        let file = match known {
+            Some(file) => file,
+            None => File::open(&self.shared.cache, stored.inode, stored.size_bytes).await?,
+        };
+        let Some(shape) = file.shape().filter(|shape| !shape.is_inline()) else { return Ok(file) };
+        let options = &self.shared.options;
+        // Twice the window, as a reader of a published volume has it.
+        let limit = options
+            .read_ahead_bytes
+            .min(options.cache_bytes / 4)
+            .min(file.window_bytes().saturating_mul(2));
+        let plan = {
+            let mut readers = self.readers.lock().expect("no holder of this lock panics");
+            let fresh = || Reader { stored, file: file.clone(), ahead: ReadAhead::default() };
+            let reader = readers.entry(handle).or_insert_with(fresh);
+            if reader.stored != stored {
+                *reader = fresh();
+            }
+            reader.ahead.on_read(offset, u64::from(len), limit, shape.size_bytes)
+        };
+        if let Some((from, upto)) = plan {
+            let size = shape.block_size_bytes();
+            file.prefetch(from / size, upto.div_ceil(size));
+        }
+        Ok(file)
+    }
+
+    /// The first offset at or after `offset` with data, or with a hole.
+    async fn seek_to(
+        &self,
+        inode: u64,
+        handle: u64,
+        offset: u64,
+        to: SeekTo,
+    ) -> Result<u64, Fault> {
+        let mut at = offset;
+        loop {
+            let layout = self.on_tree(|tree, _| tree.layout(inode, handle, at)).await?;
+            if offset >= layout.size_bytes {
+                return Err(Errno::ENXIO.into());
+            }
+            if at >= layout.size_bytes {
+                return match to {
+                    SeekTo::Data => Err(Errno::ENXIO.into()),
+                    SeekTo::Hole => Ok(layout.size_bytes),
+                };
+            }
+            let is_data = self.is_data(&layout).await?;
+            if is_data == (to == SeekTo::Data) {
+                return Ok(at);
+            }
+            at = match to {
+                SeekTo::Hole => layout.end,
+                SeekTo::Data => self.next_data(&layout).await?,
+            };
+        }
+    }
+
+    /// Whether the block of a layout has data.
+    async fn is_data(&self, layout: &Layout) -> Result<bool, Fault> {
+        for piece in &layout.pieces {
+            match piece {
+                Piece::Data(..) => return Ok(true),
+                Piece::Zeros(_) => {}
+                Piece::Stored(range) => {
+                    let file = self.stored_file(layout.stored).await?;
+                    if file.seek(range.start, true).await? < range.end {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Where data may follow a block that has none.
+    async fn next_data(&self, layout: &Layout) -> Result<u64, Fault> {
+        let stored = match layout.end < layout.stored.size_bytes {
+            true => match self.stored_file(layout.stored).await?.seek(layout.end, true).await? {
+                none if none >= layout.stored.size_bytes => u64::MAX,
+                next => next,
+            },
+            false => u64::MAX,
+        };
+        let unstored = layout.next_unstored.max(layout.end);
+        Ok(stored.min(unstored).min(layout.size_bytes))
+    }
+
+    async fn stored_file(&self, stored: Stored) -> Result<File, BlockError> {
+        File::open(&self.shared.cache, stored.inode, stored.size_bytes).await
+    }
+
+    /// Names of an open directory from a cookie on: each with its cookie, and what it means if it
+    /// is not stored.
+    async fn names_from(
+        &self,
+        open: &OpenDirectory,
+        cookie: u64,
+        limit: usize,
+    ) -> Result<Vec<Listed>, Fault> {
+        let (mut stored_at, mut changed_at) =
+            (cookie >> CHANGED_BITS, (cookie & ((1 << CHANGED_BITS) - 1)) as usize);
+        let mut listed = Vec::new();
+        let mut leaf: Option<(Arc<crate::format::DirectoryBlock>, usize)> = None;
+        while listed.len() < limit {
+            if leaf.as_ref().is_none_or(|(leaf, at)| *at >= leaf.entries().len()) {
+                leaf = directory::leaf_at(&self.shared.cache, &open.stored, stored_at)
+                    .await
+                    .map_err(BlockError::from)?;
+            }
+            let next_stored = leaf.as_ref().map(|(leaf, at)| &leaf.entries()[*at]);
+            let next_changed = open.changes.get(changed_at);
+            let (takes_stored, takes_changed) = match (next_stored, next_changed) {
+                (None, None) => break,
+                (Some(_), None) => (true, false),
+                (None, Some(_)) => (false, true),
+                (Some(stored), Some((name, _))) => (stored.name <= *name, *name <= stored.name),
+            };
+            let meaning = match takes_changed {
+                true => next_changed.and_then(|(name, meaning)| {
+                    meaning.map(|(inode, kind)| (name.clone(), kind, Some(inode)))
+                }),
+                false => next_stored.map(|entry| (entry.name.clone(), entry.kind(), None)),
+            };
+            if takes_stored {
+                stored_at += 1;
+                if let Some((_, at)) = &mut leaf {
+                    *at += 1;
+                }
+            }
+            changed_at += usize::from(takes_changed);
+            if let Some((name, kind, inode)) = meaning {
+                let cookie = stored_at << CHANGED_BITS | changed_at as u64;
+                listed.push(Listed { name, kind, inode, cookie });
+            }
+        }
+        Ok(listed)
+    }
+
+    fn status(&self) -> String {
+        if let Err(fenced) = self.shared.check_fence() {
+            return fenced.to_string();
+        }
+        let (held, changes) = {
+            let tree = self.shared.tree();
+            (tree.held_bytes(), tree.changes())
+        };
+        let trouble = self.shared.trouble.lock().expect("no holder of this lock panics").clone();
+        match (trouble, changes) {
+            (Some(error), _) => {
+                format!("{held} bytes and {changes} changes wait for the ring: {error}")
+            }
+            (None, 0) => "ok".into(),
+            (None, _) => format!("ok; {held} bytes and {changes} changes are not on the ring yet"),
+        }
+    }
+}
+
+/// A name of a listing.
+struct Listed {
+    name: Bytes,
+    kind: FileKind,
+    /// Its file, if the name is not as it is stored.
+    inode: Option<u64>,
+    cookie: u64,
+}
+
+impl FileSystem for WritableFs {
+    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            fs.on_tree(|tree, loaded| {
+                let inode = tree.lookup(parent.0, &name, loaded)?;
+                fs.entry(tree, inode)
+            })
+            .await
+        })
+    }
+
+    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
+        self.answer(move |fs| async move {
+            fs.on_tree(|tree, _| {
+                let parent = tree.parent(inode.0)?;
+                fs.entry(tree, parent)
+            })
+            .await
+        })
+    }
+
+    fn missing_ttl(&self) -> Duration {
+        FOREVER
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.shared.tree().forget(inode.0, count);
+    }
+
+    fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
+        self.answer(move |fs| async move {
+            let attr = fs.on_tree(|tree, _| tree.attr(inode.0)).await?;
+            Ok(AttrReply { attr, ttl: FOREVER })
+        })
+    }
+
+    fn setattr(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        _: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            let changed = fs.change(|tree, loaded| {
+                tree.set(inode.0, changes, now, loaded)?;
+                tree.attr(inode.0)
+            });
+            Ok(AttrReply { attr: changed.await?, ttl: FOREVER })
+        })
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.answer(move |fs| async move { fs.on_tree(|tree, _| tree.target(inode.0)).await })
+    }
+
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        let birth = match kind {
+            FileKind::Regular => Birth::File,
+            FileKind::Directory | FileKind::Symlink => {
+                return Box::pin(async { Err(Errno::EINVAL) });
+            }
+            kind => Birth::Special(kind, rdev),
+        };
+        self.make(caller, parent, name, birth, mode)
+    }
+
+    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
+        self.make(caller, parent, name, Birth::Directory, mode)
+    }
+
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let birth = Birth::Symlink(Bytes::copy_from_slice(target));
+        self.make(caller, parent, name, birth, 0o777)
+    }
+
+    fn link(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(new_name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                tree.link(inode.0, (new_parent.0, &name), now, loaded)?;
+                fs.entry(tree, inode.0)
+            })
+            .await
+        })
+    }
+
+    fn unlink(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| tree.unlink(parent.0, &name, now, loaded)).await
+        })
+    }
+
+    fn rmdir(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| tree.rmdir(parent.0, &name, now, loaded)).await
+        })
+    }
+
+    fn rename(
+        &self,
+        _: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let (name, new_name) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                tree.rename((parent.0, &name), (new_parent.0, &new_name), flags, now, loaded)
+            })
+            .await
+        })
+    }
+
+    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            let open =
+                |tree: &mut Tree, loaded: &Loaded| tree.open_file(inode.0, flags, now, loaded);
+            let handle = match flags.writes() || flags.has(OpenFlags::TRUNCATE) {
+                true => fs.change(open).await?,
+                false => fs.on_tree(open).await?,
+            };
+            Ok(opened(handle))
+        })
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                let place = (parent.0, &name[..]);
+                let inode = match tree.lookup(parent.0, &name, loaded) {
+                    Ok(inode) if flags.has(OpenFlags::EXCLUSIVE) => {
+                        tree.forget(inode, 1);
+                        return Err(Errno::EEXIST.into());
+                    }
+                    Ok(inode) => inode,
+                    Err(Stop::Errno(Errno::ENOENT)) => {
+                        tree.make(caller, place, Birth::File, mode, now, loaded)?
+                    }
+                    Err(stop) => return Err(stop),
+                };
+                let opening = tree.open_file(inode, flags, now, loaded);
+                if opening.is_err() {
+                    // The call is made again, or fails.
+                    tree.forget(inode, 1);
+                }
+                let handle = opening?;
+                Ok((fs.entry(tree, inode)?, opened(handle)))
+            })
+            .await
+        })
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        self.answer(move |fs| async move {
+            let found = fs.on_tree(|tree, _| tree.read(inode.0, handle.0, offset, len)).await?;
+            fs.assemble(found, handle.0, len).await
+        })
+    }
+
+    fn write(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                tree.write(writer, (inode.0, handle.0), offset, &data, now, loaded)
+            })
+            .await
+        })
+    }
+
+    fn flush(&self, _: InodeNumber, _: Handle) -> Answer<()> {
+        let fenced = self.shared.check_fence().map_err(|error| error.errno());
+        Box::pin(async move { fenced })
+    }
+
+    fn fsync(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        self.sync()
+    }
+
+    fn fsyncdir(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        self.sync()
+    }
+
+    fn sync(&self) -> Answer<()> {
+        self.answer(|fs| async move { Ok(fs.shared.flushed().await?) })
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        self.answer(move |fs| async move { fs.seek_to(inode.0, handle.0, offset, to).await })
+    }
+
+    fn fallocate(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                tree.fallocate((inode.0, handle.0), (offset, len), mode, now, loaded)
+            })
+            .await
+        })
+    }
+
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.readers.lock().expect("no holder of this lock panics").remove(&handle.0);
+        self.answer(
+            move |fs| async move { fs.on_tree(|tree, _| tree.close(inode.0, handle.0)).await },
+        )
+    }
+
+    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.answer(move |fs| async move {
+            let handle = fs.on_tree(|tree, _| tree.open_directory(inode.0)).await?;
+            Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
+        })
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        self.answer(move |fs| async move {
+            let open = fs.on_tree(|tree, _| tree.opened_directory(inode.0, handle.0)).await?;
+            let mut entries = Vec::new();
+            let mut cookie = cookie;
+            while entries.is_empty() {
+                let listed = fs.names_from(&open, cookie, limit).await?;
+                let Some(last) = listed.last() else { break };
+                cookie = last.cookie;
+                for Listed { name, kind, inode: changed, cookie } in listed {
+                    let found = fs
+                        .on_tree(|tree, loaded| {
+                            let child = tree.lookup(inode.0, &name, loaded)?;
+                            let entry = fs.entry(tree, child)?;
+                            if !with_entries {
+                                tree.forget(child, 1);
+                            }
+                            Ok(entry)
+                        })
+                        .await;
+                    let entry = match found {
+                        Ok(entry) => entry,
+                        Err(Fault::Errno(Errno::ENOENT | Errno::ESTALE)) if with_entries => {
+                            continue;
+                        }
+                        Err(_) => {
+                            let number = InodeNumber(changed.unwrap_or(u64::MAX));
+                            entries.push(DirEntry {
+                                name,
+                                kind,
+                                inode: number,
+                                cookie,
+                                entry: None,
+                            });
+                            continue;
+                        }
+                    };
+                    let kept = with_entries.then_some(entry);
+                    let inode = entry.attr.inode;
+                    entries.push(DirEntry { name, kind, inode, cookie, entry: kept });
+                }
+            }
+            Ok(entries)
+        })
+    }
+
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.answer(
+            move |fs| async move { fs.on_tree(|tree, _| tree.close(inode.0, handle.0)).await },
+        )
+    }
+
+    fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
+        let totals = self.shared.tree().totals();
+        let block_size_bytes = 4096;
+        // What the ring has room for is not known: as much as will ever be asked for.
+        let blocks = 1 << 38;
+        let used = totals.bytes.div_ceil(u64::from(block_size_bytes));
+        let files = totals.files.saturating_add(totals.dirs).saturating_add(totals.symlinks);
+        let statfs = StatFs {
+            block_size_bytes,
+            blocks,
+            blocks_free: blocks.saturating_sub(used),
+            blocks_available: blocks.saturating_sub(used),
+            files: 1 << 40,
+            files_free: (1u64 << 40).saturating_sub(files),
+            max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
+        };
+        Box::pin(async move { Ok(statfs) })
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        if inode == InodeNumber::ROOT && name == STATUS_XATTR {
+            let status = Bytes::from(self.status());
+            return Box::pin(async move { Ok(status) });
+        }
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let all = fs.on_tree(|tree, loaded| tree.xattrs(inode.0, loaded)).await?;
+            Ok(all.get(&name).cloned().ok_or(Errno::ENODATA)?)
+        })
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        self.answer(move |fs| async move {
+            let all = fs.on_tree(|tree, loaded| tree.xattrs(inode.0, loaded)).await?;
+            Ok(all.keys().cloned().collect())
+        })
+    }
+
+    fn setxattr(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Bytes,
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                tree.set_xattr(inode.0, &name, value.clone(), flags, now, loaded)
+            })
+            .await
+        })
+    }
+
+    fn removexattr(&self, _: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| tree.remove_xattr(inode.0, &name, now, loaded)).await
+        })
+    }
+}
+
+fn opened(handle: u64) -> Opened {
+    Opened { handle: Handle(handle), keep_cache: true, direct_io: false }
+}

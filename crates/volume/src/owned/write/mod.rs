@@ -1,0 +1,304 @@
+//! A volume mounted read-write by its owner: the write-back cache of D2 §7 over the blocks of CFS
+//! §3.
+//!
+//! ```text
+//! WritableFs ─► Tree (what differs from the ring, plain data) ─► flush ─► blocks, then the root
+//! ```
+//!
+//! - [`tree`]: the state. A call that needs something stored fetches it and is made again.
+//! - [`flush`]: one task turns changes into blocks and puts the next root.
+//! - [`fs`]: the calls of [`FileSystem`](atoll_vfs::FileSystem).
+//!
+//! Promises:
+//!
+//! - A reader of the volume sees the whole tree as it was at one moment, between two calls.
+//! - After `fsync` of any file, everything that was done before it is on the ring, durable as the
+//!   ring acknowledges puts.
+//! - Changes that are not on the ring yet are in memory only: `close` does not wait for the ring. They
+//!   are at most some ten seconds old while the ring answers.
+//! - One mount writes at a time. A second one is refused while the first one has said within two
+//!   minutes that it writes; if it is let in by force, the first one's next root is refused, and it
+//!   changes nothing any more.
+//!
+//! It does not know where keys are kept, nor how blocks are replicated.
+
+mod flush;
+mod fs;
+mod outbox;
+mod tree;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_dht::{Blocks, GetError, PutError};
+use atoll_env::{Env, Notify};
+use atoll_key::{ReadKey, SecretKey, VolumeCipher};
+use atoll_vfs::{Errno, FileTime};
+use futures_channel::oneshot;
+
+pub use self::fs::WritableFs;
+use self::tree::{Loaded, Need, Tree};
+use super::publish::LeaseRecorder;
+use super::root::{MountState, Root};
+use super::sealed_root::{self, RootError};
+use crate::blocks::cache::BlockCache;
+use crate::blocks::directory;
+use crate::blocks::error::BlockError;
+use crate::blocks::file::File;
+use crate::blocks::pace::Wanted;
+use crate::format::{DirectoryRef, Owner, xattrs};
+
+/// How to write a volume.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// Blocks kept in memory that the ring has.
+    pub cache_bytes: u64,
+    /// How far to read ahead of a sequential reader, at most.
+    pub read_ahead_bytes: u64,
+    /// Changed bytes kept in memory: a writer waits for the ring when there are more.
+    pub max_changed_bytes: u64,
+    /// The read key of an encrypted volume.
+    pub read_key: Option<ReadKey>,
+    /// Who owns what the volume has no owner for: user and group.
+    pub owner: (u32, u32),
+    /// Write although another mount has said that it does. That one is fenced.
+    pub take_over: bool,
+}
+
+impl Default for WriteOptions {
+    fn default() -> WriteOptions {
+        WriteOptions {
+            cache_bytes: 32 << 20,
+            read_ahead_bytes: 16 << 20,
+            max_changed_bytes: 64 << 20,
+            read_key: None,
+            owner: (0, 0),
+            take_over: false,
+        }
+    }
+}
+
+/// Why a volume cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Its root cannot be read.
+    #[error("the volume's root cannot be read: {0}")]
+    Get(#[from] GetError),
+    /// Its root is not one that this program and key can read.
+    #[error("{0}")]
+    Root(#[from] RootError),
+    /// Another mount writes it.
+    #[error(
+        "another mount writes the volume; if it is gone without having ended, the volume is free \
+         in {left_secs} s"
+    )]
+    Busy {
+        /// How long its claim lasts yet.
+        left_secs: u64,
+    },
+    /// The root that says who writes was not put.
+    #[error("the volume cannot be written: {0}")]
+    Flush(#[from] FlushError),
+}
+
+/// Why changes are not on the ring.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlushError {
+    /// The ring did not take blocks.
+    #[error("{0}")]
+    Put(PutError),
+    /// A block that is needed beside the new ones cannot be read.
+    #[error("a block cannot be read: {0}")]
+    Read(String),
+    /// What was written is more than a volume can hold.
+    #[error("the volume cannot hold what was written: {0}")]
+    Format(String),
+    /// The leases of new blocks cannot be recorded.
+    #[error("the blocks' leases cannot be kept: {0}")]
+    Record(String),
+    /// Another writer has put a root.
+    #[error(
+        "another writer has put version {version} of the volume: this mount changes nothing any \
+         more, and what it had not written is lost when it ends"
+    )]
+    Fenced {
+        /// The root that it has put.
+        version: u64,
+    },
+}
+
+impl FlushError {
+    /// As the kernel understands it.
+    fn errno(&self) -> Errno {
+        match self {
+            FlushError::Put(PutError::Full(_)) => Errno::ENOSPC,
+            FlushError::Put(PutError::OverQuota { .. }) => Errno::EDQUOT,
+            FlushError::Put(PutError::Unavailable(_)) => Errno::ETIMEDOUT,
+            FlushError::Fenced { .. } => Errno::EROFS,
+            _ => Errno::EIO,
+        }
+    }
+}
+
+/// What the calls and the flushes share.
+struct Shared {
+    env: Env,
+    blocks: Arc<dyn Blocks>,
+    recorder: Arc<dyn LeaseRecorder>,
+    cache: Arc<BlockCache>,
+    cipher: Option<VolumeCipher>,
+    secret: SecretKey,
+    options: WriteOptions,
+    /// Names this mount among the writers of the volume.
+    session: [u8; 16],
+    tree: Mutex<Tree>,
+    /// The newest root. Held while one is put.
+    head: futures_util::lock::Mutex<Head>,
+    /// Wakes the flush task.
+    wake: Arc<Notify>,
+    waiters: Mutex<Vec<Waiter>>,
+    /// Why this mount may not write any more.
+    fence: Mutex<Option<FlushError>>,
+    /// Why the last flush failed, if it did.
+    trouble: Mutex<Option<FlushError>>,
+    has_ended: AtomicBool,
+}
+
+type Waiter = oneshot::Sender<Result<(), FlushError>>;
+
+/// The newest root that this mount has put or read.
+struct Head {
+    version: u64,
+    root: Root,
+}
+
+impl Shared {
+    fn tree(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().expect("no holder of this lock panics")
+    }
+
+    fn now(&self) -> FileTime {
+        let ms = self.env.unix_ms();
+        let secs = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+        FileTime { secs, nanos: u32::try_from(ms % 1000).expect("below 1000") * 1_000_000 }
+    }
+
+    fn check_fence(&self) -> Result<(), FlushError> {
+        match &*self.fence.lock().expect("no holder of this lock panics") {
+            Some(fenced) => Err(fenced.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn fence(&self, version: u64) -> FlushError {
+        let fenced = FlushError::Fenced { version };
+        tracing::error!("{fenced}");
+        *self.fence.lock().expect("no holder of this lock panics") = Some(fenced.clone());
+        fenced
+    }
+
+    /// Keeps the outcome of a flush for those who ask how the mount is.
+    fn note(&self, outcome: &Result<(), FlushError>) {
+        let mut trouble = self.trouble.lock().expect("no holder of this lock panics");
+        match outcome {
+            Err(error) if trouble.as_ref() != Some(error) => {
+                tracing::warn!("changes are not on the ring: {error}");
+            }
+            _ => {}
+        }
+        *trouble = outcome.clone().err();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    fn waiters(&self) -> MutexGuard<'_, Vec<Waiter>> {
+        self.waiters.lock().expect("no holder of this lock panics")
+    }
+
+    fn take_waiters(&self) -> Vec<Waiter> {
+        std::mem::take(&mut self.waiters())
+    }
+
+    fn has_waiters(&self) -> bool {
+        !self.waiters().is_empty()
+    }
+
+    fn fail_waiters(&self, error: &FlushError) {
+        for waiter in self.take_waiters() {
+            // Those that waited may have given up.
+            let _ = waiter.send(Err(error.clone()));
+        }
+    }
+
+    /// Resolves when all changes made before are on the ring, or were tried in vain.
+    async fn flushed(&self) -> Result<(), FlushError> {
+        let (sender, receiver) = oneshot::channel();
+        self.waiters().push(sender);
+        self.wake.notify();
+        let ended = || FlushError::Read("the mount has ended".into());
+        receiver.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// Fetches what a call needs.
+    async fn load(&self, need: Need, loaded: &mut Loaded) -> Result<(), BlockError> {
+        match need {
+            Need::Name(stored, name) => {
+                let found = directory::find(&self.cache, &stored, &name).await?;
+                let hash = stored.hash.expect("an empty directory has no names to look for");
+                loaded.names.insert((hash, name), found);
+            }
+            Need::Shape(stored) => {
+                let file = File::open(&self.cache, stored.inode, stored.size_bytes).await?;
+                let hash = stored.inode.expect("only stored files are asked about");
+                loaded.shapes.insert(hash, file.shape().expect("it has an inode block"));
+            }
+            Need::Bytes(stored, range) => {
+                let file = File::open(&self.cache, stored.inode, stored.size_bytes).await?;
+                let len = u32::try_from(range.end - range.start).expect("a block is short");
+                let bytes = file.read(range.start, len).await?;
+                let hash = stored.inode.expect("only stored files are asked about");
+                loaded.bytes.insert((hash, range.start), bytes);
+            }
+            Need::Xattrs(hash) => {
+                let bytes = self.cache.get(hash, Wanted::Now(1 << 10)).await?;
+                let all = xattrs::decode(&bytes).map_err(BlockError::bad(hash))?;
+                loaded.xattrs.insert(hash, all.into_iter().collect());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An empty volume's root: its top directory belongs to `owner`.
+pub fn empty_root(env: &Env, label: &str, owner: (u32, u32), block_size_log2: u8) -> Root {
+    let now = env.unix_ms();
+    let secs = i64::try_from(now / 1000).unwrap_or(i64::MAX);
+    let time = FileTime { secs, nanos: 0 };
+    Root {
+        block_size_log2,
+        mode: 0o755,
+        mtime: time,
+        published_unix_ms: now,
+        files: 0,
+        dirs: 1,
+        symlinks: 0,
+        bytes: 0,
+        directory: DirectoryRef::default(),
+        label: Some(label.to_owned()),
+        xattrs: None,
+        mounted: MountState {
+            owner: Some(Owner {
+                inode: 1,
+                uid: owner.0,
+                gid: owner.1,
+                links: 1,
+                ctime: time,
+                atime: time,
+            }),
+            next_inode: 2,
+            ..MountState::default()
+        },
+    }
+}

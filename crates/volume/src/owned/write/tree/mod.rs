@@ -1,0 +1,568 @@
+//! The tree as the mount shows it, as plain data: what differs from the volume on the ring, and the
+//! files that the kernel holds.
+//!
+//! A method that needs something stored that is not in memory changes nothing and returns
+//! [`Stop::Need`]; the caller fetches it, adds it to [`Loaded`], and calls the method again. What
+//! is loaded is named by hashes of contents, so that it cannot be out of date.
+//!
+//! Invariants:
+//!
+//! - A file is in the table while the kernel holds or has it open, while a change refers to it
+//!   ([`Names`]), while a file below it is in the table, or while names in it have changed. Everything
+//!   else is read again.
+//! - Every file in the table but the root and removed ones has a *place*: a name in a directory that
+//!   is in the table too, or the table of links.
+//! - Whenever an entry would be written otherwise than it is stored, a change stands under its name.
+
+mod attributes;
+mod content;
+mod flush;
+mod names;
+mod namespace;
+mod open;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use atoll_key::BlockHash;
+use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber};
+use bytes::Bytes;
+
+use self::content::Content;
+pub(super) use self::content::{Piece, Stored};
+pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
+use self::names::Names;
+pub(super) use self::namespace::Birth;
+use self::open::Open;
+pub(super) use self::open::{Layout, OpenDirectory};
+use crate::format::inode::Shape;
+use crate::format::{self, DirectoryEntry, DirectoryRef, Owner, link_name};
+use crate::owned::root::Root;
+
+/// The number of the root directory.
+const ROOT: u64 = InodeNumber::ROOT.0;
+
+/// Numbers from here on are of files whose entries have none: trees that were published.
+const FIRST_DERIVED: u64 = 1 << 63;
+
+pub(super) type Xattrs = BTreeMap<Bytes, Bytes>;
+
+/// Why a method did nothing.
+#[derive(Clone, Debug)]
+pub(super) enum Stop {
+    /// It may not, or cannot.
+    Errno(Errno),
+    /// Something stored is needed first.
+    Need(Need),
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Stop {
+        Stop::Errno(errno)
+    }
+}
+
+/// Something stored.
+#[derive(Clone, Debug)]
+pub(super) enum Need {
+    /// The entry of a name, or that there is none.
+    Name(DirectoryRef, Bytes),
+    /// The block size of a file.
+    Shape(Stored),
+    /// Bytes of a file.
+    Bytes(Stored, Range<u64>),
+    /// Extended attributes.
+    Xattrs(BlockHash),
+}
+
+/// What was fetched for a call.
+#[derive(Debug, Default)]
+pub(super) struct Loaded {
+    pub(super) names: BTreeMap<(BlockHash, Bytes), Option<DirectoryEntry>>,
+    pub(super) shapes: BTreeMap<BlockHash, Shape>,
+    pub(super) bytes: BTreeMap<(BlockHash, u64), Bytes>,
+    pub(super) xattrs: BTreeMap<BlockHash, Xattrs>,
+}
+
+impl Loaded {
+    fn name(&self, stored: DirectoryRef, name: &[u8]) -> Result<Option<&DirectoryEntry>, Stop> {
+        let Some(hash) = stored.hash else { return Ok(None) };
+        let key = (hash, Bytes::copy_from_slice(name));
+        match self.names.get(&key) {
+            Some(found) => Ok(found.as_ref()),
+            None => Err(Stop::Need(Need::Name(stored, key.1))),
+        }
+    }
+
+    fn shape(&self, stored: Stored) -> Result<Shape, Stop> {
+        let hash = stored.inode.expect("a file that is not stored needs no block size");
+        self.shapes.get(&hash).copied().ok_or(Stop::Need(Need::Shape(stored)))
+    }
+
+    fn bytes(&self, stored: Stored, range: Range<u64>) -> Result<&Bytes, Stop> {
+        let hash = stored.inode.expect("stored bytes lie in a stored file");
+        let key = (hash, range.start);
+        let found = self.bytes.get(&key).filter(|b| b.len() as u64 >= range.end - range.start);
+        found.ok_or(Stop::Need(Need::Bytes(stored, range)))
+    }
+
+    fn xattrs(&self, hash: BlockHash) -> Result<&Xattrs, Stop> {
+        self.xattrs.get(&hash).ok_or(Stop::Need(Need::Xattrs(hash)))
+    }
+}
+
+/// Where a file's entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nowhere: the root.
+    Root,
+    /// Under this name of this directory.
+    Named(u64, Bytes),
+    /// In the table of links: it has or had several names.
+    Linked,
+    /// Nowhere any more.
+    Removed,
+}
+
+#[derive(Debug)]
+enum Body {
+    File(Content),
+    Directory(Names),
+    Symlink(Bytes),
+    Special(FileKind, u64),
+}
+
+#[derive(Clone, Debug)]
+enum NodeXattrs {
+    Stored(Option<BlockHash>),
+    Changed(Arc<Xattrs>),
+}
+
+/// A file in the table.
+#[derive(Debug)]
+struct Node {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    /// Number of names; 0 for a removed directory, else 1 for one.
+    links: u32,
+    atime: FileTime,
+    mtime: FileTime,
+    ctime: FileTime,
+    body: Body,
+    xattrs: NodeXattrs,
+    place: Place,
+    lookups: u64,
+    opens: u64,
+    /// Changes that refer to it.
+    changes: u64,
+    /// Files in the table with a place in this directory.
+    children: u64,
+}
+
+/// What the whole volume holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    pub(super) files: u64,
+    pub(super) dirs: u64,
+    pub(super) symlinks: u64,
+    pub(super) bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Tree {
+    nodes: BTreeMap<u64, Node>,
+    /// The table of links, by [`link_name`].
+    links: Names,
+    opens: BTreeMap<u64, Open>,
+    next_inode: u64,
+    next_handle: u64,
+    block_size_log2: u8,
+    totals: Totals,
+    is_root_changed: bool,
+    /// Changes since the last flush began.
+    changes: u64,
+    held_bytes: u64,
+    /// Nodes that the call under way brought into the table.
+    entered: Vec<u64>,
+}
+
+impl Tree {
+    /// The tree of `root`; what it does not say belongs to `uid` and `gid`.
+    pub(super) fn new(root: &Root, (uid, gid): (u32, u32)) -> Tree {
+        let top = root.entry();
+        let mut node = stored_node(&top, Place::Root, (uid, gid), root.block_size_log2);
+        node.lookups = 1;
+        Tree {
+            nodes: BTreeMap::from([(ROOT, node)]),
+            links: Names::of(root.mounted.links),
+            opens: BTreeMap::new(),
+            next_inode: root.mounted.next_inode.max(ROOT + 1),
+            next_handle: 1,
+            block_size_log2: root.block_size_log2,
+            totals: Totals {
+                files: root.files,
+                dirs: root.dirs,
+                symlinks: root.symlinks,
+                bytes: root.bytes,
+            },
+            is_root_changed: false,
+            changes: 0,
+            held_bytes: 0,
+            entered: Vec::new(),
+        }
+    }
+
+    /// Bytes of files that are not stored yet.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Changes since the last flush began.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// What the whole volume holds.
+    pub(super) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    fn node(&self, inode: u64) -> Result<&Node, Stop> {
+        self.nodes.get(&inode).ok_or(Stop::Errno(Errno::ESTALE))
+    }
+
+    fn node_mut(&mut self, inode: u64) -> Result<&mut Node, Stop> {
+        self.nodes.get_mut(&inode).ok_or(Stop::Errno(Errno::ESTALE))
+    }
+
+    fn names(&self, inode: u64) -> Result<&Names, Stop> {
+        match &self.node(inode)?.body {
+            Body::Directory(names) => Ok(names),
+            _ => Err(Errno::ENOTDIR.into()),
+        }
+    }
+
+    fn names_mut(&mut self, inode: u64) -> &mut Names {
+        match self.nodes.get_mut(&inode).map(|node| &mut node.body) {
+            Some(Body::Directory(names)) => names,
+            _ => unreachable!("the caller has seen that it is a directory in the table"),
+        }
+    }
+
+    /// The file that `name` of directory `parent` means, brought into the table.
+    fn child(&mut self, parent: u64, name: &[u8], loaded: &Loaded) -> Result<Option<u64>, Stop> {
+        let names = self.names(parent)?;
+        atoll_vfs::check_name(name)?;
+        if let Some(change) = names.change(name) {
+            return Ok(change);
+        }
+        let stored = names.stored;
+        match loaded.name(stored, name)? {
+            Some(entry) => Ok(Some(self.enter_stored(parent, entry, loaded)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Brings a stored entry of directory `parent` into the table.
+    fn enter_stored(
+        &mut self,
+        parent: u64,
+        entry: &DirectoryEntry,
+        loaded: &Loaded,
+    ) -> Result<u64, Stop> {
+        if let format::Content::Linked { inode, .. } = entry.content {
+            return self.enter_linked(inode, loaded);
+        }
+        let name = Bytes::copy_from_slice(&entry.name);
+        let number = self.number_of(parent, entry);
+        if self.nodes.contains_key(&number) {
+            return Ok(number);
+        }
+        let (uid, gid) = self.default_owner();
+        let node = stored_node(entry, Place::Named(parent, name), (uid, gid), self.block_size_log2);
+        self.nodes.insert(number, node);
+        self.nodes.get_mut(&parent).expect("it has names").children += 1;
+        self.entered.push(number);
+        Ok(number)
+    }
+
+    /// Brings a file of the table of links into the table of files.
+    fn enter_linked(&mut self, inode: u64, loaded: &Loaded) -> Result<u64, Stop> {
+        if self.nodes.get(&inode).is_some_and(|node| node.place == Place::Linked) {
+            return Ok(inode);
+        }
+        let entry = loaded.name(self.links.stored, &link_name(inode))?;
+        let is_file = |entry: &&DirectoryEntry| {
+            !matches!(entry.content, format::Content::Linked { .. } | format::Content::Directory(_))
+                && entry.owner.is_some_and(|owner| owner.inode == inode)
+        };
+        let entry = entry.filter(is_file).ok_or(Errno::EIO)?;
+        let owner = self.default_owner();
+        if self.nodes.contains_key(&inode) {
+            return Err(Errno::EIO.into());
+        }
+        let node = stored_node(entry, Place::Linked, owner, self.block_size_log2);
+        self.nodes.insert(inode, node);
+        self.entered.push(inode);
+        Ok(inode)
+    }
+
+    fn default_owner(&self) -> (u32, u32) {
+        let root = &self.nodes[&ROOT];
+        (root.uid, root.gid)
+    }
+
+    /// The number of a stored entry of directory `parent`: its own, or one derived from its place,
+    /// if no other file has that.
+    fn number_of(&self, parent: u64, entry: &DirectoryEntry) -> u64 {
+        let is_free = |number: u64| {
+            self.nodes.get(&number).is_none_or(|node| {
+                matches!(&node.place, Place::Named(p, n) if *p == parent && *n == entry.name)
+            })
+        };
+        if let Some(owner) = &entry.owner
+            && owner.inode > ROOT
+            && is_free(owner.inode)
+        {
+            return owner.inode;
+        }
+        let hash = BlockHash::of(&[&parent.to_be_bytes(), &entry.name[..]].concat()).0;
+        let first = u64::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes"));
+        let mut number = first | FIRST_DERIVED;
+        while !is_free(number) {
+            number = number.wrapping_add(1) | FIRST_DERIVED;
+        }
+        number
+    }
+
+    /// Notes that the entry of `inode` is to be written anew.
+    fn touch(&mut self, inode: u64) {
+        self.changes += 1;
+        match self.nodes[&inode].place.clone() {
+            Place::Root => self.is_root_changed = true,
+            Place::Named(parent, name) => self.set_name(parent, name, Some(inode)),
+            Place::Linked => self.set_link(inode, Some(inode)),
+            Place::Removed => {}
+        }
+    }
+
+    /// Changes what a name means. Counts are the caller's.
+    fn set_name(&mut self, parent: u64, name: Bytes, slot: Option<u64>) {
+        let before = self.names_mut(parent).changed.insert(name, slot);
+        self.refer(slot, before.flatten());
+    }
+
+    fn set_link(&mut self, inode: u64, slot: Option<u64>) {
+        let before = self.links.changed.insert(link_name(inode), slot);
+        self.refer(slot, before.flatten());
+    }
+
+    fn refer(&mut self, to: Option<u64>, instead_of: Option<u64>) {
+        if let Some(node) = to.and_then(|inode| self.nodes.get_mut(&inode)) {
+            node.changes += 1;
+        }
+        if let Some(inode) = instead_of {
+            self.unrefer(inode);
+        }
+    }
+
+    fn unrefer(&mut self, inode: u64) {
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.changes -= 1;
+            self.reap(inode);
+        }
+    }
+
+    /// Drops a file from the table, and those above it, that nothing keeps there.
+    fn reap(&mut self, mut inode: u64) {
+        while inode != ROOT
+            && let Some(node) = self.nodes.get(&inode)
+            && node.lookups == 0
+            && node.opens == 0
+            && node.changes == 0
+            && node.children == 0
+            && !node.has_changed_names()
+        {
+            let node = self.nodes.remove(&inode).expect("it was there a moment ago");
+            if let Body::File(content) = &node.body {
+                self.held_bytes -= content.held_bytes;
+            }
+            let Place::Named(parent, _) = node.place else { break };
+            self.nodes.get_mut(&parent).expect("a place is in the table").children -= 1;
+            inode = parent;
+        }
+    }
+
+    /// Ends a call: drops what it brought into the table and nothing keeps there.
+    pub(super) fn settle(&mut self) {
+        for inode in std::mem::take(&mut self.entered) {
+            self.reap(inode);
+        }
+    }
+
+    /// Changes a file's content, and the sums over all files with it.
+    fn change_content<T>(
+        &mut self,
+        inode: u64,
+        change: impl FnOnce(&mut Content) -> Result<T, Stop>,
+    ) -> Result<T, Stop> {
+        let node = self.nodes.get_mut(&inode).ok_or(Stop::Errno(Errno::ESTALE))?;
+        let Body::File(content) = &mut node.body else { return Err(Errno::EBADF.into()) };
+        let (held, size) = (content.held_bytes, content.size_bytes);
+        let done = change(content);
+        self.held_bytes = self.held_bytes - held + content.held_bytes;
+        if node.links > 0 {
+            self.totals.bytes = self.totals.bytes.saturating_sub(size) + content.size_bytes;
+        }
+        done
+    }
+
+    /// The attributes of a file.
+    pub(super) fn attr(&self, inode: u64) -> Result<Attr, Stop> {
+        let node = self.node(inode)?;
+        let (size_bytes, blocks_512) = match &node.body {
+            Body::File(content) => (content.size_bytes, content.blocks_512()),
+            Body::Directory(names) => (names.entries, 0),
+            Body::Symlink(target) => (target.len() as u64, 0),
+            Body::Special(..) => (0, 0),
+        };
+        let nlink = match &node.body {
+            Body::Directory(names) if node.links > 0 => {
+                u32::try_from(names.subdirectories).unwrap_or(u32::MAX).saturating_add(2)
+            }
+            _ => node.links,
+        };
+        Ok(Attr {
+            inode: InodeNumber(inode),
+            kind: node.kind(),
+            mode: node.mode,
+            nlink,
+            uid: node.uid,
+            gid: node.gid,
+            rdev: if let Body::Special(_, rdev) = node.body { rdev } else { 0 },
+            size_bytes,
+            blocks_512,
+            block_size_bytes: 1 << self.block_size_log2,
+            atime: node.atime,
+            mtime: node.mtime,
+            ctime: node.ctime,
+        })
+    }
+
+    /// That counts agree with what they count.
+    ///
+    /// # Panics
+    /// If one does not.
+    pub(super) fn check_invariants(&self) {
+        let mut changes: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut children: BTreeMap<u64, u64> = BTreeMap::new();
+        let all_names = self.nodes.values().filter_map(|node| match &node.body {
+            Body::Directory(names) => Some(names),
+            _ => None,
+        });
+        for names in all_names.chain([&self.links]) {
+            for inode in names.changed.values().chain(names.flushing.values()).flatten() {
+                *changes.entry(*inode).or_default() += 1;
+            }
+        }
+        for node in self.nodes.values() {
+            if let Place::Named(parent, _) = &node.place {
+                *children.entry(*parent).or_default() += 1;
+            }
+        }
+        let mut held_bytes = 0;
+        for (inode, node) in &self.nodes {
+            assert_eq!(node.changes, changes.remove(inode).unwrap_or(0), "changes of {inode}");
+            assert_eq!(node.children, children.remove(inode).unwrap_or(0), "below {inode}");
+            let held = node.lookups + node.opens + node.changes + node.children;
+            let is_kept = *inode == ROOT || held > 0 || node.has_changed_names();
+            assert!(is_kept, "{inode} is kept for nothing");
+            assert_eq!(node.links == 0, node.place == Place::Removed, "links of {inode}");
+            if let Body::File(content) = &node.body {
+                held_bytes += content.held_bytes;
+            }
+        }
+        assert!(changes.is_empty() && children.is_empty(), "references to files that are gone");
+        assert_eq!(self.held_bytes, held_bytes);
+    }
+}
+
+impl Node {
+    fn kind(&self) -> FileKind {
+        match &self.body {
+            Body::File(_) => FileKind::Regular,
+            Body::Directory(_) => FileKind::Directory,
+            Body::Symlink(_) => FileKind::Symlink,
+            Body::Special(kind, _) => *kind,
+        }
+    }
+
+    /// Whether a flush has names of this directory to write.
+    fn has_changed_names(&self) -> bool {
+        match &self.body {
+            Body::Directory(names) => !names.changed.is_empty() || !names.flushing.is_empty(),
+            _ => false,
+        }
+    }
+
+    fn is_directory(&self) -> bool {
+        matches!(self.body, Body::Directory(_))
+    }
+
+    fn owner(&self, inode: u64) -> Owner {
+        Owner {
+            inode,
+            uid: self.uid,
+            gid: self.gid,
+            links: self.links.max(1),
+            ctime: self.ctime,
+            atime: self.atime,
+        }
+    }
+}
+
+/// A file as it is stored.
+fn stored_node(
+    entry: &DirectoryEntry,
+    place: Place,
+    (uid, gid): (u32, u32),
+    block_size_log2: u8,
+) -> Node {
+    let body = match &entry.content {
+        format::Content::Regular { size_bytes, blocks_512, inode } => {
+            let stored = Stored { inode: *inode, size_bytes: *size_bytes, blocks_512: *blocks_512 };
+            Body::File(Content::of(stored, block_size_log2))
+        }
+        format::Content::Directory(directory) => Body::Directory(Names::of(*directory)),
+        format::Content::Symlink(target) => Body::Symlink(Bytes::copy_from_slice(target)),
+        format::Content::Special { kind, rdev } => Body::Special(*kind, *rdev),
+        format::Content::Linked { .. } => unreachable!("it is looked up in the table of links"),
+    };
+    let owner = entry.owner.unwrap_or(Owner {
+        inode: 0,
+        uid,
+        gid,
+        links: 1,
+        ctime: entry.mtime,
+        atime: entry.mtime,
+    });
+    Node {
+        mode: entry.mode,
+        uid: owner.uid,
+        gid: owner.gid,
+        links: owner.links,
+        atime: owner.atime,
+        mtime: entry.mtime,
+        ctime: owner.ctime,
+        body,
+        xattrs: NodeXattrs::Stored(entry.xattrs),
+        place,
+        lookups: 0,
+        opens: 0,
+        changes: 0,
+        children: 0,
+    }
+}

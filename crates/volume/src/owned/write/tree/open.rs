@@ -1,0 +1,255 @@
+//! What the kernel holds and has open, reading and writing.
+
+use std::sync::Arc;
+
+use atoll_vfs::{
+    Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileTime, OpenFlags,
+    SetAttr, Writer,
+};
+use bytes::Bytes;
+
+use super::content::{Piece, Stored};
+use super::{Body, Loaded, Place, ROOT, Stop, Tree};
+use crate::format::{DirectoryRef, MAX_FILE_BYTES};
+
+/// An open file, or directory.
+#[derive(Clone, Debug)]
+pub(super) enum Open {
+    File(u64, OpenFlags),
+    Directory(u64, OpenDirectory),
+}
+
+/// What a name means: a file and its kind, or that it is gone.
+pub(in crate::owned::write) type Meaning = Option<(u64, FileKind)>;
+
+/// A directory as it was when it was opened.
+#[derive(Clone, Debug)]
+pub(in crate::owned::write) struct OpenDirectory {
+    pub(in crate::owned::write) stored: DirectoryRef,
+    /// Names that differ from what is stored, in order: what they mean, or that they are gone.
+    pub(in crate::owned::write) changes: Arc<Vec<(Bytes, Meaning)>>,
+}
+
+impl Tree {
+    /// Counts a lookup.
+    pub(in crate::owned::write) fn hold(&mut self, inode: u64) {
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.lookups += 1;
+        }
+    }
+
+    /// Takes back lookups.
+    pub(in crate::owned::write) fn forget(&mut self, inode: u64, count: u64) {
+        if let Some(node) = self.nodes.get_mut(&inode).filter(|_| inode != ROOT) {
+            node.lookups = node.lookups.saturating_sub(count);
+            self.reap(inode);
+        }
+    }
+
+    /// The directory above one, counted as one lookup.
+    pub(in crate::owned::write) fn parent(&mut self, inode: u64) -> Result<u64, Stop> {
+        self.names(inode)?;
+        let parent = match self.node(inode)?.place {
+            Place::Named(parent, _) => parent,
+            Place::Removed => return Err(Errno::ESTALE.into()),
+            Place::Root | Place::Linked => ROOT,
+        };
+        self.hold(parent);
+        Ok(parent)
+    }
+
+    /// The target of a symbolic link.
+    pub(in crate::owned::write) fn target(&self, inode: u64) -> Result<Bytes, Stop> {
+        match &self.node(inode)?.body {
+            Body::Symlink(target) => Ok(target.clone()),
+            _ => Err(Errno::EINVAL.into()),
+        }
+    }
+
+    fn new_open(&mut self, inode: u64, open: Open) -> u64 {
+        self.nodes.get_mut(&inode).expect("the caller has found it").opens += 1;
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        self.opens.insert(handle, open);
+        handle
+    }
+
+    /// Opens a regular file.
+    pub(in crate::owned::write) fn open_file(
+        &mut self,
+        inode: u64,
+        flags: OpenFlags,
+        now: FileTime,
+        loaded: &Loaded,
+    ) -> Result<u64, Stop> {
+        match self.node(inode)?.body {
+            Body::File(_) => {}
+            Body::Directory(_) => return Err(Errno::EISDIR.into()),
+            Body::Symlink(_) => return Err(Errno::ELOOP.into()),
+            Body::Special(..) => return Err(Errno::ENXIO.into()),
+        }
+        if flags.has(OpenFlags::TRUNCATE) {
+            let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            self.set(inode, empty, now, loaded)?;
+        }
+        Ok(self.new_open(inode, Open::File(inode, flags)))
+    }
+
+    /// Opens a directory as it is now.
+    pub(in crate::owned::write) fn open_directory(&mut self, inode: u64) -> Result<u64, Stop> {
+        let names = self.names(inode)?;
+        let meaning = |inode: u64| (inode, self.nodes[&inode].kind());
+        let changes = names.changes().into_iter();
+        let changes = changes.map(|(name, slot)| (name, slot.map(meaning))).collect();
+        let open = OpenDirectory { stored: names.stored, changes: Arc::new(changes) };
+        Ok(self.new_open(inode, Open::Directory(inode, open)))
+    }
+
+    /// The open directory of a handle.
+    pub(in crate::owned::write) fn opened_directory(
+        &self,
+        inode: u64,
+        handle: u64,
+    ) -> Result<OpenDirectory, Stop> {
+        match self.opens.get(&handle) {
+            Some(Open::Directory(opened, open)) if *opened == inode => Ok(open.clone()),
+            Some(Open::File(..)) => Err(Errno::ENOTDIR.into()),
+            _ => Err(Errno::EBADF.into()),
+        }
+    }
+
+    fn opened(&self, inode: u64, handle: u64) -> Result<OpenFlags, Stop> {
+        match self.opens.get(&handle) {
+            Some(Open::File(opened, flags)) if *opened == inode => Ok(*flags),
+            _ => Err(Errno::EBADF.into()),
+        }
+    }
+
+    /// That a handle is of an open file that may be written.
+    fn check_writes(&self, inode: u64, handle: u64) -> Result<(), Stop> {
+        match self.opened(inode, handle)?.writes() {
+            true => Ok(()),
+            false => Err(Errno::EBADF.into()),
+        }
+    }
+
+    /// Ends an open.
+    pub(in crate::owned::write) fn close(&mut self, inode: u64, handle: u64) -> Result<(), Stop> {
+        match self.opens.get(&handle) {
+            Some(Open::File(opened, _) | Open::Directory(opened, _)) if *opened == inode => {}
+            _ => return Err(Errno::EBADF.into()),
+        }
+        self.opens.remove(&handle);
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.opens -= 1;
+        }
+        self.reap(inode);
+        Ok(())
+    }
+
+    /// Where the bytes of a read are, and what the stored file is.
+    pub(in crate::owned::write) fn read(
+        &self,
+        inode: u64,
+        handle: u64,
+        offset: u64,
+        len: u32,
+    ) -> Result<(Vec<Piece>, Stored), Stop> {
+        if !self.opened(inode, handle)?.reads() {
+            return Err(Errno::EBADF.into());
+        }
+        let Body::File(content) = &self.node(inode)?.body else { return Err(Errno::EBADF.into()) };
+        let end = offset.saturating_add(u64::from(len)).min(content.size_bytes);
+        let pieces = if offset < end { content.pieces(offset..end) } else { Vec::new() };
+        Ok((pieces, content.stored))
+    }
+
+    /// What a search for data or a hole needs at `offset`: where the bytes of the block there are,
+    /// the end of the block, the next data that is not stored yet, the stored file, and the
+    /// length.
+    pub(in crate::owned::write) fn layout(
+        &self,
+        inode: u64,
+        handle: u64,
+        offset: u64,
+    ) -> Result<Layout, Stop> {
+        self.opened(inode, handle)?;
+        let Body::File(content) = &self.node(inode)?.body else { return Err(Errno::EINVAL.into()) };
+        let size_bytes = content.size_bytes;
+        let block_end = ((offset >> content.block_size_log2) + 1) << content.block_size_log2;
+        let end = block_end.min(size_bytes);
+        let pieces = if offset < end { content.pieces(offset..end) } else { Vec::new() };
+        let next_unstored = content.next_unstored_data(offset);
+        Ok(Layout { pieces, end, next_unstored, stored: content.stored, size_bytes })
+    }
+
+    /// Writes into a file; returns how many bytes were taken.
+    pub(in crate::owned::write) fn write(
+        &mut self,
+        writer: Writer,
+        (inode, handle): (u64, u64),
+        offset: u64,
+        data: &[u8],
+        now: FileTime,
+        loaded: &Loaded,
+    ) -> Result<u32, Stop> {
+        self.check_writes(inode, handle)?;
+        let at_end = matches!(writer, Writer::AtEnd(_));
+        self.change_content(inode, |content| {
+            let at = if at_end { content.size_bytes } else { offset };
+            content.write(at, data, loaded)
+        })?;
+        self.wrote(inode, now)?;
+        Ok(u32::try_from(data.len()).expect("a write is below 4 GiB"))
+    }
+
+    fn wrote(&mut self, inode: u64, now: FileTime) -> Result<(), Stop> {
+        let node = self.node_mut(inode)?;
+        node.mtime = now;
+        node.ctime = now;
+        self.touch(inode);
+        Ok(())
+    }
+
+    /// Makes holes or zeros, or lengthens a file. No space is reserved.
+    pub(in crate::owned::write) fn fallocate(
+        &mut self,
+        (inode, handle): (u64, u64),
+        (offset, len): (u64, u64),
+        mode: i32,
+        now: FileTime,
+        loaded: &Loaded,
+    ) -> Result<(), Stop> {
+        let keeps_size = mode & FALLOC_KEEP_SIZE != 0;
+        match mode & !FALLOC_KEEP_SIZE {
+            0 | FALLOC_ZERO_RANGE => {}
+            FALLOC_PUNCH_HOLE if keeps_size => {}
+            _ => return Err(Errno::EOPNOTSUPP.into()),
+        }
+        self.check_writes(inode, handle)?;
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
+        if mode & FALLOC_PUNCH_HOLE == 0 && end > MAX_FILE_BYTES {
+            return Err(Errno::EFBIG.into());
+        }
+        self.change_content(inode, |content| {
+            if mode & !FALLOC_KEEP_SIZE != 0 {
+                content.punch(offset..end, loaded)?;
+            }
+            if !keeps_size && end > content.size_bytes {
+                content.resize(end, loaded)?;
+            }
+            Ok(())
+        })?;
+        self.wrote(inode, now)
+    }
+}
+
+/// See [`Tree::layout`].
+#[derive(Clone, Debug)]
+pub(in crate::owned::write) struct Layout {
+    pub(in crate::owned::write) pieces: Vec<Piece>,
+    pub(in crate::owned::write) end: u64,
+    pub(in crate::owned::write) next_unstored: u64,
+    pub(in crate::owned::write) stored: Stored,
+    pub(in crate::owned::write) size_bytes: u64,
+}
