@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Secret(commands::secret::Args),
     /// Publish a directory tree, or update what was published
     Publish(commands::publish::Args),
+    /// Make a volume of your own that can be mounted read-write, or list them
+    Volume(commands::volume::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now
@@ -64,7 +66,7 @@ pub(crate) enum Command {
     Stat(commands::stat::Args),
     /// Copy a file or a tree out of a volume; run again, it goes on where it stopped
     Get(commands::get::Args),
-    /// Mount a volume as a read-only file system
+    /// Mount a volume as a file system: your own read-write, any other read-only
     Mount(commands::mount::Args),
     /// Unmount a mounted volume
     #[command(alias = "umount")]

@@ -15,6 +15,7 @@ mod interrupt;
 mod logging;
 mod mount_server;
 mod output;
+mod own_volume;
 mod progress;
 mod read_key;
 mod reading;
@@ -71,6 +72,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Gc(args) => until_done(commands::gc::run(args, &global)),
         Command::Quota(args) => until_done(commands::quota::run(args, &global)),
         Command::Settings(args) => until_done(commands::settings::run(args, &global)),
+        Command::Volume(args) => until_done(commands::volume::run(args, &global)),
         Command::Volumes(args) => until_done(commands::volumes::run(args, &global)),
         Command::Ls(args) => until_done(commands::ls::run(args, &global)),
         Command::Tree(args) => until_done(commands::tree::run(args, &global)),

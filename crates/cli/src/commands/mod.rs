@@ -24,4 +24,5 @@ pub(crate) mod tree;
 pub(crate) mod unmount;
 pub(crate) mod unpublish;
 pub(crate) mod up;
+pub(crate) mod volume;
 pub(crate) mod volumes;

@@ -1,8 +1,11 @@
-//! `atoll mount`: a volume as a read-only file system of this machine.
+//! `atoll mount`: a volume as a file system of this machine: one's own, by its name, read-write;
+//! any other, by its address, read-only.
 //!
 //! A process of its own serves the mount (see [`crate::mount_server`]). Its later messages go to
 //! a log in the node's directory.
 
+use std::ffi::OsStr;
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +17,8 @@ use std::time::Duration;
 
 use atoll_gateway::fuse::{self, MountError, MountOptions};
 use atoll_vfs::FileSystem;
-use atoll_volume::owned::{VolumeFs, VolumeOptions};
+use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
+use clap::builder::TypedValueParser;
 
 use crate::address::Address;
 use crate::connection;
@@ -22,6 +26,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::mount_server;
 use crate::output::escaped;
+use crate::own_volume;
 use crate::read_key::{self, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
@@ -32,16 +37,20 @@ use crate::units;
 #[command(after_help = "Examples:
   mkdir -p ~/docs && atoll mount atoll:KEY ~/docs
   atoll mount --max-age 5s atoll:KEY /mnt
+  atoll volume create work && atoll mount work ~/work
   atoll unmount ~/docs
 
-The mount follows the publisher's updates. It runs as a process of its own and survives
+A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is
+read-write: what is written is on the ring after fsync(2), or within about ten seconds; what is not
+there yet is lost if this machine or the mount's process dies. One mount writes a volume at a time.
+A mount runs as a process of its own and survives
 restarts of the node. While the node is down, reads of data that is not in memory fail with
 \"Connection timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
 why. An encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
 pub(crate) struct Args {
-    /// Which volume
-    #[arg(value_name = "ADDR", value_parser = Address::parser())]
-    address: Address,
+    /// The address of a volume, or the name of one of this node's own
+    #[arg(value_name = "ADDR|NAME", value_parser = Target::parser())]
+    target: Target,
 
     #[command(flatten)]
     read_key: ReadKeyArgs,
@@ -53,6 +62,10 @@ pub(crate) struct Args {
     /// How old the shown version may be before the ring is asked for a newer one
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::parse_duration)]
     max_age: Duration,
+
+    /// Write although another mount does, which then changes nothing any more (only with a name)
+    #[arg(long)]
+    take_over: bool,
 
     /// Serve the mount here, until Ctrl-C or `atoll unmount`
     #[arg(long)]
@@ -73,32 +86,44 @@ pub(crate) struct Args {
 
 /// Mounts.
 pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    if !args.address.path.is_empty() {
-        return Err(Failure::new(Exit::Usage, format!("cannot mount {}", args.address))
-            .because("only whole volumes can be mounted")
-            .advice(format!("Mount {} and look below it.", args.address.volume)));
+    match &args.target {
+        Target::Address(address) if !address.path.is_empty() => {
+            return Err(Failure::new(Exit::Usage, format!("cannot mount {address}"))
+                .because("only whole volumes can be mounted")
+                .advice(format!("Mount {} and look below it.", address.volume)));
+        }
+        Target::Address(address) if args.take_over => {
+            return Err(Failure::new(Exit::Usage, format!("cannot mount {address}"))
+                .because("a mount of an address writes nothing; --take-over goes with a name"));
+        }
+        _ => {}
     }
     if !args.foreground {
         return in_background(args, global);
     }
-    mount_server::run(args.announce, serve(args, global))
+    mount_server::run(args.announce, async {
+        match &args.target {
+            Target::Address(address) => serve(args, address, global).await,
+            Target::Name(name) => serve_own(args, name, global).await,
+        }
+    })
 }
 
-async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
+async fn serve(args: &Args, address: &Address, global: &Global) -> Result<(), Failure> {
     let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
-    let read_key = args.read_key.given()?.key_for(&args.address)?;
+    let read_key = args.read_key.given()?.key_for(address)?;
     let (env, client) = connection::for_mount(global).await?;
-    let reading = Reading::through(env, client, &args.address, read_key, options).await?;
+    let reading = Reading::through(env, client, address, read_key, options).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let fs: Arc<dyn FileSystem> =
         Arc::new(VolumeFs::new(reading.env, reading.volume, uid.as_raw(), gid.as_raw()));
     let options = MountOptions {
         read_only: true,
         allow_other: args.allow_other,
-        fs_name: args.address.volume.to_string(),
+        fs_name: address.volume.to_string(),
         ..MountOptions::default()
     };
     let handle = tokio::runtime::Handle::current();
@@ -107,22 +132,56 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await
 }
 
+/// Serves one of this node's own volumes, read-write.
+async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot mount {name}");
+    // Before the ring is told that this mount writes.
+    fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
+    let (env, client) = connection::for_mount(global).await?;
+    let volume = own_volume::find(&client, name, &what).await?;
+    let mut options = WriteOptions {
+        read_key: client.read_key(name).await.map_err(connection::failure)?,
+        owner: own_volume::owner(),
+        take_over: args.take_over,
+        ..WriteOptions::default()
+    };
+    if let Some(bytes) = args.cache {
+        options.cache_bytes = bytes;
+    }
+    let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
+    let fs = WritableFs::open(env, client, volume.key.clone(), options, keeper).await;
+    let fs = fs.map_err(|error| own_volume::failure(&what, error))?;
+    let options = MountOptions {
+        allow_other: args.allow_other,
+        fs_name: format!("atoll:{name}"),
+        ..MountOptions::default()
+    };
+    let handle = tokio::runtime::Handle::current();
+    let mounted = fuse::mount(Arc::new(fs.clone()), &args.mountpoint, &options, &handle);
+    let served = match mounted {
+        Ok(mut mounted) => mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await,
+        Err(error) => Err(mount_failure(args, error)),
+    };
+    let ended = own_volume::end(&fs, &what).await;
+    served.and(ended)
+}
+
 fn mount_failure(args: &Args, error: MountError) -> Failure {
     let exit = match &error {
         MountError::NoMountpoint { .. } => Exit::NotFound,
         _ => Exit::Failed,
     };
-    let failure = Failure::new(exit, format!("cannot mount {}", args.address)).because(&error);
-    match error {
-        MountError::NoDevice | MountError::NoHelper => {
-            failure.advice(format!("`atoll get {} DEST` copies it instead.", args.address))
+    let failure = Failure::new(exit, format!("cannot mount {}", args.target)).because(&error);
+    match (error, &args.target) {
+        (MountError::NoDevice | MountError::NoHelper, Target::Address(address)) => {
+            failure.advice(format!("`atoll get {address} DEST` copies it instead."))
         }
         _ => failure,
     }
 }
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
-    let what = format!("cannot mount {}", args.address);
+    let what = format!("cannot mount {}", args.target);
     // Before a log is written into its directory, there must be a node.
     until_done(async { connection::impatient(global).await.map(drop) })?;
     let dir = global.dir()?;
@@ -132,17 +191,22 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
         .map_err(|error| Failure::io(format!("{what}: no log can be written"), &error))?;
     let program = std::env::current_exe().map_err(|error| Failure::io(&what, &error))?;
     let mut command = Command::new(program);
-    command.arg("--dir").arg(&dir).arg("mount").arg(args.address.to_string()).arg(&mountpoint);
+    command.arg("--dir").arg(&dir).arg("mount").arg(args.target.to_string()).arg(&mountpoint);
     command.args(["--foreground", "--announce", "--max-age"]);
     command.arg(humantime::format_duration(args.max_age).to_string());
     command.args(args.allow_other.then_some("--allow-other"));
+    command.args(args.take_over.then_some("--take-over"));
     if let Some(bytes) = args.cache {
         command.arg("--cache").arg(bytes.to_string());
     }
     command.args(std::iter::repeat_n("-v", global.verbose.into()));
     // The server's arguments and environment can be looked at for as long as it runs.
     command.env_remove(read_key::VARIABLE);
-    let found = args.read_key.given()?.key_for(&args.address)?;
+    let found = match &args.target {
+        Target::Address(address) => args.read_key.given()?.key_for(address)?,
+        // The node has it.
+        Target::Name(_) => read_key::Found::default(),
+    };
     if found.key.is_some() {
         command.args(["--read-key", "-"]);
         command.args(found.optional.then_some("--read-key-optional"));
@@ -172,6 +236,48 @@ fn log_name(mountpoint: &Path) -> String {
         escaped(mountpoint.as_os_str().as_bytes()).trim_matches('/').replace(['/', '\\', ' '], "-");
     let tail: Vec<char> = name.chars().rev().take(60).collect();
     format!("mount-{}.log", tail.into_iter().rev().collect::<String>())
+}
+
+/// What is to be mounted.
+#[derive(Clone, Debug)]
+enum Target {
+    Address(Address),
+    Name(String),
+}
+
+impl Target {
+    fn parser() -> impl TypedValueParser<Value = Target> {
+        TargetParser
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Address(address) => address.fmt(f),
+            Target::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Parses what begins like an address as one; anything else is a name.
+#[derive(Clone)]
+struct TargetParser;
+
+impl TypedValueParser for TargetParser {
+    type Value = Target;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        text: &OsStr,
+    ) -> Result<Target, clap::Error> {
+        match text.to_str().filter(|text| !text.contains([':', '/', '#'])) {
+            Some(name) => Ok(Target::Name(name.to_owned())),
+            None => Address::parser().parse_ref(command, argument, text).map(Target::Address),
+        }
+    }
 }
 
 #[cfg(test)]

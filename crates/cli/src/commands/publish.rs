@@ -411,6 +411,9 @@ fn failure(what: &str, error: PublishError) -> Failure {
             Failure::get(what, source).because(&error).advice(TRY_AGAIN)
         }
         PublishError::Converts { present, asked } => converts_failure(what, present, asked),
+        PublishError::Mounted => Failure::new(Exit::Failed, what)
+            .because(&error)
+            .advice("Mount it and copy the directory into it, or publish under another --name."),
         PublishError::Put(error) => Failure::put(what, &error),
         PublishError::Record(_) | PublishError::Stopped => {
             Failure::new(Exit::Failed, what).because(error).advice(GOES_ON)

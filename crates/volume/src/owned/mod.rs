@@ -20,6 +20,7 @@ mod fs;
 mod get;
 mod progress;
 mod publish;
+mod reachable;
 mod read;
 pub mod root;
 pub mod sealed_root;
@@ -38,4 +39,6 @@ pub use read::{
 };
 pub use root::Root;
 pub use sealed_root::RootError;
-pub use write::{FlushError, WritableFs, WriteError, WriteOptions, empty_root};
+pub use write::{
+    FlushError, LeaseKeeper, NoLeaseKeeper, WritableFs, WriteError, WriteOptions, empty_root,
+};

@@ -222,6 +222,9 @@ pub enum PublishError {
         /// As it would be.
         asked: Visibility,
     },
+    /// The volume is written through mounts: a publish would replace what is in it.
+    #[error("the volume is written through mounts, and a publish would replace all that is in it")]
+    Mounted,
     /// The ring did not take blocks.
     #[error("{0}")]
     Put(#[from] PutError),
@@ -392,8 +395,13 @@ struct Replaced<'a> {
 }
 
 impl Replaced<'_> {
-    /// Fails if `present` is published another way, unless that is to change.
+    /// Fails if `present` is published another way, unless that is to change, or written through
+    /// mounts.
     fn check(&self, present: &SignedBlock) -> Result<(), PublishError> {
+        let root = sealed_root::decode(&present.payload, self.cipher);
+        if root.is_ok_and(|root| root.mounted.owner.is_some()) {
+            return Err(PublishError::Mounted);
+        }
         let asked = match self.cipher {
             Some(_) => Visibility::Encrypted,
             None => Visibility::Plain,

@@ -20,11 +20,8 @@ use super::run::{Ask, Run, Tallies};
 use crate::blocks::budget::Budget;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
-use crate::blocks::pace::Wanted;
-use crate::format::inode::Data;
-use crate::format::{
-    Content, DirectoryEntry, InodeBlock, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock,
-};
+use crate::format::{Content, DirectoryEntry};
+use crate::owned::reachable::{Below, Node};
 use crate::owned::read::{ReadError, Snapshot};
 use crate::owned::sealed_root;
 
@@ -37,23 +34,12 @@ const FETCHES: usize = 32;
 /// Blocks of kept trees that were named to the upload and not renewed yet.
 const MAX_RENEWALS: usize = 8192;
 
-/// About how long a block that leads to others is, bytes.
-const BLOCK_BYTES: u64 = 32 << 10;
-
 /// The previous version.
 pub(super) struct Previous {
     snapshot: Option<Snapshot>,
     /// Why it cannot be asked for, if the ring did not say.
     unknown: Option<GetError>,
     renewals: Arc<Budget>,
-}
-
-/// A block that leads to others.
-#[derive(Clone, Copy)]
-enum Node {
-    Directory(BlockHash),
-    Inode(BlockHash),
-    Indirect(BlockHash),
 }
 
 impl Previous {
@@ -146,22 +132,17 @@ impl Previous {
             FileKind::Symlink => Tallies::add(&tallies.symlinks, 1),
             _ => Tallies::add(&tallies.files, 1),
         }
-        let node = match entry.content {
-            Content::Symlink(_) | Content::Special { .. } | Content::Linked { .. } => None,
-            Content::Directory(directory) => directory.hash.map(Node::Directory),
-            Content::Regular { size_bytes, inode, .. } => {
-                Tallies::add(&tallies.bytes, size_bytes);
-                match inode {
-                    // It lies in its inode block, whatever size its data blocks would have.
-                    Some(hash) if size_bytes <= 1 << MIN_BLOCK_SIZE_LOG2 => {
-                        self.tell(run, hash).await;
-                        None
-                    }
-                    other => other.map(Node::Inode),
-                }
+        if let Content::Regular { size_bytes, .. } = entry.content {
+            Tallies::add(&tallies.bytes, size_bytes);
+        }
+        match Node::of_entry(entry) {
+            Some((node, true)) => vec![node],
+            Some((node, false)) => {
+                self.tell(run, node.hash()).await;
+                Vec::new()
             }
-        };
-        node.into_iter().collect()
+            None => Vec::new(),
+        }
     }
 
     /// Names a block and the data blocks right below it; returns the blocks that lead further
@@ -172,62 +153,22 @@ impl Previous {
         cache: &Arc<BlockCache>,
         node: Node,
     ) -> Result<Vec<Node>, GetError> {
-        let (Node::Directory(hash) | Node::Inode(hash) | Node::Indirect(hash)) = node;
-        self.tell(run, hash).await;
-        match self.opened(run, cache, node).await {
-            Ok(nodes) => Ok(nodes),
+        self.tell(run, node.hash()).await;
+        match node.below(cache).await {
+            Ok(Below { entries, mut nodes, data }) => {
+                for entry in &entries {
+                    nodes.extend(self.tell_entry(run, entry).await);
+                }
+                for hash in data {
+                    self.tell(run, hash).await;
+                }
+                Ok(nodes)
+            }
             Err(BlockError::Fetch(error @ GetError::Unavailable { .. })) => Err(error),
             Err(error) => {
                 tracing::debug!(?error, "a block of the previous version cannot be read");
                 Ok(Vec::new())
             }
         }
-    }
-
-    async fn opened(
-        &self,
-        run: &Run,
-        cache: &Arc<BlockCache>,
-        node: Node,
-    ) -> Result<Vec<Node>, BlockError> {
-        let mut nodes = Vec::new();
-        let (level, pointers): (u8, Vec<_>) = match node {
-            Node::Directory(hash) => {
-                match &cache.directory(hash).await?.nodes {
-                    Nodes::Interior(children) => {
-                        nodes.extend(children.iter().map(|child| Node::Directory(child.hash)));
-                    }
-                    Nodes::Leaf(entries) => {
-                        for entry in entries {
-                            nodes.extend(self.tell_entry(run, entry).await);
-                        }
-                    }
-                }
-                return Ok(nodes);
-            }
-            Node::Inode(hash) => {
-                let bytes = cache.get_once(hash, Wanted::Soon(BLOCK_BYTES)).await?;
-                let inode = InodeBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
-                let count = match &inode.data {
-                    Data::Inline(_) => 0,
-                    Data::Pointers(_) => inode.shape.top_pointers(),
-                };
-                let level = inode.shape.indirect_levels();
-                (level, (0..count).filter_map(|at| inode.pointer(at).flatten()).collect())
-            }
-            Node::Indirect(hash) => {
-                let bytes = cache.get_once(hash, Wanted::Soon(BLOCK_BYTES)).await?;
-                let block = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
-                let pointers = (0..block.count()).filter_map(|at| block.pointer(at).flatten());
-                (block.level - 1, pointers.collect())
-            }
-        };
-        for hash in pointers {
-            match level {
-                0 => self.tell(run, hash).await,
-                _ => nodes.push(Node::Indirect(hash)),
-            }
-        }
-        Ok(nodes)
     }
 }

@@ -131,7 +131,7 @@ impl Shared {
     /// Puts the next root. Resolves when the ring has it, or has refused it.
     pub(super) async fn put_root(&self, head: &mut Head, root: Root) -> Result<(), FlushError> {
         let payload = sealed_root::encode(&root, self.cipher.as_ref());
-        let version = head.version + 1;
+        let version = head.block.version + 1;
         let block = SignedBlock::sign(&self.secret, b"", version, &payload);
         loop {
             match self.blocks.put_signed(block.clone()).await {
@@ -153,7 +153,7 @@ impl Shared {
                 }
             }
         }
-        head.version = version;
+        head.block = block;
         head.root = root;
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Shared {
         old: &Root,
     ) -> Result<(Root, Flushed), FlushError> {
         let cipher = self.cipher.as_ref();
-        let mut outbox = Outbox::new(&self.blocks, &self.recorder, &self.cache, cipher);
+        let mut outbox = Outbox::new(&self.blocks, &self.cache, cipher);
         let mut flushed = Flushed::default();
         for file in plan.files {
             let inode = file.inode;

@@ -15,6 +15,7 @@ use atoll_vfs::{
 use bytes::{Bytes, BytesMut};
 
 use super::flush;
+use super::keep::{self, LeaseKeeper};
 use super::tree::{Birth, Layout, Loaded, OpenDirectory, Piece, Stop, Stored, Tree};
 use super::{FlushError, Head, Shared, WriteError, WriteOptions, sealed_root};
 use crate::blocks::ahead::ReadAhead;
@@ -22,7 +23,6 @@ use crate::blocks::cache::BlockCache;
 use crate::blocks::directory;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
-use crate::owned::publish::LeaseRecorder;
 
 /// How long names and attributes may be believed: nobody else changes them. A day, since some
 /// kernels overflow on more.
@@ -89,7 +89,7 @@ impl WritableFs {
         blocks: Arc<dyn Blocks>,
         secret: SecretKey,
         options: WriteOptions,
-        recorder: Arc<dyn LeaseRecorder>,
+        keeper: Arc<dyn LeaseKeeper>,
     ) -> Result<WritableFs, WriteError> {
         let id = secret.volume_id();
         let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
@@ -110,11 +110,11 @@ impl WritableFs {
         let ring = (blocks.clone(), cipher.clone());
         let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
         let tree = Tree::new(&root, options.owner);
-        let head = Head { version: block.version, root };
+        let head = Head { block, root };
         let shared = Arc::new(Shared {
             env: env.clone(),
             blocks,
-            recorder,
+            keeper,
             cache,
             cipher,
             secret,
@@ -126,6 +126,7 @@ impl WritableFs {
             waiters: Mutex::default(),
             fence: Mutex::default(),
             trouble: Mutex::default(),
+            listed: Mutex::default(),
             has_ended: AtomicBool::new(false),
         });
         {
@@ -134,6 +135,7 @@ impl WritableFs {
             shared.put_root(&mut head, root).await?;
         }
         env.spawn(Box::pin(flush::run(Arc::downgrade(&shared))));
+        env.spawn(Box::pin(keep::run(Arc::downgrade(&shared))));
         Ok(WritableFs { shared, readers: Arc::default() })
     }
 
@@ -141,12 +143,13 @@ impl WritableFs {
     pub async fn end(&self) -> Result<(), FlushError> {
         self.shared.has_ended.store(true, Ordering::Release);
         self.shared.flushed().await?;
-        self.shared.resign().await
+        self.shared.resign().await?;
+        self.shared.keep().await
     }
 
     /// The newest version that this mount has put.
     pub async fn version(&self) -> u64 {
-        self.shared.head.lock().await.version
+        self.shared.head.lock().await.block.version
     }
 
     /// Checks the state in memory.

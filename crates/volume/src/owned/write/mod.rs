@@ -6,6 +6,7 @@
 //! ```
 //!
 //! - [`tree`]: the state. A call that needs something stored fetches it and is made again.
+//! - [`keep`]: the leases of what was written.
 //! - [`flush`]: one task turns changes into blocks and puts the next root.
 //! - [`fs`]: the calls of [`FileSystem`](atoll_vfs::FileSystem).
 //!
@@ -24,6 +25,7 @@
 
 mod flush;
 mod fs;
+mod keep;
 mod outbox;
 mod tree;
 
@@ -32,13 +34,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::{Env, Notify};
-use atoll_key::{ReadKey, SecretKey, VolumeCipher};
+use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::{Errno, FileTime};
 use futures_channel::oneshot;
 
 pub use self::fs::WritableFs;
+pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::tree::{Loaded, Need, Tree};
-use super::publish::LeaseRecorder;
 use super::root::{MountState, Root};
 use super::sealed_root::{self, RootError};
 use crate::blocks::cache::BlockCache;
@@ -113,9 +115,9 @@ pub enum FlushError {
     /// What was written is more than a volume can hold.
     #[error("the volume cannot hold what was written: {0}")]
     Format(String),
-    /// The leases of new blocks cannot be recorded.
+    /// The leases of the volume's blocks cannot be kept.
     #[error("the blocks' leases cannot be kept: {0}")]
-    Record(String),
+    Lease(String),
     /// Another writer has put a root.
     #[error(
         "another writer has put version {version} of the volume: this mount changes nothing any \
@@ -144,7 +146,7 @@ impl FlushError {
 struct Shared {
     env: Env,
     blocks: Arc<dyn Blocks>,
-    recorder: Arc<dyn LeaseRecorder>,
+    keeper: Arc<dyn LeaseKeeper>,
     cache: Arc<BlockCache>,
     cipher: Option<VolumeCipher>,
     secret: SecretKey,
@@ -161,6 +163,8 @@ struct Shared {
     fence: Mutex<Option<FlushError>>,
     /// Why the last flush failed, if it did.
     trouble: Mutex<Option<FlushError>>,
+    /// The tree whose blocks the keeper has.
+    listed: Mutex<Option<Tops>>,
     has_ended: AtomicBool,
 }
 
@@ -168,9 +172,13 @@ type Waiter = oneshot::Sender<Result<(), FlushError>>;
 
 /// The newest root that this mount has put or read.
 struct Head {
-    version: u64,
+    block: SignedBlock,
     root: Root,
 }
+
+/// What a version's tree hangs on: the root directory, the table of links, and the root's extended
+/// attributes.
+type Tops = (DirectoryRef, DirectoryRef, Option<BlockHash>);
 
 impl Shared {
     fn tree(&self) -> MutexGuard<'_, Tree> {

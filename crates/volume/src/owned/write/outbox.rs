@@ -12,7 +12,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::FlushError;
 use crate::blocks::cache::BlockCache;
 use crate::format::build::Sink;
-use crate::owned::publish::LeaseRecorder;
 
 /// Batches on their way at once, blocks in a batch, and its bytes unless one block has more: as a
 /// publish has them.
@@ -20,20 +19,15 @@ const MAX_BATCHES: usize = 8;
 const MAX_BATCH_BLOCKS: usize = 64;
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// Hashes given to the recorder in one call.
-const MAX_RECORDED: usize = 1024;
-
 /// Blocks that are written and not on the ring yet.
 pub(super) struct Outbox<'a> {
     pub(super) blocks: &'a Arc<dyn Blocks>,
-    pub(super) recorder: &'a Arc<dyn LeaseRecorder>,
     /// What was written is read again soon.
     pub(super) cache: &'a Arc<BlockCache>,
     pub(super) cipher: Option<&'a VolumeCipher>,
     batch: Vec<(BlockHash, Bytes)>,
     batch_bytes: usize,
     written: BTreeSet<BlockHash>,
-    unrecorded: Vec<BlockHash>,
     full: Vec<Vec<(BlockHash, Bytes)>>,
     on_their_way: FuturesUnordered<BoxFuture<'static, Result<(), PutError>>>,
 }
@@ -41,19 +35,16 @@ pub(super) struct Outbox<'a> {
 impl<'a> Outbox<'a> {
     pub(super) fn new(
         blocks: &'a Arc<dyn Blocks>,
-        recorder: &'a Arc<dyn LeaseRecorder>,
         cache: &'a Arc<BlockCache>,
         cipher: Option<&'a VolumeCipher>,
     ) -> Outbox<'a> {
         Outbox {
             blocks,
-            recorder,
             cache,
             cipher,
             batch: Vec::new(),
             batch_bytes: 0,
             written: BTreeSet::new(),
-            unrecorded: Vec::new(),
             full: Vec::new(),
             on_their_way: FuturesUnordered::new(),
         }
@@ -67,29 +58,17 @@ impl<'a> Outbox<'a> {
             }
             self.on_their_way.push(self.blocks.put(batch));
         }
-        while self.unrecorded.len() >= MAX_RECORDED {
-            let rest = self.unrecorded.split_off(MAX_RECORDED);
-            self.record(rest).await?;
-        }
         Ok(())
     }
 
-    /// Resolves when the ring has all blocks, and their leases are recorded.
+    /// Resolves when the ring has all blocks.
     pub(super) async fn finish(&mut self) -> Result<(), FlushError> {
         self.end_batch();
         self.advance().await?;
-        if !self.unrecorded.is_empty() {
-            self.record(Vec::new()).await?;
-        }
         while let Some(put) = self.on_their_way.next().await {
             put?;
         }
         Ok(())
-    }
-
-    async fn record(&mut self, rest: Vec<BlockHash>) -> Result<(), FlushError> {
-        let hashes = std::mem::replace(&mut self.unrecorded, rest);
-        self.recorder.record(hashes).await.map_err(FlushError::Record)
     }
 
     fn end_batch(&mut self) {
@@ -110,7 +89,6 @@ impl<E> Sink<E> for Outbox<'_> {
         let hash = BlockHash::of(&sealed);
         if self.written.insert(hash) {
             self.cache.insert(hash, plain);
-            self.unrecorded.push(hash);
             if self.batch_bytes + sealed.len() > MAX_BATCH_BYTES {
                 self.end_batch();
             }

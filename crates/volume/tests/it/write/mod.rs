@@ -14,7 +14,7 @@ use atoll_key::{BlockId, ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::kit::{self, Features, Subject, Tree, write_tree_to_fs};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, Writer};
 use atoll_volume::owned::{
-    NoLeaseRecorder, Volume, VolumeOptions, WritableFs, WriteError, WriteOptions, empty_root,
+    NoLeaseKeeper, Volume, VolumeOptions, WritableFs, WriteError, WriteOptions, empty_root,
     sealed_root,
 };
 use bytes::Bytes;
@@ -41,7 +41,7 @@ async fn mounted(
     blocks: &Arc<dyn Blocks>,
     options: WriteOptions,
 ) -> Result<WritableFs, WriteError> {
-    WritableFs::open(env(), blocks.clone(), secret(), options, Arc::new(NoLeaseRecorder)).await
+    WritableFs::open(env(), blocks.clone(), secret(), options, Arc::new(NoLeaseKeeper)).await
 }
 
 struct Owned {

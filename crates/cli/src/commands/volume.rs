@@ -1,0 +1,123 @@
+//! `atoll volume`: volumes of one's own, which are mounted read-write.
+
+use atoll_dht::{Blocks, GetError};
+use atoll_key::{ReadAddress, SignedBlock, VolumeAddress, VolumeCipher};
+use atoll_volume::owned::{LeaseKeeper, empty_root, sealed_root};
+use serde::Serialize;
+
+use super::volumes;
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::output::Output;
+use crate::own_volume;
+
+/// The size of data blocks, as a power of two: 64 KiB, as of published volumes.
+const BLOCK_SIZE_LOG2: u8 = 16;
+
+/// Arguments of `atoll volume`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volume create work
+  atoll volume list
+
+The volume is written through a mount of its name on this node, and read anywhere by its
+address. `atoll publish` makes a read-only copy of a directory instead.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    /// Make an empty volume, and print its address
+    Create(CreateArgs),
+    /// List this node's volumes, published ones included: as `atoll volumes`
+    List(volumes::Args),
+}
+
+/// Arguments of `atoll volume create`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volume create work
+  atoll volume create --encrypt diary
+  atoll mount work ~/work
+
+The key that it is written with stays in this node's directory: keep a copy of
+DIR/volumes/NAME in a safe place.")]
+struct CreateArgs {
+    /// What it is called on this node
+    name: String,
+
+    /// Encrypt it: only those who have the address with its read key can read it
+    #[arg(long)]
+    encrypt: bool,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct JsonCreated<'a> {
+    name: &'a str,
+    address: String,
+    encrypted: bool,
+}
+
+/// Runs the subcommand.
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    match &args.command {
+        Command::Create(args) => create(args, global).await,
+        Command::List(args) => volumes::run(args, global).await,
+    }
+}
+
+async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
+    let name = &args.name;
+    let what = format!("cannot make the volume {name}");
+    if name.contains([':', '#']) {
+        return Err(Failure::new(Exit::Usage, what)
+            .because("a name with ':' or '#' would be taken for an address"));
+    }
+    let (env, client) = connection::to_node(global).await?;
+    let volume = client.named_volume(name).await.map_err(connection::failure)?;
+    let id = volume.key.volume_id();
+    if !volume.is_new {
+        let taken = || Failure::new(Exit::Failed, &what);
+        match client.get_signed(id.root_key()).await {
+            Ok(_) => {
+                return Err(taken()
+                    .because("this node has a volume of that name")
+                    .advice("`atoll volumes` lists them."));
+            }
+            // Its root was never put, or has run out: it is made anew under the same key.
+            Err(GetError::NotFound { .. } | GetError::Removed { .. }) => {}
+            Err(error) => return Err(Failure::get(&what, &error)),
+        }
+    }
+    let read_key = match args.encrypt {
+        true => Some(client.make_read_key(name).await.map_err(connection::failure)?),
+        false => None,
+    };
+    let cipher = read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
+    let root = empty_root(&env, name, own_volume::owner(), BLOCK_SIZE_LOG2);
+    let payload = sealed_root::encode(&root, cipher.as_ref());
+    let block = SignedBlock::sign(&volume.key, b"", root.published_unix_ms, &payload);
+    client.put_signed(block.clone()).await.map_err(|error| Failure::put(&what, &error))?;
+    let kept = own_volume::KeepVersions::new(client, name).keep(block, Vec::new()).await;
+    kept.map_err(|error| Failure::new(Exit::Failed, &what).because(error))?;
+    let encrypted = read_key.is_some();
+    let address = ReadAddress { volume: VolumeAddress(id), read_key }.to_text();
+    let mut output = Output::new();
+    if args.json {
+        output.json(&JsonCreated { name, address, encrypted })?;
+        return output.flush();
+    }
+    output.line(address)?;
+    output.flush()?;
+    if !global.quiet {
+        eprintln!("`atoll mount {name} DIR` mounts it read-write; the address reads it anywhere");
+    }
+    Ok(())
+}

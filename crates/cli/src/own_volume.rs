@@ -1,0 +1,104 @@
+//! What the commands on this node's own volumes share: finding one, and the end of a mount that
+//! writes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, SignedBlock};
+use atoll_node::{Client, Volume};
+use atoll_volume::owned::{FlushError, LeaseKeeper, WritableFs, WriteError};
+
+use crate::connection;
+use crate::failure::{Exit, Failure, TRY_AGAIN};
+
+/// How long a mount that has ended tries to bring what was written to the ring.
+const END_LIMIT: Duration = Duration::from_secs(600);
+
+/// The pause between two attempts.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// The user and group of this process.
+pub(crate) fn owner() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+/// The volume of this name, which was made by `atoll volume create`.
+pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volume, Failure> {
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    let Some(known) = volumes.iter().find(|volume| volume.name == name) else {
+        return Err(Failure::new(Exit::NotFound, what)
+            .because("this node has no volume of that name")
+            .advice(format!(
+                "`atoll volume create {name}` makes one; `atoll volumes` lists those there are."
+            )));
+    };
+    if let Some(source) = &known.source {
+        return Err(Failure::new(Exit::Failed, what)
+            .because(format!(
+                "it is published from {source}, and the next publish would undo \
+                              what is written"
+            ))
+            .advice(format!("Change files there, or mount {} to read it.", known.address)));
+    }
+    client.named_volume(name).await.map_err(connection::failure)
+}
+
+/// Why a volume cannot be written.
+pub(crate) fn failure(what: &str, error: WriteError) -> Failure {
+    match error {
+        WriteError::Get(error) => Failure::get(what, &error),
+        WriteError::Busy { .. } => Failure::new(Exit::Unavailable, what)
+            .because(&error)
+            .advice("`--take-over` ends its writing; what it has not written then is lost."),
+        WriteError::Flush(FlushError::Put(error)) => Failure::put(what, &error),
+        error => Failure::new(Exit::Failed, what).because(error),
+    }
+}
+
+/// Brings what a mount has written to the ring, and lets others write the volume.
+pub(crate) async fn end(fs: &WritableFs, what: &str) -> Result<(), Failure> {
+    let work = async {
+        loop {
+            match fs.end().await {
+                Ok(()) => return Ok(()),
+                Err(error @ FlushError::Fenced { .. }) => return Err(error),
+                Err(error) => tracing::warn!("what was written is not on the ring yet: {error}"),
+            }
+            tokio::time::sleep(RETRY_AFTER).await;
+        }
+    };
+    let lost = || Failure::new(Exit::Unavailable, format!("{what}: what was written last is lost"));
+    match tokio::time::timeout(END_LIMIT, work).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(lost().because(error)),
+        Err(_) => Err(lost().because("the ring did not take it").advice(TRY_AGAIN)),
+    }
+}
+
+/// Makes the node renew the leases of each version that a mount has written.
+pub(crate) struct KeepVersions {
+    client: Arc<Client>,
+    name: String,
+}
+
+impl KeepVersions {
+    /// Of the volume `name`.
+    pub(crate) fn new(client: Arc<Client>, name: &str) -> KeepVersions {
+        KeepVersions { client, name: name.to_owned() }
+    }
+}
+
+impl LeaseKeeper for KeepVersions {
+    fn keep(
+        &self,
+        root: SignedBlock,
+        blocks: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<(), String>> {
+        let mut keep = self.client.keep(&self.name);
+        Box::pin(async move {
+            keep.add(&blocks).await.map_err(|error| error.to_string())?;
+            keep.commit(&root).await.map_err(|error| error.to_string())
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! The blocks below a root: whose leases are to be kept, and what a publish takes over.
+
+use std::sync::Arc;
+
+use atoll_key::BlockHash;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::root::Root;
+use crate::blocks::cache::BlockCache;
+use crate::blocks::error::BlockError;
+use crate::blocks::pace::Wanted;
+use crate::format::inode::{Data, InodeBlock};
+use crate::format::{
+    Content, DirectoryEntry, DirectoryRef, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock,
+};
+
+/// Blocks fetched at once by a walk.
+const FETCHES: usize = 16;
+
+/// About how long a block of pointers is, bytes.
+const BLOCK_BYTES: u64 = 32 << 10;
+
+/// A block that may lead to others.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Node {
+    Directory(BlockHash),
+    Inode(BlockHash),
+    Indirect(BlockHash),
+}
+
+/// What a block leads to.
+#[derive(Debug, Default)]
+pub(super) struct Below {
+    /// Entries of a directory's leaf.
+    pub(super) entries: Vec<DirectoryEntry>,
+    /// Blocks that may lead to others.
+    pub(super) nodes: Vec<Node>,
+    /// Data blocks.
+    pub(super) data: Vec<BlockHash>,
+}
+
+impl Node {
+    /// The block.
+    pub(super) fn hash(self) -> BlockHash {
+        let (Node::Directory(hash) | Node::Inode(hash) | Node::Indirect(hash)) = self;
+        hash
+    }
+
+    /// The block that leads to a directory's entries.
+    fn of_directory(directory: &DirectoryRef) -> Option<Node> {
+        directory.hash.map(Node::Directory)
+    }
+
+    /// The first block of what an entry stands for, and whether others may follow it: a file that
+    /// fits the smallest data block lies in its inode block.
+    pub(super) fn of_entry(entry: &DirectoryEntry) -> Option<(Node, bool)> {
+        match &entry.content {
+            Content::Directory(directory) => Some((Node::of_directory(directory)?, true)),
+            Content::Regular { size_bytes, inode, .. } => {
+                Some((Node::Inode((*inode)?), *size_bytes > 1 << MIN_BLOCK_SIZE_LOG2))
+            }
+            Content::Symlink(_) | Content::Special { .. } | Content::Linked { .. } => None,
+        }
+    }
+
+    /// Fetches the block and reads what it leads to.
+    pub(super) async fn below(self, cache: &Arc<BlockCache>) -> Result<Below, BlockError> {
+        let mut below = Below::default();
+        let (level, pointers): (u8, Vec<_>) = match self {
+            Node::Directory(hash) => {
+                match &cache.directory(hash).await?.nodes {
+                    Nodes::Interior(children) => {
+                        below.nodes.extend(children.iter().map(|c| Node::Directory(c.hash)));
+                    }
+                    Nodes::Leaf(entries) => below.entries.clone_from(entries),
+                }
+                return Ok(below);
+            }
+            Node::Inode(hash) => {
+                let bytes = cache.get_once(hash, Wanted::Soon(BLOCK_BYTES)).await?;
+                let inode = InodeBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+                let count = match &inode.data {
+                    Data::Inline(_) => 0,
+                    Data::Pointers(_) => inode.shape.top_pointers(),
+                };
+                let level = inode.shape.indirect_levels();
+                (level, (0..count).filter_map(|at| inode.pointer(at).flatten()).collect())
+            }
+            Node::Indirect(hash) => {
+                let bytes = cache.get_once(hash, Wanted::Soon(BLOCK_BYTES)).await?;
+                let block = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+                let pointers = (0..block.count()).filter_map(|at| block.pointer(at).flatten());
+                (block.level - 1, pointers.collect())
+            }
+        };
+        match level {
+            0 => below.data = pointers,
+            _ => below.nodes.extend(pointers.into_iter().map(Node::Indirect)),
+        }
+        Ok(below)
+    }
+}
+
+/// All content blocks of a version, in no order; some may come twice.
+pub(super) async fn blocks_of(
+    cache: &Arc<BlockCache>,
+    root: &Root,
+) -> Result<Vec<BlockHash>, BlockError> {
+    let mut found: Vec<BlockHash> = root.xattrs.into_iter().collect();
+    let mut waiting: Vec<Node> =
+        [&root.directory, &root.mounted.links].into_iter().filter_map(Node::of_directory).collect();
+    let mut fetches = FuturesUnordered::new();
+    loop {
+        while fetches.len() < FETCHES
+            && let Some(node) = waiting.pop()
+        {
+            found.push(node.hash());
+            fetches.push(node.below(cache));
+        }
+        let Some(below) = fetches.next().await else { return Ok(found) };
+        let Below { entries, nodes, data } = below?;
+        waiting.extend(nodes);
+        found.extend(data);
+        for entry in entries {
+            found.extend(entry.xattrs);
+            match Node::of_entry(&entry) {
+                Some((node, true)) => waiting.push(node),
+                Some((node, false)) => found.push(node.hash()),
+                None => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Keeping the leases of what a mount has written.
+//!
+//! The blocks of the newest version are listed by a walk over the tree, and the list is given to
+//! the [`LeaseKeeper`], who renews their leases from then on; blocks that no version needs are on no
+//! list and end with their leases (CFS §3.1). A walk reads every directory and every inode block
+//! with pointers, so one begins only when [`WALK_SHARE`] times as long as the last one took has
+//! passed, and when the mount ends. Until a block is on a list, the lease that its put gave it
+//! keeps it.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Instant, sleep};
+use atoll_key::{BlockHash, SignedBlock};
+
+use super::{FlushError, Shared};
+use crate::owned::reachable;
+
+/// The least time between two walks.
+const WALK_EVERY: Duration = Duration::from_secs(30);
+
+/// How many times as long as a walk takes passes before the next. Guess: a twentieth of the time.
+const WALK_SHARE: u32 = 20;
+
+/// Renews the leases of the blocks of a volume's newest version.
+pub trait LeaseKeeper: Send + Sync + 'static {
+    /// Keeps these blocks and this root, and none that it kept for older versions of the volume.
+    /// Resolves when that is durable.
+    fn keep(
+        &self,
+        root: SignedBlock,
+        blocks: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<(), String>>;
+}
+
+/// Keeps nothing: the blocks end with the leases that their puts gave them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoLeaseKeeper;
+
+impl LeaseKeeper for NoLeaseKeeper {
+    fn keep(&self, _: SignedBlock, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// Runs until the mount ends.
+pub(super) async fn run(shared: Weak<Shared>) {
+    let mut pause = WALK_EVERY;
+    loop {
+        let Some(mount) = shared.upgrade() else { return };
+        let env = mount.env.clone();
+        drop(mount);
+        sleep(&*env, pause).await;
+        let Some(mount) = shared.upgrade() else { return };
+        if mount.has_ended() || mount.check_fence().is_err() {
+            return;
+        }
+        let began: Instant = env.now();
+        if let Err(error) = mount.keep().await {
+            tracing::warn!("{error}");
+        }
+        pause = WALK_EVERY.max(env.now().since(began) * WALK_SHARE);
+    }
+}
+
+impl Shared {
+    /// Gives the newest version's blocks to the keeper, unless it has them.
+    pub(super) async fn keep(&self) -> Result<(), FlushError> {
+        let (block, root) = {
+            let head = self.head.lock().await;
+            (head.block.clone(), head.root.clone())
+        };
+        let tree = (root.directory, root.mounted.links, root.xattrs);
+        let is_listed = *self.listed.lock().expect("no holder of this lock panics") == Some(tree);
+        if is_listed && !self.has_ended() {
+            return Ok(());
+        }
+        let unread =
+            |error: crate::blocks::error::BlockError| FlushError::Lease(error.at(b"").to_string());
+        let blocks = reachable::blocks_of(&self.cache, &root).await.map_err(unread)?;
+        self.keeper.keep(block, blocks).await.map_err(FlushError::Lease)?;
+        *self.listed.lock().expect("no holder of this lock panics") = Some(tree);
+        Ok(())
+    }
+}
