@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_that_nobody_points_to_is_an_appendage() {
+    fn a_newcomer_on_no_list_is_an_appendage() {
         let ring =
             [member(10, Some(30), &[30]), member(20, Some(10), &[30]), member(30, None, &[10])];
         assert_eq!(check_ring(&ring, 2), Ok(Shape { on_ring: 2, appendages: 1 }));

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn where_clocks_are_split_evenly_each_keeps_its_own_and_nobody_is_called_wrong() {
+    fn an_even_split_of_clocks_corrects_no_clock_and_reports_none_as_wrong() {
         let votes = votes(&[0, YEAR_MS, YEAR_MS]);
         let report = votes.report(TRUE_MS, NOW);
         assert_eq!((report.correction_ms, report.wrong), (0, Vec::new()));

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_follows_what_a_peer_takes_and_grows_while_it_is_silent() {
+    fn a_call_limit_follows_the_answer_times_of_a_peer_and_grows_while_it_is_silent() {
         let (book, least, most) = (PeerBook::default(), MS * 2000, MS * 10_000);
         assert_eq!(book.patience(&peer(1), least, most), least);
         (0..50).for_each(|n| book.answered(&peer(1), MS * 500, at(n)));
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_a_call_unanswered_comes_last_until_it_is_heard_of() {
+    fn a_peer_that_left_a_call_unanswered_comes_last_until_it_answers_or_calls() {
         let book = PeerBook::default();
         let standing = |secs| book.standing(&at_home(1), at(secs));
         book.late(&at_home(1), at(100));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_answered_meanwhile_lives() {
+    fn a_peer_that_answered_another_call_meanwhile_counts_as_alive() {
         let book = PeerBook::default();
         book.silent(&at_home(1), at(5));
         assert!(!book.has_answered_since(&peer(1), at(1)), "it was called, and did not answer");
@@ -413,7 +413,7 @@ mod tests {
 
     /// Otherwise a liar would be forgiven as soon as it is no longer asked.
     #[test]
-    fn a_full_book_keeps_its_liars_and_forgets_who_was_not_heard_of_for_longest() {
+    fn a_full_book_keeps_its_liars_and_forgets_the_peer_heard_of_least_recently() {
         let book = PeerBook::default();
         book.lied(&peer(0), Misdeed::BadBlock, at(0));
         for n in 1..=MAX_PEERS as u32 + 9 {

@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_an_ipv6_address_the_network_counts() {
+    fn ipv6_addresses_of_one_network_are_one_site() {
         let at = |text: &str| site(text.parse().unwrap());
         assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:0:2"));
         assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));

@@ -75,7 +75,7 @@ fn a_node_can_only_say_of_itself_that_it_leaves() {
 }
 
 #[test]
-fn introductions_to_nobody_do_no_harm() {
+fn introductions_of_nodes_that_do_not_answer_change_no_table() {
     let cluster = ring_of_four(3);
     let outsider = cluster.sim.add_host(HostConfig::default());
     for n in 0..200u8 {
@@ -169,7 +169,7 @@ fn corrupted(
 }
 
 #[test]
-fn a_neighbour_that_babbles_is_passed_over_and_the_others_are_one_ring() {
+fn a_neighbour_that_answers_random_bytes_is_dropped_and_the_others_form_one_ring() {
     for seed in 0..4 {
         let (cluster, _) = corrupted(seed, |_, _| Arc::new(Babbler));
         cluster.run_until_ideal(MINUTE);
@@ -198,7 +198,7 @@ fn a_neighbour_whose_list_is_nonsense_breaks_no_table() {
 }
 
 #[test]
-fn lookups_end_and_mostly_succeed_when_one_node_leads_astray() {
+fn lookups_end_and_mostly_succeed_when_one_node_misdirects_them() {
     for seed in 0..4 {
         for lie in 0..4 {
             let (cluster, liar) = corrupted(seed, |nodes, before| {

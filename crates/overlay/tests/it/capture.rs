@@ -212,7 +212,7 @@ impl Captured {
 }
 
 #[test]
-fn who_really_follows_a_node_comes_to_light_whatever_its_successors_say() {
+fn audits_find_the_true_successors_among_lying_ones() {
     for table in [TablePolicy::Fingers, TablePolicy::Adaptive] {
         for (n, lies) in LIES.map(|lie| vec![lie]).into_iter().chain([LIES.to_vec()]).enumerate() {
             let captured = Captured::new(n as u64, table, &lies);
@@ -225,7 +225,7 @@ fn who_really_follows_a_node_comes_to_light_whatever_its_successors_say() {
 }
 
 #[test]
-fn newcomers_find_their_place_among_liars_and_are_found() {
+fn newcomers_among_liars_find_their_place_and_enter_the_lists() {
     for table in [TablePolicy::Fingers, TablePolicy::Adaptive] {
         let captured = Captured::new(9, table, &LIES);
         let via = captured.cluster.hosts()[1];
@@ -243,7 +243,7 @@ fn newcomers_find_their_place_among_liars_and_are_found() {
 }
 
 #[test]
-fn what_was_found_out_leaves_the_lists_again_when_it_dies() {
+fn a_node_that_an_audit_added_leaves_the_lists_when_it_dies() {
     let captured = Captured::new(4, TablePolicy::Adaptive, &[Lie::Gang]);
     captured.cluster.run_secs(90);
     assert_eq!(captured.truth(), (1.0, 1.0));

@@ -55,7 +55,7 @@ fn a_clock_that_jumps_while_its_node_runs_is_corrected_at_once() {
 
 /// They all agree on the same lie, and are a third.
 #[test]
-fn a_minority_that_lies_about_the_time_moves_nobody() {
+fn a_minority_that_lies_about_the_time_corrects_no_honest_clock() {
     for seed in 1..4 {
         let cluster = Cluster::new(lan(seed), ChordConfig::default());
         let first = cluster.add();

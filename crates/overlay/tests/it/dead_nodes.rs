@@ -39,7 +39,7 @@ fn a_node_that_left_a_call_unanswered_is_not_asked_again_because_others_name_it(
 }
 
 #[test]
-fn a_silent_node_is_asked_when_nobody_else_is_left() {
+fn a_silent_node_is_asked_when_no_other_is_left() {
     let script = Script::new(start_at(&[5])).on(5, false, |n| root(n, &[10])).on(10, true, done);
     silence(&script, &[5, 10]);
     let script = Arc::new(script);
@@ -82,7 +82,7 @@ fn a_silent_root_is_passed_over_and_the_trace_says_so() {
 
 /// A dead node on the way cost two seconds at least, and a lookup gives up after twenty.
 #[test]
-fn an_overdue_answer_is_not_waited_for_and_whoever_answers_first_moves_the_walk() {
+fn a_walk_hedges_an_overdue_question_and_follows_the_first_answer() {
     let script = Script::new(start_at(&[8, 5]))
         .taking(8, DEAD)
         .taking(9, DEAD)
@@ -113,7 +113,7 @@ fn an_answer_that_comes_late_is_still_taken() {
 }
 
 #[test]
-fn a_ring_in_which_everybody_answers_in_time_sees_no_more_questions() {
+fn hedging_adds_no_questions_while_all_answers_come_in_time() {
     let script = || {
         let script = Script::new(start_at(&[5, 3]))
             .on(5, false, |n| closer(n, &[8, 7]))
@@ -149,7 +149,7 @@ fn questions_that_are_waited_for_are_bounded() {
 
 /// Who the root is, is not for the second fastest to say.
 #[test]
-fn a_slow_root_is_waited_for_when_the_root_is_what_is_looked_for() {
+fn a_walk_that_looks_for_the_root_waits_for_a_slow_root() {
     let script = Script::new(start_at(&[8]))
         .taking(10, Duration::from_secs(3))
         .on(8, false, |n| root(n, &[10, 11]))

@@ -53,7 +53,7 @@ fn a_flood_of_reports_of_death_causes_few_pings() {
 }
 
 #[test]
-fn who_is_reported_dead_is_found_so_whichever_of_its_virtual_servers_is_known() {
+fn a_node_reported_dead_is_pinged_by_any_of_its_virtual_servers_in_the_tables() {
     for profile in [IdProfile::Address, IdProfile::Identity] {
         let config =
             ChordConfig { virtual_servers: 4, successors: 4, profile, ..ChordConfig::default() };
@@ -96,7 +96,7 @@ fn farewell(from: u16, remaining: u16) -> Bytes {
 /// Whoever called and said that it left was suspected, with room for 512: a flood of such
 /// farewells drove out those who had really been found dead.
 #[test]
-fn farewells_of_strangers_are_not_heard() {
+fn leave_calls_of_unknown_peers_are_ignored() {
     let cluster = Cluster::perfect(lan(3), ChordConfig::default(), 12, true);
     cluster.run_secs(10);
     let target = cluster.hosts()[0];

@@ -115,7 +115,7 @@ fn joining_twice_is_refused() {
 }
 
 #[test]
-fn a_join_error_says_who_was_asked_and_what_each_said() {
+fn a_join_error_names_the_peers_asked_and_their_answers() {
     let cluster = Cluster::new(lan(1), ChordConfig::default());
     let (host, other, dead) = (cluster.add(), cluster.add(), cluster.add());
     assert_eq!(cluster.join(host, &[]), Err(JoinError::NobodyToAsk));
@@ -137,7 +137,7 @@ fn a_join_error_says_who_was_asked_and_what_each_said() {
 }
 
 #[test]
-fn a_bootstrap_peer_that_is_somebody_else_now_does_not_stop_the_next() {
+fn a_bootstrap_address_with_another_key_now_does_not_stop_the_next() {
     let cluster = Cluster::grown(lan(1), ChordConfig::default(), 1);
     let host = cluster.add();
     let there = cluster.peer(cluster.hosts()[0]);
@@ -210,7 +210,7 @@ fn a_failure_report_routes_around_a_node_and_a_false_one_is_taken_back() {
 }
 
 #[test]
-fn a_predecessor_that_dies_is_noticed_even_if_nobody_takes_its_place() {
+fn a_dead_predecessor_is_noticed_even_if_no_node_takes_its_place() {
     let cluster = Cluster::perfect(lan(8), ChordConfig::default(), 30, false);
     // Only this node is kept up: no other finds out, and so none claims to precede it.
     let chord = cluster.chord(cluster.hosts()[4]);

@@ -320,7 +320,7 @@ impl Siege {
 }
 
 #[test]
-fn no_liar_is_admitted_and_the_victims_data_is_found() {
+fn checks_keep_liars_out_and_the_victims_data_is_found() {
     for profile in [IdProfile::Address, IdProfile::Identity] {
         for seed in 1..=2 {
             let siege = Siege::lay(seed, config(profile, true));
@@ -340,7 +340,7 @@ fn no_liar_is_admitted_and_the_victims_data_is_found() {
 
 /// That the test above can fail.
 #[test]
-fn liars_get_in_where_nobody_checks() {
+fn without_checks_liars_enter_the_tables() {
     for profile in [IdProfile::Address, IdProfile::Identity] {
         let siege = Siege::lay(1, config(profile, false));
         let mut seen = BTreeSet::new();
@@ -354,7 +354,7 @@ fn liars_get_in_where_nobody_checks() {
 }
 
 #[test]
-fn honest_late_comers_are_admitted_while_liars_press_in() {
+fn honest_late_joiners_are_admitted_while_liars_flood_claims() {
     for profile in [IdProfile::Address, IdProfile::Identity] {
         let siege = Siege::lay(3, config(profile, true));
         let first = siege.cluster.hosts()[0];
@@ -378,7 +378,7 @@ fn honest_late_comers_are_admitted_while_liars_press_in() {
 
 /// How many calls all others make to nodes that do not exist, or not there.
 #[test]
-fn a_flood_of_claims_does_not_make_nodes_dial_the_world() {
+fn a_flood_of_claims_causes_a_bounded_number_of_dials() {
     let config = config(IdProfile::Identity, true);
     let cluster = Cluster::perfect(lan(5), config, 12, true);
     cluster.run_secs(10);
@@ -521,7 +521,7 @@ fn a_second_node_at_one_address_is_told_that_its_place_is_taken() {
 
 /// It can ask everybody, and nobody can ask it.
 #[test]
-fn a_node_that_cannot_be_reached_where_it_says_is_in_nobodys_tables() {
+fn a_node_unreachable_at_its_address_enters_no_table() {
     for profile in [IdProfile::Address, IdProfile::Identity] {
         let cluster = Cluster::grown(lan(6), config(profile, true), 6);
         cluster.run_until_ideal(MINUTE);

@@ -20,7 +20,7 @@ fn lookups_take_half_of_log2_n_calls_and_one() {
 }
 
 #[test]
-fn on_a_ring_of_five_nobody_is_asked_but_the_root() {
+fn on_a_ring_of_five_a_lookup_asks_the_root_only() {
     assert!(mean_calls(5, 100) <= 1.0);
 }
 

@@ -68,7 +68,7 @@ fn a_node_cut_off_for_long_comes_back() {
 }
 
 #[test]
-fn one_introduction_closes_two_rings_like_a_zipper() {
+fn one_introduction_merges_two_rings_completely() {
     for seed in 1..10 {
         let config = ChordConfig {
             successors: 10,

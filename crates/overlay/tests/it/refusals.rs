@@ -50,7 +50,7 @@ fn assert_found_everywhere(cluster: &Cluster, newcomer: HostId) {
 }
 
 #[test]
-fn one_lying_successor_keeps_nobody_off_the_ring() {
+fn one_lying_successor_does_not_keep_a_newcomer_off_the_ring() {
     for seed in 1..=6 {
         let cluster = Cluster::perfect(lan(seed), ChordConfig::default(), 20, true);
         cluster.run_secs(5);
@@ -72,7 +72,7 @@ fn one_lying_successor_keeps_nobody_off_the_ring() {
 }
 
 #[test]
-fn newcomers_come_onto_a_ring_where_one_in_five_refuses_them() {
+fn newcomers_join_a_ring_where_one_in_five_nodes_refuses_them() {
     let cluster = Cluster::perfect(lan(11), ChordConfig::default(), 40, true);
     cluster.run_secs(5);
     for host in cluster.hosts().into_iter().step_by(5) {

@@ -238,7 +238,7 @@ pub(crate) fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
 
 /// A node that knows the surroundings of the key saves the question to the node before it.
 #[test]
-fn whom_a_node_on_the_way_guesses_to_be_the_root_is_asked_at_once() {
+fn a_root_guessed_by_a_node_on_the_way_is_asked_at_once() {
     let script =
         Script::new(start_at(&[5])).on(5, false, |n| closer(n, &[8, 10])).on(10, true, done);
     let script = Arc::new(script);
@@ -247,7 +247,7 @@ fn whom_a_node_on_the_way_guesses_to_be_the_root_is_asked_at_once() {
 }
 
 #[test]
-fn bad_guesses_of_a_node_on_the_way_cost_three_questions_and_bear_on_nobody() {
+fn bad_guesses_of_a_node_on_the_way_cost_three_questions_and_do_not_change_the_root() {
     let mut script = Script::new(start_at(&[5])).on(5, false, |n| closer(n, &[8, 14]));
     for at in 11..15 {
         script = script.on(at, true, move |n| back(n, at - 1));
@@ -260,7 +260,7 @@ fn bad_guesses_of_a_node_on_the_way_cost_three_questions_and_bear_on_nobody() {
 }
 
 #[test]
-fn nobody_far_from_the_key_is_taken_for_a_guess() {
+fn a_guess_far_from_the_key_is_dropped() {
     let script = Script::new(start_at(&[5]))
         .on(5, false, |n| closer(n, &[8, 2, 3]))
         .on(8, false, |n| root(n, &[10]))
@@ -341,7 +341,7 @@ fn replicas_are_asked_when_the_root_does_not_have_it() {
 }
 
 #[test]
-fn an_absent_block_is_reported_with_all_who_do_not_have_it() {
+fn an_absent_block_is_reported_with_all_nodes_that_lack_it() {
     let mut script = Script::new(start_at(&[8])).on(8, false, |n| root(n, &[10, 11, 12, 13, 14]));
     for at in 10..15 {
         script = script.on(at, true, move |n| root(n, &[at, at + 1]));
@@ -365,7 +365,7 @@ fn newcomers_before_a_supposed_root_are_found_backwards() {
 }
 
 #[test]
-fn nobody_beyond_a_live_node_is_taken_for_the_root() {
+fn no_node_beyond_a_live_node_is_taken_for_the_root() {
     // 10 is dead, 12 lives and has a predecessor 11 that lives and points to dead 10.
     let script = Script::new(start_at(&[8]))
         .on(8, false, |n| root(n, &[10, 12, 13]))
@@ -454,7 +454,7 @@ fn the_deadline_ends_a_walk_and_says_how_far_it_came() {
 }
 
 #[test]
-fn an_error_names_everybody_asked_and_what_each_said() {
+fn an_error_names_all_nodes_asked_and_their_answers() {
     let script = Script::new(start_at(&[5]))
         .on(5, false, |_| Err(Refusal::new(Refusal::OVERLOADED, "too much at once").into()));
     let script = Arc::new(script);
@@ -488,7 +488,7 @@ fn trust(script: &Script, node: usize) -> f64 {
 }
 
 #[test]
-fn absence_is_believed_when_two_routes_that_share_nobody_agree() {
+fn absence_is_believed_when_two_disjoint_routes_agree() {
     let mut script = Script::new(start_at(&[8, 5]))
         .knowing(&[8, 5, 3])
         .on(8, false, named_from(10))
@@ -508,7 +508,7 @@ fn absence_is_believed_when_two_routes_that_share_nobody_agree() {
 }
 
 #[test]
-fn who_hides_the_root_loses_to_a_route_that_knows_it() {
+fn a_route_that_knows_the_root_overrules_one_that_hides_it() {
     // 8 skips the true replica set, and those it names play along.
     let mut script = Script::new(start_at(&[8, 5]))
         .knowing(&[8, 5, 3])
@@ -568,7 +568,7 @@ fn a_false_address_does_not_stand_in_the_way_of_the_right_one() {
 }
 
 #[test]
-fn who_denies_what_another_has_is_scored_and_then_asked_last() {
+fn a_node_that_denies_a_block_another_has_is_scored_and_then_asked_last() {
     let script = || {
         Script::new(start_at(&[8]))
             .on(8, false, |n| root(n, &[10, 11, 12]))
@@ -587,7 +587,7 @@ fn who_denies_what_another_has_is_scored_and_then_asked_last() {
 }
 
 #[test]
-fn an_avoided_node_on_the_way_is_asked_only_when_nobody_else_is_left() {
+fn an_avoided_node_on_the_way_is_asked_only_when_no_other_is_left() {
     let script = Script::new(start_at(&[8, 5]))
         .on(5, false, |n| closer(n, &[8, 7]))
         .on(7, false, |n| closer(n, &[8]))

@@ -103,7 +103,7 @@ fn an_invite_that_names_liars_alone_leads_nowhere_and_admits_none() {
 
 /// Liars that can be reached lawfully are asked whom they know, and name their like.
 #[test]
-fn whom_liars_say_they_know_is_not_admitted() {
+fn nodes_that_liars_name_are_not_admitted() {
     for profile in PROFILES {
         let siege = Siege::lay(9, config(profile, true));
         siege.let_them_tell();
@@ -122,7 +122,7 @@ fn whom_liars_say_they_know_is_not_admitted() {
 }
 
 #[test]
-fn rings_that_meet_while_liars_press_in_become_one_without_them() {
+fn two_rings_merge_without_the_liars_that_flood_both() {
     for profile in PROFILES {
         let siege = Siege::lay(10, config(profile, true));
         siege.let_them_tell();

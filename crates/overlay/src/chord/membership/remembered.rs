@@ -269,7 +269,7 @@ mod tests {
 
     /// A node that has moved is known twice by its key: where it was, and where the user says.
     #[test]
-    fn a_named_card_of_a_known_peer_is_a_second_way_to_it() {
+    fn a_named_address_of_a_known_peer_is_tried_beside_the_known_one() {
         let (_sim, env) = sim();
         let mut peers = filled(&*env);
         let moved = peer(3, 9);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_one_waits_for_the_limit() {
+    fn a_budget_of_zero_waits_for_the_limit() {
         let mut budget = Budget::new(0, at(0));
         budget.spend(1, at(0));
         assert_eq!(

@@ -86,7 +86,7 @@ proptest! {
 }
 
 #[test]
-fn a_flood_of_made_up_nodes_displaces_nobody_who_is_known_and_serves_nobody() {
+fn a_flood_of_made_up_nodes_displaces_no_known_node_and_yields_no_next_hop() {
     let mut table = table(1000);
     table.set_bits(20, NOW);
     (1..300).for_each(|n| table.heard(&node(n), NOW));
@@ -105,7 +105,7 @@ fn a_flood_of_made_up_nodes_displaces_nobody_who_is_known_and_serves_nobody() {
 }
 
 #[test]
-fn one_voice_is_hearsay_and_two_are_enough() {
+fn an_entry_named_by_one_peer_is_unsure_and_by_two_peers_sure() {
     let mut table = table(100);
     let (one, two) = (node(1).peer.id, node(2).peer.id);
     table.named(&alive(9, 0), &one, NOW);
@@ -131,7 +131,7 @@ fn asked_about(table: &mut Table, n: u64, age: u8, near: u64) {
 }
 
 #[test]
-fn who_is_unknown_to_the_node_before_it_goes_and_to_others_if_its_evidence_is_old() {
+fn an_entry_unknown_to_its_predecessor_is_dropped_and_to_others_if_its_evidence_is_old() {
     let place = place_of(node(9).id.key());
     let far = place_of(node(3).id.key());
     for (heard_ago, near, stays) in
@@ -163,7 +163,7 @@ fn evidence_may_be_older_where_nodes_live_longer() {
 }
 
 #[test]
-fn who_did_not_answer_is_not_taken_from_hearsay_for_a_while() {
+fn a_node_that_did_not_answer_is_not_accepted_from_hearsay_for_a_while() {
     let mut table = table(100);
     table.heard(&node(9), NOW);
     table.failed(&node(9).peer.id, NOW);

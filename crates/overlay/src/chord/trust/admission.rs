@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_false_card_does_not_discredit_the_true_one() {
+    fn a_false_peer_address_does_not_discredit_the_true_one() {
         let mut admission = PeerAdmission::default();
         admission.admit(peer(1, 1), 1, NOW);
         admission.suspect_peer(peer(1, 2), NOW + Duration::from_secs(10));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn another_profile_or_too_high_an_index_is_out_of_the_question() {
+    fn a_node_of_another_profile_or_beyond_the_highest_index_is_suspected() {
         let rules = Rules { max_virtual_servers: 4, check: false, ..Rules::default() };
         let admission = PeerAdmission::new(rules);
         assert_eq!(admission.judge(&node(1, 3), NOW), Verdict::Welcome);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_death_of_a_node_is_that_of_all_its_virtual_servers() {
+    fn a_suspected_peer_is_suspected_with_all_its_virtual_servers() {
         let mut admission = PeerAdmission::default();
         admission.admit(peer(1, 1), 3, NOW);
         let until = NOW + Duration::from_secs(10);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn checks_and_suspicions_are_bounded() {
         let mut admission = PeerAdmission::default();
         for n in 0..20_000 {
             let now = NOW + Duration::from_millis(u64::from(n));
@@ -299,7 +299,7 @@ mod tests {
 
     /// Keys are free: somebody with 20,000 of them at one address had all others forgotten.
     #[test]
-    fn many_keys_at_one_address_displace_nobody_elsewhere_and_nobody_in_the_tables() {
+    fn many_keys_at_one_address_displace_no_checked_peer_elsewhere_or_in_the_tables() {
         let mut admission = PeerAdmission::default();
         let elsewhere = |n: u16| Peer {
             addr: SocketAddr::from((Ipv4Addr::new(10, 0, 0, n as u8), 1)),

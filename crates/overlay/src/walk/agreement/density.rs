@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_liars_alone_are_not() {
+    fn lists_of_liars_alone_are_not_plausible() {
         let slipped = accepted(17, 0.2, Doubt::Little);
         assert!(slipped <= 20, "{slipped} of 1,000");
         let slipped = accepted(17, 0.2, Doubt::Much);

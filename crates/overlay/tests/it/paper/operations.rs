@@ -118,7 +118,7 @@ fn on_a_small_ring_the_root_is_followed_by_all_others() {
 
 /// Asked as the root, a node never sends the asker around the ring.
 #[test]
-fn who_is_wrongly_taken_for_the_root_names_its_predecessor() {
+fn a_node_asked_as_the_root_that_is_not_the_root_names_its_predecessor() {
     let ring = ring(40);
     let state = member(&ring, 5, 3);
     for (at, _) in ring.iter().enumerate().filter(|(at, _)| *at != 5) {
@@ -249,7 +249,7 @@ fn a_node_that_leaves_is_closed_over_on_both_sides() {
 }
 
 #[test]
-fn who_has_lost_all_successors_goes_on_from_the_nearest_node_and_says_nothing_it_does_not_know() {
+fn a_node_without_successors_falls_back_to_the_nearest_node_and_names_no_root_meanwhile() {
     let ring = ring(200);
     let lost = |at: usize| {
         let mut state = member(&ring, at, 4);

@@ -82,7 +82,7 @@ fn an_honest_claim_is_checked_at_once_although_others_flood() {
 }
 
 #[test]
-fn a_card_is_checked_once_at_a_time_for_all_who_wait() {
+fn a_peer_address_is_checked_once_at_a_time_for_all_waiting_callers() {
     let mut queue = CheckQueue::default();
     queue.ask(node(1), known(9), Some('a'));
     queue.ask(node(1), known(8), Some('b'));
@@ -109,7 +109,7 @@ fn a_false_index_does_not_displace_the_true_one() {
 }
 
 #[test]
-fn a_card_that_a_flooder_has_named_too_waits_no_longer_for_that() {
+fn a_claim_that_a_flooder_makes_too_waits_no_longer_for_that() {
     let mut queue = CheckQueue::<()>::default();
     for n in 0..40 {
         queue.ask(node(1000 + n), known(1), None);
@@ -140,7 +140,7 @@ fn addresses_that_never_answer_leave_room_for_others_and_for_this_node() {
 }
 
 #[test]
-fn an_address_where_nobody_is_found_is_soon_left_in_peace() {
+fn an_address_with_many_refuted_claims_is_dialled_no_more() {
     let mut queue = CheckQueue::<()>::default();
     let (mut made, mut key) = (0, 1000);
     for second in 0..9 {
@@ -159,7 +159,7 @@ fn an_address_where_nobody_is_found_is_soon_left_in_peace() {
 
 /// Each of many keys has caused little; their address has caused much.
 #[test]
-fn who_has_many_keys_at_one_address_comes_after_everybody_else() {
+fn a_peer_with_many_keys_at_one_address_is_served_last() {
     let mut queue = CheckQueue::<()>::default();
     let at_one = |n: u16| Origin::Known(id(n), IpAddr::from([10, 9, 9, 9]));
     for n in 0..250 {
