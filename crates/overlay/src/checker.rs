@@ -10,9 +10,9 @@
 //! shorter than r whose nodes are all dead belongs to a node that is alone: its own
 //! successor. The base condition is meant for rings that do keep such members.
 //!
-//! Arguments are the neighbourhoods of all virtual servers of all *live* nodes. Those that have not joined are
-//! looked over. It asks nobody and knows no clock; tests and the simulator call it
-//! after every step.
+//! Arguments are the neighbourhoods of all virtual servers of all *live* nodes. Those that have not
+//! joined are left out. It makes no call and knows no clock; tests and the simulator call it after
+//! every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use atoll_key::NodeId;
 use crate::chord::ring::list::{ListLength, wanted_list};
 use crate::{Neighbourhood, Node};
 
-/// How the live members stand.
+/// The numbers of live members on the ring and beside it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Members on the ring.
@@ -40,10 +40,10 @@ pub struct Violation {
     pub text: String,
 }
 
-/// What is demanded of a ring.
+/// The conditions that a ring has to meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// A successor list goes clockwise, repeats nobody and does not hold its owner.
+    /// A successor list goes clockwise, repeats no node and does not hold its owner.
     OrderedList,
     /// A member has a live successor.
     LiveSuccessor,

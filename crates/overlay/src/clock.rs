@@ -1,17 +1,16 @@
-//! What time it is on the network.
+//! The network's time.
 //!
-//! Leases and receipts need wall clocks that agree within an hour. A machine without a
-//! battery for its clock starts in 1970, and others are set wrongly. So nodes tell each other
-//! their wall clocks when they check each other (`chord::messages::Alive`), and each takes
-//! the median of what it was told itself, first-hand, and of its own clock for the network's
-//! time, provided that there are at least [`MIN_CLOCKS`] and that its own clock is not among
-//! a majority that agrees. A minority of liars therefore moves nobody's time: where the own
-//! clock is right, it agrees with the honest majority, and where it is wrong, the median lies
-//! between the clocks of honest nodes.
+//! Leases and receipts need wall clocks that agree within an hour. A machine without a battery for
+//! its clock starts in 1970, and others are set wrongly. So nodes tell each other their wall clocks
+//! when they check each other (`chord::messages::Alive`), and each takes the median of the clocks
+//! it was told first-hand and of its own for the network's time, provided that there are at least
+//! [`MIN_CLOCKS`] and that its own clock is not among a majority that agrees. A minority of liars
+//! therefore moves no honest node's time: where the own clock is right, it agrees with the honest
+//! majority, and where it is wrong, the median lies between the clocks of honest nodes.
 //!
 //! An address has one vote, whatever runs there (an IPv6 network of 64 bits too): keys cost
 //! nothing. Votes are kept against monotonic time, so that setting the own clock is seen at once.
-//! What nodes tell is their own clock, never the corrected one.
+//! Nodes tell their own clock, never the corrected one.
 //!
 //! [`network_time`] makes a [`Runtime`] whose wall clock is corrected so.
 //!
@@ -40,7 +39,7 @@ const VOTE_LASTS: Duration = Duration::from_secs(3600);
 /// Later clocks are not believed: the year 10000.
 const MAX_UNIX_MS: u64 = 253_402_300_800_000;
 
-/// What a peer has said of its clock.
+/// A peer's clock, as the peer said.
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     peer: Peer,
@@ -60,7 +59,7 @@ pub struct ClockReport {
     pub compared: usize,
     /// How many of them agree with this node's clock.
     pub agreeing: usize,
-    /// What has to be added to this node's clock to have the network's time, milliseconds; 0
+    /// The difference of the network's time from this node's clock, milliseconds; 0
     /// unless a majority contradicts it.
     pub correction_ms: i64,
     /// Peers whose clocks are wrong by the network's time, and by how much, milliseconds; none
@@ -98,7 +97,7 @@ impl ClockVotes {
         fresh.map(|vote| (vote.peer, vote.ahead_ms - own)).collect()
     }
 
-    /// What has to be added to the own clock to have the network's time, milliseconds.
+    /// The difference of the network's time from the own clock, milliseconds.
     pub fn correction_ms(&self, own_unix_ms: u64, now: Instant) -> i64 {
         correction_ms(&self.differences(own_unix_ms, now))
     }
@@ -138,7 +137,7 @@ fn correction_ms(differences: &[(Peer, i64)]) -> i64 {
     median.filter(|ahead| !agrees(*ahead)).unwrap_or(0)
 }
 
-/// `env` with its wall clock corrected by what `overlay` hears of those of others.
+/// `env` with its wall clock corrected by the clocks that `overlay` has heard of.
 pub fn network_time(env: Env, overlay: Arc<dyn Overlay>) -> Env {
     Arc::new(NetworkTime { env, overlay })
 }

@@ -1,9 +1,9 @@
-//! What follows from a node's surroundings: who holds copies of a key, and which ranges of keys
-//! a node answers for.
+//! Replica sets and ranges, from a node's surroundings: which nodes hold copies of a key, and for
+//! which ranges of keys a node answers.
 //!
 //! A key belongs to its successor, the *root*; the copies are on the root and on the nodes after
 //! it, one virtual server of each physical node (CFS §5.1, §5.3). Everything here is pure: it is
-//! what the provided methods of [`Overlay`](crate::Overlay) compute from what an overlay says.
+//! the computations behind the provided methods of [`Overlay`](crate::Overlay).
 
 use atoll_key::{Key, KeyRange};
 
@@ -100,8 +100,8 @@ impl Neighbourhood {
     }
 }
 
-/// Groups the numbers of `keys` by what `group_of` names for each; leaves out those for which it
-/// names nothing.
+/// Groups the numbers of `keys` by the group that `group_of` names for each; leaves out those for
+/// which it names nothing.
 pub(crate) fn group_keys(
     keys: &[Key],
     group_of: impl Fn(&Key) -> Option<Node>,

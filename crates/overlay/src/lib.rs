@@ -34,14 +34,14 @@ use crate::peer_book::PeerBook;
 use crate::walk::WalkError;
 
 /// The most virtual servers of one node: CFS Figure 12 runs 128. A larger virtual index
-/// is refused, so that nobody can try indices until one falls beside a victim (CFS §4.4).
+/// is refused, so that no node can try indices until one falls beside a victim (CFS §4.4).
 pub const MAX_VIRTUAL_SERVERS: u16 = 128;
 
 /// Which of a node's virtual servers: with the node's key and address it determines the ring
 /// position (CFS §4.1, §5.3).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct VirtualServerId {
-    /// What the position is the hash of.
+    /// The profile, which names the hashed values.
     pub profile: IdProfile,
     /// The virtual index, below [`MAX_VIRTUAL_SERVERS`].
     pub index: u16,
@@ -79,7 +79,7 @@ impl fmt::Debug for Node {
     }
 }
 
-/// For people, who know a node by its id and address and not by its places on the ring.
+/// For people: a node by its ID and address, without its positions on the ring.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.peer.fmt(f)
@@ -95,7 +95,7 @@ pub enum Route {
     /// Nodes strictly between this one and the key, the nearest to the key first
     /// (CFS Figure 3, `preceding_node_list`), at most [`MAX_CLOSER`] and never none. Then at
     /// most [`MAX_GUESSES`] at or after the key, the nearest first, one of which is probably
-    /// its root: it can be asked at once, but nobody vouches for it.
+    /// its root: it can be asked at once, but is unverified.
     Closer(Vec<Node>),
     /// This node was asked as the root and is not; the lookup goes on at its predecessor.
     NotRoot(Node),
@@ -124,7 +124,7 @@ pub const MAX_CLOSER: usize = 8;
 /// The most guesses at the root in a [`Route::Closer`].
 pub const MAX_GUESSES: usize = 2;
 
-/// What surrounds one virtual server of a node.
+/// The surroundings of one virtual server of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Neighbourhood {
     /// Changes whenever any other field does; never repeats while the node runs.
@@ -142,7 +142,7 @@ pub struct Neighbourhood {
 /// A node's place on the ring and its routing tables: everything about geometry that the crates
 /// above may know. The methods that return no future answer at once, from memory.
 ///
-/// An implementation says who surrounds this node, what its tables say of a key, and how to find
+/// An implementation tells this node's surroundings, the answers of its tables, and how to find
 /// a root; the provided methods compute replica sets and ranges from that.
 pub trait Overlay: Send + Sync + 'static {
     /// The surroundings of each of this node's virtual servers, by virtual index; never
@@ -193,7 +193,7 @@ pub trait Overlay: Send + Sync + 'static {
         Some(hood.replica_set(copies))
     }
 
-    /// The nodes that follow one of this node's virtual servers, nearest first. Nobody if it does
+    /// The nodes that follow one of this node's virtual servers, nearest first. Empty if it does
     /// not run.
     fn successors_of(&self, own: &Node) -> Vec<Node> {
         let hood = self.neighbourhoods().into_iter().find(|hood| hood.me.id == own.id);
@@ -201,7 +201,7 @@ pub trait Overlay: Send + Sync + 'static {
     }
 
     /// The nodes around one of this node's virtual servers: its predecessor and its first
-    /// successors, at most so many of them. Nobody if it does not run.
+    /// successors, at most so many of them. Empty if it does not run.
     fn neighbours_of(&self, own: &Node, successors: usize) -> Vec<Node> {
         let hood = self.neighbourhoods().into_iter().find(|hood| hood.me.id == own.id);
         hood.map_or_else(Vec::new, |hood| hood.neighbours(successors))
@@ -270,7 +270,7 @@ pub trait Overlay: Send + Sync + 'static {
     }
 
     /// Nodes one of which is probably the root of `key`, likeliest first, so that it can be
-    /// asked at once; none if the tables do not tell. Nobody vouches for them.
+    /// asked at once; none if the tables do not tell. They are unverified.
     fn likely_roots(&self, key: &Key) -> Vec<Node> {
         let _ = key;
         Vec::new()
@@ -298,15 +298,15 @@ pub trait Overlay: Send + Sync + 'static {
         ClockReport::default()
     }
 
-    /// What has to be added to this node's wall clock to have the network's time, milliseconds;
+    /// The difference of the network's time from this node's wall clock, milliseconds;
     /// see [`clock`].
     fn clock_correction_ms(&self) -> i64 {
         0
     }
 
-    // --- what calls show of other nodes -----------------------------------------------
+    // --- observations of other nodes -------------------------------------------------
 
-    /// What is known of other nodes first-hand: how fast they answer, and who lied.
+    /// This node's own measurements of other nodes: how fast they answer, and which lied.
     fn peer_book(&self) -> &PeerBook;
 
     /// Records that `node` answered a question of a lookup, whatever it said: it lives.

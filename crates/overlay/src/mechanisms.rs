@@ -1,5 +1,5 @@
-//! Switches for what this crate adds to the papers, so that the laboratory can measure what
-//! each mechanism buys (`docs/design/mechanisms.md`). A node runs with all of them on.
+//! Switches for this crate's additions to the papers, so that the laboratory can measure the
+//! effect of each mechanism (`docs/design/mechanisms.md`). A node runs with all of them on.
 
 /// One switch a mechanism; on by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub struct Mechanisms {
     pub adaptive_interval: bool,
     /// Predecessors are told at once when a list changes, and stabilize then.
     pub nudges: bool,
-    /// The adaptive table asks peers about nodes with what its budget leaves.
+    /// The adaptive table asks peers about nodes with the rest of its budget.
     pub exploration: bool,
     /// The network's time is the median of the peers' clocks.
     pub clocks: bool,

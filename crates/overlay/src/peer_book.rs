@@ -1,22 +1,22 @@
-//! The peer book: what a node has measured of other peers itself, and which of them lied.
+//! The peer book: a node's own measurements of other peers, and which of them lied.
 //!
 //! CFS §4.3 chooses next hops by measured latency and §5.1 replicas; §8 leaves malicious nodes to
-//! the future. Both need a memory of peers that outlives a connection. Only what this node has
-//! measured or caught itself goes in. What a peer did wrong is a [`Misdeed`]; misdeeds add up to a
-//! score that fades. A peer with a heavy score is avoided: asked last, never excluded, since any
+//! the future. Both need a memory of peers that outlives a connection. Only this node's own
+//! measurements and discoveries go in. A wrong that a peer did is a [`Misdeed`]; misdeeds add up to
+//! a score that fades. A peer with a heavy score is avoided: asked last, never excluded, since any
 //! node may be mistaken.
 //!
-//! A peer that left a call unanswered is asked last too ([`Standing`]), whichever node names it: when
-//! many nodes have died at once others still name them, and asking each of the dead once is enough.
-//! The silence is held against the peer address that was called, so that a false address does not
-//! discredit a node. It is forgotten as soon as the node answers or calls, and in any case after a
-//! while, each time a longer one.
+//! A peer that left a call unanswered is asked last too ([`Standing`]), whichever node names it:
+//! when many nodes have died at once others still name them, and asking each of the dead once is
+//! enough. The silence is held against the peer address that was called, so that a false address
+//! does not discredit a node. It is forgotten as soon as the node answers or calls, and in any case
+//! after a while, each time a longer one.
 //!
-//! The book is bounded. It first forgets peers that were not heard of for the longest time, and last
-//! those that it avoids, and therefore does not hear of.
+//! The book is bounded. It first forgets peers that were not heard of for the longest time, and
+//! last those that it avoids, and therefore does not hear of.
 //!
-//! It does not know what was asked. The caller says which answers are worth timing: small ones, or
-//! a peer that takes large blocks would seem far away.
+//! It does not know the questions. The caller says which answers are worth timing: small ones, or a
+//! peer that takes large blocks would seem far away.
 
 mod conduct;
 mod silence;
@@ -41,15 +41,15 @@ pub use silence::Standing;
 /// The most peers kept.
 pub const MAX_PEERS: usize = 4096;
 /// Of a full book, at most this share keeps its place for having lied: otherwise a flood
-/// of liars would push out everybody else.
+/// of liars would push out all others.
 const MAX_LIARS: usize = MAX_PEERS / 4;
-/// What a call is expected to take before any was made. A guess: far away on one continent.
+/// The expected time of a call before any was made. A guess: far away on one continent.
 const FIRST_GUESS: Duration = Duration::from_millis(100);
 /// The average over all calls forgets beyond so many, so that it follows a node that moves.
 const MEAN_OVER_CALLS: u64 = 1000;
-/// A peer that takes so many times what it takes 19 times of 20 has probably failed. A guess.
+/// A peer that takes so many times its 95 % quantile has probably failed. A guess.
 const PATIENCE_FACTOR: u32 = 8;
-/// An answer is overdue after so many times what 19 of 20 answers take. A guess: hardly any
+/// An answer is overdue after so many times the 95 % quantile. A guess: hardly any
 /// answer of a peer that lives is.
 const LATE_FACTOR: u32 = 2;
 /// No answer is overdue before: a busy machine may need as long. A guess.
@@ -78,11 +78,11 @@ struct Pages {
     /// The average of all calls ever made, seconds (CFS §4.3: d-bar).
     mean_secs: f64,
     calls: u64,
-    /// All calls as if of one peer: what is thought of those never measured.
+    /// All calls as if of one peer: the estimate for peers that were never measured.
     all: Timing,
-    /// Whether anybody was ever caught: mostly nobody was, and that is quick to say.
-    anybody_lied: bool,
-    /// When everybody's silence will have been forgotten: mostly nobody is silent.
+    /// Whether any peer was ever caught: most nodes never catch one, which saves a search.
+    any_lied: bool,
+    /// When all silences will have been forgotten: mostly no peer is silent, which saves a search.
     silences_end: Instant,
 }
 
@@ -161,8 +161,8 @@ impl PeerBook {
         pages.peers.get(&peer.id).map_or(Standing::Answers, |page| page.standing(peer, now))
     }
 
-    /// How long a call to `peer` is waited for before somebody else is asked as well: rather
-    /// longer than it nearly always takes, or than all calls do while it was never measured.
+    /// How long a call to `peer` is waited for before another peer is asked as well: rather longer
+    /// than it nearly always takes, or than all calls do while it was never measured.
     pub fn late_after(&self, peer: &PeerId) -> Duration {
         (self.p95(peer) * LATE_FACTOR).max(LEAST_LATE)
     }
@@ -196,7 +196,7 @@ impl PeerBook {
 
     /// The time within which `peer` answers 19 times of 20, as far as that is known: its
     /// own 95 % quantile, or that of all calls while it was never measured. A caller that waits
-    /// longer may well ask somebody else.
+    /// longer may well ask another peer.
     pub fn p95(&self, peer: &PeerId) -> Duration {
         let pages = self.lock();
         let own = pages.timing_of(peer);
@@ -219,7 +219,7 @@ impl PeerBook {
     /// `peer` was caught by this node itself.
     pub fn lied(&self, peer: &PeerId, misdeed: Misdeed, now: Instant) {
         let mut pages = self.lock();
-        pages.anybody_lied = true;
+        pages.any_lied = true;
         pages.page(peer, now).conduct.lied(misdeed, now);
     }
 
@@ -233,7 +233,7 @@ impl PeerBook {
         self.mechanisms.conduct && self.lock().score(peer, now) >= AVOIDED_FROM
     }
 
-    /// All who are avoided, and their [trust](PeerBook::trust): for people.
+    /// All avoided peers, and their [trust](PeerBook::trust): for people.
     pub fn avoided(&self, now: Instant) -> Vec<(PeerId, f64)> {
         let pages = self.lock();
         let scores = pages.peers.iter().map(|(id, page)| (*id, page.conduct.score(now)));
@@ -242,7 +242,7 @@ impl PeerBook {
     }
 
     fn lock(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().expect("nobody panics while holding the book")
+        self.pages.lock().expect("no thread panics while holding the book")
     }
 }
 
@@ -258,13 +258,13 @@ impl Pages {
     }
 
     fn score(&self, peer: &PeerId, now: Instant) -> f64 {
-        if !self.anybody_lied {
+        if !self.any_lied {
             return 0.0;
         }
         self.peers.get(peer).map_or(0.0, |page| page.conduct.score(now))
     }
 
-    /// The page of `peer`; a new one takes the place of somebody else's in a full book.
+    /// The page of `peer`; a new one takes the place of another in a full book.
     fn page(&mut self, peer: &PeerId, now: Instant) -> &mut Page {
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(peer) {
             let lied = |page: &Page| page.conduct.score(now) >= AVOIDED_FROM;

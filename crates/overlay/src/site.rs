@@ -1,9 +1,9 @@
-//! What counts as one address where votes or claims are counted: keys are free, addresses are not.
+//! Sites: addresses as votes and claims are counted by them. Keys are free, addresses are not.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What counts as one address: a whole IPv4 address, or the first 64 bits of an IPv6 address,
-/// whose owner may choose the rest.
+/// The unit that counts as one address: a whole IPv4 address, or the first 64 bits of an IPv6
+/// address, whose owner may choose the rest.
 pub(crate) fn site(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => {

@@ -1,6 +1,6 @@
 //! A static ring: every node knows all nodes, and nothing ever changes.
 //!
-//! The simplest [`Overlay`], for tests of the layers above: what works on it and on
+//! The simplest [`Overlay`], for tests of the layers above: a layer that works on it and on
 //! [`Chord`](crate::chord::Chord) depends on the trait alone. It sends no message. Failures that
 //! are reported to it are only noted in the peer book, whose readers avoid the node.
 

@@ -2,9 +2,9 @@
 //!
 //! CFS Figure 3 (`find_predecessor`) and Figure 5 (`lookup`), generic over the question: `dht` asks
 //! for blocks on the way, [`Overlay::find_root`] only for the way. [`walk`] drives a [`Search`],
-//! which is plain state and says what to do next: ask a node, send a failure report, or end.
+//! which is plain state and returns the next action: ask a node, send a failure report, or end.
 //! [`route`] is one route to the root, [`agreement`] the decision whether several routes agree,
-//! [`memory`] what they share.
+//! [`memory`] their shared state.
 //!
 //! Departures from Figure 5:
 //! - The path is a sorted set instead of a stack. The previous hop is alerted only when all nodes
@@ -14,24 +14,24 @@
 //! - When the root fails, the next node of the list is asked as the root, and is taken for it even
 //!   if it still believes in its dead predecessor: it is the first live successor.
 //! - A node that left an earlier call of this node unanswered is asked only when no other is left
-//!   ([`Standing`](crate::peer_book::Standing)). Of many nodes that died at once each then costs one
-//!   timeout, not one for each lookup that is led there. The walk goes on as if the node had failed,
-//!   and its trace says where that may matter.
-//! - In a *hedged* walk ([`WalkLimits::hedge`]) the next best node is asked as well when an answer is
-//!   overdue. The first answer moves the walk, and the late answer still counts. A dead node then
-//!   costs twice what its answers would have taken, not the time after which it is given up. At most
-//!   one question is waited for that is not overdue, so a ring in which all nodes answer sees no
-//!   more calls.
+//!   ([`Standing`](crate::peer_book::Standing)). Of many nodes that died at once each then costs
+//!   one timeout, not one for each lookup that is led there. The walk goes on as if the node had
+//!   failed, and its trace says where that may matter.
+//! - In a *hedged* walk ([`WalkLimits::hedge`]) the next best node is asked as well when an answer
+//!   is overdue. The first answer moves the walk, and the late answer still counts. A dead node
+//!   then costs twice the time of its answers, not the time after which it is given up. At most one
+//!   question is waited for that is not overdue, so a ring in which all nodes answer sees no more
+//!   calls.
 //! - The next hop may be chosen by latency ([`Selection::Cost`], CFS §4.3).
-//! - A root that may be false is not believed at once ([`WalkLimits::routes`]; CFS §4.2 and §8 leave
-//!   this to future work). A peer that is caught lying is recorded in the
-//!   [peer book](crate::peer_book) and asked last for a while.
+//! - A root that may be false is not believed at once ([`WalkLimits::routes`]; CFS §4.2 and §8
+//!   leave this to future work). A peer that is caught lying is recorded in the [peer
+//!   book](crate::peer_book) and asked last for a while.
 //!
 //! Invariants: no node is asked the same question twice (twice only after it has been told of dead
 //! nodes it had named); at most [`WalkLimits::asks`] questions; the walk ends, whatever the nodes
 //! answer.
 //!
-//! The walk does not know what is asked, nor any message. Node IDs cannot be made up: they are
+//! The walk knows neither the question nor any message. Node IDs cannot be made up: they are
 //! derived from the peers' keys on receipt.
 
 mod agreement;
@@ -68,16 +68,16 @@ pub struct WalkLimits {
     pub deadline: Duration,
     /// How the next hop is chosen.
     pub selection: Selection,
-    /// The most routes tried, each through other nodes, while what was looked for is not
-    /// found or the root is doubtful. One is what the paper does, and trusts everybody.
+    /// The most routes tried, each through other nodes, while the key is not found or the root is
+    /// doubtful. One, as in the paper, trusts all nodes.
     pub routes: usize,
     /// With several routes, how many of them have to end at the same root before it is
-    /// believed that what that root does not have does not exist.
+    /// believed that a block that this root lacks does not exist.
     pub confirm: usize,
-    /// Whether somebody else is asked as well when an answer is overdue
+    /// Whether another node is asked as well when an answer is overdue
     /// ([`PeerBook::late_after`](crate::peer_book::PeerBook::late_after)).
     pub hedge: bool,
-    /// Whether nodes that somebody only guesses to be the root are asked as such. One that has
+    /// Whether nodes that are only guessed to be the root are asked as such. One that has
     /// just lost its predecessor says that it is the root, although others live before it. A lookup
     /// finds that out; a node that looks for its own position would skip those nodes.
     pub guess: bool,
@@ -108,7 +108,7 @@ impl Default for WalkLimits {
     }
 }
 
-/// What a node answered to one question of a walk.
+/// A node's answer to one question of a walk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step<T> {
     /// Here it is.
@@ -122,11 +122,11 @@ pub enum Step<T> {
 /// How a walk succeeded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found<T> {
-    /// What the last node answered.
+    /// The last node's answer.
     pub value: T,
     /// The node that answered.
     pub at: Node,
-    /// All that was asked, in order.
+    /// The questions and answers, in order.
     pub trace: Trace,
 }
 
@@ -134,14 +134,14 @@ pub struct Found<T> {
 ///
 /// `step(node, as_root)` asks one node one question, within its own time limit. It is
 /// called with this node itself when this node is the key's root, and should then answer
-/// without the network. A root that does not have what is wanted may answer
+/// without the network. A root that does not have the block may answer
 /// `Step::Absent` or `Step::Route(Route::Root([itself, …]))`: both mean the same. A
 /// question that is overdue when the walk ends is heard to its end in the background.
 ///
-/// Cancel-safe: dropping the future asks nobody anything more.
+/// Cancel-safe: dropping the future ends all questions.
 ///
 /// # Errors
-/// See [`WalkError`]; it says who was asked and what each said.
+/// See [`WalkError`]; it names the nodes asked and their answers.
 pub async fn walk<T: Send + 'static>(
     env: &dyn Runtime,
     overlay: &dyn Overlay,
@@ -231,7 +231,7 @@ fn finish<T: Send + 'static>(env: &dyn Runtime, calls: Calls<T>) {
 type Answer<T> = Result<Step<T>, CallError>;
 type Calls<T> = FuturesUnordered<BoxFuture<'static, Event<T>>>;
 
-/// What a walk waits for.
+/// An event that a walk waits for.
 enum Event<T> {
     Answered(Question, Instant, Answer<T>),
     /// Whether a node that was told of failures can be asked again.
@@ -255,12 +255,12 @@ where
     T: Send + 'static,
     S: Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
 {
-    /// Asks until the search ends; returns what was found, at which node, and whether that one
+    /// Asks until the search ends; returns the value, the node that had it, and whether that node
     /// was asked as the root.
     async fn go(&mut self) -> Result<(T, Node, bool), End> {
         loop {
             self.search.set_time(self.env.now());
-            match self.whom_to_ask() {
+            match self.due_question() {
                 Some(Next::Ask(question)) => self.ask(question),
                 Some(Next::ReportFailures(node, failed)) => self.report_failures(node, failed),
                 Some(Next::End(end)) => return Err(end),
@@ -276,7 +276,7 @@ where
     }
 
     /// The next question, if it is time for one.
-    fn whom_to_ask(&mut self) -> Option<Next> {
+    fn due_question(&mut self) -> Option<Next> {
         if self.calls.is_empty() {
             return Some(self.search.next());
         }

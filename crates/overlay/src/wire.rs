@@ -1,7 +1,7 @@
 //! Nodes, keys and routes as they stand in message headers, here and in the crates above.
 //!
 //! A node's ring position never travels: it is derived from the peer's key on receipt
-//! (CFS §4.4), so that nobody can claim a position.
+//! (CFS §4.4), so that no node can claim a position.
 
 use atoll_key::{IdProfile, Key};
 use atoll_net::header::{Capped, WirePeer};

@@ -17,9 +17,9 @@ use crate::chord::ring::state::Told;
 use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
 use atoll_env::BoxFuture;
 
-/// Whether the node that gave this answer cannot serve as a neighbour: dead, on no ring,
-/// or talking nonsense. An overloaded one is worth waiting for, and one that does not know
-/// the method is as alive as any: it runs another version.
+/// Whether the node that gave this answer cannot serve as a neighbour: it is dead, on no ring, or
+/// its answer does not decode. An overloaded node will answer later, and a node that does not know
+/// the method lives: it runs another version.
 pub(super) fn is_no_neighbour(error: &CallError) -> bool {
     let overloaded = matches!(error, CallError::Refused(r) if r.code == Refusal::OVERLOADED);
     !overloaded && !error.is_unknown_method()
@@ -76,7 +76,7 @@ impl Chord {
         Ok(alive.joined)
     }
 
-    /// What surrounds a virtual server, which may be one of this node.
+    /// The surroundings of a virtual server, which may be one of this node.
     pub(super) async fn call_neighbours(&self, to: &Node) -> Result<Told, CallError> {
         if let Some(told) = self.own_told(to) {
             return told.ok_or_else(|| Refusal::new(NOT_JOINED, "not on a ring yet").into());

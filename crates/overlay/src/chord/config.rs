@@ -1,4 +1,4 @@
-//! What can be set about a node's part in a ring.
+//! The settings of a node's part in a ring.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::chord::trust::admission::Rules;
 use crate::walk::Selection;
 use crate::{MAX_VIRTUAL_SERVERS, Mechanisms};
 
-/// What can be set. The times fit a LAN and the open internet alike; all but the first
-/// are guesses that the simulator bears out.
+/// The settings. The times fit a LAN and the open internet alike; all but the first
+/// are guesses that simulations confirm.
 #[derive(Clone, Debug)]
 pub struct ChordConfig {
     /// The paper's r, "2 log2 N for the foreseeable maximum number of nodes" (CFS §4.2).
@@ -40,8 +40,9 @@ pub struct ChordConfig {
     /// successor, to find rings that were split off; up to four times as rarely while nothing
     /// changes. Alone on a ring: `stabilize_every`.
     pub merge_every: Duration,
-    /// How often successor lists are cross-checked where there is reason ([`crate::chord::trust::audit`]);
-    /// while nothing is found, up to 32 times as rarely. Without `check_nodes` never.
+    /// How often successor lists are cross-checked where there is reason
+    /// ([`crate::chord::trust::audit`]); while nothing is found, up to 32 times as rarely. Without
+    /// `check_nodes` never.
     pub audit_every: Duration,
     /// How a lookup chooses its next hop.
     pub selection: Selection,
@@ -50,8 +51,8 @@ pub struct ChordConfig {
     pub routes: usize,
     /// Which routing table is kept beside the successor lists.
     pub table: TablePolicy,
-    /// What upkeep may cost: bytes a second of all messages of this family, sent and
-    /// received, but lookups'. What stabilising leaves of it, the adaptive table may use.
+    /// The budget of upkeep: bytes a second of all messages of this family, sent and received,
+    /// but lookups'. The adaptive table may use the part that stabilising leaves.
     pub table_budget_bytes_per_sec: u64,
     /// The limit of one call.
     pub call_limit: Duration,
@@ -59,7 +60,7 @@ pub struct ChordConfig {
     pub suspect_for: Duration,
     /// Peer addresses that the user named: they are called for as long as the node runs.
     pub bootstrap: Vec<Peer>,
-    /// What is switched off, in an experiment.
+    /// The switches of an experiment.
     pub mechanisms: Mechanisms,
     /// Peers known from an earlier run, in the order of [`super::Chord::remembered`].
     pub remembered: Vec<RememberedPeer>,

@@ -7,9 +7,9 @@
 //! A call is made by one virtual server to another (CFS §5.3): fields name their indices.
 //! Both belong to virtual servers of the network's own profile, which does not travel with them.
 //!
-//! What a header claims is not believed: element counts are capped, nothing is allocated
+//! No claim in a header is believed: element counts are capped, nothing is allocated
 //! by declared length, and a node's ring position never travels. It is derived from the
-//! peer's key on receipt (CFS §4.4), so that nobody can claim a position.
+//! peer's key on receipt (CFS §4.4), so that no node can claim a position.
 
 pub use atoll_net::header::{WirePeer, from_header as decode, to_header as encode};
 use minicbor::data::Type;
@@ -25,7 +25,7 @@ pub use crate::wire::{WireKey, WireNode, WireNodes, WireRoute};
 pub const FAMILY: u8 = 0x01;
 /// Are you there? [`Ping`], or empty; answered by [`Alive`].
 pub const PING: u16 = 0x0100;
-/// What surrounds you? [`Seen`]; answered by [`Surroundings`].
+/// Asks for a virtual server's surroundings: [`Seen`]; answered by [`Surroundings`].
 pub const NEIGHBOURS: u16 = 0x0101;
 /// I take you for my successor: [`Seen`]; answered by [`Surroundings`].
 pub const NOTIFY: u16 = 0x0102;
@@ -123,7 +123,7 @@ pub struct Alive {
     pub unix_ms: Option<u64>,
 }
 
-/// [`NEIGHBOURS`] and [`NOTIFY`]: what the asker has seen before.
+/// [`NEIGHBOURS`] and [`NOTIFY`]: the epoch that the asker has seen before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
 pub struct Seen {
     /// The epoch of the last answer, whose list need not be sent again.
@@ -149,7 +149,7 @@ pub struct Surroundings {
     /// Its successors; absent if the asker has seen this epoch.
     #[n(2)]
     pub successors: Option<WireNodes>,
-    /// To [`NOTIFY`]: what has become of the caller's claim, if it is not believed.
+    /// To [`NOTIFY`]: the doubt about the caller's claim, if it is not believed.
     #[n(3)]
     pub doubt: Option<Doubt>,
 }
@@ -161,7 +161,7 @@ pub enum Doubt {
     /// It has not been checked yet.
     #[n(1)]
     Unchecked,
-    /// It does not answer where it says it listens, or not as who it says it is.
+    /// No answer comes from its claimed address, or another key's.
     #[n(2)]
     Refuted,
 }
@@ -174,7 +174,7 @@ pub struct Reached {
     pub doubt: Option<Doubt>,
 }
 
-/// [`LEAVE`]: who surrounds the virtual server that leaves.
+/// [`LEAVE`]: the surroundings of the virtual server that leaves.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Leaving {
     /// Its predecessor.
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_node_cannot_claim_a_position() {
-        // Only the peer travels; the position is what its key hashes to.
+        // Only the peer travels; the position is the hash of its key.
         let mut forged = node(1, false);
         forged.id = node(2, false).id;
         let received = decode::<WireNode>(&encode(&WireNode(forged))).unwrap().0;

@@ -77,7 +77,7 @@ pub struct Chord {
     inner: Mutex<Inner>,
 }
 
-/// What the lock guards: each part is owned by the folder that defines it.
+/// The state behind the lock: each part is owned by the folder that defines it.
 struct Inner {
     servers: Servers,
     trust: PeerTrust,
@@ -222,7 +222,7 @@ impl Chord {
         peers
     }
 
-    /// The live root of `key` and what was asked on the way to it.
+    /// The live root of `key`, with the trace of the walk to it.
     ///
     /// # Errors
     /// See [`WalkError`].
@@ -231,11 +231,11 @@ impl Chord {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("nobody panics while holding the tables")
+        self.inner.lock().expect("no thread panics while holding the tables")
     }
 
     fn clocks(&self) -> MutexGuard<'_, ClockVotes> {
-        self.clocks.lock().expect("nobody panics while holding the votes")
+        self.clocks.lock().expect("no thread panics while holding the votes")
     }
 
     fn arc(&self) -> Arc<Chord> {
@@ -247,8 +247,8 @@ impl Chord {
         node.peer.id == self.transport.local().id
     }
 
-    /// What surrounds a virtual server of this node, `None` if it is on no ring; nothing if
-    /// `node` is another's.
+    /// The surroundings of a virtual server of this node, `Some(None)` if it is on no ring; `None`
+    /// if `node` is another's.
     #[allow(clippy::option_option, reason = "two different questions")]
     fn own_told(&self, node: &Node) -> Option<Option<Told>> {
         self.owns(node).then(|| {

@@ -1,4 +1,4 @@
-//! What Chord answers to the crates above: the [`Overlay`] trait.
+//! Chord's implementation of the [`Overlay`] trait, for the crates above.
 
 use atoll_env::BoxFuture;
 use atoll_key::Key;
@@ -57,8 +57,8 @@ impl Overlay for Chord {
             return;
         }
         self.found_dead(*failed);
-        // The caller may have been impatient: see for ourselves. But it may also have been
-        // sent to somebody who never was there.
+        // The caller may have given up too early, so the node is pinged. If the address was never
+        // checked, it may have been false from the beginning, and is not pinged.
         if self.lock().servers.admission.was_checked(failed) {
             self.probe_soon(node);
         }

@@ -50,7 +50,7 @@ impl Chord {
         answer.map(|header| Reply { header, parts: Vec::new() })
     }
 
-    /// Answers what takes calls of this node's own.
+    /// Answers the methods that need calls of this node's own.
     async fn answer_later(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
         match method {
             messages::REPORT_FAILED => self.answer_report_failed(from, header).await,
@@ -148,7 +148,7 @@ impl Chord {
         let until = self.env.now() + self.config.suspect_for;
         let (leaver, told) = (self.place(from, leaving.from.0), leaving.told());
         let remaining = leaving.remaining.0;
-        // A stranger's farewell changes nothing, and there is no end of strangers.
+        // A stranger's `LEAVE` changes nothing, and the number of strangers is not bounded.
         if !self.lock().servers.known().iter().any(|node| node.peer == from) {
             return;
         }
@@ -166,8 +166,7 @@ impl Chord {
         });
     }
 
-    /// Somebody could not reach nodes that we named: look for ourselves, if there is not too
-    /// much to look at.
+    /// A peer could not reach nodes that this one named: pings them, within the limits.
     async fn answer_report_failed(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
         let dead: FailureReport = messages::decode(header)?;
         let (named, suspects) = {
@@ -185,7 +184,7 @@ impl Chord {
             (named.len(), suspects)
         };
         if named > 0 && suspects.is_empty() {
-            return Err(Refusal::new(Refusal::OVERLOADED, "these have just been looked at"));
+            return Err(Refusal::new(Refusal::OVERLOADED, "these have just been pinged"));
         }
         join_all(suspects.iter().map(|node| self.probe_node(node))).await;
         Ok(Bytes::new())

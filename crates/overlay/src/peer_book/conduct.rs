@@ -1,4 +1,4 @@
-//! What a peer was caught at, and how long that is held against it.
+//! Misdeeds of a peer, and how long they are held against it.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use atoll_env::Instant;
 /// Something a peer did that an honest, healthy node does not do, or not often.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Misdeed {
-    /// Sent bytes that are not what their key names. Proven.
+    /// Sent bytes that do not match their key. Proven.
     BadBlock,
     /// Did not have a block that it should hold and others do hold. A newcomer that is
     /// still being supplied looks the same for a while.
     DeniedBlock,
-    /// Acknowledged a block that none of those has who should have got it from it.
+    /// Acknowledged a block that no node has to which it should have sent it.
     LostBlock,
-    /// Asked for the way, named nobody nearer to the key than itself.
+    /// Asked for the way, named no node nearer to the key than itself.
     LedInCircles,
     /// Was named, or named itself, as the root of a key whose root is nearer, or did so
     /// amid neighbours too far apart to be neighbours.
@@ -24,8 +24,8 @@ pub enum Misdeed {
 }
 
 impl Misdeed {
-    /// How heavily it weighs: a peer with [`AVOIDED_FROM`] is avoided. All guesses; what
-    /// can happen to an honest node weighs so little that it takes a habit.
+    /// How heavily it weighs: a peer with [`AVOIDED_FROM`] is avoided. All guesses; a misdeed that
+    /// can happen to an honest node weighs so little that only many of them count.
     fn weight(self) -> f64 {
         match self {
             Misdeed::BadBlock => 2.0,
@@ -36,12 +36,12 @@ impl Misdeed {
     }
 }
 
-/// A peer with so heavy a score is asked only when nobody else is left.
+/// A peer with so heavy a score is asked only when no other is left.
 pub(super) const AVOIDED_FROM: f64 = 1.0;
 /// A score halves in this time. A guess: long enough that a liar gains little by waiting,
 /// short enough that a repaired node is used again the same hour.
 const HALF_LIFE: Duration = Duration::from_secs(20 * 60);
-/// No score is heavier: after three half-lives everybody gets another chance.
+/// No score is heavier: after three half-lives every peer gets another chance.
 const HEAVIEST: f64 = 8.0;
 
 /// A score that fades.
@@ -58,7 +58,7 @@ impl Conduct {
         self.at = now;
     }
 
-    /// What is held against it now; 0 is nothing.
+    /// The score now; 0 without a misdeed.
     pub(super) fn score(&self, now: Instant) -> f64 {
         if self.score == 0.0 {
             return 0.0;

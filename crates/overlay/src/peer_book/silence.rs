@@ -13,7 +13,7 @@ pub enum Standing {
     Answers,
     /// An answer is overdue and still waited for.
     Late,
-    /// It was waited for in vain.
+    /// No answer came in time.
     Silent,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// What it says of an address of the peer whose page it is on.
+    /// The standing of an address of the peer whose page it is on.
     pub(super) fn standing(&self, peer: &Peer, now: Instant) -> Standing {
         if self.addr == peer.addr && now < self.until { self.standing } else { Standing::Answers }
     }

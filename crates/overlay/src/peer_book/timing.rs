@@ -14,7 +14,7 @@ const LEAST_DEVIATION: f64 = 1.0 / 8.0;
 /// A quantile is at least this share above the mean, and at least [`GRANULARITY_SECS`]:
 /// with peers that always take the same time, rounding is not lateness.
 const MARGIN: f64 = 1.0 / 16.0;
-/// RFC 6298 §2 calls it G. A guess: what a scheduler may add.
+/// RFC 6298 §2 calls it G. A guess: the delay that a scheduler may add.
 const GRANULARITY_SECS: f64 = 0.001;
 /// After so many calls in a row without an answer a peer is not thought slower still.
 const MAX_BACKOFF: u32 = 6;

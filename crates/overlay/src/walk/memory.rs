@@ -1,5 +1,5 @@
-//! What all routes of one walk have learnt: which nodes were asked, which answered, which are
-//! dead, and what is known of the nodes after the key. Plain data.
+//! The memory that all routes of one walk share: which nodes were asked, which answered, which are
+//! dead, and the nodes known after the key. Plain data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ pub(super) struct Memory<'w> {
     pub key: Key,
     pub me: Node,
     pub overlay: &'w dyn Overlay,
-    /// What the time was when the walker last looked.
+    /// The time when the walker last looked.
     pub now: Instant,
     pub limits: WalkLimits,
     pub questions: usize,
@@ -122,7 +122,7 @@ impl<'w> Memory<'w> {
 
     /// Whether a call to the node was left unanswered of late, by this walk or another, so
     /// that it is as if it were not there while others are. A node that is merely slow still is the
-    /// root, if the root is what is looked for.
+    /// root, if the walk looks for the root.
     pub(super) fn seems_dead(&self, node: &Node) -> bool {
         match self.standing(node) {
             Standing::Answers => false,

@@ -1,4 +1,4 @@
-//! The trace of a walk: which nodes were asked, what each said, and how a walk fails.
+//! The trace of a walk: the nodes asked, their answers, and the errors of a walk.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub struct Asked {
     pub as_root: bool,
     /// Whether it is this very node, so that the question crossed no network.
     pub local: bool,
-    /// What it said.
+    /// Its answer.
     pub said: Said,
 }
 
@@ -33,7 +33,7 @@ pub enum Said {
     Root(Node),
     /// Named its predecessor.
     NotRoot(Node),
-    /// Knew nobody, or named nobody of use.
+    /// Named no node, or none of use.
     Nowhere,
     /// Did not answer, or refused.
     Failed(CallError),
@@ -49,7 +49,7 @@ impl fmt::Display for Said {
             Said::Closer(count) => write!(f, "named {count} nearer nodes"),
             Said::Root(node) => write!(f, "named {node:?} as the root"),
             Said::NotRoot(node) => write!(f, "named its predecessor {node:?}"),
-            Said::Nowhere => f.write_str("knows nobody"),
+            Said::Nowhere => f.write_str("named no nearer node"),
             Said::Failed(error) => error.fmt(f),
             Said::Silent => f.write_str("did not answer of late and was not asked again"),
         }
@@ -73,7 +73,7 @@ impl Trace {
         self.0.iter().filter(|a| matches!(a.said, Said::Failed(_))).count()
     }
 
-    /// Whether everybody answered who was asked or should have been.
+    /// Whether all nodes answered that were asked or should have been.
     pub fn all_answered(&self) -> bool {
         !self.0.iter().any(|a| matches!(a.said, Said::Failed(_) | Said::Silent))
     }
@@ -82,7 +82,7 @@ impl Trace {
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("nobody was asked");
+            return f.write_str("no node was asked");
         }
         for (i, asked) in self.0.iter().enumerate() {
             let separator = if i == 0 { "" } else { "; " };
@@ -92,7 +92,7 @@ impl fmt::Display for Trace {
     }
 }
 
-/// Why a walk did not find what it looked for.
+/// Why a walk did not find its key.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WalkError {
     /// The root and those of its successors that answered do not have it.
@@ -102,7 +102,7 @@ pub enum WalkError {
         key: Key,
         /// The live root, then its successors as far as they are known.
         roots: Vec<Node>,
-        /// The nodes asked, and what each said.
+        /// The nodes asked, and their answers.
         trace: Trace,
     },
     /// The root of the key was not reached.
@@ -110,7 +110,7 @@ pub enum WalkError {
     NoWay {
         /// The key.
         key: Key,
-        /// The nodes asked, and what each said.
+        /// The nodes asked, and their answers.
         trace: Trace,
     },
     /// This node is not on a ring, or has just lost all its successors.
@@ -121,13 +121,13 @@ pub enum WalkError {
     GaveUp {
         /// The key.
         key: Key,
-        /// The nodes asked, and what each said.
+        /// The nodes asked, and their answers.
         trace: Trace,
     },
 }
 
 impl WalkError {
-    /// The nodes asked, and what each said.
+    /// The nodes asked, and their answers.
     pub fn trace(&self) -> Option<&Trace> {
         match self {
             WalkError::Absent { trace, .. }

@@ -1,5 +1,5 @@
-//! Members that hold their places lawfully and lie about who surrounds them: successor
-//! lists are cross-checked, so that every honest node knows who really follows it.
+//! Members that hold their places lawfully and lie about their surroundings: successor lists are
+//! cross-checked, so that every honest node knows its true successors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ fn config(table: TablePolicy) -> ChordConfig {
     ChordConfig { table, ..ChordConfig::default() }
 }
 
-/// What a liar says of its surroundings.
+/// The surroundings that a liar tells.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     /// Its successors and the roots of all keys are its accomplices.
-    Gang,
+    Accomplices,
     /// The same, and its predecessor is one too.
-    GangAround,
+    AccomplicesAround,
     /// It has no successors.
     Empty,
     /// No honest node is there, but the way to all of them is shown as it is.
@@ -39,34 +39,41 @@ enum Lie {
     Thinned,
     /// The four honest nodes after it are not there.
     Skips,
-    /// Whoever calls is its predecessor.
+    /// It names each caller as its predecessor.
     Flatters,
 }
 
-const LIES: [Lie; 7] =
-    [Lie::Gang, Lie::GangAround, Lie::Empty, Lie::Denies, Lie::Thinned, Lie::Skips, Lie::Flatters];
+const LIES: [Lie; 7] = [
+    Lie::Accomplices,
+    Lie::AccomplicesAround,
+    Lie::Empty,
+    Lie::Denies,
+    Lie::Thinned,
+    Lie::Skips,
+    Lie::Flatters,
+];
 
-/// Keeps its place as an honest node does, but for what it says.
+/// Keeps its place as an honest node does, and lies about its surroundings.
 struct Liar {
     honest: Arc<Chord>,
     lie: Lie,
-    /// All who lie, in ring order.
-    gang: Arc<Vec<Node>>,
+    /// All liars, in ring order.
+    accomplices: Arc<Vec<Node>>,
 }
 
 impl Liar {
     /// The accomplices, from the first at or after a place on.
-    fn gang_from(&self, key: &atoll_key::Key) -> Vec<Node> {
-        let mut gang = self.gang.to_vec();
-        gang.sort_unstable_by_key(|node| node.id.key().distance_from(key));
-        gang
+    fn accomplices_from(&self, key: &atoll_key::Key) -> Vec<Node> {
+        let mut accomplices = self.accomplices.to_vec();
+        accomplices.sort_unstable_by_key(|node| node.id.key().distance_from(key));
+        accomplices
     }
 
     fn is_hidden(&self, nth: usize, node: &Node) -> bool {
-        let is_honest = !self.gang.contains(node);
+        let is_honest = !self.accomplices.contains(node);
         is_honest
             && match self.lie {
-                Lie::Gang | Lie::GangAround | Lie::Empty | Lie::Denies => true,
+                Lie::Accomplices | Lie::AccomplicesAround | Lie::Empty | Lie::Denies => true,
                 Lie::Thinned => node.id.0.0[0].is_multiple_of(2),
                 Lie::Skips => nth < 4,
                 Lie::Flatters => false,
@@ -75,13 +82,13 @@ impl Liar {
 
     fn surroundings(&self, from: Peer, mut said: Surroundings) -> Surroundings {
         let me = self.honest.me();
-        let mut around = self.gang_from(&me.id.key().next());
+        let mut around = self.accomplices_from(&me.id.key().next());
         around.retain(|node| *node != me);
         // It is fetched anew every time.
         said.epoch = u64::from(rand(said.epoch));
         match self.lie {
-            Lie::Gang => said.successors = Some(WireNodes(around)),
-            Lie::GangAround => {
+            Lie::Accomplices => said.successors = Some(WireNodes(around)),
+            Lie::AccomplicesAround => {
                 said.predecessor = around.last().copied().map(WireNode);
                 said.successors = Some(WireNodes(around));
             }
@@ -99,7 +106,9 @@ impl Liar {
     fn route(&self, asked: &messages::AskRoute, route: Route) -> Route {
         let key = asked.key.0;
         match (self.lie, route) {
-            (Lie::Gang | Lie::GangAround | Lie::Empty, _) => Route::Root(self.gang_from(&key)),
+            (Lie::Accomplices | Lie::AccomplicesAround | Lie::Empty, _) => {
+                Route::Root(self.accomplices_from(&key))
+            }
             (_, Route::Root(list)) => {
                 let mut left = list.clone();
                 let mut nth = 0;
@@ -123,11 +132,15 @@ impl Service for Liar {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let (method, header) = (request.method, request.header.clone());
         if method == messages::INTRODUCE {
-            // It introduces nobody to anybody.
+            // It passes on no introduction.
             return Box::pin(std::future::ready(Ok(Reply::default())));
         }
         let answer = self.honest.handle(from, request);
-        let liar = Liar { honest: self.honest.clone(), lie: self.lie, gang: self.gang.clone() };
+        let liar = Liar {
+            honest: self.honest.clone(),
+            lie: self.lie,
+            accomplices: self.accomplices.clone(),
+        };
         Box::pin(async move {
             let mut reply = answer.await?;
             match method {
@@ -150,7 +163,7 @@ impl Service for Liar {
 /// A ring at rest, of which every fifth node begins to lie.
 struct Captured {
     cluster: Cluster,
-    gang: Arc<Vec<Node>>,
+    accomplices: Arc<Vec<Node>>,
 }
 
 impl Captured {
@@ -158,29 +171,30 @@ impl Captured {
         let cluster = Cluster::perfect(lan(seed), config(table), NODES, true);
         cluster.run_secs(5);
         let liars: Vec<HostId> = cluster.hosts().into_iter().step_by(ONE_IN).collect();
-        let mut gang: Vec<Node> = liars.iter().map(|host| cluster.chord(*host).me()).collect();
-        gang.sort_unstable_by_key(|node| node.id);
-        let gang = Arc::new(gang);
+        let mut accomplices: Vec<Node> =
+            liars.iter().map(|host| cluster.chord(*host).me()).collect();
+        accomplices.sort_unstable_by_key(|node| node.id);
+        let accomplices = Arc::new(accomplices);
         for (n, host) in liars.iter().enumerate() {
             let lie = lies[n % lies.len()];
-            let liar = Liar { honest: cluster.chord(*host), lie, gang: gang.clone() };
+            let liar = Liar { honest: cluster.chord(*host), lie, accomplices: accomplices.clone() };
             let router = Router::new().route(FAMILY, Arc::new(liar));
             cluster.sim.transport(*host).serve(Arc::new(router));
         }
-        Captured { cluster, gang }
+        Captured { cluster, accomplices }
     }
 
     fn is_liar(&self, host: HostId) -> bool {
         let peer = self.cluster.peer(host);
-        self.gang.iter().any(|node| node.peer == peer)
+        self.accomplices.iter().any(|node| node.peer == peer)
     }
 
     fn honest(&self) -> Vec<Neighbourhood> {
         let all = self.cluster.live();
-        all.into_iter().filter(|around| !self.gang.contains(&around.me)).collect()
+        all.into_iter().filter(|around| !self.accomplices.contains(&around.me)).collect()
     }
 
-    /// Runs until all honest nodes know who follows them; how many seconds that took.
+    /// Runs until all honest nodes know their true successors; how many seconds that took.
     fn run_until_true(&self) -> u64 {
         for secs in 1..=300 {
             self.cluster.run_secs(1);
@@ -244,7 +258,7 @@ fn newcomers_among_liars_find_their_place_and_enter_the_lists() {
 
 #[test]
 fn a_node_that_an_audit_added_leaves_the_lists_when_it_dies() {
-    let captured = Captured::new(4, TablePolicy::Adaptive, &[Lie::Gang]);
+    let captured = Captured::new(4, TablePolicy::Adaptive, &[Lie::Accomplices]);
     captured.cluster.run_secs(90);
     assert_eq!(captured.truth(), (1.0, 1.0));
     let honest: Vec<HostId> =
@@ -256,7 +270,7 @@ fn a_node_that_an_audit_added_leaves_the_lists_when_it_dies() {
     assert_eq!(captured.truth(), (1.0, 1.0));
 }
 
-/// Counts what audits cost: on a ring that looks for no others and knows all fingers, nobody
+/// Counts the cost of audits: on a ring that looks for no others and knows all fingers, no node
 /// else asks the way.
 struct Meter {
     honest: Arc<Chord>,

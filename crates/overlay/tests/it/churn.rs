@@ -8,8 +8,8 @@ use atoll_sim::{HostId, Loss, SimConfig};
 
 use super::cluster::{Cluster, Dice, MINUTE, lan};
 
-/// Zave's assumption: "no failure leaves a member without a live successor", when all positions of a
-/// node fail.
+/// Zave's assumption: "no failure leaves a member without a live successor", when all positions of
+/// a node fail.
 fn may_fail(cluster: &Cluster, victim: HostId) -> bool {
     let live = cluster.live();
     let peer = cluster.peer(victim).id;
@@ -24,9 +24,9 @@ fn grown(seed: u64) -> Cluster {
     Cluster::grown(lan(seed), config, 5)
 }
 
-/// Lets nodes come and go on a ring whose first nodes stay, and change how many virtual servers they
-/// run, at most `most`; Zave's invariants are asserted for every position after every step. Returns
-/// the ring as it is in the middle of it all.
+/// Lets nodes come and go on a ring whose first nodes stay, and change how many virtual servers
+/// they run, at most `most`; Zave's invariants are asserted for every position after every step.
+/// Returns the ring as it is in the middle of it all.
 pub(crate) fn churned(cluster: Cluster, most: usize, events: usize, silent: bool) -> Cluster {
     cluster.run_until_ideal(MINUTE);
     // The base: r + 1 members that stay.

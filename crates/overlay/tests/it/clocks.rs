@@ -36,7 +36,7 @@ fn a_node_whose_clock_starts_in_1970_learns_the_time_while_it_joins() {
                 assert_eq!(wrong(&cluster, host), [late], "seed {seed}");
             }
         }
-        // Somebody sets the clock.
+        // The clock is set.
         cluster.sim.set_clock_skew_ms(late, 2000);
         assert_eq!(correction(&cluster, late), 0);
         cluster.sim.run_for(Duration::from_secs(900));

@@ -149,7 +149,7 @@ impl Cluster {
         }));
     }
 
-    /// The root of `key` as a node finds it, and what was asked.
+    /// The root of `key` as a node finds it, with the trace.
     pub(crate) fn find_root(&self, host: HostId, key: Key) -> Result<Found<Vec<Node>>, WalkError> {
         let chord = self.chord(host);
         let walk = async move { chord.find_root_traced(&key).await };
@@ -262,7 +262,7 @@ pub(crate) fn keys(count: u64) -> Vec<Key> {
     (0..count).map(|n| atoll_key::BlockHash::of(&n.to_be_bytes()).key()).collect()
 }
 
-/// A small generator for tests that decide what happens next.
+/// A small generator of random numbers for tests.
 pub(crate) struct Dice(pub u64);
 
 impl Dice {

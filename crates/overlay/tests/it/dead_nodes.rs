@@ -1,4 +1,4 @@
-//! CFS §7.2.5: what a walk does about nodes that have just died, and are named all the same.
+//! CFS §7.2.5: walks where nodes have just died and are still named by others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,8 +59,8 @@ fn a_node_that_returned_is_asked_again_after_a_while() {
     assert_eq!(asked(&script), [(8, false), (10, true)]);
 }
 
-/// The first live successor stands in for a root that is known to be silent, and whoever
-/// reads the trace learns that the silent one may have the block.
+/// The first live successor stands in for a root that is known to be silent, and
+/// the trace says that the silent one may have the block.
 #[test]
 fn a_silent_root_is_passed_over_and_the_trace_says_so() {
     let mut script = Script::new(start_at(&[8])).on(8, false, |n| root(n, &[10, 11, 12, 13, 14]));
@@ -147,7 +147,7 @@ fn questions_that_are_waited_for_are_bounded() {
     assert_eq!(plain.most_waited_for(), 1, "one at a time where nothing is hedged");
 }
 
-/// Who the root is, is not for the second fastest to say.
+/// A second node could not answer for the root.
 #[test]
 fn a_walk_that_looks_for_the_root_waits_for_a_slow_root() {
     let script = Script::new(start_at(&[8]))
@@ -161,7 +161,7 @@ fn a_walk_that_looks_for_the_root_waits_for_a_slow_root() {
     assert!(!asked(&script).contains(&(11, true)));
 }
 
-/// A guess that is dead costs what an answer takes, not what a death takes to notice: its
+/// A guess that is dead costs the time of an answer, not the time to notice a death: its
 /// successor, the next guess, has the block as well.
 #[test]
 fn a_guessed_root_that_is_dead_is_not_waited_for() {
@@ -191,7 +191,7 @@ fn a_guess_behind_a_dead_node_is_not_taken_for_the_root() {
     silence(&script, &[11]);
     let script = Arc::new(script);
     assert_eq!(run(&script, WalkLimits::default()).unwrap().at, script.nodes[10]);
-    // If nobody lives before it, it is.
+    // If no node lives before it, it is the root.
     let script = guessing(10);
     silence(&script, &[10]);
     let script = Arc::new(script);

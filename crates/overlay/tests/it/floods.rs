@@ -1,4 +1,4 @@
-//! What one call makes a node do is bounded, however many calls there are.
+//! The work that calls cause at a node is bounded, however many calls there are.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ fn a_node_reported_dead_is_pinged_by_any_of_its_virtual_servers_in_the_tables() 
     }
 }
 
-fn farewell(from: u16, remaining: u16) -> Bytes {
+fn leave_call(from: u16, remaining: u16) -> Bytes {
     messages::encode(&Leaving {
         predecessor: None,
         successors: WireNodes::default(),
@@ -93,8 +93,8 @@ fn farewell(from: u16, remaining: u16) -> Bytes {
     })
 }
 
-/// Whoever called and said that it left was suspected, with room for 512: a flood of such
-/// farewells drove out those who had really been found dead.
+/// Every caller that said it left was suspected, with room for 512: a flood of such calls drove
+/// out the suspicions of nodes that had been found dead.
 #[test]
 fn leave_calls_of_unknown_peers_are_ignored() {
     let cluster = Cluster::perfect(lan(3), ChordConfig::default(), 12, true);
@@ -115,7 +115,7 @@ fn leave_calls_of_unknown_peers_are_ignored() {
         let ghost = Peer { id: PeerId(id), addr: gone.peer.addr };
         let request = Request {
             method: messages::LEAVE,
-            header: farewell((n % 100) as u16, (n % 3) as u16),
+            header: leave_call((n % 100) as u16, (n % 3) as u16),
             parts: Vec::new(),
         };
         let answer = cluster.chord(target).handle(ghost, request);
@@ -136,16 +136,16 @@ fn a_member_gives_up_only_places_that_it_has() {
     let (target, liar) = (cluster.hosts()[0], cluster.peer(cluster.hosts()[5]));
     for index in 1..100 {
         let request =
-            Request { method: messages::LEAVE, header: farewell(index, 1), parts: Vec::new() };
+            Request { method: messages::LEAVE, header: leave_call(index, 1), parts: Vec::new() };
         let answer = cluster.chord(target).handle(liar, request);
         cluster.sim.block_on(MINUTE, answer).unwrap().unwrap();
     }
-    assert!(!cluster.chord(target).servers().admission.suspects_somebody());
+    assert!(!cluster.chord(target).servers().admission.has_suspects());
     cluster.ideal().unwrap();
 }
 
 /// Introductions that waited were bounded, and those taken were not: each was passed on along
-/// the ring, so that one call made several, as fast as somebody sent them.
+/// the ring, so that one call made several, as fast as a peer sent them.
 #[test]
 fn a_flood_of_introductions_causes_few_calls() {
     const SECS: u64 = 30;

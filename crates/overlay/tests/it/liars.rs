@@ -1,5 +1,5 @@
-//! Node ID authentication (CFS §4.4): whoever claims a place that is not his is in nobody's
-//! tables; whoever claims his own is.
+//! Node ID authentication (CFS §4.4): a node that claims another node's place enters no table; a
+//! node that claims its own does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -42,23 +42,23 @@ pub(crate) fn config(profile: IdProfile, check_nodes: bool) -> ChordConfig {
     }
 }
 
-/// What a liar claims to be.
+/// The identity that a liar claims.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
-    /// Its own key at the addresses of others, or where nobody is.
+    /// Its own key at the addresses of others, or where no node is.
     Address,
     /// Virtual indices that the network does not allow.
     Index,
     /// A position by the other profile's hash.
     Profile,
-    /// Somebody else's key, at its own address.
+    /// Another node's key, at its own address.
     Identity,
     /// Its own place, but the answer to a check is the nonce of the one before.
     Replay,
     /// A virtual server that it does not admit to.
     Vacant,
-    /// Its own place, but asked, it says that it is somewhere else, as one would to whom
-    /// the question has been passed on.
+    /// Its own place, but its answer names another address, as that of a node to which the question
+    /// was forwarded would.
     Elsewhere,
     /// Its own place, and more virtual servers than the network allows.
     Greedy,
@@ -81,16 +81,16 @@ struct Liar {
     lie: Lie,
     last_nonce: Mutex<Option<u64>>,
     /// Itself, as it would like to be seen, and others of its kind.
-    gang: Arc<Mutex<Vec<Node>>>,
-    /// How often any of them was asked whom it knows; none if they do not say.
-    asked_whom: Arc<Mutex<Option<usize>>>,
+    accomplices: Arc<Mutex<Vec<Node>>>,
+    /// How often any of them was asked for the nodes it knows; none if they do not say.
+    asked_for_nodes: Arc<Mutex<Option<usize>>>,
 }
 
-/// What a liar says whom it knows: all whom the asker knows, and its own kind.
-fn learned(learn: &Learn, gang: &[Node]) -> Learned {
+/// The nodes that a liar says it knows: all that the asker knows, and its accomplices.
+fn learned(learn: &Learn, accomplices: &[Node]) -> Learned {
     let place = |node: &Node| u64::from_be_bytes(*node.id.key().0.first_chunk().unwrap());
     let span = |place: u64| place.wrapping_sub(learn.after).wrapping_sub(1);
-    let mut nodes: Vec<Node> = gang.to_vec();
+    let mut nodes: Vec<Node> = accomplices.to_vec();
     nodes.retain(|node| span(place(node)) <= span(learn.upto));
     nodes.sort_unstable_by_key(|node| span(place(node)));
     Learned {
@@ -104,7 +104,7 @@ fn learned(learn: &Learn, gang: &[Node]) -> Learned {
 
 impl Service for Liar {
     fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let gang = self.gang.lock().unwrap().clone();
+        let accomplices = self.accomplices.lock().unwrap().clone();
         let header = match request.method {
             messages::PING => {
                 let ping: Ping = messages::decode(&request.header).unwrap();
@@ -124,15 +124,18 @@ impl Service for Liar {
             }
             messages::NEIGHBOURS | messages::NOTIFY => messages::encode(&Surroundings {
                 epoch: 1,
-                predecessor: gang.last().copied().map(WireNode),
-                successors: Some(WireNodes(gang)),
+                predecessor: accomplices.last().copied().map(WireNode),
+                successors: Some(WireNodes(accomplices)),
                 doubt: None,
             }),
-            messages::ROUTE => messages::encode(&WireRoute(Route::Root(gang))),
-            LEARN => match self.asked_whom.lock().unwrap().as_mut() {
+            messages::ROUTE => messages::encode(&WireRoute(Route::Root(accomplices))),
+            LEARN => match self.asked_for_nodes.lock().unwrap().as_mut() {
                 Some(count) => {
                     *count += 1;
-                    messages::encode(&learned(&messages::decode(&request.header).unwrap(), &gang))
+                    messages::encode(&learned(
+                        &messages::decode(&request.header).unwrap(),
+                        &accomplices,
+                    ))
                 }
                 None => Bytes::new(),
             },
@@ -179,10 +182,10 @@ fn coveted(lie: Lie, liar: Peer, profile: IdProfile, honest: &[Peer]) -> Node {
 /// A ring of honest nodes and the liars around it.
 pub(crate) struct Siege {
     pub cluster: Cluster,
-    /// Where they are, what they claim to be, and the place that they could hold lawfully.
+    /// Where they are, the identity they claim, and the place that they could hold lawfully.
     pub liars: Vec<(HostId, Node, Option<Node>)>,
-    /// How often honest nodes have asked liars whom they know, if these say it.
-    pub asked_whom: Arc<Mutex<Option<usize>>>,
+    /// How often honest nodes have asked liars for the nodes they know, if these say it.
+    pub asked_for_nodes: Arc<Mutex<Option<usize>>>,
 }
 
 impl Siege {
@@ -191,27 +194,27 @@ impl Siege {
         let cluster = Cluster::perfect(lan(seed), config, HONEST, true);
         cluster.run_secs(5);
         let honest: Vec<Peer> = cluster.hosts().iter().map(|h| cluster.peer(*h)).collect();
-        let gang: Arc<Mutex<Vec<Node>>> = Arc::default();
-        let asked_whom: Arc<Mutex<Option<usize>>> = Arc::default();
+        let accomplices: Arc<Mutex<Vec<Node>>> = Arc::default();
+        let asked_for_nodes: Arc<Mutex<Option<usize>>> = Arc::default();
         let mut liars = Vec::new();
         for n in 0..LIARS {
             let host = cluster.sim.add_host(HostConfig::default());
             let lie = LIES[n % LIES.len()];
             let peer = cluster.peer(host);
             let place = coveted(lie, peer, profile, &honest);
-            gang.lock().unwrap().push(place);
+            accomplices.lock().unwrap().push(place);
             let last_nonce = Mutex::new(None);
-            let (gang, asked_whom) = (gang.clone(), asked_whom.clone());
-            let liar = Liar { peer, lie, last_nonce, gang, asked_whom };
+            let (accomplices, asked_for_nodes) = (accomplices.clone(), asked_for_nodes.clone());
+            let liar = Liar { peer, lie, last_nonce, accomplices, asked_for_nodes };
             cluster.sim.transport(host).serve(Arc::new(liar));
             let tells_its_place =
                 matches!(lie, Lie::Address | Lie::Profile | Lie::Identity | Lie::Vacant);
             let own_place = Node::at(peer, VirtualServerId { profile, index: 0 });
             liars.push((host, place, tells_its_place.then_some(own_place)));
         }
-        // Clockwise from the data: what an honest list would look like.
-        gang.lock().unwrap().sort_unstable_by_key(|n| n.id.key().distance_from(&victim()));
-        Siege { cluster, liars, asked_whom }
+        // Clockwise from the data, as in an honest list.
+        accomplices.lock().unwrap().sort_unstable_by_key(|n| n.id.key().distance_from(&victim()));
+        Siege { cluster, liars, asked_for_nodes }
     }
 
     /// Every liar tells every honest node of itself and of one of the others.
@@ -257,15 +260,15 @@ impl Siege {
         }
     }
 
-    /// Who is in an honest node's tables, or among those it remembers, and is not honest.
+    /// The dishonest nodes in an honest node's tables, or among those it remembers.
     pub(crate) fn intruders(&self) -> BTreeSet<Node> {
         let mut intruders = self.neighbours_but(&[]);
         intruders.append(&mut self.next_hops());
         intruders
     }
 
-    /// Who is in a successor list, or so, or among those remembered, and is not honest. `given`
-    /// are those that users have told their nodes to remember.
+    /// The dishonest nodes among the neighbours and the remembered peers. `given` are peers that
+    /// users have named to their nodes.
     pub(crate) fn neighbours_but(&self, given: &[Peer]) -> BTreeSet<Node> {
         let lawful = self.lawful();
         let may_be = |peer: &Peer| given.contains(peer) || lawful.iter().any(|n| n.peer == *peer);
@@ -280,7 +283,7 @@ impl Siege {
         intruders
     }
 
-    /// Who might be asked for the way, and is not honest.
+    /// The dishonest nodes that might be asked for the way.
     pub(crate) fn next_hops(&self) -> BTreeSet<Node> {
         let lawful = self.lawful();
         let known = |host: &HostId| self.cluster.chord(*host).known_nodes();
@@ -288,7 +291,7 @@ impl Siege {
         all.difference(&lawful).copied().collect()
     }
 
-    /// Whoever can be reached where it is may be known there, whatever else it claims.
+    /// A liar that can be reached at its own address may be known there, whatever else it claims.
     fn lawful(&self) -> BTreeSet<Node> {
         let honest = self.cluster.hosts().into_iter().flat_map(|host| self.cluster.places(host));
         honest.chain(self.liars.iter().filter_map(|(_, _, own_place)| *own_place)).collect()
@@ -385,7 +388,7 @@ fn a_flood_of_claims_causes_a_bounded_number_of_dials() {
     let before = cluster.sim.stats().call_count();
     cluster.run_secs(30);
     let idle = cluster.sim.stats().call_count() - before;
-    // A third address, which nobody asked to be called: who counts the calls is there.
+    // The victim's address, at which the calls are counted.
     let third = cluster.sim.add_host(HostConfig::default());
     let flooder = cluster.sim.add_host(HostConfig::default());
     let target = cluster.hosts()[0];
@@ -433,10 +436,16 @@ fn fakes_named_by_a_neighbour_enter_no_list() {
             .collect();
         cluster.crash(host);
         let (_, transport) = cluster.sim.restart(host);
-        let gang = Arc::new(Mutex::new(fakes.clone()));
+        let accomplices = Arc::new(Mutex::new(fakes.clone()));
         let last_nonce = Mutex::new(None);
-        let asked_whom = Arc::default();
-        transport.serve(Arc::new(Liar { peer, lie: Lie::Address, last_nonce, gang, asked_whom }));
+        let asked_for_nodes = Arc::default();
+        transport.serve(Arc::new(Liar {
+            peer,
+            lie: Lie::Address,
+            last_nonce,
+            accomplices,
+            asked_for_nodes,
+        }));
         for _ in 0..30 {
             cluster.run_secs(1);
             for honest in cluster.hosts() {
@@ -519,7 +528,7 @@ fn a_second_node_at_one_address_is_told_that_its_place_is_taken() {
     }
 }
 
-/// It can ask everybody, and nobody can ask it.
+/// It can call all others, and none can call it.
 #[test]
 fn a_node_unreachable_at_its_address_enters_no_table() {
     for profile in [IdProfile::Address, IdProfile::Identity] {

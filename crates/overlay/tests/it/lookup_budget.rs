@@ -1,4 +1,4 @@
-//! What lookups take on a ring that changes, within a budget: the whole protocol on the
+//! The cost of lookups on a ring that changes, within a budget: the whole protocol on the
 //! simulated network, every byte counted.
 //!
 //! Nodes live as long as Overnet's did: LogNormal with µ = 0.19, σ = 0.98 in hours, mean

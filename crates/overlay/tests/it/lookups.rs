@@ -37,7 +37,7 @@ fn a_grown_ring_finds_its_fingers() {
         for exponent in state.wanted_fingers() {
             let first = cluster.root(&state.finger_start(exponent));
             let wanted = if state.finger(exponent).is_some() { Some(first) } else { None };
-            // A finger may be missing only where nobody is: the first beyond is nearer.
+            // A finger may be missing only where no node is: the first beyond is nearer.
             assert_eq!(state.finger(exponent).map(|n| n.id), wanted);
             let beyond = first.key().distance_from(state.me().id.key());
             let exists = beyond >= atoll_key::Key::power_of_two(exponent);

@@ -84,7 +84,7 @@ fn one_introduction_merges_two_rings_completely() {
         cluster.run_secs(120);
         cluster.sim.heal();
         cluster.run_secs(30);
-        assert!(cluster.ideal().is_err(), "nobody looks for other rings");
+        assert!(cluster.ideal().is_err(), "the search for other rings is off");
         let introduce = Introduce { node: WireNode(cluster.chord(right[0]).me()), hops_left: 32 };
         let outsider = cluster.sim.add_host(HostConfig::default());
         let header = messages::encode(&introduce);
@@ -94,7 +94,7 @@ fn one_introduction_merges_two_rings_completely() {
     }
 }
 
-/// How many nodes of either half remember somebody of the other.
+/// How many nodes of either half remember a node of the other.
 fn rememberers(cluster: &Cluster, halves: [&[HostId]; 2]) -> usize {
     let remembers = |host: &HostId, others: &[HostId]| {
         let known = cluster.chord(*host).known_peers();
@@ -105,7 +105,7 @@ fn rememberers(cluster: &Cluster, halves: [&[HostId]; 2]) -> usize {
         + right.iter().filter(|host| remembers(host, left)).count()
 }
 
-/// Restarts a node with what it had on its disk.
+/// Restarts a node with the state on its disk.
 fn restart(cluster: &Cluster, host: HostId, via: HostId) {
     let remembered = cluster.chord(host).remembered();
     cluster.crash(host);

@@ -13,7 +13,7 @@ use atoll_sim::HostId;
 
 use super::cluster::{Cluster, lan};
 
-/// Keeps its place as an honest node does, and doubts everybody.
+/// Keeps its place as an honest node does, and refutes every claim.
 struct Doubter(Arc<Chord>);
 
 impl Service for Doubter {
@@ -59,9 +59,9 @@ fn one_lying_successor_does_not_keep_a_newcomer_off_the_ring() {
         let successor = cluster.root(&place.id.key().next());
         let all = cluster.hosts();
         let liar = all.iter().find(|host| cluster.chord(**host).me().id == successor);
-        let liar = *liar.expect("somebody follows");
+        let liar = *liar.expect("a node follows");
         begins_to_doubt(&cluster, liar);
-        // Also if the liar is the one who was to help.
+        // Also if the newcomer joins through the liar.
         let others = all.iter().find(|host| **host != liar && **host != newcomer);
         let via = if seed % 3 == 0 { liar } else { *others.expect("there are others") };
         cluster.join(newcomer, &[via]).unwrap();

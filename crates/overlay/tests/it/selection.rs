@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use super::cluster::{Cluster, MINUTE, keys};
 
 const NODES: usize = 256;
-/// So many of them look keys up, as somebody does who reads files, and so come to know many nodes.
+/// So many of them look keys up, as readers of files do, and so come to know many nodes.
 const CLIENTS: usize = 8;
 const LOOKUPS: u64 = 400;
 
@@ -33,7 +33,7 @@ fn lookups(cluster: &Cluster) -> (Duration, f64) {
             let (mut took, mut calls) = (Duration::ZERO, 0);
             for key in keys(LOOKUPS).into_iter().skip(n).step_by(CLIENTS) {
                 let start = env.now();
-                let found = chord.find_root_traced(&key).await.expect("nobody has failed");
+                let found = chord.find_root_traced(&key).await.expect("no node has failed");
                 took += env.now().since(start);
                 calls += found.trace.calls();
                 assert_eq!(found.value[0].id, cluster.root(&key));

@@ -62,7 +62,7 @@ fn told(predecessor: Option<u8>, successors: &[u8]) -> Told {
     }
 }
 
-/// Who is suspected, and who has not been checked.
+/// The suspected nodes, and the unchecked ones.
 #[derive(Default)]
 struct Doubts {
     suspected: BTreeSet<Node>,
@@ -86,7 +86,7 @@ fn apply(state: &mut ChordState, event: &Event, doubts: &mut Doubts) {
         doubts.unchecked.remove(&node(who));
     };
     match event {
-        // Who becomes a neighbour has answered, and a claimant has been checked.
+        // A node has answered before it becomes a neighbour, and a claimant has been checked.
         Event::Join(at, ..) | Event::Adopt(at, ..) | Event::Notified(at) | Event::Finger(_, at) => {
             alive(doubts, *at);
         }
@@ -203,7 +203,7 @@ proptest! {
         r in 2usize..6,
     ) {
         let nodes: Vec<Node> = seeds.iter().map(|s| node(*s)).collect();
-        // Everybody joins through the first node alone, kjudgeing nothing else.
+        // Every node joins through the first node alone, knowing no other.
         let mut states: Vec<ChordState> =
             nodes.iter().map(|n| ChordState::new(*n, r, 0)).collect();
         states[0].create();

@@ -1,4 +1,4 @@
-//! What the layers above use of an overlay, on one that is not Chord.
+//! The provided methods of an overlay, on one that is not Chord.
 
 use atoll_env::Env;
 use atoll_key::{Key, PeerId};

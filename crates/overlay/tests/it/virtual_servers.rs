@@ -64,7 +64,7 @@ fn one_node_alone_with_many_virtual_servers_is_root_of_everything() {
     assert_eq!(chord.estimated_peers(), 1.0);
     let before = cluster.sim.stats().call_count();
     cluster.run_secs(60);
-    assert_eq!(cluster.sim.stats().call_count(), before, "nobody calls himself");
+    assert_eq!(cluster.sim.stats().call_count(), before, "no node calls itself");
     cluster.ideal().unwrap();
 }
 
@@ -165,7 +165,7 @@ fn virtual_servers_are_added_and_given_up_at_run_time() {
         let took = cluster.run_until_ideal(MINUTE);
         println!("{count} virtual servers: at rest {took:?} after the change");
         assert_eq!(chord.virtual_servers(), count);
-        assert_ne!(chord.epoch(), epoch, "whoever watches is told");
+        assert_ne!(chord.epoch(), epoch, "watchers are told");
         assert!(took < Duration::from_secs(5), "{count}: {took:?}");
     }
     let too_many = {

@@ -18,7 +18,7 @@ use super::cluster::lan;
 
 pub(crate) type Answer = Result<Step<&'static str>, CallError>;
 
-/// A ring of scripted nodes: what each says when asked on the way and as the root.
+/// A ring of scripted nodes: the answer of each when asked on the way and as the root.
 pub(crate) struct Script {
     pub nodes: Vec<Node>,
     own: Route,
@@ -26,16 +26,16 @@ pub(crate) struct Script {
     asked: Mutex<Vec<(usize, bool)>>,
     alerts: Mutex<Vec<usize>>,
     pub peer_book: PeerBook,
-    /// Who takes longer than the usual 10 ms to answer.
+    /// The nodes that take longer than the usual 10 ms to answer.
     slow: BTreeMap<usize, Duration>,
-    /// Who is guessed to be the root.
+    /// The nodes guessed to be the root.
     guesses: Vec<usize>,
     /// How many questions are waited for, and how many were at most.
     waited_for: Mutex<(usize, usize)>,
     warnings: Mutex<Vec<(usize, Vec<usize>)>>,
     /// Answers that hold once a node has been warned.
     after_warning: BTreeMap<usize, Answer>,
-    /// Who stands in this node's tables.
+    /// The nodes in this node's tables.
     known: Vec<usize>,
 }
 
@@ -397,7 +397,7 @@ fn circles_and_steps_backwards_end() {
         .on(12, false, |n| closer(n, &[5]));
     let script = Arc::new(script);
     let error = run(&script, WalkLimits::default()).unwrap_err();
-    // 3 → 5 leads nowhere new: 5 was asked, and what it named lies behind it.
+    // 3 → 5 leads nowhere new: 5 was asked, and the nodes it named lie behind it.
     assert_eq!(asked(&script), [(5, false), (3, false)]);
     assert!(matches!(error, WalkError::NoWay { .. }));
 }

@@ -1,5 +1,5 @@
 //! The ways by which liars might come into tables, beside those that [`super::liars`] tries:
-//! the peers of an invite, what peers say whom they know, rings that meet.
+//! the peers of an invite, the nodes that peers name, rings that meet.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,16 +16,16 @@ use super::liars::{MAX_INDEX, Siege, config};
 const PROFILES: [IdProfile; 2] = [IdProfile::Address, IdProfile::Identity];
 
 impl Siege {
-    fn liars_cards(&self) -> Vec<Peer> {
+    fn liars_addresses(&self) -> Vec<Peer> {
         self.liars.iter().map(|(host, ..)| self.cluster.peer(*host)).collect()
     }
 
-    /// Who is in an honest node's tables and should not. Of next hops less is demanded than of
-    /// neighbours where positions follow from keys: whoever has answered there has the key, and
-    /// with it all places that its indices give, whether it says that it runs them or not.
+    /// The nodes in an honest node's tables that should not be there. Of next hops less is demanded
+    /// than of neighbours where positions follow from keys: a node that has answered has the key,
+    /// and with it the places of all its indices, whether it says that it runs them or not.
     fn admitted(&self, given: &[Peer]) -> BTreeSet<Node> {
         let may_answer = |node: &Node| {
-            let is_its_own = self.liars_cards().contains(&node.peer);
+            let is_its_own = self.liars_addresses().contains(&node.peer);
             is_its_own
                 && node.virtual_server.profile == IdProfile::Identity
                 && node.virtual_server.index < MAX_INDEX
@@ -37,16 +37,16 @@ impl Siege {
         admitted
     }
 
-    /// Has the liars answer those who ask them whom they know.
+    /// Has the liars answer questions for the nodes they know.
     fn let_them_tell(&self) {
-        *self.asked_whom.lock().unwrap() = Some(0);
+        *self.asked_for_nodes.lock().unwrap() = Some(0);
     }
 
     /// A node that remembers all liars, on no ring yet.
     fn newcomer(&self) -> HostId {
         let host = self.cluster.add();
         let (env, transport) = (self.cluster.sim.env(host), self.cluster.sim.transport(host));
-        let remembered = self.liars_cards();
+        let remembered = self.liars_addresses();
         let config = ChordConfig { bootstrap: remembered, ..self.cluster.config.clone() };
         self.cluster.serve(host, Chord::new(env, transport, config));
         host
@@ -61,7 +61,7 @@ fn an_invite_that_names_liars_first_leads_onto_the_ring_and_admits_none() {
         let honest = siege.cluster.peer(siege.cluster.hosts()[3]);
         let ghost =
             Peer { id: PeerId([77; 32]), addr: SocketAddr::from((Ipv4Addr::new(10, 9, 0, 1), 1)) };
-        let mut given = siege.liars_cards();
+        let mut given = siege.liars_addresses();
         given.push(ghost);
         for round in 0..4 {
             let host = siege.newcomer();
@@ -91,7 +91,7 @@ fn an_invite_that_names_liars_alone_leads_nowhere_and_admits_none() {
     for profile in PROFILES {
         let siege = Siege::lay(8, config(profile, true));
         siege.let_them_tell();
-        let given = siege.liars_cards();
+        let given = siege.liars_addresses();
         let host = siege.newcomer();
         let (chord, invite) = (siege.cluster.chord(host), given.clone());
         let join = async move { chord.join(invite).await };
@@ -101,7 +101,7 @@ fn an_invite_that_names_liars_alone_leads_nowhere_and_admits_none() {
     }
 }
 
-/// Liars that can be reached lawfully are asked whom they know, and name their like.
+/// Liars that can be reached lawfully are asked for the nodes they know, and name accomplices.
 #[test]
 fn nodes_that_liars_name_are_not_admitted() {
     for profile in PROFILES {
@@ -114,9 +114,9 @@ fn nodes_that_liars_name_are_not_admitted() {
             siege.cluster.run_secs(2);
             assert_eq!(siege.admitted(&[]), BTreeSet::new(), "{profile:?}, round {round}");
         }
-        // Where positions follow from addresses, nobody is asked that was not checked.
-        let asked = siege.asked_whom.lock().unwrap().unwrap_or(0);
-        assert!(asked > 0 || profile == IdProfile::Address, "nobody asks them");
+        // Where positions follow from addresses, only checked nodes are asked.
+        let asked = siege.asked_for_nodes.lock().unwrap().unwrap_or(0);
+        assert!(asked > 0 || profile == IdProfile::Address, "no node asks them");
         siege.look_up_everywhere();
     }
 }

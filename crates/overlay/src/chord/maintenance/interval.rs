@@ -2,12 +2,12 @@
 //! anything changes, up to [`MAX_FACTOR`] periods while nothing does.
 //!
 //! CFS §4.2 leaves the period of stabilisation open. One call a second to the successor and one
-//! from the predecessor cost half a kilobyte a second, half of what all maintenance may cost. The
+//! from the predecessor cost half a kilobyte a second, half of the budget of all maintenance. The
 //! neighbourhood of a node with sixteen successors that each stay for two hours changes every few
 //! minutes. In between rounds may be rarer, and the traffic saved goes to the routing table. Any
 //! change restores the period: here, and at the neighbours, which are told of changes at once.
 //!
-//! It does not know what a change is: the caller passes what it saw.
+//! It does not define a change: the caller passes a number that changes with it.
 
 /// Rounds without a change before the interval doubles. A guess.
 const ROUNDS_A_FACTOR: u32 = 8;

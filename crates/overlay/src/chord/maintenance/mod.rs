@@ -10,7 +10,7 @@ use atoll_env::Task;
 use crate::Node;
 use interval::AdaptiveInterval;
 
-/// What the periodic tasks share.
+/// The state that the periodic tasks share.
 #[derive(Default)]
 pub(in crate::chord) struct Maintenance {
     /// Virtual servers to be stabilised before the next period.

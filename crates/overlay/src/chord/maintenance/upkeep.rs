@@ -1,4 +1,4 @@
-//! What a node does in the background: stabilise, refresh fingers, meet other rings.
+//! The background tasks of a node: stabilise, refresh fingers, find other rings.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -25,7 +25,7 @@ const PARALLEL_SERVERS: usize = 16;
 /// Prompt rounds keep this fraction of the period apart.
 const PROMPT_FRACTION: u32 = 20;
 /// The successor's list is fetched every so many rounds even if its epoch stands still,
-/// while anybody is suspected or was the last time: suspicions run out meanwhile.
+/// while any node is suspected or was the last time: suspicions run out meanwhile.
 const FULL_ROUND_EVERY: u64 = 8;
 /// And every so many rounds in any case. A guess.
 const FULL_ROUND_AT_REST: u64 = 64;
@@ -111,10 +111,10 @@ impl Chord {
 
     // --- stabilise --------------------------------------------------------------------
 
-    /// Notes whether the round that ends found everything as it was.
+    /// Records whether the round that ends found a change.
     fn end_round(&self) {
         let mut inner = self.lock();
-        let doubts = inner.servers.admission.suspects_somebody()
+        let doubts = inner.servers.admission.has_suspects()
             || !inner.trust.to_probe.is_empty()
             || !inner.servers.joined()
             || inner.servers.is_alone();
@@ -130,7 +130,7 @@ impl Chord {
         let now = self.env.now();
         let mut inner = self.lock();
         inner.servers.admission.expire(now);
-        let doubts = inner.servers.admission.suspects_somebody();
+        let doubts = inner.servers.admission.has_suspects();
         let doubted = std::mem::replace(&mut inner.trust.doubted, doubts);
         if !(anyway || doubts || doubted) {
             return;
@@ -163,8 +163,8 @@ impl Chord {
         stream::iter(work).buffer_unordered(PARALLEL_SERVERS).collect::<()>().await;
     }
 
-    /// Zave's *stabilize*, until the first successor answers and knows nobody between it
-    /// and us; then a look at the predecessor.
+    /// Zave's *stabilize*, until the first successor answers and knows no node between it and
+    /// this one; then pings the predecessor if it has been silent.
     pub(in crate::chord) async fn stabilize_server(&self, index: u16) {
         self.adopt_own(index);
         for _ in 0..self.config.successors * 2 {
@@ -185,13 +185,13 @@ impl Chord {
             let adopted = self.adopt(index, &newer, Some(head.peer.id)).await;
             let now = self.env.now();
             if !adopted && self.lock().servers.judge(&newer, now) != Verdict::Suspected {
-                break; // It cannot be told yet what becomes of it.
+                break; // Its check has not ended.
             }
         }
         self.watch_predecessor(index).await;
     }
 
-    /// Virtual servers of one node need nobody to introduce them to each other.
+    /// Virtual servers of one node adopt each other without a call.
     fn adopt_own(&self, index: u16) {
         let now = self.env.now();
         let nearer = {

@@ -1,4 +1,4 @@
-//! Coming onto a ring and leaving it.
+//! Joining a ring and leaving it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub enum JoinError {
     #[error("this node is on a ring already")]
     AlreadyJoined,
     /// No bootstrap peers were given.
-    #[error("there is nobody to ask: no bootstrap peers were given")]
+    #[error("no bootstrap peers were given")]
     NobodyToAsk,
     /// Another node, which is alive, has this node's position.
     #[error(
@@ -34,8 +34,8 @@ pub enum JoinError {
         /// The peer that holds it.
         by: Peer,
     },
-    /// The node that would be our successor cannot reach us, and not more
-    /// others say that they can.
+    /// The node that would be our successor cannot reach us, and no more nodes contradict it than
+    /// agree with it.
     #[error(
         "{by} cannot reach this node at {addr}, where it says it listens: let incoming \
          connections through to that port, or tell this node its address as others see it"
@@ -49,7 +49,7 @@ pub enum JoinError {
     /// None of the bootstrap peers led to a ring.
     #[error("no bootstrap peer led to a ring: {}", list(.asked))]
     NobodyHelped {
-        /// The peers asked, and what became of each.
+        /// The peers asked, and why each did not help.
         asked: Vec<(Peer, JoinFailure)>,
     },
 }
@@ -67,7 +67,7 @@ pub enum JoinFailure {
     #[error("{0}")]
     Walk(#[from] WalkError),
     /// The node that should become the successor did not answer.
-    #[error("our successor {0:?} did not say who surrounds it: {1}")]
+    #[error("our successor {0:?} did not tell its neighbours: {1}")]
     Successor(Node, CallError),
 }
 
@@ -85,7 +85,7 @@ pub enum VirtualServersError {
     /// More than any node of the network may hold.
     #[error("{wanted} virtual servers are too many: a node of this network may run {most}")]
     TooMany {
-        /// What was asked for.
+        /// The number asked for.
         wanted: u16,
         /// The network's maximum.
         most: u16,
@@ -106,7 +106,7 @@ fn list(asked: &[(Peer, JoinFailure)]) -> String {
 const JOIN_TRIES: usize = 3;
 /// So many of its future successors a node has checked before it joins.
 const MAX_AWAITED: usize = 32;
-/// The most farewells under way.
+/// The most `LEAVE` calls under way.
 const PARALLEL_LEAVES: usize = 16;
 /// The most virtual servers that join at once.
 const PARALLEL_JOINS: usize = 4;
@@ -126,8 +126,8 @@ impl Chord {
     /// on the ring now tries again every period.
     ///
     /// # Errors
-    /// Says who was asked and what each said; the node is then on no ring, and joining
-    /// may be tried again.
+    /// Names the peers asked and their answers; the node is then on no ring, and joining may be
+    /// tried again.
     pub async fn join(&self, bootstrap: Vec<Peer>) -> Result<(), JoinError> {
         if self.lock().servers.joined() {
             return Err(JoinError::AlreadyJoined);
@@ -153,8 +153,8 @@ impl Chord {
         Err(JoinError::NobodyHelped { asked })
     }
 
-    /// Puts the first virtual server on the ring of `peer`; who was asked for the way, `peer`
-    /// first.
+    /// Puts the first virtual server on the ring of `peer`. Returns the nodes asked on the way,
+    /// `peer` first.
     async fn join_through(&self, peer: Peer) -> Result<Vec<Node>, JoinFailure> {
         let me = self.me();
         let start = Node::at(peer, VirtualServerId { index: 0, ..me.virtual_server });
@@ -235,7 +235,7 @@ impl Chord {
 
     async fn join_by_own_tables(&self, index: u16) {
         let key = self.lock().servers.position(index).id.key().next();
-        // Whatever goes wrong, the next period tries again.
+        // After a failure the next period tries again.
         if let Ok(found) = self.walk_to_place(&key).await
             && self.join_at(index, found.value[0]).await.is_ok()
         {

@@ -1,11 +1,12 @@
 //! Remembered peers: a node finds its ring again after a partition or restart.
 //!
-//! Two rings merge when any node of one calls any node of the other. While a node is cut off it must
-//! therefore not forget the nodes on the far side, however long that lasts and whatever other nodes
-//! it meets. Of the [`MAX_REMEMBERED`] peers remembered, the [`MAX_ELDERS`] that were met first are
-//! *elders*: an elder makes room for another peer only when [`GIVEN_UP`] calls in a row have failed,
-//! which takes two years. The others are replaced at random, so that some have been alive lately.
-//! Peers that the user named (`bootstrap`) are kept beside them as long as the node runs.
+//! Two rings merge when any node of one calls any node of the other. While a node is cut off it
+//! must therefore not forget the nodes on the far side, however long that lasts and whatever other
+//! nodes it meets. Of the [`MAX_REMEMBERED`] peers remembered, the [`MAX_ELDERS`] that were met
+//! first are *elders*: an elder makes room for another peer only when [`GIVEN_UP`] calls in a row
+//! have failed, which takes two years. The others are replaced at random, so that some have been
+//! alive lately. Peers that the user named (`bootstrap`) are kept beside them as long as the node
+//! runs.
 //!
 //! A peer that does not answer is called again after growing intervals, at most [`MAX_INTERVAL`]
 //! apart.
@@ -30,7 +31,7 @@ const TAKE_ONE_IN: u64 = 16;
 /// The longest interval between two calls of a peer that does not answer: so long two small
 /// rings that can reach each other again may stay apart. A guess.
 const MAX_INTERVAL: Duration = Duration::from_secs(3600);
-/// An elder may be forgotten after so many calls in vain: two years of [`MAX_INTERVAL`].
+/// An elder may be forgotten after so many unanswered calls: two years of [`MAX_INTERVAL`].
 const GIVEN_UP: u32 = 2 * 365 * 24;
 
 /// A peer to be kept for the next start.
@@ -71,7 +72,7 @@ pub(crate) struct RememberedPeers {
 }
 
 impl RememberedPeers {
-    /// Remembers nobody yet, and never `me`.
+    /// Without any peer; never remembers `me`.
     pub(crate) fn new(me: Peer) -> RememberedPeers {
         RememberedPeers { me: me.id, named: Vec::new(), peers: BTreeMap::new(), met: 0 }
     }
@@ -83,7 +84,7 @@ impl RememberedPeers {
         }
     }
 
-    /// Notes a peer address that the user named. Nobody has been found there yet.
+    /// Notes a peer address that the user named and that has not been checked.
     pub(crate) fn name(&mut self, peer: Peer) {
         let is_known = self.iter().any(|known| known == peer);
         if peer.id == self.me || is_known {
@@ -169,7 +170,7 @@ impl RememberedPeers {
         self.named.iter().chain(self.peers.values()).map(|entry| entry.peer)
     }
 
-    /// What to keep for the next start: those met, in that order.
+    /// The peers to keep for the next start: those met, in that order.
     pub(crate) fn kept(&self) -> Vec<RememberedPeer> {
         let kept = |entry: &Entry| RememberedPeer { peer: entry.peer, failures: entry.failures };
         self.by_age().iter().map(kept).collect()

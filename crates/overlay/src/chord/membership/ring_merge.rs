@@ -3,8 +3,8 @@
 //! A node looks for other rings by asking peers it remembers for its own successor. A node that is
 //! found so, or that is introduced by another (`INTRODUCE`), is placed: before a first successor of
 //! this node, which is then introduced to it in turn; in a list of this node that lacks it
-//! ([`crate::chord::trust::audit`]); or it is passed on to the nearest node before its position. Two rings so
-//! merge position by position.
+//! ([`crate::chord::trust::audit`]); or it is passed on to the nearest node before its position.
+//! Two rings so merge position by position.
 //!
 //! Introductions cost calls, so their number is limited: [`MAX_WAITING`] wait, [`MAX_OF_ONE`] of
 //! them from one peer; each is passed on at most [`INTRODUCE_HOPS`] times, and to one node; so many
@@ -142,7 +142,7 @@ impl Chord {
                 return;
             }
             let Some(index) = adopter else {
-                self.vouch_if_missing(&stranger, source, hops_left).await;
+                self.corroborate_if_missing(&stranger, source, hops_left).await;
                 if let Some(next) = next
                     && hops_left > 0
                 {
@@ -153,7 +153,7 @@ impl Chord {
             if !self.adopt(index, &stranger, source).await {
                 return;
             }
-            // Meanwhile somebody nearer may have come: then that one has to be told.
+            // A nearer successor may have joined meanwhile: then that one has to be told.
         }
     }
 }

@@ -3,7 +3,7 @@
 //! CFS §5.3: virtual servers "on the same physical server ... take short-cuts through each
 //! others' routing tables", which "exactly compensates for the increased number of
 //! servers". For each key two of them matter: the first at or after it, which may be its
-//! root, and the last before it, whose successor list covers what lies between. Nodes on
+//! root, and the last before it, whose successor list covers the gap between them. Nodes on
 //! the way are taken from all tables.
 
 use atoll_key::{Key, KeyRange};

@@ -1,4 +1,4 @@
-//! The virtual servers of one node and what they share (CFS §5.3).
+//! The virtual servers of one node and their shared state (CFS §5.3).
 //!
 //! Each virtual server is a [`ChordState`] of its own: position, predecessor, successor
 //! list. Suspicions and checks are the node's ([`PeerAdmission`]), and so is the death of another
@@ -10,7 +10,7 @@
 //! epoch of a neighbourhood says when it last changed, and the node's that of the last
 //! change of all.
 //!
-//! Invariants ([`Servers::check_invariants`]): indices are 0, 1, 2 …, all of this node; nobody
+//! Invariants ([`Servers::check_invariants`]): indices are 0, 1, 2 …, all of this node; no node
 //! in any table is suspected; every state's own invariants.
 //!
 //! Plain data: no clock, no network, no task.
@@ -35,7 +35,7 @@ use crate::{Neighbourhood, Node, Route, VirtualServerId};
 pub use changes::News;
 pub use rounds::{AfterAnswer, SuccessorAnswer};
 
-/// One ring position and what is remembered of its maintenance.
+/// One ring position and the state of its maintenance.
 #[derive(Clone, Debug)]
 pub struct VirtualServer {
     /// Its tables.
@@ -45,11 +45,11 @@ pub struct VirtualServer {
     published_epoch: u64,
     /// The successor whose list ours was last rebuilt from, its epoch and ours then.
     pub(in crate::chord) seen: Option<(Node, u64, u64)>,
-    /// Whether the successor believes that we are who and where we say, as it said last.
+    /// The successor's doubt about this node's key and address, as it said last.
     pub(in crate::chord) doubt: Option<Doubt>,
-    /// What the successor told, if some nodes in it were not checked then.
+    /// The surroundings that the successor told, if some nodes in them were not checked then.
     waiting: Option<(Node, Told)>,
-    /// Vouched nodes that the successor did not name when it last told its list.
+    /// Corroborated nodes that the successor did not name when it last told its list.
     disputed: Vec<Node>,
     /// The last entry of a list too short, the node that says it follows, and since when.
     continuation: Option<(Node, Node, Instant)>,
@@ -151,7 +151,7 @@ impl Servers {
         });
     }
 
-    // --- what there is ----------------------------------------------------------------
+    // --- questions --------------------------------------------------------------------
 
     /// How many.
     pub fn count(&self) -> u16 {
@@ -182,8 +182,8 @@ impl Servers {
         self.servers.iter().map(|server| &server.state)
     }
 
-    /// The peer address was found right, which runs so many virtual servers. Nobody in the
-    /// tables is forgotten for that.
+    /// The peer address was found right, and its node runs so many virtual servers. No node in the
+    /// tables is forgotten for it.
     pub fn admit(&mut self, peer: Peer, servers: u16, now: Instant) {
         if self.admission.is_full_for(&peer.id) {
             let known: BTreeSet<PeerId> =
@@ -245,7 +245,7 @@ impl Servers {
         (0..self.count()).find(adopts)
     }
 
-    // --- what happens -----------------------------------------------------------------
+    // --- changes ----------------------------------------------------------------------
 
     /// Changes the tables of one virtual server, which sees which nodes it may take in. `None` if
     /// it does not run.
@@ -262,7 +262,7 @@ impl Servers {
         Some(change(&mut server.state, &|node| judge.of(admission, node)))
     }
 
-    /// What is known of `node`, which may be this node's own.
+    /// Whether `node`, which may be this node's own, may enter the tables.
     pub fn judge(&self, node: &Node, now: Instant) -> Verdict {
         Judgement { peer: self.peer, count: self.count(), now }.of(&self.admission, node)
     }
@@ -280,7 +280,7 @@ impl Servers {
         aging
     }
 
-    /// Makes a ring of this node's virtual servers and nobody else.
+    /// Makes a ring of this node's virtual servers alone.
     pub fn create(&mut self) {
         if self.joined() {
             return;
@@ -294,7 +294,7 @@ impl Servers {
         }
     }
 
-    /// Forgets nodes that are gone, everywhere, and goes on with what is left.
+    /// Forgets nodes that are gone, in all tables.
     pub fn forget(&mut self, gone: &dyn Fn(&Node) -> bool) {
         for server in &mut self.servers {
             server.state.forget(gone);
@@ -302,8 +302,8 @@ impl Servers {
         self.fall_back();
     }
 
-    /// A virtual server that has lost all successors goes on from what the others know, themselves
-    /// included.
+    /// A virtual server that has lost all successors goes on from the nodes that the others know,
+    /// themselves included.
     fn fall_back(&mut self) {
         let is_lost = |state: &ChordState| state.joined() && state.successors().is_empty();
         if self.servers.len() < 2 || !self.states().any(is_lost) {
@@ -337,7 +337,8 @@ impl Servers {
         }
     }
 
-    /// Gives up the last virtual server, unless it is the only one; what surrounded it.
+    /// Gives up the last virtual server, unless it is the only one. Returns it with its
+    /// surroundings.
     pub fn shrink(&mut self) -> Option<(Node, Told)> {
         if self.servers.len() < 2 {
             return None;
@@ -351,7 +352,7 @@ impl Servers {
         Some((me, told))
     }
 
-    /// `leaver` has left in good order, and with it all that is `gone`.
+    /// `leaver` has left in good order, and with it all nodes that are `gone`.
     pub fn neighbour_left(
         &mut self,
         leaver: &Node,

@@ -13,12 +13,12 @@
 //!   whose list is empty: it is its own successor.
 //! - A node whose last successor fails falls back to the nearest node it knows of
 //!   (a finger or its predecessor), and stabilisation walks back from there. Until it has,
-//!   the node does not say who the root of a key before that successor is.
+//!   the node names no root for a key before that successor.
 //! - A [`Judge`] says which nodes may enter a table: a node found dead is *suspected* for a
 //!   while, so that the lists of others, which still name it, do not bring it back; one
 //!   that has not been checked (CFS §4.4) waits, and the list goes on behind it with what
 //!   it held before.
-//! - A list holds nodes that this node has found itself (`vouched`) beside those that its
+//! - A list holds nodes that this node has found itself (`corroborated`) beside those that its
 //!   successor names.
 //! - A list goes on beyond r entries until it holds enough different physical nodes
 //!   ([`ListLength`]), since a node may hold many positions (CFS §5.3).
@@ -29,8 +29,8 @@
 //!
 //! One state is one virtual server. There is no clock, no network and no task here.
 
+mod corroborated;
 mod questions;
-mod vouched;
 
 use atoll_key::{Key, NodeId};
 
@@ -40,7 +40,7 @@ use crate::chord::trust::admission::{Judge, Verdict};
 use crate::wire::MAX_NODES;
 use crate::{Neighbourhood, Node};
 
-/// What a member says of its surroundings.
+/// The surroundings of a member, as it tells them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Told {
     /// Its predecessor.
@@ -49,7 +49,7 @@ pub struct Told {
     pub successors: Vec<Node>,
 }
 
-/// What became of another node's claim to be our predecessor (Zave: rectify).
+/// The outcome of another node's claim to be our predecessor (Zave: rectify).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
     /// It was the predecessor already, or it is this node itself.
@@ -68,11 +68,11 @@ pub struct ChordState {
     joined: bool,
     predecessor: Option<Node>,
     successors: Vec<Node>,
-    /// Those successors that this node found itself ([`vouched`]).
-    vouched: Vec<Node>,
+    /// Those successors that this node found itself ([`corroborated`]).
+    corroborated: Vec<Node>,
     pub(in crate::chord) fingers: Fingers,
-    /// The first successor is only the nearest node known, because all true ones failed:
-    /// what lies before it is not known until stabilisation has walked back.
+    /// The first successor is only the nearest node known, because all true ones failed: nodes
+    /// before it are unknown until stabilisation has walked back.
     guessing: bool,
     epoch: u64,
 }
@@ -82,7 +82,7 @@ impl ChordState {
     /// neighbourhood's epochs start.
     ///
     /// # Panics
-    /// If the list may hold nobody, or more than travel in a message.
+    /// If `length` is zero, or more than travel in a message.
     pub fn new(me: Node, length: impl Into<ListLength>, epoch: u64) -> ChordState {
         let length = length.into();
         assert!(length.entries > 0, "without successors there is no ring");
@@ -93,7 +93,7 @@ impl ChordState {
             joined: false,
             predecessor: None,
             successors: Vec::new(),
-            vouched: Vec::new(),
+            corroborated: Vec::new(),
             fingers: Fingers::default(),
             guessing: false,
             epoch,
@@ -180,7 +180,7 @@ impl ChordState {
         }
     }
 
-    /// What this node tells others of its surroundings.
+    /// This node's surroundings, as told to others.
     pub fn told(&self) -> Told {
         Told { predecessor: self.predecessor, successors: self.successors.clone() }
     }
@@ -208,7 +208,7 @@ impl ChordState {
         self.set_joined(true);
     }
 
-    /// Leaves the ring: knows nobody, answers for nothing.
+    /// Leaves the ring: empties all tables, and is the root of no key.
     pub fn leave(&mut self) {
         self.set_joined(false);
         self.set_predecessor(None);
@@ -247,8 +247,8 @@ impl ChordState {
         if !self.would_adopt(&candidate.id) {
             return false;
         }
-        // A newcomer's list may be short: what we knew before continues it. The entries
-        // stay in order, and nodes skipped now were skipped before.
+        // A newcomer's list may be short: the present list continues it. The entries stay in
+        // order, and nodes skipped now were skipped before.
         let mut rest = told.successors.clone();
         let end = self.reconcile(candidate, &rest, judge).last().map_or(candidate.id, |n| n.id);
         let beyond = self.distance(&end);
@@ -317,7 +317,7 @@ impl ChordState {
         }
     }
 
-    /// `leaver` leaves in good order and says who surrounds it: its predecessor and
+    /// `leaver` leaves in good order and tells its surroundings: its predecessor and
     /// successor close the gap at once (Zave treats this as a failure, which is slower).
     /// `gone` are all the nodes that leave with it, among them itself.
     pub fn left(
@@ -364,8 +364,8 @@ impl ChordState {
 
     /// `[head] + list`, cut where it stops going clockwise away from this node (it has
     /// come around, or is nonsense), without suspects, as long as wanted. At a node that is
-    /// not checked yet the present list goes on: nodes skipped now were skipped before. Those
-    /// vouched for stand where they belong.
+    /// not checked yet the present list goes on: nodes skipped now were skipped before.
+    /// Corroborated nodes stand where they belong.
     fn reconcile(&self, head: Node, list: &[Node], judge: &Judge<'_>) -> Vec<Node> {
         let mut out = vec![head];
         let mut farthest = self.distance(&head.id);
@@ -388,7 +388,7 @@ impl ChordState {
         if waits {
             out.extend(self.successors.iter().filter(|n| self.distance(&n.id) > farthest));
         }
-        self.with_vouched(out, judge)
+        self.with_corroborated(out, judge)
     }
 
     fn set_joined(&mut self, joined: bool) {
@@ -427,8 +427,11 @@ impl ChordState {
             assert!(distance > farthest, "{me:?}: {node:?} is out of order in the list");
             farthest = distance;
         }
-        for node in &self.vouched {
-            assert!(self.successors.contains(node), "{me:?}: vouches for {node:?} in vain");
+        for node in &self.corroborated {
+            assert!(
+                self.successors.contains(node),
+                "{me:?}: {node:?} is corroborated and not listed"
+            );
         }
         if let Some(before) = self.predecessor {
             assert!(before.id != me.id, "{me:?} is its own predecessor");

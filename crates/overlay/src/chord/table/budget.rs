@@ -1,10 +1,10 @@
 //! A bucket of bytes that fills at the budgeted rate and is drained by real traffic.
 //!
-//! Accordion, NSDI 2005: the user names a rate, and a node explores with what its other
-//! traffic leaves of it. What is counted: every overlay message this node sends or
-//! receives as part of its upkeep, requests and replies, headers and
-//! [`MESSAGE_OVERHEAD_BYTES`] each. Lookups are not upkeep. The bucket may be overdrawn by
-//! as much as it holds, so that a burst is paid for later and not at once forgotten.
+//! Accordion, NSDI 2005: the user names a rate, and a node explores with the part of it that its
+//! other traffic leaves. It counts every overlay message this node sends or receives as part of its
+//! upkeep, requests and replies, headers and [`MESSAGE_OVERHEAD_BYTES`] each. Lookups are not
+//! upkeep. The bucket may be overdrawn by as much as it holds, so that a burst is paid for later
+//! and not at once forgotten.
 
 use atoll_env::Instant;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use std::time::Duration;
 /// Bytes on the wire of a message besides its header: TCP and IP headers, a TLS record,
 /// our frame. A guess, the simulator's own.
 pub const MESSAGE_OVERHEAD_BYTES: usize = 96;
-/// The bucket holds what comes in so many seconds. A guess: longer than any period of
-/// upkeep, shorter than people watch.
+/// The bucket holds the rate of so many seconds. A guess: longer than any period of upkeep, shorter
+/// than people watch.
 const BURST_SECS: u64 = 30;
 
-/// A newcomer may spend in advance what comes in in so many seconds: its table is empty, and
-/// sessions are far longer.
+/// A newcomer may spend the rate of so many seconds in advance: its table is empty, and sessions
+/// are far longer.
 const ADVANCE_SECS: u64 = 128;
 
 /// See the module.
@@ -80,7 +80,7 @@ impl Budget {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(limit)
     }
 
-    /// Whether more than half of what may be overdrawn is.
+    /// Whether it is overdrawn by more than half of the most.
     pub fn is_exhausted(&self, now: Instant) -> bool {
         let mut filled = self.clone();
         filled.fill(now);

@@ -22,7 +22,7 @@ pub(crate) fn tag_of(node: &PeerId, server: VirtualServerId) -> [u8; 3] {
     [a, b ^ high, c ^ low]
 }
 
-/// What is known of a node and from which peer; 64 bytes.
+/// A node and the evidence for it; 64 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     id: PeerId,

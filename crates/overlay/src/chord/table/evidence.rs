@@ -1,23 +1,23 @@
 //! Evidence: which nodes live and which are dead, and by whose word.
 //!
-//! What this node has seen for itself counts at once, and so do its successor lists. What others
-//! say is limited: one voice makes an entry that is not used, a second one makes it sure
+//! This node's own observations count at once, and so do its successor lists. The word of others
+//! counts less: one peer makes an entry that is not used, a second one makes it sure
 //! ([`Trust`]). Deaths are not taken from others, except from the node whose successor the dead one
 //! would be.
 //!
-//! The deaths that come to light say how old evidence may become
+//! The deaths that are noticed say how old evidence may become
 //! ([`Table::acceptable_staleness_secs`]).
 
 use atoll_key::PeerId;
 
 use super::entry::{Entry, place_of};
-use super::{GRAVE_SECS, MAX_GRAVES, Table};
+use super::{DEATH_REMEMBERED_SECS, MAX_DEATHS, Table};
 use crate::Node;
 
 /// Evidence may become so old that one in so many nodes has died meanwhile.
 const ONE_IN_DEAD: f64 = 20.0;
-/// Bounds of the acceptable staleness, seconds. Guesses: what a sweep of thousands
-/// of nodes takes; in an hour addresses change.
+/// Bounds of the acceptable staleness, seconds. Guesses: a sweep of thousands of nodes takes about
+/// the least; in an hour addresses change.
 const LEAST_STALENESS_SECS: f64 = 120.0;
 const MOST_STALENESS_SECS: f64 = 3600.0;
 /// A node probably lives while its evidence is no older than so many times the acceptable
@@ -26,7 +26,7 @@ const LIKELY_TIMES: u32 = 3;
 /// Lives and deaths are counted over about so many observations. A guess.
 const COUNTED_OVER: f64 = 1024.0;
 
-/// What a node tells of another one that lives.
+/// One node's word that another one lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// The node.
@@ -35,7 +35,7 @@ pub struct Evidence {
     pub heard: u32,
 }
 
-/// What makes an entry sure besides this node's own experience.
+/// The evidence that makes an entry sure besides this node's own observations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trust {
     /// The word of two peers: where a position follows from the key, any node that answers has it.
@@ -76,18 +76,18 @@ impl Table {
 
     /// A node between those of a successor list that is not in it is dead, or so
     /// new that it will be heard of again.
-    pub(super) fn mourn(&mut self, place: u64, successors: &[Node], now: u32) {
+    pub(super) fn drop_missing(&mut self, place: u64, successors: &[Node], now: u32) {
         let live: Vec<u64> = successors.iter().map(|n| place_of(n.id.key())).collect();
         let Some(last) = live.last() else { return };
         let gone: Vec<u64> = self.places(place, *last).filter(|at| !live.contains(at)).collect();
-        gone.into_iter().for_each(|at| self.bury(at, now));
+        gone.into_iter().for_each(|at| self.record_death(at, now));
     }
 
     /// The node was known to live in second `heard`: by this node's own experience or its successor
     /// list.
     pub(super) fn record_neighbour(&mut self, node: &Node, heard: u32, now: u32) {
         let place = place_of(node.id.key());
-        self.graves.remove(&place);
+        self.deaths.remove(&place);
         match self.entries.get_mut(&place) {
             Some(entry) if *entry.peer_id() == node.peer.id => {
                 entry.heard = entry.heard.max(heard);
@@ -106,8 +106,8 @@ impl Table {
         self.record_neighbour(node, now, now);
     }
 
-    /// The node has answered what any peer may answer: it lives. Returns whether it is in the
-    /// table, at that address.
+    /// The node has answered a call that any peer may answer: it lives. Returns whether it is in
+    /// the table, at that address.
     pub fn refreshed(&mut self, node: &Node, now: u32) -> bool {
         match self.entries.get_mut(&place_of(node.id.key())) {
             Some(entry) if entry.peer() == node.peer => {
@@ -126,13 +126,13 @@ impl Table {
         }
         let place = place_of(node.id.key());
         // Unless it was found dead this very second.
-        if self.graves.get(&place).is_some_and(|until| *until < now + GRAVE_SECS) {
-            self.graves.remove(&place);
+        if self.deaths.get(&place).is_some_and(|until| *until < now + DEATH_REMEMBERED_SECS) {
+            self.deaths.remove(&place);
         }
         self.named(&Evidence { node: *node, heard: now }, &node.peer.id, now);
     }
 
-    /// Takes what is given as true, to begin at rest.
+    /// Takes the given nodes as sure, to begin at rest.
     pub fn prefill(&mut self, known: impl Iterator<Item = Evidence>, bits: u32, now: u32) {
         self.set_bits(bits, now);
         for said in known {
@@ -141,7 +141,7 @@ impl Table {
                 self.insert(place, Entry::new(&said.node, said.heard, None), now);
             }
         }
-        // As good as what it was given.
+        // About all that it was given.
         self.coverage = 0.95;
     }
 
@@ -150,10 +150,10 @@ impl Table {
         let place = place_of(said.node.id.key());
         let heard = said.heard.min(now);
         let teller = short(teller);
-        if self.graves.get(&place).is_some_and(|until| heard <= *until) {
+        if self.deaths.get(&place).is_some_and(|until| heard <= *until) {
             return false;
         }
-        self.graves.remove(&place);
+        self.deaths.remove(&place);
         let Some(entry) = self.entries.get_mut(&place) else {
             if self.unsure >= self.most_unsure() {
                 return false;
@@ -170,8 +170,8 @@ impl Table {
         true
     }
 
-    /// The node could not be checked, and need not be dead: what is only hearsay goes.
-    pub fn not_borne_out(&mut self, node: &Node) {
+    /// The node could not be checked, and need not be dead: an unsure entry is dropped.
+    pub fn drop_unsure(&mut self, node: &Node) {
         let place = place_of(node.id.key());
         if self.entries.get(&place).is_some_and(|entry| !entry.sure) {
             self.remove(place);
@@ -182,17 +182,18 @@ impl Table {
     pub fn failed(&mut self, peer: &PeerId, now: u32) {
         let of_peer = self.entries.iter().filter(|(_, entry)| entry.peer_id() == peer);
         let dead: Vec<u64> = of_peer.map(|(place, _)| *place).collect();
-        dead.into_iter().for_each(|place| self.bury(place, now.saturating_add(GRAVE_SECS)));
+        dead.into_iter()
+            .for_each(|place| self.record_death(place, now.saturating_add(DEATH_REMEMBERED_SECS)));
     }
 
     /// A node is dead: others are believed that it lives only if they heard it after this second.
-    pub(super) fn bury(&mut self, place: u64, until: u32) {
+    pub(super) fn record_death(&mut self, place: u64, until: u32) {
         self.remove(place);
-        if self.graves.len() >= MAX_GRAVES && !self.graves.contains_key(&place) {
-            let oldest = self.graves.iter().min_by_key(|(_, until)| **until).map(|(at, _)| *at);
-            oldest.map(|at| self.graves.remove(&at));
+        if self.deaths.len() >= MAX_DEATHS && !self.deaths.contains_key(&place) {
+            let oldest = self.deaths.iter().min_by_key(|(_, until)| **until).map(|(at, _)| *at);
+            oldest.map(|at| self.deaths.remove(&at));
         }
-        self.graves.insert(place, until);
+        self.deaths.insert(place, until);
     }
 }
 

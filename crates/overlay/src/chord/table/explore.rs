@@ -1,5 +1,5 @@
-//! The adaptive table in a running node: what updates it, what reads it, and the task that explores
-//! with the budget that is left. The table itself is plain data ([`crate::chord::table`]).
+//! The adaptive table in a running node: its updates, its readers, and the task that explores with
+//! the budget that is left. The table itself is plain data ([`crate::chord::table`]).
 //!
 //! It is updated, at no cost in messages, by answers to calls of any layer, by callers, by the
 //! successor lists and by checks.
@@ -36,8 +36,8 @@ pub enum TablePolicy {
     Adaptive,
 }
 
-/// One in so many bytes of upkeep is not counted: the walks of those who join, which look like
-/// lookups, checks on fresh connections, what newcomers ask in advance, and part of the walks of
+/// One in so many bytes of upkeep is not counted: the walks of joining nodes, which look like
+/// lookups, checks on fresh connections, the advance of newcomers, and part of the walks of
 /// upkeep. Simulated: a fifteenth with 2,048 nodes; the rest is a margin.
 const UNCOUNTED_SHARE: u64 = 6;
 /// The least time between two questions.
@@ -135,9 +135,9 @@ impl Chord {
         self.lock().explorer.table.len()
     }
 
-    /// Gives the adaptive table what it would have learnt in time, to start large rings
-    /// at rest: `known` is believed, and its slots are told apart by `bits`. Seconds are those of
-    /// [`secs`].
+    /// Fills the adaptive table with the nodes that it would have learnt in time, to start large
+    /// rings at rest: `known` is believed, and its slots are told apart by `bits`. Seconds are
+    /// those of [`secs`].
     pub fn prefill(&self, known: impl Iterator<Item = Evidence>, bits: u32) {
         let now = self.env.now();
         let mut inner = self.lock();
@@ -146,7 +146,7 @@ impl Chord {
         inner.explorer.budget.forgo_advance();
     }
 
-    // --- what feeds it ----------------------------------------------------------------
+    // --- updates ----------------------------------------------------------------------
 
     /// A message of this family was sent or received.
     pub(in crate::chord) fn spent(&self, method: u16, header_bytes: usize) {
@@ -207,7 +207,7 @@ impl Chord {
         self.lock().explorer.table.failed(&peer.id, secs(now));
     }
 
-    // --- who reads it -----------------------------------------------------------------
+    // --- readers ----------------------------------------------------------------------
 
     /// Adds the table's nodes before the key to those that a route names, and its guesses at
     /// the root.
@@ -270,7 +270,7 @@ impl Chord {
         inner.explorer.table.followers()
     }
 
-    /// Whether the table knows somebody who serves as this finger.
+    /// Whether the table knows a node that serves as this finger.
     pub(in crate::chord) fn table_has_finger(&self, index: u16, exponent: u32) -> bool {
         if !self.is_adaptive() {
             return false;
@@ -299,8 +299,8 @@ impl Chord {
 
     // --- exploration ------------------------------------------------------------------
 
-    /// What can be done now; how long to wait then. On whatever budget something is done
-    /// after the longest wait.
+    /// Takes the next action if the budget allows it; returns how long to wait then. After the
+    /// longest wait it takes one on any budget.
     async fn explore(&self, has_waited: bool) -> Duration {
         let (wish, nodes) = {
             let now = self.env.now();
@@ -331,15 +331,15 @@ impl Chord {
     }
 
     async fn verify_entry(&self, node: &Node) {
-        // A node that a check or a call finds dead is buried by that.
-        let is_borne_out =
+        // A check or a call that finds the node dead drops it.
+        let is_genuine =
             self.ensure_checked(node).await && matches!(self.call_ping(node).await, Ok(true));
         let now = self.env.now();
         let mut inner = self.lock();
-        if is_borne_out {
+        if is_genuine {
             inner.explorer.table.heard(node, secs(now));
         } else {
-            inner.explorer.table.not_borne_out(node);
+            inner.explorer.table.drop_unsure(node);
         }
     }
 

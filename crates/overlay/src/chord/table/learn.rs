@@ -34,7 +34,7 @@ const AVERAGE_OVER: f64 = 16.0;
 /// The question. Places are the upper 64 bits of ring positions.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Learn {
-    /// The nodes after this place are meant: a position of the one who is asked.
+    /// The nodes after this place are meant: a position of the node that is asked.
     #[n(0)]
     pub after: u64,
     /// The last place that is meant.
@@ -77,7 +77,7 @@ pub struct Learned {
 pub struct Question {
     /// The node to ask.
     pub to: Node,
-    /// What.
+    /// The question.
     pub learn: Learn,
     /// Which region is being swept.
     pub(super) region: usize,
@@ -176,8 +176,8 @@ impl Table {
         self.swept(*region, answer.upto, covered > 0, nodes, now);
     }
 
-    /// Takes in what is said of the nodes that the question named, as far as the answer covers
-    /// them; how many are confirmed to live.
+    /// Takes in the ages of the nodes that the question named, as far as the answer covers them.
+    /// Returns how many are confirmed to live.
     fn take_ages(
         &mut self,
         question: &Question,
@@ -200,8 +200,8 @@ impl Table {
                 let heard = now.saturating_sub(from_code(*code));
                 self.named(&Evidence { node, heard }, &to.peer.id, now);
             } else if is_near && age_secs > NEWS_SECS {
-                // It would be a successor of the one who was asked.
-                self.bury(*place, now - NEWS_SECS);
+                // It would be a successor of the node that was asked.
+                self.record_death(*place, now - NEWS_SECS);
             } else if !is_near && age_secs > self.acceptable_staleness_secs() / FRESH_SHARE {
                 self.remove(*place);
             }

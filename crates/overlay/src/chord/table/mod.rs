@@ -2,7 +2,7 @@
 //!
 //! The idea is Accordion's (Li, Stribling, Morris, Kaashoek, "Bandwidth-efficient
 //! management of DHT routing tables", NSDI 2005): learn of nodes from every message,
-//! explore with what the budget leaves, spread the entries so that their density falls
+//! explore with the rest of the budget, spread the entries so that their density falls
 //! with the distance (1/x, a small world), and give up first entries that are likely dead.
 //! Between a handful of entries and all nodes there is no other protocol, only more or
 //! fewer bits:
@@ -11,7 +11,7 @@
 //! number, an octave and [`Table::bits`] bits after the leading one. Entries whose numbers
 //! are equal share a *slot*, and only one stays. With 0 bits there is one entry an octave,
 //! Chord's fingers; each bit more halves the spacing, which stays in proportion to x; with
-//! log2 N + 3 bits hardly any two nodes share a slot and the table holds everybody. Taking
+//! log2 N + 3 bits hardly any two nodes share a slot and the table holds all nodes. Taking
 //! a bit away merges pairs of slots: the entry with the smallest scaled gap goes. A slot stays with
 //! the node that has it while that one probably lives, so that old nodes have most of them.
 //!
@@ -20,22 +20,23 @@
 //! since says how old evidence may become: the acceptable staleness S, in which one node in twenty
 //! dies ([`evidence`]).
 //!
-//! **Exploration** ([`sweep`], [`learn`]). A node asks an entry about the nodes after it,
-//! and sends three bytes for each that it knows there. The answer is one byte for each of
-//! these, its age, and in full only nodes that the asker lacks. Refreshing an entry so costs four bytes
-//! and its share of the message's 300, a new one 44: 6 bytes at 128 entries a question.
-//! (Accordion sends entries whole, whether or not they are known.) It
-//! sweeps each octave in turn, the near ones more often: a node is the authority on its
-//! successor list and must know its surroundings well for others that ask it.
+//! **Exploration** ([`sweep`], [`learn`]). A node asks an entry about the nodes after it, and sends
+//! three bytes for each that it knows there. The answer is one byte for each of these, its age, and
+//! in full only nodes that the asker lacks. Refreshing an entry so costs four bytes and its share
+//! of the message's 300, a new one 44: 6 bytes at 128 entries a question. (Accordion sends entries
+//! whole, whether or not they are known.) It sweeps each octave in turn, the near ones more often:
+//! a node is the authority on its successor list and must know its surroundings well for others
+//! that ask it.
 //!
 //! A node that answers a walk or calls is refreshed too, at no cost in messages.
 //!
-//! **Size.** What is kept fresh is M = budget × S / (2 × bytes per refresh), since each node is
-//! asked as often as it asks. If a sweep of the far octave takes longer than S, the table loses a
-//! bit; if it takes less than three quarters of S, it gains one. With Overnet's sessions (Javadi et
-//! al., JPDC 2013, `Overnet03`: LogNormal µ = 0.19, σ = 0.98, mean 1.95 h) S is some 350 s: with 400
-//! bytes/s left by stabilisation, M = 400 × 350 / 12 = 11,000, more than 4,096 nodes, even if half of
-//! it goes for newcomers, checks and octaves swept more often. With 10 bytes/s it is 290.
+//! **Size.** The budget keeps M = budget × S / (2 × bytes per refresh) entries fresh, since each
+//! node is asked as often as it asks. If a sweep of the far octave takes longer than S, the table
+//! loses a bit; if it takes less than three quarters of S, it gains one. With Overnet's sessions
+//! (Javadi et al., JPDC 2013, `Overnet03`: LogNormal µ = 0.19, σ = 0.98, mean 1.95 h) S is some 350
+//! s: with 400 bytes/s left by stabilisation, M = 400 × 350 / 12 = 11,000, more than 4,096 nodes,
+//! even if half of it goes for newcomers, checks and octaves swept more often. With 10 bytes/s it
+//! is 290.
 //!
 //! **Admission.** Positions are derived from keys (CFS §4.4), and only the holder of a
 //! key answers a call, so a false entry can waste a call, never misdirect one. To keep
@@ -45,18 +46,18 @@
 //!   used as next hops, passed on,
 //!   guessed to be a root, or survive against others; those not sure take at most one
 //!   in [`UNSURE_SHARE`] of the most entries and never displace a sure one.
-//! - Of one answer no more is believed than twice what the density of nodes lets expect.
-//! - A node that did not answer this one is not accepted from hearsay for [`GRAVE_SECS`].
+//! - Of one answer no more is believed than twice as many nodes as their density lets expect.
+//! - A node that did not answer this one is not accepted from hearsay for
+//!   [`DEATH_REMEMBERED_SECS`].
 //! - Deaths are not taken from others, except from the node whose successor the dead one would be.
 //!
 //! Invariants ([`Table::check_invariants`]): at most `max_entries`; never a position of this
-//! node's own; beyond the successor lists at most one entry a slot; what counts as unsure
+//! node's own; beyond the successor lists at most one entry a slot; the number of unsure entries
 //! is within its share.
 //!
 //! Time is an argument in whole seconds ([`secs`]); there is no clock, no network and no
-//! task here. It does not know who the root of a key is: that is the successor list's
-//! business, here are only good guesses. It needs hashed IDs: two nodes whose first 64
-//! bits agree cannot both be in.
+//! task here. It does not know the root of a key, which successor lists tell, and only guesses it.
+//! It needs hashed IDs: two nodes whose first 64 bits agree cannot both be in.
 
 pub mod budget;
 mod entry;
@@ -83,11 +84,11 @@ pub use evidence::{Evidence, Trust};
 pub const MAX_ENTRIES: usize = 65_536;
 /// One in so many entries of a full table may be unsure. A guess.
 pub const UNSURE_SHARE: usize = 2;
-/// For so long a node that did not answer is not taken from hearsay. A guess: longer than
+/// For so long a node that did not answer is not accepted from hearsay. A guess: longer than
 /// others take to find it dead.
-pub const GRAVE_SECS: u32 = 600;
+pub const DEATH_REMEMBERED_SECS: u32 = 600;
 /// The most dead nodes remembered.
-pub const MAX_GRAVES: usize = 1024;
+pub const MAX_DEATHS: usize = 1024;
 /// More bits than any ring wants.
 pub const MAX_BITS: u32 = 24;
 /// With how many bits a table begins. A guess: a few questions an octave.
@@ -106,8 +107,7 @@ const HOLE: f64 = 5.0;
 const AROUND: f64 = 8.0;
 /// No table is taken to know more than this share of all nodes: some have just come.
 const MOST_COVERAGE: f64 = 0.98;
-/// The most guesses at a root: as many as a block usually has copies, among which who
-/// fetches it chooses.
+/// The most guesses at a root: as many as a block usually has copies, among which a reader chooses.
 const MAX_LIKELY_ROOTS: usize = 3;
 /// Ages can lie before the node's start: seconds count from here.
 const EPOCH_SECS: u32 = 1 << 30;
@@ -139,7 +139,7 @@ pub struct Table {
     entries: BTreeMap<u64, Entry>,
     unsure: usize,
     /// Where nodes have died, and the last second for which others are not believed that they live.
-    graves: BTreeMap<u64, u32>,
+    deaths: BTreeMap<u64, u32>,
     lifetimes: Lifetimes,
     bits: u32,
     /// Share of the live nodes in explored ranges that were known before.
@@ -161,7 +161,7 @@ impl Table {
             anchors: vec![anchor],
             entries: BTreeMap::new(),
             unsure: 0,
-            graves: BTreeMap::new(),
+            deaths: BTreeMap::new(),
             lifetimes: Lifetimes::default(),
             bits: FIRST_BITS,
             coverage: 0.0,
@@ -171,7 +171,7 @@ impl Table {
         table
     }
 
-    /// With another rule for what makes an entry sure.
+    /// With another rule for sure entries.
     #[must_use]
     pub fn trusting(mut self, trust: Trust) -> Table {
         self.trust = trust;
@@ -190,8 +190,8 @@ impl Table {
 
     // --- this node's own places -------------------------------------------------------
 
-    /// This node's virtual servers, each with the successors it knows, and what is known
-    /// of them from being their neighbour: they live. `me` is this node's own key.
+    /// This node's virtual servers, each with its successor list, whose nodes are known to live.
+    /// `me` is this node's own key.
     pub fn set_own(&mut self, own: &[(Node, Vec<Node>)], me: PeerId, now: u32) {
         let before = std::mem::take(&mut self.anchors);
         for (node, successors) in own {
@@ -214,7 +214,7 @@ impl Table {
             self.prune(now);
         }
         for (node, successors) in own {
-            self.mourn(place_of(node.id.key()), successors, now);
+            self.drop_missing(place_of(node.id.key()), successors, now);
             let others = successors.iter().enumerate().filter(|(_, n)| n.peer.id != me);
             for (i, node) in others {
                 // Each knows its own successor at first hand; the word takes about a
@@ -298,7 +298,7 @@ impl Table {
         assert!(self.entries.len() <= self.max_entries, "{} entries", self.entries.len());
         let unsure = self.entries.values().filter(|entry| !entry.sure).count();
         assert_eq!(unsure, self.unsure, "unsure entries are miscounted");
-        assert!(self.graves.len() <= MAX_GRAVES, "too many graves");
+        assert!(self.deaths.len() <= MAX_DEATHS, "too many deaths");
         let mut held = None;
         let first = self.anchors[0].place;
         for (place, entry) in self.entries.range(first..).chain(self.entries.range(..first)) {

@@ -1,4 +1,5 @@
-//! Which entries share a slot, who gets it, and what goes when the table has to be smaller.
+//! Which entries share a slot, which of them keeps it, and which are dropped when the table has to
+//! be smaller.
 
 use super::entry::Entry;
 use super::{Anchor, MAX_BITS, Table, UNSURE_SHARE};
@@ -13,7 +14,7 @@ impl Table {
     }
 
     /// The places that share a slot with this one; `None` within reach of a successor
-    /// list, where everybody stays.
+    /// list, where all nodes stay.
     pub(super) fn slot_of(&self, place: u64) -> Option<(u64, u64)> {
         let (anchor, distance) = self.anchor_of(place);
         if distance <= anchor.kept {

@@ -1,11 +1,11 @@
-//! What to ask next: each octave of distance is swept from its near end to its far one,
+//! The next question: each octave of distance is swept from its near end to its far one,
 //! over and over, and the time that takes decides how large the table can be.
 //!
-//! An octave with m entries takes m / [`MAX_ASKED`] questions a sweep. Sweeps of an octave
-//! should come every C seconds with C growing as the square root of m: what a node is
-//! asked about lies near it, so that the near octaves are worth more than the far ones, and
-//! a half-known far octave less than that of its neighbours. The octave whose next question
-//! is the most overdue by that measure comes first; the budget decides when.
+//! An octave with m entries takes m / [`MAX_ASKED`] questions a sweep. Sweeps of an octave should
+//! come every C seconds with C growing as the square root of m: other nodes ask a node about its
+//! near surroundings, so that the near octaves are worth more than the far ones, and a half-known
+//! far octave less than that of its neighbours. The octave whose next question is the most overdue
+//! by that measure comes first; the budget decides when.
 //!
 //! Entries that lookups have kept fresh are passed over without a question.
 
@@ -51,13 +51,13 @@ pub(super) struct Sweeps {
     regions: Vec<Region>,
 }
 
-/// What the table wants next.
+/// The next action of a table.
 #[derive(Clone, Debug)]
 pub enum Wish {
     /// A node should be asked.
     Ask(Question),
-    /// A near node that one peer has named should be called: a peer that asks us about our
-    /// surroundings is told only of nodes that are sure.
+    /// A near node that one peer has named should be called: answers about this node's
+    /// surroundings name only sure nodes.
     Check(crate::Node),
     /// All is fresh for so many seconds.
     Rest(u32),
@@ -117,7 +117,7 @@ impl Table {
     /// Bytes of a typical question and its answer, to be spent before it is asked.
     pub const QUESTION_BYTES: usize = 1024;
 
-    /// What to ask next on a ring of about `nodes` nodes.
+    /// The next action on a ring of about `nodes` nodes.
     pub fn next_question(&mut self, nodes: f64, now: u32) -> Wish {
         if let Some(node) = self.to_probe(nodes) {
             return Wish::Check(node);
@@ -168,8 +168,8 @@ impl Table {
         soonest.map_or(REST_SECS, |at| at.saturating_sub(now)).max(1)
     }
 
-    /// The next question about a region; `None` if what is left of its sweep is fresh, or
-    /// nobody can be asked: then it rests.
+    /// The next question about a region; `None` if the rest of it is fresh, or no entry can be
+    /// asked: then it rests.
     fn ask_in(&mut self, index: usize, now: u32) -> Option<Question> {
         // As long as sweeps find many newcomers, freshness is not all that is wanted.
         let complete = (2.0 * self.coverage - 1.0).clamp(0.0, 1.0);
@@ -205,7 +205,7 @@ impl Table {
         question
     }
 
-    /// Asks a node at or before `cursor` about what follows, at most to the region's end.
+    /// Asks a node at or before `cursor` about the nodes after it, at most to the region's end.
     fn question(
         &self,
         region: usize,
@@ -215,7 +215,7 @@ impl Table {
         now: u32,
     ) -> Option<Question> {
         let end = anchor.wrapping_add(high);
-        let to = self.whom_to_ask(anchor, anchor.wrapping_add(cursor), now)?;
+        let to = self.node_to_ask(anchor, anchor.wrapping_add(cursor), now)?;
         let after = super::place_of(to.id.key());
         let mut places: Vec<u64> = self.places(after, end).take(MAX_ASKED + 1).collect();
         let mut upto = end;
@@ -230,9 +230,9 @@ impl Table {
     }
 
     /// One of the last few at or before a place, but after `anchor`, that are likely to
-    /// live, a different one each time: what one does not know another does, and two have
-    /// to name a node before it is sure. That it was asked and answered makes it sure.
-    fn whom_to_ask(&self, anchor: u64, place: u64, now: u32) -> Option<crate::Node> {
+    /// live, a different one each time: they know different nodes, and two have to name a node
+    /// before it is sure. An answer makes the asked node itself sure.
+    fn node_to_ask(&self, anchor: u64, place: u64, now: u32) -> Option<crate::Node> {
         if place == anchor {
             return None;
         }
@@ -272,7 +272,7 @@ impl Table {
         if took > acceptable + acceptable / 5 {
             self.set_bits(self.bits.saturating_sub(1), now);
         } else if took < acceptable / 4 * 3 && self.unsure * UNSURE_ENOUGH <= self.entries.len() {
-            // A second voice for those in it costs a tenth of a first one for others.
+            // A second peer's word for an unsure entry costs a tenth of a new entry.
             self.set_bits((self.bits + 1).min(most), now);
         }
     }

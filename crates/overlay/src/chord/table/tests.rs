@@ -1,4 +1,4 @@
-//! What the table may hold, whatever it is told.
+//! The table's invariants and admission, under any events.
 
 use atoll_key::PeerId;
 use atoll_net::Peer;
@@ -167,10 +167,10 @@ fn a_node_that_did_not_answer_is_not_accepted_from_hearsay_for_a_while() {
     let mut table = table(100);
     table.heard(&node(9), NOW);
     table.failed(&node(9).peer.id, NOW);
-    let later = NOW + GRAVE_SECS / 2;
+    let later = NOW + DEATH_REMEMBERED_SECS / 2;
     let said = Evidence { node: node(9), heard: later };
     assert!(!table.named(&said, &node(1).peer.id, later));
-    let much_later = NOW + GRAVE_SECS + 1;
+    let much_later = NOW + DEATH_REMEMBERED_SECS + 1;
     let said = Evidence { heard: much_later, ..said };
     assert!(table.named(&said, &node(1).peer.id, much_later));
 }

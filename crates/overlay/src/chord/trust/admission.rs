@@ -27,7 +27,7 @@ use atoll_net::Peer;
 use crate::site::site;
 use crate::{MAX_VIRTUAL_SERVERS, Node};
 
-/// What is known of a node that somebody names.
+/// Whether a named node may enter the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// It may enter the tables.
@@ -47,13 +47,14 @@ pub const MAX_SUSPECTS: usize = 512;
 
 /// The most checked peers remembered.
 pub const MAX_CHECKED: usize = 8192;
-/// So many are forgotten at once when room is needed, so that it is not looked for each time.
+/// How many checked peers are forgotten at once when room is needed, so that a flood does not cost
+/// a search for each.
 const FORGOTTEN_AT_ONCE: usize = 64;
 /// How long a check is believed. A guess: an address may change hands within a day, and
 /// two calls an hour for each neighbour are nothing.
 pub const CHECK_LASTS: Duration = Duration::from_secs(3600);
 
-/// What the network demands of a node's position.
+/// The network's rules for a node's position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
     /// How positions are derived.
@@ -74,7 +75,7 @@ impl Default for Rules {
     }
 }
 
-/// Where a key answered, and to how much it admitted.
+/// The address at which a key answered, and the number of virtual servers it stated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Checked {
     addr: SocketAddr,
@@ -87,19 +88,19 @@ struct Checked {
 pub struct PeerAdmission {
     rules: Rules,
     checked: BTreeMap<PeerId, Checked>,
-    /// Until when a peer found dead is not believed to live on hearsay.
+    /// Peers found dead, and until when hearsay that they live is not believed.
     dead: BTreeMap<Peer, Instant>,
     /// The same for single virtual servers of peers that live.
     vacant: BTreeMap<Node, Instant>,
 }
 
 impl PeerAdmission {
-    /// Knows nobody yet.
+    /// Without any checked or suspected peer.
     pub fn new(rules: Rules) -> PeerAdmission {
         PeerAdmission { rules, ..PeerAdmission::default() }
     }
 
-    /// What is known of `node`.
+    /// Whether `node` may enter the tables.
     pub fn judge(&self, node: &Node, now: Instant) -> Verdict {
         if !self.is_possible(node) || self.is_suspected(node, now) {
             return Verdict::Suspected;
@@ -133,7 +134,7 @@ impl PeerAdmission {
         self.vacant.retain(|node, _| node.peer != peer);
     }
 
-    /// Whether somebody has to be forgotten before this peer is remembered.
+    /// Whether a checked peer has to be forgotten before this one is remembered.
     pub fn is_full_for(&self, peer: &PeerId) -> bool {
         self.checked.len() >= MAX_CHECKED && !self.checked.contains_key(peer)
     }
@@ -183,7 +184,7 @@ impl PeerAdmission {
     }
 
     /// Whether there is any suspicion.
-    pub fn suspects_somebody(&self) -> bool {
+    pub fn has_suspects(&self) -> bool {
         !self.dead.is_empty() || !self.vacant.is_empty()
     }
 
@@ -211,13 +212,13 @@ impl PeerAdmission {
 
     /// Panics with a description if a bound is broken.
     pub fn check_invariants(&self) {
-        assert!(self.checked.len() <= MAX_CHECKED, "everybody is remembered");
-        assert!(self.dead.len() <= MAX_SUSPECTS, "everybody is suspected");
-        assert!(self.vacant.len() <= MAX_SUSPECTS, "everybody is suspected");
+        assert!(self.checked.len() <= MAX_CHECKED, "too many checked peers");
+        assert!(self.dead.len() <= MAX_SUSPECTS, "too many suspected peers");
+        assert!(self.vacant.len() <= MAX_SUSPECTS, "too many suspected nodes");
     }
 }
 
-/// Makes room by dropping what runs out soonest.
+/// Makes room by dropping the entry that runs out soonest.
 fn insert_bounded<K: Ord + Copy>(map: &mut BTreeMap<K, Instant>, key: K, until: Instant) {
     if map.len() >= MAX_SUSPECTS && !map.contains_key(&key) {
         let soonest = map.iter().min_by_key(|(_, until)| **until).map(|(key, _)| *key);
@@ -297,7 +298,7 @@ mod tests {
         assert_eq!(admission.judge(&node(19_999, 0), now), Verdict::Welcome, "the last one");
     }
 
-    /// Keys are free: somebody with 20,000 of them at one address had all others forgotten.
+    /// Keys are free: a peer with 20,000 of them at one address had all others forgotten.
     #[test]
     fn many_keys_at_one_address_displace_no_checked_peer_elsewhere_or_in_the_tables() {
         let mut admission = PeerAdmission::default();

@@ -1,19 +1,19 @@
 //! Audits: cross-checking successor lists with other nodes.
 //!
-//! A successor list says what the first successor says, which repeats its own successor. A member
-//! that leaves nodes out therefore hides them from all nodes before it, and accomplices could make
-//! themselves the holders of a block. (CFS §8 leaves malicious members to future work.) They can
-//! only withhold nodes, because every named node is checked ([`crate::chord::trust::verify`]). An
-//! audit asks other nodes as well and unites what all of them say.
+//! A successor list repeats the list of the first successor, which repeats that of its own. A
+//! member that leaves nodes out therefore hides them from all nodes before it, and accomplices
+//! could make themselves the holders of a block. (CFS §8 leaves malicious members to future work.)
+//! They can only withhold nodes, because every named node is checked
+//! ([`crate::chord::trust::verify`]). An audit asks other nodes as well and unites all answers.
 //!
 //! It starts anywhere on the ring, looks for nodes a little before this one, and asks some of them
 //! which node is at this node's own position. To a node that names another one there this node
-//! introduces itself (`INTRODUCE`). It asks one node of its own list what surrounds that one, and
+//! introduces itself (`INTRODUCE`). It asks one node of its own list for its surroundings, and
 //! another node which nodes lie between two entries of the list. Every node named after this one
-//! that the list lacks is asked, and so are the nodes that it names. A node that answers is vouched
-//! for ([`crate::chord::ring::state::ChordState::vouch`]), and the nodes before it are told. A node
-//! hidden by its predecessor is thus found from both sides: it makes itself known to the nodes
-//! before it, and they look for it.
+//! that the list lacks is asked, and so are the nodes that it names. A node that answers is
+//! corroborated ([`crate::chord::ring::state::ChordState::corroborate`]), and the nodes before it
+//! are told. A node hidden by its predecessor is thus found from both sides: it makes itself known
+//! to the nodes before it, and they look for it.
 //!
 //! [`super::audit_schedule`] says when. A ring of honest nodes at rest pays some 10 bytes a second.
 //!
@@ -39,31 +39,32 @@ use crate::{Node, Overlay, Route};
 const MAX_AT_A_TIME: usize = 2;
 /// The most calls of an audit under way.
 const PARALLEL_CALLS: usize = 4;
-/// So many nodes are to say whether they know this one. Where one in five lies, the audits of
-/// some minutes meet an honest one.
+/// How many nodes an audit asks for this node's own position. Where one in five lies, the audits
+/// of some minutes meet an honest one.
 const WITNESSES: usize = 2;
-/// After an audit that found much, so many times as many are asked, from as many more beginnings.
+/// After an audit that found much, so many times as many witnesses are asked, from as many times
+/// as many starts.
 const ALERT_FACTOR: usize = 4;
-/// They are looked for at most so far before this node, measured by the distance between
+/// Witnesses are looked for at most so far before this node, measured by the distance between
 /// its neighbours: mostly within half a list.
 const MAX_GAPS: u64 = 4;
-/// They are chosen among those not much farther away, or else so many of the nearest: liars
-/// could name their like all over the ring.
+/// Witnesses are chosen among nodes not much farther away, or else among so many of the nearest:
+/// liars could name accomplices all over the ring.
 const MAX_AHEAD: usize = 8;
 /// Of those nearest to the key, one of so many is asked next, at random: the nearest may lie.
 const MAX_NEXT: usize = 3;
 /// The most questions from one beginning.
 const MAX_HOPS: usize = 2;
-/// The most nodes taken from what one node names.
+/// The most nodes taken from one answer.
 const MAX_NAMED: usize = 8;
 /// The most nodes asked whether they belong into the list.
 const MAX_CANDIDATES: usize = 24;
 /// The most nodes told of one that was missing.
 const MAX_TOLD: usize = 16;
 
-/// What the witnesses of an audit said.
+/// The answers of the witnesses of an audit.
 #[derive(Default)]
-struct Hearing {
+struct Testimony {
     /// Nodes that named another node in this node's place.
     unaware: Vec<Node>,
     /// Nodes not far before this one that named none: their lists are too short.
@@ -105,7 +106,7 @@ impl Chord {
             if let Some(server) = self.lock().servers.server_mut(index) {
                 news += usize::from(server.audits.record_introduction(guide.peer.id));
             }
-            // Whether it arrives or not, the next audit will tell.
+            // The next audit shows whether it arrived.
             let _ = self.call_introduce(guide, &me, INTRODUCE_HOPS, None).await;
         }
         for guide in &heard.silent {
@@ -114,15 +115,15 @@ impl Chord {
         heard.named.extend(self.ask_one_listed(index).await);
         let found = self.ask_named(index, heard.named).await;
         if let Some(server) = self.lock().servers.server_mut(index) {
-            // Honest successors would have told enough.
+            // Honest successors would have named enough nodes.
             let is_short = usize::from(server.state.is_short());
             server.audits.ended(found + news + is_short);
         }
     }
 
-    /// Asks some nodes before this one who is at its position.
-    async fn hear_witnesses(&self, index: u16, me: &Node) -> Hearing {
-        let mut hearing = Hearing::default();
+    /// Asks some nodes before this one which node is at this node's position.
+    async fn hear_witnesses(&self, index: u16, me: &Node) -> Testimony {
+        let mut testimony = Testimony::default();
         let is_alert = {
             let inner = self.lock();
             inner.servers.server(index).is_some_and(|server| server.audits.is_alert)
@@ -143,14 +144,14 @@ impl Chord {
             let named = named.into_iter().filter(|node| !self.owns(node));
             add_ahead(me.id.key(), named, &mut ahead);
         }
-        // The other way round, every second time: who is between two of the list, in the words
-        // of others.
+        // The other way round, every second time: another node is asked which nodes lie between
+        // two entries of the list.
         let listed: Vec<Node> = listed.into_iter().flatten().skip(1).take(MAX_NAMED).collect();
         let nth = random_below(&*self.env, listed.len().max(1) as u64) as usize;
         let is_turn = is_alert || random_below(&*self.env, 2) == 0;
         if let (true, Some(start), Some(node)) = (is_turn, starts.next(), listed.get(nth)) {
             let named = self.look_around(&start, &node.id.key().previous()).await;
-            hearing.named.push((start.peer.id, named));
+            testimony.named.push((start.peer.id, named));
         }
         let mut asked = BTreeSet::new();
         for _ in 0..WITNESSES * factor {
@@ -163,23 +164,23 @@ impl Chord {
             match self.ask_the_way(me.id.key(), &witness).await {
                 Some(Route::Root(list)) => {
                     if list[0] != *me {
-                        hearing.unaware.push(witness);
+                        testimony.unaware.push(witness);
                     }
-                    hearing.named.push((witness.peer.id, list));
+                    testimony.named.push((witness.peer.id, list));
                 }
                 Some(route) => {
-                    hearing.silent.push(witness);
+                    testimony.silent.push(witness);
                     let others = route.nodes().into_iter().filter(|node| !self.owns(node));
                     add_ahead(me.id.key(), others, &mut ahead);
                 }
                 None => {}
             }
         }
-        hearing
+        testimony
     }
 
-    /// Goes from `start` towards `key`; returns all nodes named on the way. A root that is named
-    /// does not end it: a node that one liar hides is shown by others.
+    /// Asks nodes from `start` towards `key`; returns all nodes named on the way. It does not end
+    /// at a root that is named: other nodes may name a node that one liar hides.
     async fn look_around(&self, start: &Node, key: &Key) -> Vec<Node> {
         let mut asked = BTreeSet::new();
         let mut near = BTreeMap::new();
@@ -203,8 +204,8 @@ impl Chord {
         named
     }
 
-    /// A key some nodes before virtual server `index`. How far nodes are apart is told by its
-    /// two neighbours, which is little, but no list that others made up.
+    /// A key some nodes before virtual server `index`. Its two neighbours show how far nodes are
+    /// apart: a small sample, but not a list that liars made up.
     fn somewhere_before(&self, index: u16) -> Option<Key> {
         let inner = self.lock();
         let state = inner.servers.state(index)?;
@@ -224,7 +225,8 @@ impl Chord {
         wider(wider(wider(apart)))
     }
 
-    /// One of the list, any but the first, which is asked all the time; what surrounds it.
+    /// The surroundings of a random node of the list other than the first, which every stabilize
+    /// round asks.
     async fn ask_one_listed(&self, index: u16) -> Option<(PeerId, Vec<Node>)> {
         let listed: Vec<Node> = {
             let inner = self.lock();
@@ -233,7 +235,7 @@ impl Chord {
         };
         let nth = random_below(&*self.env, listed.len().max(1) as u64) as usize;
         let node = listed.get(nth)?;
-        let told = self.asked_who_follows(node, None).await?;
+        let told = self.ask_surroundings(node, None).await?;
         Some((node.peer.id, told.predecessor.into_iter().chain(told.successors).collect()))
     }
 
@@ -254,9 +256,9 @@ impl Chord {
         }
     }
 
-    /// Nodes anywhere on the ring, in random order, remembered ones among them: a list of one
-    /// gang that reaches around the ring leaves no other node in the tables. Those who
-    /// follow us only if there are no others.
+    /// Nodes anywhere on the ring, in random order, remembered ones among them: where accomplices
+    /// fill a list that goes around the ring, the tables hold no other node. Nodes of our own
+    /// successor lists only if there are no others.
     fn audit_starts(&self, count: usize) -> Vec<Node> {
         let now = self.env.now();
         let mut known = self.known_nodes();
@@ -295,7 +297,7 @@ impl Chord {
             if !seen.insert(node) || !self.is_missing(index, &node) {
                 continue;
             }
-            let Some(told) = self.asked_who_follows(&node, Some(source)).await else { continue };
+            let Some(told) = self.ask_surroundings(&node, Some(source)).await else { continue };
             let is_nearer = {
                 let inner = self.lock();
                 inner.servers.state(index).is_some_and(|state| state.would_adopt(&node.id))
@@ -303,7 +305,7 @@ impl Chord {
             let is_new = if is_nearer {
                 self.adopt(index, &node, Some(source)).await
             } else {
-                self.vouch(&node, &told, INTRODUCE_HOPS).await
+                self.corroborate(&node, &told, INTRODUCE_HOPS).await
             };
             found += usize::from(is_new);
             let around: Vec<Node> = told.predecessor.into_iter().chain(told.successors).collect();
@@ -340,8 +342,8 @@ impl Chord {
         }
     }
 
-    /// What a node that is where it says it is, and on a ring, says of its surroundings.
-    async fn asked_who_follows(&self, node: &Node, source: Option<PeerId>) -> Option<Told> {
+    /// The surroundings of a node that is at its claimed address and on a ring, in its own words.
+    async fn ask_surroundings(&self, node: &Node, source: Option<PeerId>) -> Option<Told> {
         if !self.ensure_checked_for(node, source).await {
             return None;
         }
@@ -354,9 +356,8 @@ impl Chord {
         }
     }
 
-    /// A node has been introduced that no virtual server of ours would have as its first
-    /// successor: perhaps a list lacks it.
-    pub(in crate::chord) async fn vouch_if_missing(
+    /// Asks an introduced node that would be no first successor of this node, if a list lacks it.
+    pub(in crate::chord) async fn corroborate_if_missing(
         &self,
         node: &Node,
         source: Option<PeerId>,
@@ -364,24 +365,24 @@ impl Chord {
     ) {
         let count = self.lock().servers.count();
         if (0..count).any(|index| self.is_missing(index, node))
-            && let Some(told) = self.asked_who_follows(node, source).await
+            && let Some(told) = self.ask_surroundings(node, source).await
         {
-            self.vouch(node, &told, hops).await;
+            self.corroborate(node, &told, hops).await;
         }
     }
 
-    /// Takes a node that has answered, and `told` who surrounds it, into all lists that lack
-    /// it, and, with hops left, tells those before it. Whether any list lacked it.
-    async fn vouch(&self, node: &Node, told: &Told, hops_left: u8) -> bool {
+    /// Takes a node that has answered, and whose surroundings are `told`, into all lists that lack
+    /// it, and, with hops left, tells the nodes before it. Whether any list lacked it.
+    async fn corroborate(&self, node: &Node, told: &Told, hops_left: u8) -> bool {
         let before: Option<Vec<Node>> = self.update(|servers, now| {
             let mut lists = Vec::new();
             let mut is_news = false;
             for index in 0..servers.count() {
-                let vouched = servers.with(index, now, |state, judge| {
-                    let is_new = judge(node) == Verdict::Welcome && state.vouch(*node);
+                let corroborated = servers.with(index, now, |state, judge| {
+                    let is_new = judge(node) == Verdict::Welcome && state.corroborate(*node);
                     is_new.then(|| state.successors().to_vec())
                 });
-                lists.extend(vouched.flatten());
+                lists.extend(corroborated.flatten());
                 is_news |= servers.continue_list(index, node, told, now);
             }
             let before = |list: Vec<Node>| list.into_iter().take_while(|listed| listed != node);

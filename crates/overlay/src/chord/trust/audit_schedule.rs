@@ -11,7 +11,7 @@ const FIRST_INTERVAL: u32 = 2;
 const MAX_INTERVAL: u32 = 32;
 /// So many findings of one audit are many.
 const MUCH: usize = 3;
-/// The most peers of which it is recalled that this node has introduced itself to them.
+/// The most peers remembered to which this node has introduced itself.
 const MAX_INTRODUCED: usize = 64;
 
 /// When a virtual server is audited next.
@@ -19,11 +19,11 @@ const MAX_INTRODUCED: usize = 64;
 pub(in crate::chord) struct AuditSchedule {
     interval: u32,
     left: u32,
-    /// Whether much was found, more than newcomers and failures bring about, and ever since
+    /// Whether an audit found more than newcomers and failures explain, and each one since then
     /// something.
     pub(in crate::chord) is_alert: bool,
-    /// Peers to which this one has introduced itself. That one of them still does not know it is no
-    /// news.
+    /// Peers to which this node has introduced itself. If one of them still does not know it, that
+    /// does not count as a finding.
     introduced: BTreeSet<PeerId>,
 }
 
@@ -46,8 +46,8 @@ impl AuditSchedule {
         is_due
     }
 
-    /// Records that this one introduces itself to the peer; returns whether it is the first time, as far as
-    /// it recalls.
+    /// Records that this node introduces itself to the peer; returns whether it is the first time
+    /// that is remembered.
     pub(in crate::chord) fn record_introduction(&mut self, peer: PeerId) -> bool {
         if self.introduced.len() >= MAX_INTRODUCED {
             self.introduced.clear();
@@ -55,7 +55,7 @@ impl AuditSchedule {
         self.introduced.insert(peer)
     }
 
-    /// An audit has ended, which brought so much to light.
+    /// An audit has ended with so many findings.
     pub(in crate::chord) fn ended(&mut self, found: usize) {
         self.interval = if found == 0 { (self.interval * 2).min(MAX_INTERVAL) } else { 1 };
         self.left = self.interval - 1;

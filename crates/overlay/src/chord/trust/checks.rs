@@ -34,8 +34,8 @@ use crate::chord::trust::limiter::{Cause, Limiter};
 pub(crate) const MAX_WAITING: usize = 256;
 /// The most checks under way.
 pub(crate) const MAX_UNDER_WAY: usize = 16;
-/// Of these, some are kept for this node's own questions: claims of addresses that take a call
-/// without ever answering it must not stop a node from joining.
+/// How many of these are kept for this node's own questions: claims of addresses that accept a call
+/// and never answer it must not stop a node from joining.
 const KEPT_FOR_OWN: usize = 4;
 /// The most checks under way for the claims of one peer.
 const MAX_UNDER_WAY_OF_ONE: usize = 4;
@@ -45,21 +45,22 @@ pub(crate) const CHECKS_PER_SEC: u32 = 32;
 pub(crate) const MAX_BURST: u32 = 128;
 /// The most checks for the claims of one peer in a window of the limiter.
 pub(crate) const MAX_PER_SOURCE: u32 = 64;
-/// After so many false claims in a window of the limiter, all made by others than who is claimed, no
-/// more such claims are checked at the IP address they name. A guess.
+/// After so many false claims in a window of the limiter, each made by another peer than the
+/// claimed one, no more such claims are checked at the IP address they name. A guess.
 pub(crate) const MAX_REFUTED_NAMED: u32 = 16;
 /// The same for claims that callers make of themselves: each costs the caller a connection.
 pub(crate) const MAX_REFUTED_CALLERS: u32 = 64;
-/// The most checks for the claims of strangers in a window of the limiter: half of what is possible.
+/// The most checks for the claims of strangers in a window of the limiter: half of all that are
+/// possible.
 pub(crate) const MAX_FOR_STRANGERS: u32 = 160;
 /// The most claims of strangers waiting.
 pub(crate) const MAX_STRANGERS_WAITING: usize = MAX_WAITING / 2;
 /// The most checks under way for strangers.
 const MAX_UNDER_WAY_FOR_STRANGERS: usize = (MAX_UNDER_WAY - KEPT_FOR_OWN) / 2;
-/// The most who wait for one check.
+/// The most callers that wait for one check.
 const MAX_WAITERS: usize = 64;
 
-/// Whose claim it is.
+/// The maker of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
     /// This node itself wants to know.
@@ -83,8 +84,8 @@ impl Origin {
     }
 }
 
-/// What the claims of one origin have caused, the less the sooner: all at its address
-/// together, and it alone. None for this node's own.
+/// How many checks the claims of one origin have caused: all peers at its address together, and it
+/// alone. Lower counts are served first; `None`, for this node's own questions, before all.
 type Rank = Option<(u32, u32)>;
 
 /// See the module.
@@ -103,9 +104,9 @@ pub(crate) struct CheckQueue<W> {
 /// Claims of one peer address.
 #[derive(Debug)]
 pub(crate) struct Claim<W> {
-    /// The peer that made it: of several, the one that comes first.
+    /// The peer that made it: of several, the one of the lowest rank.
     origin: Origin,
-    /// Of equals, who came first comes first.
+    /// Its place in the order of arrival, which decides between claims of equal rank.
     nth: u64,
     /// The virtual indices claimed: never more than there are.
     pub indices: BTreeSet<u16>,
@@ -152,7 +153,7 @@ impl<W> CheckQueue<W> {
             self.waiting.insert(node.peer, claim);
         }
         let present = self.waiting[&node.peer].origin;
-        // A check that waits behind a liar's claim of the same peer address shall not wait as long as the liar.
+        // A liar's claim of the same peer address must not delay the check for an honest peer.
         let is_sooner =
             self.rank(origin) < self.rank(present) && self.may_check(&node.peer, origin);
         let claim = self.waiting.get_mut(&node.peer).expect("it is there, or was just put there");
@@ -162,15 +163,15 @@ impl<W> CheckQueue<W> {
         }
     }
 
-    /// Makes room for one more claim, if need be in the place of one that comes later; whether there
-    /// is any.
+    /// Makes room for one more claim, if need be by dropping one of higher rank. Returns whether
+    /// there is room.
     fn make_room(&mut self, peer: &Peer, origin: Origin) -> bool {
         let waits = |is: &dyn Fn(&Origin) -> bool| {
             self.waiting.values().filter(|claim| is(&claim.origin)).count()
         };
         let is_stranger = origin.is_stranger();
         let is_full = match origin {
-            // What this node itself needs to know has room of its own.
+            // This node's own questions have room of their own.
             Origin::Own => return waits(&|other| *other == Origin::Own) < MAX_WAITING,
             _ if !self.may_check(peer, origin) => return false,
             _ if waits(&|other| other.peer() == origin.peer()) >= MAX_PER_SOURCE as usize => {
@@ -194,7 +195,7 @@ impl<W> CheckQueue<W> {
         later.is_some_and(|peer| self.waiting.remove(&peer).is_some())
     }
 
-    /// Whether a claim of `origin` is still heard in this window.
+    /// Whether a claim of `origin` is still accepted in this window.
     fn may_check(&self, peer: &Peer, origin: Origin) -> bool {
         let Some(source) = origin.peer() else { return true };
         let calls_itself = source == peer.id;
@@ -258,7 +259,7 @@ impl<W> CheckQueue<W> {
         origin.peer().into_iter().for_each(|peer| self.caused.add(Cause::Peer(peer)));
     }
 
-    /// The check of a peer address has ended; what was claimed, and who waited for it.
+    /// The check of a peer address has ended. Returns its claim, with the callers that wait for it.
     pub(crate) fn finished(&mut self, peer: &Peer, is_refuted: bool) -> Option<Claim<W>> {
         let claim = self.under_way.remove(peer)?;
         if is_refuted && let Some(source) = claim.origin.peer() {

@@ -1,8 +1,8 @@
 //! Limits on the work that peers may cause.
 //!
 //! A call of a peer may make this node dial, ping or pass on. Such work is counted by its causes in
-//! windows of [`WINDOW`], and not done beyond the limits below. Keys are free and addresses are not,
-//! so work is counted by address where that is known.
+//! windows of [`WINDOW`], and not done beyond the limits below. Keys are free and addresses are
+//! not, so work is counted by address where that is known.
 //!
 //! CFS Figure 5 alerts the previous hop of a node that failed: `REPORT_FAILED`. The receiver pings
 //! the reported nodes before it believes the report, so a report of sixteen nodes would turn one
@@ -19,7 +19,7 @@ use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
-/// Work is counted for so long.
+/// The length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// The most pings for the failure reports of one peer. A guess: two full reports.
 const PINGS_OF_ONE: u32 = 32;
@@ -32,7 +32,7 @@ const INTRODUCTIONS_OF_ONE: u32 = 32;
 /// The most of all peers together. A guess: eight that pass on as many as they may.
 const INTRODUCTIONS_OF_ALL: u32 = 256;
 
-/// What work is counted by.
+/// The causes by which work is counted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Cause {
     /// All peers.
@@ -57,7 +57,7 @@ pub(crate) struct Limiter {
 }
 
 impl Limiter {
-    /// Forgets what was counted if another window begins.
+    /// Clears the counts if another window begins.
     pub(crate) fn turn(&mut self, now: Instant) {
         if now.since(self.began) >= WINDOW {
             *self = Limiter { began: now, counts: BTreeMap::new() };

@@ -1,9 +1,9 @@
 //! Trust: nodes are checked before they enter a table (CFS §4.4), and no single peer is believed.
 //!
-//! [`admission`] remembers checks and suspicions, [`checks`] queues checks and [`limiter`] limits the
-//! work that peers may cause: plain data. [`verify`] makes the checks, [`audit`] cross-checks
-//! successor lists, [`probe`] pings nodes that may have failed and [`reachability`] asks other nodes
-//! whether a joining node can be reached.
+//! [`admission`] remembers checks and suspicions, [`checks`] queues checks and [`limiter`] limits
+//! the work that peers may cause: plain data. [`verify`] makes the checks, [`audit`] cross-checks
+//! successor lists, [`probe`] pings nodes that may have failed and [`reachability`] asks other
+//! nodes whether a joining node can be reached.
 
 pub mod admission;
 pub(in crate::chord) mod audit;
@@ -23,7 +23,7 @@ use crate::Node;
 use checks::CheckQueue;
 use limiter::Limiter;
 
-/// What a node remembers of doubts about others, besides [`admission::PeerAdmission`].
+/// The node's pending checks, pings and limits, besides [`admission::PeerAdmission`].
 #[derive(Default)]
 pub(in crate::chord) struct PeerTrust {
     /// Claims of nodes that have to be checked.

@@ -133,7 +133,7 @@ impl Chord {
         }
     }
 
-    /// Vouched nodes that no other node watches are pinged.
+    /// Corroborated nodes that no other node watches are pinged.
     pub(in crate::chord) fn probe_disputed(&self) {
         let disputed = self.lock().servers.disputed();
         disputed.into_iter().for_each(|node| self.probe_soon(node));

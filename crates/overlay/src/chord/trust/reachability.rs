@@ -2,7 +2,7 @@
 //!
 //! A successor that cannot reach a joining node at the address where it says it listens tells it
 //! so. Such a node would be on no successor list. It gives up with an error that tells its user
-//! what to mend (`JoinError::Unreachable`). A single lying successor could keep a node off the ring
+//! the remedy (`JoinError::Unreachable`). A single lying successor could keep a node off the ring
 //! that way. The joining node therefore asks others to reach it as well (`REACH_ME`): the node
 //! through which it joined, nodes asked on the way, and nodes around its position. Unless more of
 //! them agree with the successor than contradict it, the node stays, and introduces itself to the
@@ -21,7 +21,7 @@ use crate::chord::membership::ring_merge::INTRODUCE_HOPS;
 use crate::chord::messages::Doubt;
 use crate::chord::ring::state::ChordState;
 
-/// How often somebody who has not finished its check of us is asked again: each time it takes
+/// How often a node that has not finished its check of this one is asked again: each answer takes
 /// half a call's limit, and a check at most four limits.
 const DOUBT_TRIES: usize = 8;
 /// The most asked besides the successor. A guess: where one in five lies, four of seven do
@@ -95,7 +95,7 @@ impl Chord {
             (inner.servers.position(0), before)
         };
         for node in before.into_iter().chain(way.first().copied()) {
-            // What does not arrive, audits make up for.
+            // If a call does not arrive, the next audit introduces this node again.
             let _ = self.call_introduce(&node, &me, INTRODUCE_HOPS, None).await;
         }
     }

@@ -5,15 +5,15 @@
 //! index hash to the ID, then the existing node accepts n." Here the profile is the network's and
 //! the index below its maximum ([`crate::chord::trust::admission`]); the ID is derived, never read;
 //! the key answers at the claimed address over a connection dialled for the purpose
-//! (`Transport::reach`); and the node, asked with a nonce, states that this peer address is its own,
-//! how many virtual servers it runs, and that it is on a ring with the first of them. The last part
-//! refutes a peer address that names another node's key at an address from which calls are
+//! (`Transport::reach`); and the node, asked with a nonce, states that this peer address is its
+//! own, how many virtual servers it runs, and that it is on a ring with the first of them. The last
+//! part refutes a peer address that names another node's key at an address from which calls are
 //! forwarded to it.
 //!
 //! It makes no difference whether a node speaks for itself or is named by another. A check is
 //! remembered ([`crate::chord::trust::admission::CHECK_LASTS`]), so that a new neighbour costs two
-//! small calls, not each message. What waits for an outcome: a list, whose entries end at the first
-//! unchecked one; a claim to be a predecessor; any caller that asked.
+//! small calls, not each message. Three things wait for an outcome: a list, which is accepted up to
+//! its first unchecked entry; a claim to be a predecessor; any caller that asked.
 
 use atoll_env::{Instant, random_below, timeout};
 use atoll_key::PeerId;
@@ -33,11 +33,11 @@ const MAX_CLAIMS: usize = 64;
 /// The most checks renewed at a time.
 const MAX_RENEWALS: usize = 8;
 
-/// What a check brought to light.
+/// The outcome of a check.
 enum Outcome {
     /// The peer address is right, and its node runs so many virtual servers.
     Genuine { servers: u16, joined: bool },
-    /// Nobody there, or somebody else.
+    /// No answer, or another key's.
     Refuted,
     /// Too busy to say.
     Undecided,
@@ -59,8 +59,8 @@ impl Chord {
         self.lock().servers.judge(node, self.env.now())
     }
 
-    /// Whether `node` may enter the tables, if need be after a check. This node itself wants
-    /// to know.
+    /// Whether `node` may enter the tables, if need be after a check, as a question of this node's
+    /// own.
     pub(in crate::chord) async fn ensure_checked(&self, node: &Node) -> bool {
         self.ensure_checked_for(node, None).await
     }
@@ -78,8 +78,8 @@ impl Chord {
         self.judge(node) == Verdict::Welcome
     }
 
-    /// Has `node` checked, which `source` has named; whether its peer address proved right, if that
-    /// could be found out.
+    /// Has `node` checked, which `source` has named. Returns whether its peer address proved right;
+    /// `None` if the check was undecided or there was no room for it.
     async fn checked_for(&self, node: &Node, source: Option<PeerId>) -> Option<bool> {
         if self.owns(node) || !self.lock().servers.admission.is_possible(node) {
             return Some(false);
@@ -109,9 +109,9 @@ impl Chord {
         self.start_checks();
     }
 
-    /// Virtual server `index` is taken for its successor by `from`. Checks that one if need
-    /// be, and returns when that is done, or before the caller loses patience; the claim
-    /// counts either way once the check has succeeded. What there is to doubt.
+    /// `from` takes virtual server `index` for its successor. Checks `from` if need be, for at most
+    /// half a call limit; the claim counts in either case once the check has succeeded. Returns
+    /// the doubt that is left.
     pub(in crate::chord) async fn check_claimant(&self, index: u16, from: Node) -> Option<Doubt> {
         if self.judge(&from) == Verdict::Welcome {
             return None;
@@ -130,8 +130,8 @@ impl Chord {
         doubt
     }
 
-    /// Checks a caller, who wants to know whether it can be reached where it says it is; what
-    /// there is to doubt, and whether the check has ended before the caller loses patience.
+    /// Checks whether a caller can be reached at its claimed address, for at most half a call
+    /// limit. Returns the doubt that is left, and whether the check has ended.
     pub(in crate::chord) async fn check_caller(&self, from: Node) -> (Option<Doubt>, bool) {
         let check = async {
             match self.judge(&from) {
@@ -148,7 +148,7 @@ impl Chord {
         (doubt, ended.is_ok())
     }
 
-    /// Takes in what had to wait for checks, as far as they are done.
+    /// Takes in the lists that waited for checks, as far as these are done.
     pub(in crate::chord) fn take_waiting(&self) {
         for (source, unknown) in self.update(|servers, now| servers.take_waiting(now)) {
             self.check_claims(&unknown, Some(source));
@@ -274,7 +274,7 @@ impl Chord {
         }
     }
 
-    /// A peer address is right. Which of the virtual servers claimed it has not is known then, too.
+    /// A peer address is right. Forgets those of the claimed virtual servers that it does not run.
     fn found_genuine(&self, peer: Peer, servers: u16, joined: bool, claimed: &[Node]) {
         let now = self.env.now();
         let is_there = |node: &Node| joined && node.virtual_server.index < servers;
@@ -295,7 +295,7 @@ impl Chord {
         Node::at(peer, VirtualServerId { profile: self.config.profile, index })
     }
 
-    /// A peer has called that we took for dead, or do not know: what that changes.
+    /// A peer has called: it is remembered, and checked again if it was taken for dead.
     pub(in crate::chord) fn heard(&self, from: &Peer) {
         let now: Instant = self.env.now();
         let node = self.place(*from, 0);
@@ -308,7 +308,7 @@ impl Chord {
             (was_checked, inner.servers.admission.is_suspected(&node, now))
         };
         let silent = self.peer_book.standing(from, now) == Standing::Silent;
-        // That it reaches us does not say that we reach it.
+        // A call from it does not prove that this node reaches it.
         if (suspected || silent) && was_checked {
             self.check_claims(&[node], Some(from.id));
         }

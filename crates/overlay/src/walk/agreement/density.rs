@@ -11,10 +11,10 @@ const JUDGED_BY: usize = 24;
 /// However long the lists of this ring are, one of so many nodes is long enough to judge.
 const MOST_WANTED: f64 = 16.0;
 
-/// How sure one wants to be.
+/// How strictly a list is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Doubt {
-    /// A true list is accepted even if N is thought to be twice what it is.
+    /// A true list is accepted even if N is thought to be twice its true value.
     Least,
     /// A true list is refused once in a thousand times.
     Little,
@@ -22,14 +22,14 @@ pub(super) enum Doubt {
     Much,
 }
 
-/// What is known of a ring.
+/// The size of a ring and of its lists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Density {
     /// N, estimated from r nodes and thus known to about 1/√r.
     pub nodes: f64,
     /// The paper's r: how long successor lists are.
     pub list_length: f64,
-    /// How many nodes are named at least when somebody names a root.
+    /// How many nodes are named at least when a node names a root.
     pub listed: f64,
 }
 
@@ -63,7 +63,7 @@ impl Density {
 mod tests {
     use super::*;
 
-    /// Distances of `count` nodes after a key, `share` of whom are named, on a ring of N.
+    /// Distances of `count` nodes after a key, a `share` of which are named, on a ring of N.
     fn draw(state: &mut u64, count: usize, nodes: f64, share: f64) -> Vec<f64> {
         let mut unit = || {
             *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

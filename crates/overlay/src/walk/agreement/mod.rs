@@ -5,8 +5,8 @@
 //! is the end of the search. Otherwise an end without success is believed only if the root fits the
 //! density of the ring ([`density`]) and as many routes have ended there as [`WalkLimits::confirm`]
 //! says. Until then another route begins, from other nodes of this node's own tables and never
-//! through a node that was asked before: liars on one route are not on the next. What was learnt of
-//! the key's neighbourhood is kept ([`super::memory`]), and the node nearest after the key that
+//! through a node that was asked before: liars on one route are not on the next. Knowledge of the
+//! key's neighbourhood is kept ([`super::memory`]), and the node nearest after the key that
 //! claims to be the root is taken for it, whatever other nodes claim. At the very end the k nearest
 //! nodes after the key found by all the routes together have been asked.
 
@@ -62,7 +62,7 @@ impl<'w> Search<'w> {
         self.memory.now = now;
     }
 
-    /// Starts in this node's own tables, which say this.
+    /// Starts with the route that this node's own tables name.
     pub(super) fn start_here(&mut self, route: &Route) {
         self.learn_from_own_table(route);
     }
@@ -105,7 +105,7 @@ impl<'w> Search<'w> {
         self.memory.own_table != OwnTable::NotUsed
     }
 
-    /// What to do next, when no answer is waited for.
+    /// The next action, when no answer is waited for.
     pub(super) fn next(&mut self) -> Next {
         loop {
             if self.memory.questions >= self.memory.limits.asks {
@@ -130,8 +130,8 @@ impl<'w> Search<'w> {
         }
     }
 
-    /// What to do while overdue answers are waited for: what would be next if they never came, but
-    /// no other route is begun.
+    /// The next action while overdue answers are waited for: the same as if they never came, but no
+    /// other route is begun.
     pub(super) fn another(&mut self) -> Option<Next> {
         if self.memory.questions >= self.memory.limits.asks || self.route.is_cut(&self.memory) {
             return None;

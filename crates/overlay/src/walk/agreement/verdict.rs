@@ -1,4 +1,4 @@
-//! What a search believes in the end, and which peers it has caught lying.
+//! The verdict of a search: the root that it believes, and the peers that it has caught lying.
 
 use std::collections::BTreeSet;
 
@@ -54,8 +54,8 @@ impl Search<'_> {
         }
     }
 
-    /// What this walk has caught its witnesses at. `found`: who had what was looked for,
-    /// and whether it was asked as the root.
+    /// The misdeeds that this walk has caught. `found`: the node that had the value, and whether it
+    /// was asked as the root.
     pub(crate) fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
         let mut misdeeds = self.memory.misdeeds.clone();
         if let Some((holder, true)) = found {
@@ -88,7 +88,7 @@ impl Search<'_> {
         misdeeds
     }
 
-    /// All that was asked.
+    /// The questions and answers.
     pub(crate) fn into_trace(self) -> Trace {
         self.memory.trace
     }
@@ -132,9 +132,9 @@ impl Memory<'_> {
         let mut distances: Vec<f64> = places.map(|at| at.as_fraction()).collect();
         distances.sort_unstable_by(f64::total_cmp);
         distances.dedup();
-        // N is estimated from lists that may name many who have died since, as one sees on
-        // the way; the lists that one is told shrink with them. As the dead cannot be told
-        // from inventions, nobody may name more than a few.
+        // N is estimated from lists that may name many nodes that have died since, as the walk
+        // sees; the lists that it is told shrink with them. Dead nodes cannot be told from made-up
+        // ones, so no more than a few are believed of one peer.
         let answered = (self.trace.0.len() - self.trace.failures()) as f64;
         let dead = |named: &Vec<Peer>| named.iter().filter(|peer| self.dead.contains(peer)).count();
         let dead: usize = self.named.values().map(|named| dead(named).min(DEAD_BELIEVED)).sum();
@@ -148,7 +148,7 @@ impl Memory<'_> {
     }
 
     /// Nodes among the replicas that were not asked, because they left an earlier call
-    /// unanswered: who reads the trace is to know that they may have it.
+    /// unanswered: the trace says that they may have it.
     fn note_silent_roots(&mut self) {
         let mut places = BTreeSet::new();
         let nearest = self.roots_known.values().filter(|node| places.insert(node.peer.id));
@@ -159,8 +159,8 @@ impl Memory<'_> {
         self.trace.0.extend(silent);
     }
 
-    /// The root, which is the nearest node that claims to be it, and who follows it: in its
-    /// own words if they fit, or else as far as known.
+    /// The root, which is the nearest node that claims to be it, and its successors: those it told
+    /// if they fit, or else as far as known.
     fn root_list(&self) -> Vec<Node> {
         let Some((at, (root, told))) = self.root_claims.first_key_value() else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What a route learns from each answer.
+//! The changes that each answer makes to a route.
 
 use atoll_net::{CallError, Peer};
 
@@ -9,8 +9,8 @@ use crate::walk::{Said, Step};
 use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route};
 
 impl OneRoute {
-    /// Takes in an answer; returns the value if that was the end of the search, and what the
-    /// answer said.
+    /// Takes in an answer; returns the value if that was the end of the search, and the answer in
+    /// short.
     pub(crate) fn take_answer<T>(
         &mut self,
         memory: &mut Memory<'_>,
@@ -92,8 +92,8 @@ impl OneRoute {
         Said::Absent
     }
 
-    /// The node before this one is dead. If this one was only guessed to be the root, others
-    /// may live before that one: then who follows the key has to be heard first.
+    /// The node before this one is dead. If this one was only guessed to be the root, others may
+    /// live before that one: then a node that knows the key's successors has to be heard first.
     fn claim_first_live(&mut self, memory: &mut Memory<'_>, node: Node) -> Said {
         if !self.guessed.contains(&node.peer) {
             return self.claimed(memory, node, None);
@@ -116,8 +116,8 @@ impl OneRoute {
             memory.misdeeds.push((node.peer.id, Misdeed::LedInCircles));
             return Said::Nowhere; // That leads away from the key.
         }
-        // The root is no farther than `nearer`; who comes after this node matters again
-        // only if `nearer` has failed.
+        // The root is no farther than `nearer`; nodes after this one matter again only if
+        // `nearer` has failed.
         memory.roots_known.insert((here, node.peer), *node);
         let bound = self.not_beyond.map_or(here, |bound| bound.min(here));
         self.not_beyond = Some(bound);
@@ -190,8 +190,8 @@ impl OneRoute {
         Said::Closer(nearer.len())
     }
 
-    /// A node that may be the root: if it is not, it names a nearer one. Nobody has said that
-    /// it follows the key, so it does not bear on who does.
+    /// A node that may be the root: if it is not, it names a nearer one. No node has said that it
+    /// follows the key, so it is not taken for a known successor.
     pub(crate) fn guess_root(&mut self, memory: &Memory<'_>, node: &Node) {
         let at = memory.distance_after(node);
         let is_near = at.as_fraction() * memory.nodes <= FARTHEST_GUESS

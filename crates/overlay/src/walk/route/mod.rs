@@ -6,9 +6,9 @@
 //! best. It ends when the root and enough of its successors have answered, or when no node is left
 //! to ask.
 //!
-//! It makes no call: [`OneRoute::next`] says what to do, [`answers`] what an answer changes. Whether
-//! the root that it reached is believed is not decided here but by [`super::agreement`], which takes
-//! it with [`OneRoute::take_reached`].
+//! It makes no call: [`OneRoute::next`] returns the next action, and [`answers`] takes in answers.
+//! Whether the root that it reached is believed is not decided here but by [`super::agreement`],
+//! which takes it with [`OneRoute::take_reached`].
 
 mod answers;
 pub(super) mod selection;
@@ -28,7 +28,7 @@ const MAX_NOT_ROOT: usize = 16;
 /// After so many of them, from a root that was only guessed, the way is asked for first:
 /// the guess stands far behind the key, and each step would lead back by one node. A guess.
 const MAX_GUESSED_NOT_ROOT: usize = 2;
-/// Nobody is guessed to be the root so many times farther from the key than nodes are from
+/// No node is guessed to be the root so many times farther from the key than nodes are from
 /// each other. A guess: of roots, one in three thousand is.
 const FARTHEST_GUESS: f64 = 8.0;
 /// How often in a walk a node is told of failures and asked again. A guess.
@@ -51,7 +51,7 @@ pub(super) enum End {
     GaveUp,
 }
 
-/// What to do next.
+/// The next action of a search.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Next {
     Ask(Question),
@@ -59,25 +59,25 @@ pub(super) enum Next {
     End(End),
 }
 
-/// What a route has left to do.
+/// The next action of a route.
 pub(super) enum OnRoute {
     Next(Next),
-    /// Read this node's own table and [learn](OneRoute::learn) what it says.
+    /// Read this node's own table and [learn](OneRoute::learn) from it.
     ReadOwnTable,
     Ended(End),
 }
 
-/// What one node is asked.
+/// A question to one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Question {
     pub node: Node,
     /// Whether it is asked as the root, and not for the way.
     pub as_root: bool,
-    /// Whether somebody else may be asked while it is waited for.
+    /// Whether another node may be asked while it is waited for.
     pub hedged: bool,
 }
 
-/// One route: what is forgotten when another begins.
+/// One route: the state that is forgotten when another begins.
 #[derive(Default)]
 pub(super) struct OneRoute {
     answers: usize,
@@ -92,8 +92,8 @@ pub(super) struct OneRoute {
     /// The node that named each as its predecessor when asked as the root.
     named_by: BTreeMap<Peer, Node>,
     not_root: usize,
-    /// Nodes that were only guessed to be the root, and those before them that were named for
-    /// it; how many these are, since somebody last gave directions.
+    /// Nodes that were only guessed to be the root, and those before them that were named as the
+    /// root; how many these are, since a node last gave directions.
     guessed: BTreeSet<Peer>,
     guessed_not_root: usize,
     /// Those of them before which no node seems to live: the root, unless a node that knows the
@@ -114,7 +114,7 @@ pub(super) struct OneRoute {
     reached: BTreeSet<NodeId>,
     /// How often a root was reached that may be false.
     doubtful: usize,
-    /// A root that was just reached and that nobody has judged yet.
+    /// A root that was just reached and is not judged yet.
     at_root: Option<Node>,
     /// Questions left for the root's successors, once the root has been reached.
     replicas_left: Option<usize>,
@@ -185,8 +185,8 @@ impl OneRoute {
         memory.questions += 1;
         // A node that names a list names all replicas, and the step decides how to ask them. The
         // root itself cannot be hedged: no other node is it.
-        let is_nobodys_root = || !self.listed.contains(&node.peer);
-        let any_will_do = || is_nobodys_root() || self.replicas_left.is_some();
+        let is_unlisted = || !self.listed.contains(&node.peer);
+        let any_will_do = || is_unlisted() || self.replicas_left.is_some();
         let hedged =
             memory.limits.hedge && (!as_root || (memory.limits.replicas > 0 && any_will_do()));
         Next::Ask(Question { node, as_root, hedged })
@@ -204,7 +204,7 @@ impl OneRoute {
         Some(node)
     }
 
-    /// The nearest root that left a call unanswered, if nobody else is left and none was
+    /// The nearest root that left a call unanswered, if no other node is left and no root was
     /// reached. Of one that was, a replica that is silent is not asked: every lookup of a
     /// block that is lost would ask the dead again.
     fn silent_root(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
@@ -224,7 +224,7 @@ impl OneRoute {
     }
 
     /// The best node before the key: one nearer than the nearest guide, or else one behind
-    /// it; those who lied of late last of all.
+    /// it; nodes that lied of late last of all.
     fn next_on_the_way(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
         let asked = &memory.asked;
         self.on_the_way.retain(|_, node| !asked.contains(&(node.peer, false)));
@@ -276,7 +276,7 @@ impl OneRoute {
         Some(Next::ReportFailures(self.guides[&at], dead))
     }
 
-    /// What this route has left to do, or how it ended.
+    /// The next action of this route, or how it ended.
     pub(super) fn next(&mut self, memory: &mut Memory<'_>) -> OnRoute {
         let reached = self.replicas_left.is_some();
         let end = if reached { End::Absent } else { End::NoWay };

@@ -6,7 +6,7 @@
 //!
 //! Departures from the paper:
 //! - The namer's measurement of the latency to a candidate is not used: it says little about
-//!   the distance from here, and nobody can check it. Without a measurement of this node's own
+//!   the distance from here, and no node can check it. Without a measurement of this node's own
 //!   the average stands in.
 //! - The lowest bits that the paper takes for significant are no hop where successor lists
 //!   are used as knowledge: any node that near knows the root. And H is a little more than
@@ -29,10 +29,10 @@ pub enum Selection {
 }
 
 /// H(n): about how many hops are left from a node at this distance before the key until
-/// somebody knows the root, on a ring where one node out of `nodes` does.
+/// one that knows the root, on a ring where one node out of `nodes` does.
 ///
-/// The paper's ones() is what is left if every finger stood at its very start; they stand
-/// a little beyond, and what a lookup takes on average, half of log2, is added. Simulated
+/// The paper's ones() is the number of hops if every finger stood at its very start; they stand
+/// a little beyond, and the average of a lookup, half of log2, is added. Simulated
 /// on a sphere of 512 nodes, the paper's term alone made lookups slower than none did.
 fn hops_left(distance: &Key, nodes: f64) -> f64 {
     let average = (1.0 + distance.as_fraction() * nodes).log2() / 2.0;
@@ -94,7 +94,7 @@ mod tests {
         book.answered(&peer(2), MS, now);
         book.answered(&peer(3), MS * 350, now);
         let cost = |n, bits: u64| cost_secs(&book, &peer(n), &at_distance(bits << 60), 16.0);
-        // Who was never measured is as far as the average.
+        // A node that was never measured is as far as the average.
         assert!(cost(2, 0b0111) > cost(9, 0b0011), "a hop is more than 41 ms");
         assert!(cost(9, 0b0011) < cost(3, 0b0001), "and less than 264 ms");
     }

@@ -1,7 +1,7 @@
 //! CFS §4.2 with Figure 3, and §6.2 with Figure 5: how a lookup goes around the ring.
 //!
-//! The tables are those of a ring at rest; nodes that are `dead` do not answer, and are removed from
-//! tables only by Figure 5's `alert`.
+//! The tables are those of a ring at rest; nodes that are `dead` do not answer, and are removed
+//! from tables only by Figure 5's `alert`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -145,7 +145,7 @@ fn each_hop_of_a_lookup_is_strictly_closer_to_the_key() {
     let ring = Ring::new(200, 8);
     for key in keys() {
         let root = ring.live_root(&key);
-        let found = ring.lookup(17, &key, &[root]).expect("nobody has failed");
+        let found = ring.lookup(17, &key, &[root]).expect("no node has failed");
         assert_eq!(found.at, root);
         let hops = found.trace.0.iter().filter(|asked| !asked.as_root);
         let distances = hops.map(|asked| key.distance_from(asked.node.id.key()));
@@ -161,7 +161,7 @@ fn a_lookup_never_overshoots_the_correct_successor() {
     let me = ring.nodes[17].id;
     for key in keys() {
         let root = ring.live_root(&key);
-        let found = ring.lookup(17, &key, &[root]).expect("nobody has failed");
+        let found = ring.lookup(17, &key, &[root]).expect("no node has failed");
         for asked in found.trace.0.iter().filter(|asked| asked.node != root) {
             assert!(asked.node.id.key().strictly_between(me.key(), &key), "{key}: {asked:?}");
         }
@@ -175,7 +175,7 @@ fn a_lookup_takes_half_of_log_n_hops_and_without_fingers_many_more() {
     let mean_calls = |ring: &Ring| {
         let calls = |key: Key| {
             let root = ring.live_root(&key);
-            ring.lookup(17, &key, &[root]).expect("nobody has failed").trace.calls()
+            ring.lookup(17, &key, &[root]).expect("no node has failed").trace.calls()
         };
         keys().map(calls).sum::<usize>() as f64 / 256.0
     };
@@ -211,7 +211,7 @@ fn any_one_of_the_preceding_nodes_is_enough() {
 fn a_copy_on_the_way_ends_the_lookup() {
     let ring = Ring::new(200, 8);
     let key = ring.nodes[150].id.key().previous();
-    let way = ring.lookup(17, &key, &[ring.nodes[150]]).expect("nobody has failed").trace.0;
+    let way = ring.lookup(17, &key, &[ring.nodes[150]]).expect("no node has failed").trace.0;
     assert!(way.len() > 1, "the root is not the first to be asked");
     let found = ring.lookup(17, &key, &[way[0].node, ring.nodes[150]]).expect("it is there");
     assert_eq!((found.at, found.trace.0.len()), (way[0].node, 1));
@@ -223,7 +223,7 @@ fn a_copy_on_the_way_ends_the_lookup() {
 fn a_block_that_neither_the_root_nor_its_replicas_have_does_not_exist() {
     let ring = Ring::new(200, 8);
     let key = ring.nodes[150].id.key().previous();
-    let error = ring.lookup(17, &key, &[]).expect_err("nobody has it");
+    let error = ring.lookup(17, &key, &[]).expect_err("no node has it");
     let WalkError::Absent { roots, trace, .. } = error else { panic!("{error}") };
     assert_eq!(roots[0], ring.nodes[150]);
     let asked: Vec<Node> = trace.0.iter().filter(|a| a.as_root).map(|a| a.node).collect();

@@ -31,7 +31,7 @@ pub(crate) fn told(predecessor: Option<Node>, successors: &[Node]) -> Told {
     Told { predecessor, successors: successors.to_vec() }
 }
 
-/// Nobody is suspected.
+/// No node is suspected.
 pub(crate) fn all(_: &Node) -> Verdict {
     Verdict::Welcome
 }

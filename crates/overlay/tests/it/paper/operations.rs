@@ -259,13 +259,13 @@ fn a_node_without_successors_falls_back_to_the_nearest_node_and_names_no_root_me
         state.check_invariants();
         state
     };
-    // Somebody whose nearest finger is not by chance the next node.
+    // A node whose nearest finger is not by chance the next node.
     let at = (0..190).find(|at| lost(*at).head() != Some(ring[at + 5])).expect("there are many");
     let mut state = lost(at);
     let head = state.head().expect("a finger");
     let before_it = head.id.key().previous();
     assert_eq!(state.route(&before_it, false), Route::Nowhere);
-    // Stabilisation walks back until nobody is nearer; then the node knows again.
+    // Stabilisation walks back until no node is nearer; then the node knows again.
     let next = ring[at + 5];
     assert_eq!(state.stabilize(&head, &told(Some(next), &[]), &all), Some(next));
     assert!(state.adopt(next, &told(None, &ring[at + 6..at + 9]), &all));

@@ -1,4 +1,4 @@
-//! What recent changes of the tables mean for other nodes and for this one's next rounds.
+//! The consequences of changes of the tables: nudges to other nodes, and rounds of this one.
 
 use atoll_env::Instant;
 
@@ -44,7 +44,7 @@ impl Servers {
             let (told, joined) = (&server.published, state.joined());
             if told.predecessor != before.predecessor {
                 server.predecessor_heard = now;
-                // It has to learn that somebody came between us.
+                // It has to learn of the node between it and this one.
                 let admission = &self.admission;
                 let lives = |node: &Node| !admission.is_suspected(node, now);
                 news.nudges.extend(before.predecessor.filter(lives).map(|n| (index, n)));

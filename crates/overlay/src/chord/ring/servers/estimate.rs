@@ -21,11 +21,11 @@ impl Servers {
     }
 
     /// Physical nodes: exact where the lists hold the whole ring. Elsewhere the positions
-    /// estimated, scaled by what part of a node each listed position is: a node that runs v
+    /// estimated, scaled by the part of a node that each listed position is: a node that runs v
     /// virtual servers, as it said when it was checked, turns up v times as often.
     pub fn estimated_peers(&self) -> f64 {
         let joined = || self.states().filter(|state| state.joined());
-        // One list that goes around the ring has everybody in it.
+        // A list that goes around the ring holds every node.
         let whole =
             |state: &&ChordState| state.knows_whole_ring() && !state.successors().is_empty();
         if let Some(state) = joined().find(whole) {

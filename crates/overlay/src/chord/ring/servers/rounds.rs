@@ -1,5 +1,5 @@
-//! What an answer or a call of a neighbour changes, and what is to be done then (Zave: stabilize and
-//! rectify). The checks and pings that follow are returned; the driver makes them.
+//! The changes that an answer or a call of a neighbour makes (Zave: stabilize and rectify). The
+//! checks and pings that follow are returned; the driver makes them.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::chord::messages::Doubt;
 use crate::chord::ring::state::{ChordState, Claim, Told};
 use crate::chord::trust::admission::{Judge, Verdict};
 
-/// So long a list must have been too short, and the same node have said that it follows the
-/// last, before that one continues it: who has just joined may not know yet who is before
-/// it. A guess: some rounds of stabilising.
+/// How long a list must have been too short, and the same node have said that it follows the last
+/// entry, before that node continues it: a node that has just joined may not know its predecessor
+/// yet. A guess: some rounds of stabilising.
 const SHORT_FOR: Duration = Duration::from_secs(8);
 
-/// What the first successor of a virtual server answered to `NOTIFY`.
+/// The answer of a virtual server's first successor to `NOTIFY`.
 #[derive(Clone, Debug)]
 pub struct SuccessorAnswer {
     /// The epoch of its surroundings.
@@ -30,7 +30,7 @@ pub struct SuccessorAnswer {
     pub doubt: Option<Doubt>,
 }
 
-/// What is to be done after an answer of the first successor.
+/// The calls to make after an answer of the first successor.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AfterAnswer {
     /// A node that may be a nearer successor: to be asked.
@@ -72,8 +72,8 @@ impl Servers {
         AfterAnswer { newer: newer.flatten(), disputed, unknown }
     }
 
-    /// `head`, the first successor of virtual server `index`, has told this. If somebody in
-    /// it has not been checked, it is kept until that is done; who that is.
+    /// `head`, the first successor of virtual server `index`, has told its surroundings. They are
+    /// kept until all nodes in them have been checked. Returns the unchecked nodes.
     pub fn keep_waiting(&mut self, index: u16, head: Node, told: Told, now: Instant) -> Vec<Node> {
         let unknown: Vec<Node> = told
             .successors
@@ -87,8 +87,8 @@ impl Servers {
         unknown
     }
 
-    /// The first successor of virtual server `index` has told this: who is in our list, though
-    /// not in its any more.
+    /// The corroborated nodes of virtual server `index` that are missing in the surroundings its
+    /// first successor has told now and were not missing before.
     fn newly_disputed(&mut self, index: u16, told: &Told) -> Vec<Node> {
         let Some(server) = self.server_mut(index) else { return Vec::new() };
         let disputed = server.state.disputed(told);
@@ -96,7 +96,7 @@ impl Servers {
         disputed.into_iter().filter(|node| !before.contains(node)).collect()
     }
 
-    /// All listed nodes that the successor does not name.
+    /// All listed nodes that the successor did not name.
     pub fn disputed(&self) -> Vec<Node> {
         let mut disputed = Vec::new();
         for server in &self.servers {
@@ -106,8 +106,8 @@ impl Servers {
         disputed
     }
 
-    /// `node` has told who surrounds it: whether it is the one to continue a list too short.
-    /// It does so when it has been for a while.
+    /// `node` has told its surroundings. Returns whether it is the node that may continue a list
+    /// too short; once it has been that for [`SHORT_FOR`], the list is continued.
     pub(in crate::chord) fn continue_list(
         &mut self,
         index: u16,
@@ -166,7 +166,8 @@ impl Servers {
         }
     }
 
-    /// Takes in again what had to wait; who is still unchecked of it, and who named them.
+    /// Takes in again the lists that had to wait. Returns the nodes that are still unchecked, with
+    /// the peer that named them.
     pub fn take_waiting(&mut self, now: Instant) -> Vec<(PeerId, Vec<Node>)> {
         let mut unknown = Vec::new();
         for index in 0..self.count() {

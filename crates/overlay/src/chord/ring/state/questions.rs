@@ -1,4 +1,4 @@
-//! What one virtual server's tables say: the way to a key, the size of the ring, its fingers.
+//! The answers of one virtual server's tables: the way to a key, the size of the ring, its fingers.
 
 use atoll_key::Key;
 
@@ -86,7 +86,7 @@ impl ChordState {
     }
 
     /// `node` is the first at or after the start of finger `exponent`. If that is beyond
-    /// this node, nobody is in that half and the finger is dropped.
+    /// this node, no node is in that half and the finger is dropped.
     pub fn set_finger(&mut self, exponent: u32, node: Node) {
         if node.id != self.me.id && self.distance(&node.id) >= Key::power_of_two(exponent) {
             self.fingers.set(exponent, node);

@@ -93,7 +93,7 @@ fn a_peer_address_is_checked_once_at_a_time_for_all_waiting_callers() {
     assert_eq!(queue.len(), 0);
 }
 
-/// The index named last used to replace the others: a liar who named a false one of a
+/// The index named last used to replace the others: a liar that named a false one of a
 /// newcomer kept it out, for only that one was asked about.
 #[test]
 fn a_false_index_does_not_displace_the_true_one() {

@@ -1,9 +1,10 @@
-//! Nodes that this node vouches for itself: it has asked them, and they follow it.
+//! Corroborated nodes: this node found them by other ways than its successor's list, asked them,
+//! and they follow it.
 //!
-//! A list says what the first successor says. A node that is missing there, by malice or
-//! because the news has not come round, stays in the list if it was found otherwise
-//! ([`crate::chord::trust::audit`]), in its place among the others. Liars can so only withhold
-//! nodes from those who know nobody else. One that was vouched for leaves the list as any
+//! A successor list repeats the list of the first successor. A node that is missing there, by
+//! malice or because the news has not come round, stays in the list if it was found otherwise
+//! ([`crate::chord::trust::audit`]), in its place among the others. Liars can therefore withhold
+//! nodes only from a node that knows no honest one. A corroborated node leaves the list as any
 //! other does: when it is found dead, or when enough nearer nodes are known.
 //!
 //! Invariant: all of them are in the successor list.
@@ -32,13 +33,13 @@ impl ChordState {
 
     /// Takes `node`, alive and checked, into the list, between others. Returns whether it was
     /// missing there.
-    pub fn vouch(&mut self, node: Node) -> bool {
+    pub fn corroborate(&mut self, node: Node) -> bool {
         let is_missing = self.lacks(&node.id) && self.is_within_list(&node.id);
         if is_missing {
             let mut list = self.successors.clone();
             list.push(node);
             list.sort_by_cached_key(|node| self.distance(&node.id));
-            self.take_vouched(&[node], list);
+            self.take_corroborated(&[node], list);
         }
         is_missing
     }
@@ -49,9 +50,8 @@ impl ChordState {
         self.joined && !is_full && !self.knows_whole_ring()
     }
 
-    /// Whether a list too short ends just before a node that has said `told`. Nobody else may
-    /// continue it: it might skip somebody, among others a first successor could fail with
-    /// (Zave's base).
+    /// Whether a list too short ends just before a node that has said `told`. No other node may
+    /// continue it: the list might then skip a member (Zave's base).
     pub fn is_continued_by(&self, node: &Node, told: &Told) -> bool {
         self.lacks(&node.id)
             && !self.is_within_list(&node.id)
@@ -76,27 +76,27 @@ impl ChordState {
                 list.push(node);
             }
             let new = list[self.successors.len()..].to_vec();
-            self.take_vouched(&new, list);
+            self.take_corroborated(&new, list);
         }
     }
 
-    fn take_vouched(&mut self, new: &[Node], list: Vec<Node>) {
-        self.vouched.extend(new);
+    fn take_corroborated(&mut self, new: &[Node], list: Vec<Node>) {
+        self.corroborated.extend(new);
         let list = wanted_list(&self.me, list.into_iter(), self.length);
         self.set_successors(list);
     }
 
-    /// Vouched nodes that the successor does not name in what it has told: no other node
-    /// says when they die.
+    /// Corroborated nodes that the successor does not name in `told`: no other node reports
+    /// their death.
     pub fn disputed(&self, told: &Told) -> Vec<Node> {
         let is_named = |node: &Node| told.successors.iter().any(|named| named.id == node.id);
-        self.vouched.iter().filter(|node| !is_named(node)).copied().collect()
+        self.corroborated.iter().filter(|node| !is_named(node)).copied().collect()
     }
 
-    /// A list that begins with the first successor, and between those told the ones vouched
-    /// for. Beyond the last one told they stay if they stand right behind it now: whom the
-    /// list skips then, it skipped before.
-    pub(in crate::chord) fn with_vouched(
+    /// `list`, which begins with the first successor, with the corroborated nodes between its
+    /// entries. Beyond its last entry they stay if they stand right behind it now: the list then
+    /// skips only nodes that it skipped before.
+    pub(in crate::chord) fn with_corroborated(
         &self,
         mut list: Vec<Node>,
         judge: &Judge<'_>,
@@ -106,7 +106,7 @@ impl ChordState {
         };
         let (nearest, farthest) = (self.distance(&head.id), self.distance(&end.id));
         let lives = |node: &&Node| judge(node) != Verdict::Suspected;
-        for node in self.vouched.iter().filter(lives) {
+        for node in self.corroborated.iter().filter(lives) {
             let distance = self.distance(&node.id);
             let is_new = !list.iter().any(|listed| listed.id == node.id);
             if is_new && distance > nearest && distance < farthest {
@@ -115,13 +115,13 @@ impl ChordState {
         }
         list.sort_by_cached_key(|node| self.distance(&node.id));
         let behind = self.successors.iter().skip_while(|node| node.id != end.id).skip(1);
-        list.extend(behind.take_while(|node| self.vouched.contains(node) && lives(node)));
+        list.extend(behind.take_while(|node| self.corroborated.contains(node) && lives(node)));
         wanted_list(&self.me, list.into_iter(), self.length)
     }
 
     /// Keeps the invariant.
     pub(in crate::chord) fn forget_unlisted(&mut self) {
         let successors = &self.successors;
-        self.vouched.retain(|node| successors.contains(node));
+        self.corroborated.retain(|node| successors.contains(node));
     }
 }
