@@ -136,7 +136,7 @@ impl Figures {
         self.publish.push(secs);
         self.publish_cpu.push(cpu() - before);
         let address = said.lines().last().expect("an address").to_string();
-        // What repair still has to copy is not the reader's work.
+        // The copies that repair still has to make are not the reader's work.
         timed(ring.atoll(0).args(["status", "--wait", "replicated"]));
         let before = cpu();
         let (secs, _) = timed(ring.atoll(2).args(["get", "-q", &address]).arg(dest));

@@ -1,9 +1,9 @@
 //! Rings whose tables are right from the start, so that thousands of nodes need not join
 //! one by one, and what experiments do with them: put blocks, look them up.
 //!
-//! A ring begins as after a long rest: successor lists and fingers are right, and where
-//! nodes keep an adaptive table it holds whom they would have learnt of in time, which are
-//! all (as far as there is room) since a day without churn lets the budget keep more fresh.
+//! A ring begins as after a long rest: successor lists and fingers are right, and where nodes keep
+//! an adaptive table it holds the nodes that they would have learnt of in time, which are all (as
+//! far as there is room) since a day without churn lets the budget keep more fresh.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -20,7 +20,7 @@
 //! Invariants: a head is checked against every limit before anything is allocated for
 //! its body; the lengths must add up exactly; fields without meaning for a kind must be
 //! zero, so that each frame has one encoding. Decoding slices the body and copies
-//! nothing. What a header or a part means is not known here.
+//! nothing. The meaning of headers and parts is not known here.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 

@@ -2,7 +2,7 @@
 //!
 //! Counters are atomics that the connections bump; [`NetStats`] is a copy of them at
 //! one moment. Bytes are frames as they stand before encryption, so TLS and TCP
-//! overhead is not in them. What is counted per peer is bounded in number.
+//! overhead is not in them. The number of counts per peer is bounded.
 
 use std::collections::BTreeMap;
 use std::fmt;

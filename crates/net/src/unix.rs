@@ -178,7 +178,7 @@ async fn accept(listener: UnixListener, context: mux::Context, mut stop: watch::
     drop(listener);
     open.iter().for_each(Mux::go_away);
     let gone = async { while tasks.join_next().await.is_some() {} };
-    // What is not over by then is cut off.
+    // Calls that are not over by then are cut off.
     let _ = tokio::time::timeout(GRACE, gone).await;
     tasks.shutdown().await;
 }

@@ -152,7 +152,7 @@ pub(crate) fn check_replicas(replicas: u32) -> Result<(), String> {
     Err(format!("{replicas} replicas; it can be 1 to {MAX_REPLICAS}"))
 }
 
-/// The file `network.cbor`: the network and whom its join code named.
+/// The file `network.cbor`: the network and the peers that its join code named.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct StoredNetwork {

@@ -207,7 +207,7 @@ impl Flow {
     /// `has_more` says that only the window or the pace keeps more from being sent.
     pub(crate) fn on_sent(&mut self, bytes: u64, has_more: bool, now: u64) -> Mark {
         if self.flight == 0 {
-            // What was delivered before a pause says nothing about the rate after it.
+            // Deliveries before a pause say nothing about the rate after it.
             self.last_acked_at = now;
             self.limited_until = Some(self.delivered);
         }

@@ -12,18 +12,16 @@
 //! use std::time::Duration;
 //! use atoll_sim::{HostConfig, Sim, SimConfig};
 //!
-//! let sim = Sim::new(SimConfig { seed: 7, ..SimConfig::default() });
-//! let host = sim.add_host(HostConfig::default());
-//! let env = sim.env(host);
-//! let slept = sim.block_on(Duration::from_secs(60), atoll_env::sleep(&*env, Duration::from_secs(9)));
-//! assert_eq!(slept, Ok(()));
-//! assert_eq!(sim.now().as_nanos(), 9_000_000_000);
+//! let sim = Sim::new(SimConfig { seed: 7, ..SimConfig::default() }); let host =
+//! sim.add_host(HostConfig::default()); let env = sim.env(host); let slept =
+//! sim.block_on(Duration::from_secs(60), atoll_env::sleep(&*env, Duration::from_secs(9)));
+//! assert_eq!(slept, Ok(())); assert_eq!(sim.now().as_nanos(), 9_000_000_000);
 //! ```
 //!
-//! Layers: `tasks` (who runs next) and `schedule` (what happens when) are plain data;
-//! `world` owns them together with the hosts; `world/network` is the life of a call,
-//! `world/streams` that of a connection's bytes, `flow` the window they pass and `tcp` the kinds of TCP;
-//! `runtime` and `transport` are what protocol code holds; `sim` drives it all.
+//! Layers: `tasks` (who runs next) and `schedule` (what happens when) are plain data; `world` owns
+//! them together with the hosts; `world/network` is the life of a call, `world/streams` that of a
+//! connection's bytes, `flow` the window they pass and `tcp` the kinds of TCP; `runtime` and
+//! `transport` are what protocol code holds; `sim` drives it all.
 //!
 //! Invariants:
 //! - One seed, one run: nothing here reads a clock, a thread or a randomly seeded map.
@@ -37,8 +35,8 @@
 //!
 //! What is not modelled unless asked for ([`Connections::Tcp`]): the handshake of a new
 //! connection and its window; without it a message is lost or arrives as a whole, and
-//! uplinks serve messages in order. What is never modelled: the time a handler computes,
-//! which is zero.
+//! uplinks serve messages in order. The time that a handler computes is never modelled:
+//! it is zero.
 //!
 //! It does not know what messages mean.
 

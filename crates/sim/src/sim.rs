@@ -374,7 +374,7 @@ impl Sim {
         }
     }
 
-    /// Lets an event happen; returns whom it happened to.
+    /// Lets an event happen; returns the host at which it happened.
     fn happen(&self, what: What) -> HostId {
         let shared = self.shared();
         match what {

@@ -220,8 +220,8 @@ impl ContributedStore {
         self.backends().former
     }
 
-    /// From now on blocks go to `backend`, and those held are to be moved there. Back to the backend
-    /// they are being moved from, what has been moved is moved back.
+    /// From now on blocks go to `backend`, and those held are to be moved there. Back to the
+    /// backend they are being moved from, what has been moved is moved back.
     ///
     /// # Errors
     /// Blocks are being moved from another backend.
@@ -245,10 +245,9 @@ impl ContributedStore {
 
     /// Moves about `budget_bytes` of blocks to the present backend.
     ///
-    /// # Errors
-    /// A backend failed; what has been moved is. [`StoreError::Full`] if the present backend has no
-    /// place: removing some of [`ContributedStore::farthest`] makes it. [`StoreError::Away`] if it is not
-    /// there: it may have place.
+    /// # Errors A backend failed; what has been moved is. [`StoreError::Full`] if the present
+    /// backend has no place: removing some of [`ContributedStore::farthest`] makes it.
+    /// [`StoreError::Away`] if it is not there: it may have place.
     pub async fn move_some(&self, budget_bytes: u64) -> Result<Moved, StoreError> {
         let mut moved = Moved::default();
         while moved.bytes <= budget_bytes {
@@ -369,7 +368,7 @@ pub fn farthest(
     if places.is_empty() {
         places.push(Key::MAX);
     }
-    // What is left before each place, by how far it reaches back.
+    // The range left before each place, by how far it reaches back.
     let mut arcs: BTreeMap<(Key, Key), KeyRange> = BTreeMap::new();
     let span = |range: &KeyRange| range.upto.wrapping_sub(&range.after);
     for (i, upto) in places.iter().enumerate() {
@@ -478,8 +477,8 @@ impl BlockStore for ContributedStore {
         Box::pin(async move {
             let leases: Vec<BlockInfo> = batch.iter().map(|block| block.info).collect();
             present.store().put(batch).await?;
-            // What is still in the former backend, perhaps in a higher version, has this lease as
-            // well, and must not expire there with its own.
+            // A block that is still in the former backend, perhaps in a higher version, has this
+            // lease as well, and must not expire there with its own.
             for info in leases {
                 former.store().renew(&[info.key], info.expires_unix_secs, info.owner)?;
                 // A block has the lease of the one that it replaces, if that is longer: its own
@@ -583,7 +582,7 @@ impl BlockStore for ContributedStore {
             let _moving = moving.lock().await;
             let backends = backends.read().expect("no holder of this lock panics").clone();
             let removed = backends.present.store().remove_expired(now_unix_secs).await?;
-            // What was renewed in the present backend only has left the former one.
+            // A block that was renewed in the present backend only has left the former one.
             match backends.former {
                 Some(former) => Ok(removed + former.store().remove_expired(now_unix_secs).await?),
                 None => Ok(removed),

@@ -159,9 +159,10 @@ pub trait BlockStore: Send + Sync + 'static {
     /// Keeps a batch, all or nothing; resolves when it would survive power loss.
     ///
     /// A block already held under its key is replaced only by a version that supersedes it (see
-    /// [`BlockKind::supersedes`]), whose owner it then has; otherwise just its lease is extended (a lease never shortens), and
-    /// with the lease the block passes to the owner given, unless that is [`Owner::NOBODY`].
-    /// Not cancel-safe in one sense: a dropped future may still have stored its batch.
+    /// [`BlockKind::supersedes`]), whose owner it then has; otherwise just its lease is extended (a
+    /// lease never shortens), and with the lease the block passes to the owner given, unless that
+    /// is [`Owner::NOBODY`]. Not cancel-safe in one sense: a dropped future may still have stored
+    /// its batch.
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>>;
 
     /// The block under `key`, checked against its checksum; expired blocks count as absent
@@ -228,7 +229,7 @@ pub trait BlockStore: Send + Sync + 'static {
     /// What is held for the publisher and for the address of `owner`. Known without reading.
     fn usage_of(&self, owner: &Owner) -> OwnerUsage;
 
-    /// The `limit` publishers and the `limit` addresses for whom most is held.
+    /// The `limit` publishers and the `limit` addresses with the largest holdings.
     fn owners(&self, limit: usize) -> Owners;
 
     /// Reads up to `budget_bytes` of blocks from `from` on (from the start if `None`) and

@@ -14,7 +14,7 @@
 //! **Invariant:** with no allocations, or a target above their rate, nothing is avoided; with a
 //! target of zero everything is that was ever allocated in.
 //!
-//! It knows nothing of disks: who counts, keeps and asks again is the file system's.
+//! It knows nothing of disks: the file system counts, keeps the counts and asks again.
 
 /// The histogram covers at most so much time.
 pub const WINDOW_SECS: f64 = 14.0 * 86_400.0;

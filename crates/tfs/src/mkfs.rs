@@ -389,7 +389,7 @@ pub struct RecordsOptions {
     pub is_blank: bool,
     /// Now, seconds since 1970.
     pub now_unix_secs: u32,
-    /// Is told how far it has come; who makes it expects [`records_parts`].
+    /// Is told how far it has come; its total is [`records_parts`].
     pub progress: Progress,
 }
 

@@ -258,10 +258,10 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::ENOSYS)
     }
 
-    /// Reserves space for, or punches a hole into, `len` bytes at `offset`: `mode` is
-    /// that of `fallocate(2)`. [`Errno::EOPNOTSUPP`] for a mode that is not offered;
-    /// [`Errno::EINVAL`] for no bytes. What had no space reads as zeros, and so does a hole;
-    /// a hole beyond the end changes nothing.
+    /// Reserves space for, or punches a hole into, `len` bytes at `offset`: `mode` is that of
+    /// `fallocate(2)`. [`Errno::EOPNOTSUPP`] for a mode that is not offered; [`Errno::EINVAL`] for
+    /// no bytes. A range that had no space reads as zeros, and so does a hole; a hole beyond the
+    /// end changes nothing.
     fn fallocate(
         &self,
         caller: Caller,

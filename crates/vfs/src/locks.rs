@@ -190,7 +190,7 @@ impl LockTable {
         self.tables.lock().expect("no holder of this lock panics")
     }
 
-    /// Works on a file's locks, then wakes whom that concerns.
+    /// Works on a file's locks, then wakes the waiters that this concerns.
     fn with<T>(&self, inode: InodeNumber, work: impl FnOnce(&mut LockedFile) -> T) -> T {
         let mut tables = self.tables();
         let file = tables.files.entry(inode).or_default();

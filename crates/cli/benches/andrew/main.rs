@@ -1,13 +1,14 @@
 //! The Andrew benchmark (Howell, Kazar, Menees and others 1988; TFS paper §5.2.1) on TFS without
 //! and with transparent data, on `fuse2fs`, and on the kernel's own driver.
 //!
-//! The tree and the phases are those of [`atoll_lab::andrew`], with a real compiler: a source tree of
-//! 60 MB lies on the file system that is tested. All file systems are images on the same disk. Before a round and before its second half
-//! each is mounted anew and its image dropped from memory, and all writes are waited for, so that
-//! none finds anything in memory or another's writes under way. They take turns within each round, in an order
-//! that changes, because what else this machine does changes with time; what is compared is
-//! the ratio within a round, and how far its quartiles lie apart says what a difference is
-//! worth. Then everyday work, on TFS and under the kernel's driver (`everyday`). Root only; writes `docs/results/andrew.md`.
+//! The tree and the phases are those of [`atoll_lab::andrew`], with a real compiler: a source tree
+//! of 60 MB lies on the file system that is tested. All file systems are images on the same disk.
+//! Before a round and before its second half each is mounted anew and its image dropped from
+//! memory, and all writes are waited for, so that none finds anything in memory or another's writes
+//! under way. They take turns within each round, in an order that changes, because what else this
+//! machine does changes with time; what is compared is the ratio within a round, and how far its
+//! quartiles lie apart says what a difference is worth. Then everyday work, on TFS and under the
+//! kernel's driver (`everyday`). Root only; writes `docs/results/andrew.md`.
 
 // A benchmark reads the real clock.
 #![allow(clippy::disallowed_methods)]
@@ -74,7 +75,7 @@ fn andrew(temp: &Path, disk_mib: u64, rounds: usize) -> String {
             }
         }
     }
-    // What is not measured: the compiler, its headers and this program come into memory.
+    // Not measured: the compiler, its headers and this program come into memory.
     for disk in &mut disks {
         eprintln!("warming up: {}", disk.subject.name());
         disk.round();

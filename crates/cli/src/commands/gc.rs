@@ -39,7 +39,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         if let Some(progress) = &progress {
             progress.show(freed_bytes.min(dead_bytes), dead_bytes);
         }
-        // What dies while it runs is left to the next time.
+        // Blocks that die while it runs are left to the next run.
         if step.freed_bytes == 0 || freed_bytes >= dead_bytes {
             break Reclaimed { freed_bytes, ..step };
         }

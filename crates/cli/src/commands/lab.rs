@@ -172,7 +172,7 @@ fn run_experiments(args: &RunArgs, global: &Global) -> Result<(), Failure> {
             output.line("")?;
         }
         tell(&mut output, args, &outcome, files)?;
-        // What is found stays, also if a later experiment breaks off.
+        // Results stay, also if a later experiment breaks off.
         output.flush()?;
     }
     Ok(())

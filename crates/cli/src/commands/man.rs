@@ -55,7 +55,7 @@ fn page(command: Command) -> (String, String) {
     let mut page = Vec::new();
     man.render(&mut page).expect("a Vec takes everything");
     let page = String::from_utf8(page).expect("help is text");
-    // What follows the options has no title of its own in clap's tree.
+    // The text after the options has no title of its own in clap's tree.
     let page = page
         .replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n")
         .replace(".SH EXTRA\nExit codes:\n", ".SH \"EXIT STATUS\"\n");

@@ -1,7 +1,7 @@
 //! `atoll tfs mount`: a TFS as a file system of this machine.
 //!
-//! A process of its own serves the mount (see [`crate::mount_server`]). What it has to say goes to
-//! the journal of who started it, or to the file named by `--log`.
+//! A process of its own serves the mount (see [`crate::mount_server`]). Its messages go to the
+//! journal of the process that started it, or to the file named by `--log`.
 
 use std::io;
 use std::path::PathBuf;
@@ -163,8 +163,9 @@ async fn serve(args: &Args) -> Result<(), Failure> {
 /// How often memory is given back. A guess: soon enough for who looks, too rare to cost anything.
 const TRIM_EVERY: Duration = Duration::from_secs(10);
 
-/// Gives memory back that is free, again and again. What the kernel looks up and forgets stands in
-/// the heap between what stays; there the allocator of glibc keeps it, unless it is told not to.
+/// Gives memory back that is free, again and again. Entries that the kernel looks up and forgets
+/// stand in the heap between others that stay; the allocator of glibc keeps that memory, unless it
+/// is told not to.
 async fn give_back_memory() {
     loop {
         tokio::time::sleep(TRIM_EVERY).await;

@@ -1,8 +1,8 @@
 //! `atoll tfs set`: makes files transparent or ordinary, and sets the target loss rate.
 //!
 //! An empty file and a directory take the attribute; a file with contents is copied into a new
-//! one beside it, which has the attribute from its birth, and renamed over it. What is made in a
-//! transparent directory is transparent; what was in it before stays what it was.
+//! one beside it, which has the attribute from its birth, and renamed over it. A file made in a
+//! transparent directory is transparent; files in it from before keep their kind.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -54,8 +54,8 @@ fn publishing_and_reading_go_on_while_a_node_is_frozen() {
     assert_same(&source, &dest);
 }
 
-/// One node alone holds everything, and is killed while it takes blocks. What an
-/// earlier publish was told is stored must be there; what was interrupted must finish.
+/// One node alone holds everything, and is killed while it takes blocks. All blocks
+/// acknowledged to an earlier publish must be there; the interrupted publish must finish.
 #[test]
 fn a_node_killed_under_load_loses_nothing_it_acknowledged() {
     let mut ring = Ring::of(1);

@@ -72,7 +72,7 @@ fn a_nodes_directory_is_never_published_however_it_is_reached() {
     let said = run(node.command(["publish", "--name", "home"]).arg(&home)).ok();
     assert!(said.stderr.contains("never published: backup/old: it is a node's"), "{said:?}");
     assert!(said.stdout.contains("directories are never published"), "{said:?}");
-    // What makes it a node's cannot be hidden by a pattern.
+    // A pattern cannot hide the files that make it a node's directory.
     let mut command = node.command(["publish", "--json", "--name", "home"]);
     let json = run(command.args(["--exclude", "*.key", "--exclude", "*.cbor"]).arg(&home));
     assert_eq!(json.ok().json()["withheld"].as_u64(), Some(secret.len() as u64));

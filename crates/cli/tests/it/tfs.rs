@@ -61,7 +61,7 @@ fn a_tree_with_transparent_files_costs_no_room_and_leaves_a_clean_disk() {
     assert!(status.expect("cp runs").success());
     assert_same(&source, &at.join("tree"));
 
-    // What is made in a transparent directory, or becomes transparent, counts as free. (The
+    // A file made in a transparent directory, or that becomes transparent, counts as free. (The
     // file's own inode and name are ordinary.)
     let free = || rustix::fs::statvfs(&at).expect("mounted").f_bfree;
     let given = at.join("given");
@@ -76,7 +76,7 @@ fn a_tree_with_transparent_files_costs_no_room_and_leaves_a_clean_disk() {
     assert!(before - free() >= 2048, "an ordinary file takes room");
     let owner = fs::metadata(at.join("moved")).expect("there").uid();
     run(atoll().args(["tfs", "set", "--transparent"]).arg(at.join("moved"))).ok();
-    // What was freed rests until it is safe to use it again.
+    // Freed blocks rest until it is safe to use them again.
     fs::File::open(&at).and_then(|top| top.sync_all()).expect("synced");
     assert!(before - free() <= 6, "{before} blocks were free, {} are", free());
     assert_eq!(fs::metadata(at.join("moved")).expect("there").uid(), owner);
@@ -141,7 +141,7 @@ fn what_is_no_tfs_is_told_so() {
     run(atoll().args(map).arg(&file)).failed(2, &[".svg", ".png"]);
 }
 
-/// The story: `unmount` came back while its server still wrote; who checked the image then found
+/// The story: `unmount` came back while its server still wrote; a check of the image then found
 /// it in use, or damaged.
 #[test]
 fn an_image_is_closed_when_unmount_comes_back() {

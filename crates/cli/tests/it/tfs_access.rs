@@ -23,8 +23,8 @@ fn a_new_image_is_for_its_owner_only() {
     assert_eq!(mode(), 0o640);
 }
 
-/// The story: `atoll tfs set` copied a file's mode without its access control list. What the
-/// list's mask showed as the group's permissions became the group's.
+/// The story: `atoll tfs set` copied a file's mode without its access control list. The mask of
+/// the list, shown as the group's permissions, became the group's.
 #[test]
 fn a_file_made_transparent_keeps_its_list_and_attributes() {
     let story = "a_file_made_transparent_keeps_its_list_and_attributes";

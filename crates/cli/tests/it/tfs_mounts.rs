@@ -80,10 +80,10 @@ fn sync_with_the_name_of_the_mount_point_makes_everything_durable() {
     assert_eq!(kept.expect("there"), b"text");
 }
 
-/// The story: at the end of a service, or of the machine, who was writing got ENOTCONN.
+/// The story: at the end of a service, or of the machine, writing processes got ENOTCONN.
 #[test]
-fn who_writes_when_the_server_is_told_to_end_can_finish() {
-    if !can_mount("who_writes_when_the_server_is_told_to_end_can_finish") {
+fn a_writer_can_finish_when_the_server_is_told_to_end() {
+    if !can_mount("a_writer_can_finish_when_the_server_is_told_to_end") {
         return;
     }
     let mut served = Served::new(&[]);

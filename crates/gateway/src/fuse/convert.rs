@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn times_before_1970_come_out_as_the_kernel_sent_them() {
-        // What fuser makes of seconds -5 and 250 ms.
+        // fuser's conversion of seconds -5 and 250 ms.
         let broken = UNIX_EPOCH - Duration::new(5, 250_000_000);
         assert_eq!(specific(broken), FileTime { secs: -5, nanos: 250_000_000 });
         let sound = UNIX_EPOCH + Duration::new(5, 1);

@@ -152,7 +152,7 @@ fn forget(fs: &dyn FileSystem, entry: &DirEntry) {
     }
 }
 
-/// That the kernel will take it. What it refuses makes it refuse the whole listing.
+/// Whether the kernel will take it. One refused entry makes it refuse the whole listing.
 fn is_sound(entry: &DirEntry) -> bool {
     let cookie_fits = (1..=MAX_COOKIE).contains(&entry.cookie);
     let sound = cookie_fits && check_name(&entry.name).is_ok();

@@ -40,7 +40,7 @@ pub(super) fn forward<T: Send + Sync + 'static>(
     std::thread::Builder::new().name("fuse-invalidate".to_owned()).spawn(work).map(drop)
 }
 
-/// Sends one. What the kernel does not know is no error.
+/// Sends one. An inode that the kernel does not know is no error.
 fn notify(notifier: &Notifier, invalidation: &Invalidation) -> io::Result<()> {
     match invalidation {
         Invalidation::Attributes(inode) => {

@@ -7,7 +7,7 @@
 //! **Giving up.** A process gives up its locks on a file with any `close(2)` of it, of which the
 //! kernel tells by FLUSH; an open file gives up its own with its last close, RELEASE, and the
 //! kernel forgets to say so for `F_OFD_SETLK`. So this module remembers who locked what, through
-//! which handle. What is left when a mount ends without RELEASEs (`umount -f`) is given up then.
+//! which handle. Locks left when a mount ends without RELEASEs (`umount -f`) are given up then.
 //!
 //! **Interrupts.** A process that waits for a lock and gets a signal asks by INTERRUPT for the
 //! answer EINTR. fuser 0.18 does not pass that on: it refuses it, and the kernel sends none ever
@@ -31,7 +31,8 @@ const F_RDLCK: i32 = 0;
 const F_WRLCK: i32 = 1;
 const F_UNLCK: i32 = 2;
 
-/// How often a thread that waits is looked at. A guess: people notice 100 ms, and a look takes 20 µs.
+/// How often a thread that waits is looked at. A guess: people notice 100 ms, and a look takes 20
+/// µs.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What a lock request asks for.

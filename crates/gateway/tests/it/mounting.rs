@@ -80,7 +80,7 @@ fn a_mount_in_use_is_busy_until_it_is_let_go() {
     place.runtime().block_on(mounted.wait()).unwrap();
 }
 
-/// The story: who had a file open when the server was told to end got ENOTCONN.
+/// The story: processes that had a file open when the server was told to end got ENOTCONN.
 #[test]
 fn a_mount_that_is_drained_serves_open_files_until_they_are_closed() {
     let Some(mut place) = Place::memory() else { return };

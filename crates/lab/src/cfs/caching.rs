@@ -6,7 +6,7 @@
 //! average of 10 sequential fetches." It falls from 5.7 to 3.2 after ten.
 //!
 //! The paper's settings cache at every server of the path, at the first fetch, as its
-//! experiment did. What is shipped caches at the second-to-last server only (the paper's
+//! experiment did. Atoll as shipped caches at the second-to-last server only (the paper's
 //! "future versions"), and only what has been asked for before; and its tables are full, so
 //! that the second-to-last server is mostly the one that fetches. Each setting is measured
 //! without its cache as well, so that one sees what is the cache's doing, and how many of the

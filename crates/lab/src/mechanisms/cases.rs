@@ -36,7 +36,7 @@ const fn quick(
 }
 
 pub(super) const CASES: &[Case] = &[
-    // What upkeep costs, and how well it keeps tables.
+    // The cost of upkeep, and how well it keeps tables.
     quick("adaptive-interval", Rest, |chord, _| chord.mechanisms.adaptive_interval = false),
     case("audits", Rest, |chord, _| chord.mechanisms.audits = false),
     case("nudges", Churn, |chord, _| chord.mechanisms.nudges = false),

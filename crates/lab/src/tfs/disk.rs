@@ -9,7 +9,7 @@
 //! has the seeks of a whole disk.
 //!
 //! Writes wait in memory, as in a kernel's page cache, until there are 8 MiB of them or a sync
-//! comes, and are then written upwards from where the head is, and around. What was read or
+//! comes, and are then written upwards from where the head is, and around. Data read or
 //! written lately is in memory, 64 MiB of it: reading it again costs nothing.
 //!
 //! Blocks of zeros are not kept, so that a large image of files of zeros needs little memory.

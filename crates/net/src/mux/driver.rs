@@ -64,8 +64,8 @@ enum Leaving {
     No,
     /// Nothing is left to be sent; the peer is being told.
     Closing,
-    /// The peer was told. What it still sends is read until it closes too: closing with bytes
-    /// unread would reset the connection, and take from the peer what it has not read.
+    /// The peer was told. Its messages are read until it closes too: closing with bytes unread
+    /// would reset the connection, and the peer would lose the bytes that it has not read.
     Closed,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Both sides may call and serve. One task ([`driver`]) owns the byte stream, reads and
 //! writes it and never waits for anything else; each request is served by a task of its
-//! own. What callers and servers have to send waits in [`Shared`].
+//! own. Messages of callers and servers wait in [`Shared`].
 //!
-//! What bounds memory, and so pushes back end to end:
+//! Bounds of memory, which push back end to end:
 //! - a caller waits for one of [`MAX_OPEN_CALLS`] slots, and with a bulk request also
 //!   for space in the window of [`REQUEST_WINDOW_BYTES`], and holds both until its call
 //!   is over. A peer that does not read makes callers wait until their deadlines;
@@ -15,11 +15,11 @@
 //!   [`Keepalive::least_bytes_per_sec`] while something waits for it is given up;
 //! - the buffers of unfinished frames are counted and bounded in the same way, and an
 //!   unfinished frame must arrive at that speed too;
-//! - more requests than that, in number or bytes, come only from a peer that breaks
-//!   these rules and are refused as overloaded. Those being served are counted as replies
-//!   are, but for those of a few hundred bytes: a peer has a share of
-//!   [`MAX_PEER_SERVING_BYTES`] of what the [`Budget`] holds for all. The socket is read all the
-//!   same: pausing it would hold up replies to our own calls, and two nodes that call each other could block.
+//! - more requests than that, in number or bytes, come only from a peer that breaks these rules and
+//!   are refused as overloaded. Those being served are counted as replies are, but for those of a
+//!   few hundred bytes: a peer has a share of [`MAX_PEER_SERVING_BYTES`] of what the [`Budget`]
+//!   holds for all. The socket is read all the same: pausing it would hold up replies to our own
+//!   calls, and two nodes that call each other could block.
 //!
 //! Small frames overtake bulk frames that wait; a bulk frame that has begun is finished
 //! first. This module does not know which peers may connect, nor what messages mean.

@@ -77,8 +77,8 @@ struct Table {
 }
 
 impl Table {
-    /// Whose place is given up: the oldest of the origin that holds the most beyond what it is
-    /// favoured with.
+    /// The connection that makes room: the oldest of the origin that holds the most beyond what it
+    /// is favoured with.
     fn heaviest(&self) -> Option<u64> {
         let mut held: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for (origin, _) in self.places.values() {

@@ -135,7 +135,7 @@ pub(crate) fn capacity_bytes(
         }
         (Policy::Transparent { .. }, Backend::Files(files)) => {
             let Ok(space) = files.look() else { return Ok(0) };
-            // What TFS counts as free has our own blocks in it.
+            // The space that TFS counts as free contains this node's own blocks.
             Ok(space.free_bytes.max(files.usage().disk_bytes))
         }
         // The settings speak of another backend than the one that is open; never for long.

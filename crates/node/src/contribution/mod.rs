@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(capacity(850, 400), 400);
         assert_eq!(capacity(851, 400), 349, "so that 800 are used");
         assert_eq!(capacity(1000, 100), 0);
-        // What it grew to by itself never makes it shrink.
+        // Its own growth never makes it shrink.
         let grown = capacity(500, 100);
         assert_eq!(capacity(500 - 100 + grown, grown), grown);
     }

@@ -61,7 +61,7 @@ impl ContributionController {
             Backend::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
             Backend::Files(files) => files.look(),
         };
-        // What is held depends on whether it is there.
+        // After looking: the usage depends on whether the directory is present.
         let usage = present.store().usage();
         let place = Place::of_backend(&present);
         let part = |share: Share| f64::from(share.millionths()) / 1e6;

@@ -96,7 +96,7 @@ impl Membership {
     ) -> Result<Membership, DirError> {
         let record = load_record(dir, &network)?;
         let known = KnownMembers::load(dir).unwrap_or_else(|error| {
-            // Only a memory: who is connected comes back at once.
+            // Only a memory: peers that are connected are met again at once.
             tracing::warn!("{error}");
             KnownMembers::default()
         });

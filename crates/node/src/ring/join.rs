@@ -56,7 +56,7 @@ pub(crate) enum Place {
     Among,
 }
 
-/// Brings a node onto the ring and remembers whom it knows.
+/// Brings a node onto the ring and remembers the peers it knows.
 pub(crate) struct RingJoin {
     env: Env,
     ring: Arc<dyn JoinableRing>,

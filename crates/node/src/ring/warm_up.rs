@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 /// How often it looks for nodes without a connection. A guess: a node that has just joined soon
 /// knows the latency of its neighbours.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The most peers to whom connections are kept open: an eighth of what the transport
+/// The most peers to which connections are kept open: an eighth of what the transport
 /// keeps. A guess.
 const MAX_WARM: usize = 64;
 /// The most connections opened in one look: a handshake takes 1.5 ms of a processor.

@@ -173,7 +173,7 @@ impl LeaseRenewer {
     }
 
     /// Renews the blocks of a manifest that `pass` has not come to, and its root; why it could
-    /// not, if so. What stands after a block that cannot be renewed is renewed all the same.
+    /// not, if so. Blocks after one that cannot be renewed are renewed all the same.
     async fn renew_rest(
         &self,
         name: &str,

@@ -244,7 +244,7 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
             status.kept_blocks = manifest.count();
             status.lease_expires_unix_secs = on_disk::lease_end(kept.refreshed_unix_secs, lease);
         }
-        // What was kept until it was unpublished has its last leases still.
+        // A volume that was kept until it was unpublished still has its last leases.
         Ok(None) => {
             status.lease_expires_unix_secs = on_disk::lease_end(kept.refreshed_unix_secs, lease);
             status.lost_blocks = 0;

@@ -5,8 +5,8 @@ use atoll_node::{Client, Node, NodeConfig, Protocol, Versions};
 
 use crate::world::{Home, LONG, blocks, code_of, sees, until};
 
-/// What is taken to be added after version 1: nudges, introductions, questions about whom
-/// one knows, copies to caches, records of the network's state.
+/// What is taken to be added after version 1: nudges, introductions, questions about known
+/// nodes, copies to caches, records of the network's state.
 const LATER: [u16; 6] = [0x0103, 0x0107, 0x0110, 0x0208, 0x0400, 0x0401];
 
 const OLD: Protocol = Protocol { versions: Versions { min: 1, max: 1 }, lacks: &LATER };

@@ -198,7 +198,7 @@ impl World {
         Ok(slot)
     }
 
-    /// The outcome, if there is one; otherwise remembers whom to wake.
+    /// The outcome, if there is one; otherwise remembers the waker.
     pub(crate) fn poll_call(
         &mut self,
         slot: u32,
@@ -278,12 +278,12 @@ impl World {
         }
     }
 
-    /// To whom a leg goes.
+    /// The receiver of a leg.
     pub(crate) fn receiver(&self, slot: u32, leg: Leg) -> u32 {
         self.ends(slot, leg).1
     }
 
-    /// From whom to whom a leg goes.
+    /// The sender and the receiver of a leg.
     pub(crate) fn hosts_of(&self, slot: u32, leg: Leg) -> (u32, u32) {
         let (from, to, ..) = self.ends(slot, leg);
         (from, to)

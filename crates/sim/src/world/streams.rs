@@ -15,8 +15,8 @@
 //! messages pass large ones that have not begun, as in `net`'s multiplexer; a chunk in
 //! flight is a slot of `World::chunks` until it is acknowledged.
 //!
-//! A crash ends the connections of a host: the next message opens a new one. What was
-//! under way still travels, and is void where it arrives. Cuts and chance apply to whole
+//! A crash ends the connections of a host: the next message opens a new one. Messages
+//! under way still travel, and are void where they arrive. Cuts and chance apply to whole
 //! messages, as without connections.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -48,7 +48,7 @@ pub(crate) struct State {
     segments: BTreeMap<u64, SegmentStat>,
     touched: BTreeSet<u64>,
     holdings: Holdings,
-    /// Owners for whom more or less is held than the index says.
+    /// Owners whose holdings differ from the index.
     touched_owners: BTreeSet<Owner>,
     checkpoint: Checkpoint,
     /// Sum of the lengths of all segments.

@@ -62,8 +62,8 @@ impl IndexEntry {
         IndexEntry { expires_unix_secs: other.expires_unix_secs, owner: other.owner, ..self }
     }
 
-    /// The same block leased until `expires_unix_secs` for `owner`, or for whom it was if
-    /// that is [`Owner::NOBODY`].
+    /// The same block leased until `expires_unix_secs` for `owner`, or for its present
+    /// owner if that is [`Owner::NOBODY`].
     pub(crate) fn extended(self, expires_unix_secs: u64, owner: Owner) -> IndexEntry {
         let owner = if owner == Owner::NOBODY { self.owner } else { owner };
         IndexEntry { expires_unix_secs, owner, ..self }

@@ -26,7 +26,7 @@ pub struct OwnerUsage {
     pub ip: Holding,
 }
 
-/// Those for whom most is held, each list with the largest first.
+/// The owners of the most bytes, each list with the largest first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Owners {
     /// By publisher.
@@ -106,7 +106,7 @@ impl Holdings {
         }
     }
 
-    /// Those for whom most is held, `limit` of each kind.
+    /// The owners of the most bytes, `limit` of each kind.
     pub(crate) fn largest(&self, limit: usize) -> Owners {
         Owners { publishers: largest(&self.publishers, limit), ips: largest(&self.ips, limit) }
     }

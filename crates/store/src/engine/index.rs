@@ -88,7 +88,7 @@ pub(crate) struct Frozen {
     /// Segments whose state has changed; those that are not in `segments` are gone.
     pub(crate) touched: BTreeSet<u64>,
     pub(crate) segments: BTreeMap<u64, SegmentStat>,
-    /// What is held for those for whom more or less is held than before.
+    /// The holdings of owners for whom more or less is held than before.
     pub(crate) owners: BTreeMap<Owner, Holding>,
     pub(crate) checkpoint: Checkpoint,
     /// Segments without live records; once this is committed nothing points to them.

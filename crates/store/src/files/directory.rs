@@ -387,7 +387,7 @@ impl BlockDir {
 fn names(dir: &OwnedFd, number: u32) -> io::Result<Vec<(Key, u64)>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFELY;
     let inside = match openat(dir, format!("{number:02x}"), flags, Mode::empty()) {
-        // What is no directory, or a link to one, is not this store's.
+        // A name that is no directory, or a link to one, is not this store's.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Vec::new()),
         inside => Dir::new(inside?)?,
     };

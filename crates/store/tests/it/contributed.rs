@@ -209,7 +209,7 @@ fn what_has_been_moved_survives_a_crash_at_once() {
     let moved = wait(store.move_some(20_000)).expect("moved");
     let left = store.former().expect("not empty").store().usage().blocks;
     assert!(moved.blocks > 0 && left == 50 - moved.blocks);
-    // What the disk has now is what a killed process leaves.
+    // The disk is now as a killed process leaves it.
     std::fs::create_dir_all(dir.join("crashed")).expect("made");
     std::fs::rename(dir.join("one/blocks"), dir.join("crashed/blocks")).expect("renamed");
     std::fs::create_dir(dir.join("crashed/index")).expect("made");

@@ -26,8 +26,8 @@ struct Held {
     durable_lease: u64,
     /// The lease with renewals that may be lost.
     lease: u64,
-    /// Whom it may be charged to, one bit for each owner: with a renewal its change of the
-    /// owner may be lost.
+    /// The owners that it may be charged to, one bit for each owner: with a renewal its change of
+    /// the owner may be lost.
     owners: u8,
 }
 

@@ -102,7 +102,7 @@ fn a_vanished_file_is_noticed_without_being_asked_for() {
     }
     assert_eq!(look_after(&store), 100);
     assert_eq!((look_after(&store), store.usage().blocks), (0, 200));
-    // What has changed its contents but not its length only a scrub finds.
+    // Only a scrub finds a file whose contents changed and whose length did not.
     let path = &files(temp.path())[0];
     fs::write(path, vec![1; 3000]).expect("written");
     assert_eq!(look_after(&store), 0);

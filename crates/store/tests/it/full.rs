@@ -95,7 +95,7 @@ fn reclaim_gives_back_dead_segments_and_compacts_within_its_budget() {
     assert!((50_000..250_000).contains(&freed), "a byte copied frees one to two: {freed}");
     let freed = wait(store.reclaim(10 << 20)).expect("reclaimed");
     assert!(freed > 100_000, "{freed}");
-    // What a round leaves behind is a little garbage of its own.
+    // A round leaves a little garbage of its own.
     let ends = (0..4).any(|_| wait(store.reclaim(10 << 20)) == Ok(0));
     assert!(ends, "reclaiming comes to an end");
     disk.power_cycle();

@@ -311,7 +311,7 @@ proptest! {
                 let info = stores[1].info(key).expect("readable").expect("held");
                 if held.1 > now && counts(&info) {
                     let known = both.0.entry(*key).or_insert(*held);
-                    // What has expired in one store is not there.
+                    // A block that has expired in one store is not there.
                     *known = if known.1 > now { (known.0.max(held.0), u64::MAX) } else { *held };
                 }
             }

@@ -273,7 +273,7 @@ impl Checker {
         first: u64,
         walked: &mut Walked,
     ) -> Result<(), CheckError> {
-        // What was mapped before is not followed: that would have no end.
+        // A block that was mapped before is not followed: that would have no end.
         if block == 0 || !self.mark_used(number, block, walked) {
             return Ok(());
         }

@@ -22,7 +22,7 @@ pub struct Run {
     pub len: u32,
 }
 
-/// Where blocks should be, and for whom.
+/// Where blocks should be, and for which file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Goal {
     /// The best first block.

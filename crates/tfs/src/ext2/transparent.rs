@@ -190,7 +190,7 @@ impl Ext2 {
         want: u32,
         least: u32,
     ) -> Result<Option<Run>, Ext2Error> {
-        // What is free is transparent in part; without looking at the bitmaps, a full disk is
+        // Some free blocks are transparent; without looking at the bitmaps, a full disk is
         // found to be full.
         let free = u32::from(self.descriptor(group)?.free_blocks);
         let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
@@ -327,7 +327,7 @@ impl Ext2 {
     }
 
     /// Gives back a map that stands on the disk, as many extents from its start as one step can;
-    /// true when it is gone. What lies behind damage stays marked, until the records are gone
+    /// true when it is gone. Extents behind damage stay marked, until the records are gone
     /// through.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Which variants of ext2 are understood. What is not is refused by name.
+//! Which variants of ext2 are understood. All others are refused by name.
 
 use atoll_vfs::FileKind;
 use thiserror::Error;

@@ -16,7 +16,7 @@
 //!   | removing or renaming a name in it | refused | refused |
 //!
 //! - **Reserved blocks**: root, and the user and group that the superblock names, may use
-//!   them. Whose file is written does not matter, who writes does.
+//!   them. The writer counts, not the owner of the file.
 //! - **TFS's own settings**: whether a file is transparent is its owner's choice; what concerns
 //!   the whole file system is the choice of the owner of its topmost directory; root may both.
 

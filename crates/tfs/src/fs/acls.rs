@@ -1,6 +1,6 @@
 //! Access control lists of files: reading and setting them, a `chmod`, and what a new file takes
-//! from its directory. What they are and who enforces them stands with
-//! [`Acl`](crate::ext2::Acl).
+//! from its directory. [`Acl`](crate::ext2::Acl) describes them and
+//! their enforcement.
 
 use atoll_vfs::{Caller, Errno, FileKind, InodeNumber};
 use bytes::Bytes;

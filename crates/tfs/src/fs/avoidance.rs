@@ -1,6 +1,6 @@
 //! Choosing the chunks that transparent data keeps away from (§3.3): the arithmetic is in
 //! [`crate::avoid`]; here it is fed with the histograms of the groups' summaries, and its choice
-//! put there. What stands in a chunk already stays until it is overwritten.
+//! put there. Data in a chunk already stays until it is overwritten.
 
 use atoll_env::Instant;
 use atoll_vfs::Errno;

@@ -152,7 +152,7 @@ impl Shared {
         let (offset, privileged) = {
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
-            // What a mapping holds was changed while that was allowed.
+            // Data in a mapping was changed while that was allowed.
             let privileged = match writer {
                 Writer::At(caller) => {
                     check_changeable(&inode)?;
@@ -223,7 +223,7 @@ impl Shared {
             let end = offset + len as u64;
             // From here the file has the blocks, with foreign bytes until they are filled.
             let unfilled = |error| self.unfilled(number, &given, error);
-            // What follows the data in a new last block is written with it, in one go.
+            // The rest of a new last block is written with the data, in one go.
             let (padded, padded_end) = self.padded(&given, &data[..len], end);
             self.fill_edges(&given, offset, padded_end).map_err(unfilled)?;
             if offset > inode.size_bytes {

@@ -373,7 +373,7 @@ impl Shared {
     }
 
     /// Makes sure that no commit is refused for want of room under an image with holes: the
-    /// journal and the header have theirs. What goes home later stands in the journal already.
+    /// journal and the header have theirs. Blocks that go home later stand in the journal already.
     fn reserve(&self) -> Result<(), MountError> {
         self.journal.reserve().map_err(MountError::NoRoom)?;
         let mut core = self.core();

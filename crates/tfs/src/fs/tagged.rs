@@ -82,7 +82,7 @@ impl Shared {
         let last = (offset + data.len() as u64 - 1) / block_bytes;
         let count = (last - first + 1).min(u64::from(BLOCKS_A_STEP)) as u32;
         self.in_transaction(STEP_BLOCKS, |now| {
-            // What stood there before, if the step writes only a part of a block.
+            // The former contents, if the step writes only a part of a block.
             let extents = self.fill_map(number, first as u32, count)?;
             let reached: u32 = extents.iter().map(|(extent, _)| extent.len).sum();
             let room = u64::from(reached) * block_bytes - offset % block_bytes;

@@ -274,7 +274,7 @@ async fn a_directory_keeps_its_names_by_its_flags() {
         let over = tfs.rename(ME, ROOT, b"outside", directory, b"kept", plain).await;
         assert_eq!(over, Err(Errno::EPERM));
         assert_eq!(tfs.rmdir(ME, ROOT, b"directory").await, Err(Errno::EPERM));
-        // What is in it may still be written: that is the file's own affair.
+        // A file in it may still be written: its own flags decide.
         let kept = tfs.lookup(ME, directory, b"kept").await.unwrap().attr.inode;
         tfs.open(ME, kept, OpenFlags::WRITE).await.unwrap();
         set_flags(&tfs, directory, 0).await;

@@ -330,7 +330,7 @@ async fn reads_that_fail_leave_no_half_of_a_call() {
         let (tfs, _) = Tfs::mount(env, flaky.clone(), &options).unwrap();
         flaky.one_in.store(4, Ordering::Relaxed);
         let mut dice = Dice::new(seed + 100);
-        // What files hold is not followed: a call that fails may have done some of it.
+        // The contents of files are not followed: a call that fails may have done some of it.
         for number in 0..120 {
             let name = format!("file{}", dice.below(12)).into_bytes();
             let bytes = vec![1; dice.below(40_000) as usize + 1];

@@ -55,8 +55,8 @@ pub(crate) fn assert_image_clean(image: &Path, story: &str) {
     assert_eq!(report.findings, [], "{story}");
 }
 
-/// The story: `atoll tfs check` called a file system sound that e2fsck rejects. What debugfs sets
-/// in an inode, and what our check says of it.
+/// The story: `atoll tfs check` called a file system sound that e2fsck rejects. Each case is a
+/// field that debugfs sets in an inode, and the message of our check.
 #[tokio::test]
 async fn fields_of_inodes_that_e2fsck_rejects_our_check_rejects_too() {
     let cases = [

@@ -172,7 +172,7 @@ impl Run {
             Err(errno) => panic!("{slot:?}: {errno:?}"),
         };
         if done < len {
-            // What it is now stands in the file system.
+            // Its present contents are read from the file system.
             let longest = file.bytes.len() as u32;
             let bytes = self.tfs.read(number, opened.handle, 0, longest).await.unwrap();
             file.bytes = bytes.to_vec();

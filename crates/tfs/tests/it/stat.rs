@@ -34,7 +34,7 @@ async fn numbers_and_map_agree_and_tell_an_unmounted_file_system_too() {
     assert!(usage.transparent_blocks > 1000 && usage.overwritten_blocks > 1000, "{usage:?}");
     let ordinary = usage.ordinary_blocks() - before.ordinary_blocks();
     assert!((1954..2200).contains(&ordinary), "{ordinary}");
-    // What `df` sees does not know of transparent files.
+    // The figures of `df` do not include transparent files.
     assert_eq!(usage.free_blocks, tfs.statfs(ROOT).await.unwrap().blocks_free);
     for cells in [1, 64, 1000, 16_384, 1 << 20] {
         let totals = tfs.block_map(cells).unwrap().totals();

@@ -1,5 +1,5 @@
 //! Many threads at once: ordinary and transparent files, commits and cleaning, beside each
-//! other. What each thread wrote is what it reads, and no thread waits for ever.
+//! other. Each thread reads the data it wrote, and no thread waits for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

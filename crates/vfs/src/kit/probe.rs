@@ -95,7 +95,7 @@ pub(super) struct Probe {
     pub(super) env: Env,
 }
 
-/// Who the kit calls for.
+/// The caller that the kit's calls name.
 pub(super) fn me() -> Caller {
     Caller::default()
 }

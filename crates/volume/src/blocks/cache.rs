@@ -145,7 +145,7 @@ impl BlockCache {
                 .shards(1)
                 .estimated_items_capacity((bytes / typical).clamp(16, 1 << 20) as usize)
                 .weight_capacity(bytes)
-                // What is read ahead is new, and must outlive what was read before it:
+                // Blocks read ahead are new, and must outlive blocks read before them:
                 // half of the cache is for blocks seen once.
                 .hot_allocation(0.5)
                 .build()

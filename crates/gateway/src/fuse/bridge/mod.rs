@@ -88,8 +88,8 @@ impl Bridge {
         self.run_reducing(what, None, call, reply);
     }
 
-    /// As [`Bridge::run`], once the set-user-ID and set-group-ID bits of the inode in `reduced` were
-    /// taken away, on behalf of that caller.
+    /// As [`Bridge::run`], once the set-user-ID and set-group-ID bits of the inode in `reduced`
+    /// were taken away, on behalf of that caller.
     fn run_reducing<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -161,7 +161,7 @@ impl fuser::Filesystem for Bridge {
             config.add_capabilities(needed).map_err(too_old)?;
         }
         if self.fs.has_acls() {
-            // Without them the kernel would admit users whom a list keeps out.
+            // Without them the kernel would admit users that a list keeps out.
             let needed = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
             let too_old = |_| io::Error::other("this kernel's FUSE cannot enforce POSIX ACLs");
             config.add_capabilities(needed).map_err(too_old)?;

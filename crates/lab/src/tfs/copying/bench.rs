@@ -205,7 +205,7 @@ impl<'a> Contribution<'a> {
             self.taken -= blocks_of(file.len_bytes);
             self.desktop.delete(&file).map_err(ended("ageing"))?;
         }
-        // What was freed may be used again once that is on the disk.
+        // Freed blocks may be used again once that is on the disk.
         self.desktop.sync()?;
         self.fill()
     }

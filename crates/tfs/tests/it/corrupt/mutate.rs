@@ -124,8 +124,8 @@ fn put_checksums_right(base: &Base, image: &mut Image<'_>) {
     }
 }
 
-/// Mounts, walks, checks and repairs; whether it could be mounted. What is wanted is that it
-/// comes back.
+/// Mounts, walks, checks and repairs; whether it could be mounted. The test is that it
+/// returns.
 pub(super) fn try_device(env: &Env, device: &Arc<dyn Device>) -> bool {
     let mounted = mount(env, device.clone());
     let accepted = mounted.is_ok();

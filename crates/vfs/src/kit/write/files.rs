@@ -182,7 +182,7 @@ async fn appends_go_to_the_end(probe: Probe) -> Outcome {
         let taken = probe.fs.write(Writer::AtEnd(me()), inode, handle, offset, line.clone()).await;
         same("bytes taken", taken.during("write")? as usize, line.len())?;
     }
-    // What was opened for appending writes elsewhere once a program has changed that.
+    // A handle opened for appending writes elsewhere once a program has cleared the flag.
     write(&probe, (inode, second), 0, b"SOME").await?;
     probe.close(inode, first).await?;
     probe.close(inode, second).await?;

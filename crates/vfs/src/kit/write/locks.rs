@@ -117,7 +117,7 @@ async fn unlocking_the_middle_leaves_both_ends(probe: Probe) -> Outcome {
     let right = lock(EXCLUSIVE, 200, MAX_OFFSET);
     same("right", file.conflict(B, SHARED, 150, 200).await?, Some(right))?;
     file.take(B, lock(EXCLUSIVE, 100, 199)).await?;
-    // What an owner does not hold it may give up.
+    // An owner may give up a lock that it does not hold.
     file.unlock(A, 120, 130).await?;
     file.is_refused(A, lock(SHARED, 150, 150)).await?;
     file.unlock(A, 0, MAX_OFFSET).await?;

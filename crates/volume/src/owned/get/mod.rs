@@ -409,7 +409,7 @@ impl Copy {
                     data_bytes += len;
                     resumed_bytes += if there { len } else { 0 };
                 }
-                // What else can be had of it is there for the next run.
+                // The rest of it can be fetched by the next run.
                 Err(GetTreeError::Read(error))
                     if matches!(*error, ReadError::Fetch { .. })
                         && unread_blocks < MAX_UNREAD_BLOCKS
