@@ -1,6 +1,6 @@
 //! The calls a Chord node makes.
 
-use atoll_key::{Key, PeerId};
+use atoll_key::Key;
 use atoll_net::{CallError, Peer, Refusal, Request};
 use futures_util::FutureExt;
 use minicbor::Decode;
@@ -11,7 +11,6 @@ use super::messages::{
     Ping, Reached, Seen, Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
 use crate::Node;
-use crate::chord::membership::ring_merge::Introduction;
 use crate::chord::ring::servers::SuccessorAnswer;
 use crate::chord::ring::state::Told;
 use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
@@ -31,12 +30,16 @@ pub(super) fn is_vacant(error: &CallError) -> bool {
 }
 
 impl Chord {
+    /// A call to a virtual server; one of this node's own answers without the network.
     async fn call_raw(
         &self,
         to: &Node,
         method: u16,
         header: bytes::Bytes,
     ) -> Result<bytes::Bytes, CallError> {
+        if self.owns(to) {
+            return Ok(self.answer(self.transport.local(), method, header).await?);
+        }
         self.spent(method, header.len());
         let request = Request { method, header, parts: Vec::new() };
         let start = self.env.now();
@@ -76,11 +79,8 @@ impl Chord {
         Ok(alive.joined)
     }
 
-    /// The surroundings of a virtual server, which may be one of this node.
+    /// The surroundings of a virtual server.
     pub(super) async fn call_neighbours(&self, to: &Node) -> Result<Told, CallError> {
-        if let Some(told) = self.own_told(to) {
-            return told.ok_or_else(|| Refusal::new(NOT_JOINED, "not on a ring yet").into());
-        }
         let header = messages::encode(&Seen {
             to: VirtualIndex(to.virtual_server.index),
             ..Seen::default()
@@ -92,7 +92,7 @@ impl Chord {
         })
     }
 
-    /// Virtual server `from` takes `to`, of another node, for its first successor.
+    /// Virtual server `from` takes `to` for its first successor.
     pub(super) async fn call_notify(
         &self,
         from: u16,
@@ -132,18 +132,13 @@ impl Chord {
         self.call_raw(to, messages::LEAVE, messages::encode(&leaving)).await.map(drop)
     }
 
-    /// Introduces `stranger`, which `source` has introduced here, to `to`.
+    /// Introduces `stranger` to `to`.
     pub(super) async fn call_introduce(
         &self,
         to: &Node,
         stranger: &Node,
         hops_left: u8,
-        source: Option<PeerId>,
     ) -> Result<(), CallError> {
-        if self.owns(to) {
-            self.queue_introduction(Introduction { node: *stranger, hops_left, source });
-            return Ok(());
-        }
         let introduce = Introduce { node: WireNode(*stranger), hops_left };
         self.call_raw(to, messages::INTRODUCE, messages::encode(&introduce)).await.map(drop)
     }
@@ -184,13 +179,8 @@ impl Chord {
     ) -> BoxFuture<'static, Result<Step<Vec<Node>>, CallError>> {
         let chord = self.arc();
         Box::pin(async move {
-            let route = if chord.owns(&node) {
-                chord.routed(&key, as_root)
-            } else {
-                let header = messages::encode(&AskRoute { key: WireKey(key), as_root });
-                chord.call::<WireRoute>(&node, messages::ROUTE, header).await?.0
-            };
-            Ok(Step::Route(route))
+            let header = messages::encode(&AskRoute { key: WireKey(key), as_root });
+            Ok(Step::Route(chord.call::<WireRoute>(&node, messages::ROUTE, header).await?.0))
         })
     }
 

@@ -53,7 +53,7 @@ pub use membership::remembered::{MAX_REMEMBERED, RememberedPeer};
 use membership::ring_merge::Introductions;
 use messages::Doubt;
 use ring::servers::Servers;
-use ring::state::{ChordState, Told};
+use ring::state::ChordState;
 use table::explore::Explorer;
 pub use table::explore::TablePolicy;
 use trust::PeerTrust;
@@ -245,17 +245,6 @@ impl Chord {
     /// Whether `node` is one of this node's virtual servers, running or not.
     fn owns(&self, node: &Node) -> bool {
         node.peer.id == self.transport.local().id
-    }
-
-    /// The surroundings of a virtual server of this node, `Some(None)` if it is on no ring; `None`
-    /// if `node` is another's.
-    #[allow(clippy::option_option, reason = "two different questions")]
-    fn own_told(&self, node: &Node) -> Option<Option<Told>> {
-        self.owns(node).then(|| {
-            let inner = self.lock();
-            let state = inner.servers.own(node).and_then(|index| inner.servers.state(index));
-            state.filter(|state| state.joined()).map(ChordState::told)
-        })
     }
 
     /// Changes the tables and tells all nodes that the change concerns.

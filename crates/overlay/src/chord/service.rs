@@ -19,16 +19,12 @@ impl Service for Chord {
         self.heard(&from);
         self.table_called(&from);
         self.spent(request.method, request.header.len());
-        if matches!(request.method, messages::REPORT_FAILED | messages::NOTIFY | messages::REACH_ME)
-        {
-            let chord = self.arc();
-            return Box::pin(async move {
-                let answer = chord.answer_later(from, request.method, &request.header).await;
-                chord.answered(request.method, answer)
-            });
-        }
-        let answer = self.answer(from, request.method, &request.header);
-        Box::pin(std::future::ready(self.answered(request.method, answer)))
+        let (chord, method) = (self.arc(), request.method);
+        Box::pin(async move {
+            let answer = chord.answer(from, method, request.header).await;
+            chord.spent(method, answer.as_ref().map_or(0, Bytes::len));
+            answer.map(|header| Reply { header, parts: Vec::new() })
+        })
     }
 }
 
@@ -45,25 +41,29 @@ fn not_joined() -> Refusal {
 }
 
 impl Chord {
-    fn answered(&self, method: u16, answer: Result<Bytes, Refusal>) -> Result<Reply, Refusal> {
-        self.spent(method, answer.as_ref().map_or(0, Bytes::len));
-        answer.map(|header| Reply { header, parts: Vec::new() })
-    }
-
-    /// Answers the methods that need calls of this node's own.
-    async fn answer_later(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
-        match method {
-            messages::REPORT_FAILED => self.answer_report_failed(from, header).await,
-            messages::NOTIFY => self.answer_notify(from, header).await,
-            _ => {
-                let caller = self.place(from, 0);
-                let (doubt, _) = self.check_caller(caller).await;
-                Ok(messages::encode(&Reached { doubt }))
+    /// Answers a call of another node, or of one of this node's virtual servers.
+    pub(super) fn answer(
+        &self,
+        from: Peer,
+        method: u16,
+        header: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, Refusal>> {
+        let chord = self.arc();
+        Box::pin(async move {
+            match method {
+                messages::REPORT_FAILED => chord.answer_report_failed(from, &header).await,
+                messages::NOTIFY => chord.answer_notify(from, &header).await,
+                messages::REACH_ME => {
+                    let (doubt, _) = chord.check_caller(chord.place(from, 0)).await;
+                    Ok(messages::encode(&Reached { doubt }))
+                }
+                _ => chord.answer_at_once(from, method, &header),
             }
-        }
+        })
     }
 
-    fn answer(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
+    /// Answers the methods that need no call of this node's own.
+    fn answer_at_once(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
         match method {
             messages::PING => {
                 let ping: Ping = decode_or_default(header)?;
@@ -99,10 +99,12 @@ impl Chord {
             messages::INTRODUCE => {
                 let introduce: Introduce = messages::decode(header)?;
                 let hops_left = introduce.hops_left.min(INTRODUCE_HOPS);
-                let source = Some(from.id);
-                let limits = self.config.mechanisms.report_limits;
+                let source = (from != self.transport.local()).then_some(from.id);
                 let now = self.env.now();
-                if limits && !self.lock().trust.introductions.admit_introduction(from.id, now) {
+                if let Some(by) = source
+                    && self.config.mechanisms.report_limits
+                    && !self.lock().trust.introductions.admit_introduction(by, now)
+                {
                     let text = "too many introductions of late";
                     return Err(Refusal::new(Refusal::OVERLOADED, text));
                 }

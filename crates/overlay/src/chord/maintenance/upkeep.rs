@@ -171,17 +171,12 @@ impl Chord {
             let head = self.lock().servers.state(index).and_then(|state| state.head());
             let Some(head) = head else { break };
             let seen = self.seen_epoch(index, &head);
-            let answer = if self.owns(&head) {
-                self.notify_own(index, &head, seen)
-            } else {
-                match self.call_notify(index, &head, seen).await {
-                    Ok(answer) => Some(answer),
-                    Err(error) if self.forget_if_useless(&head, &error) => continue,
-                    Err(_) => None,
-                }
+            let answer = match self.call_notify(index, &head, seen).await {
+                Ok(answer) => answer,
+                Err(error) if self.forget_if_useless(&head, &error) => continue,
+                Err(_) => break,
             };
-            let newer = answer.and_then(|answer| self.take_in(index, &head, answer));
-            let Some(newer) = newer else { break };
+            let Some(newer) = self.take_in(index, &head, answer) else { break };
             let adopted = self.adopt(index, &newer, Some(head.peer.id)).await;
             let now = self.env.now();
             if !adopted && self.lock().servers.judge(&newer, now) != Verdict::Suspected {
@@ -212,18 +207,6 @@ impl Chord {
                 }
             });
         });
-    }
-
-    /// As a call of `NOTIFY` to a successor of this same node.
-    fn notify_own(&self, from: u16, head: &Node, seen: Option<u64>) -> Option<SuccessorAnswer> {
-        self.update(|servers, now| {
-            let (me, at) = (servers.position(from), servers.own(head)?);
-            servers.with(at, now, |state, _| state.notified(me));
-            let its = servers.state(at)?;
-            let (epoch, Told { predecessor, successors }) = (its.epoch(), its.told());
-            let successors = (seen != Some(epoch)).then_some(successors);
-            Some(SuccessorAnswer { epoch, predecessor, successors, doubt: None })
-        })
     }
 
     /// The epoch of `head` whose list ours still is.
@@ -280,7 +263,7 @@ impl Chord {
             && !told.successors.iter().any(|node| node.id == replaced.id)
         {
             // If it does not arrive, the periodic search for other rings is left.
-            let _ = self.call_introduce(newer, &replaced, INTRODUCE_HOPS, None).await;
+            let _ = self.call_introduce(newer, &replaced, INTRODUCE_HOPS).await;
         }
         true
     }

@@ -146,7 +146,7 @@ impl Chord {
                 if let Some(next) = next
                     && hops_left > 0
                 {
-                    let _ = self.call_introduce(&next, &stranger, hops_left - 1, source).await;
+                    let _ = self.call_introduce(&next, &stranger, hops_left - 1).await;
                 }
                 return;
             };

@@ -387,10 +387,8 @@ impl Servers {
             );
             for node in state.nodes() {
                 let me = state.me();
-                assert!(!self.admission.is_suspected(&node, now), "{me:?}: {node:?} is suspected");
-                let is_me = node.peer.id == self.peer.id;
-                assert!(!is_me || self.own(&node).is_some(), "{me:?}: {node:?} does not run");
-                assert!(self.admission.is_possible(&node), "{me:?}: {node:?} is impossible here");
+                let is_suspected = self.judge(&node, now) == Verdict::Suspected;
+                assert!(!is_suspected, "{me:?}: {node:?} is dead, impossible here or does not run");
             }
         }
         self.admission.check_invariants();

@@ -107,10 +107,10 @@ impl Chord {
                 news += usize::from(server.audits.record_introduction(guide.peer.id));
             }
             // The next audit shows whether it arrived.
-            let _ = self.call_introduce(guide, &me, INTRODUCE_HOPS, None).await;
+            let _ = self.call_introduce(guide, &me, INTRODUCE_HOPS).await;
         }
         for guide in &heard.silent {
-            let _ = self.call_introduce(guide, &me, 0, None).await;
+            let _ = self.call_introduce(guide, &me, 0).await;
         }
         heard.named.extend(self.ask_one_listed(index).await);
         let found = self.ask_named(index, heard.named).await;
@@ -397,7 +397,7 @@ impl Chord {
             before.truncate(MAX_TOLD);
             let node = *node;
             let calls = before.into_iter().map(|listed| async move {
-                let _ = self.call_introduce(&listed, &node, 0, None).await;
+                let _ = self.call_introduce(&listed, &node, 0).await;
             });
             stream::iter(calls).buffer_unordered(PARALLEL_CALLS).collect::<()>().await;
         }

@@ -96,7 +96,7 @@ impl Chord {
         };
         for node in before.into_iter().chain(way.first().copied()) {
             // If a call does not arrive, the next audit introduces this node again.
-            let _ = self.call_introduce(&node, &me, INTRODUCE_HOPS, None).await;
+            let _ = self.call_introduce(&node, &me, INTRODUCE_HOPS).await;
         }
     }
 }
