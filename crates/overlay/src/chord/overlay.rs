@@ -48,7 +48,9 @@ impl Overlay for Chord {
     }
 
     fn probe(&self, peer: &Peer) {
-        self.probe_late(peer);
+        if self.lock().servers.admission.was_checked(peer) {
+            self.probe_soon(self.place(*peer, 0));
+        }
     }
 
     fn report_failure(&self, failed: &Peer) {

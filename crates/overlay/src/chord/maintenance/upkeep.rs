@@ -115,7 +115,7 @@ impl Chord {
     fn end_round(&self) {
         let mut inner = self.lock();
         let doubts = inner.servers.admission.has_suspects()
-            || !inner.trust.to_probe.is_empty()
+            || !inner.trust.probing.is_empty()
             || !inner.servers.joined()
             || inner.servers.is_alone();
         let epoch = inner.servers.epoch();
@@ -158,7 +158,6 @@ impl Chord {
     }
 
     async fn stabilize(&self, servers: BTreeSet<u16>) {
-        self.probe_reported().await;
         let work = servers.into_iter().map(|index| self.stabilize_server(index));
         stream::iter(work).buffer_unordered(PARALLEL_SERVERS).collect::<()>().await;
     }

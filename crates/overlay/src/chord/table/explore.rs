@@ -56,7 +56,6 @@ const MAX_SAMPLE: usize = 32;
 
 /// The adaptive table and the budget it lives on.
 pub(in crate::chord) struct Explorer {
-    policy: TablePolicy,
     pub(in crate::chord) table: Table,
     budget: Budget,
     /// The epoch of the neighbourhoods that the table has seen, and when.
@@ -76,15 +75,10 @@ impl Explorer {
         let allowed = config.table_budget_bytes_per_sec;
         let counted = allowed - allowed / UNCOUNTED_SHARE;
         Explorer {
-            policy: config.table,
             table: Table::new(me, MAX_ENTRIES, secs(now)).trusting(trust),
             budget: Budget::new(counted, now),
             seen: None,
         }
-    }
-
-    fn is_adaptive(&self) -> bool {
-        self.policy == TablePolicy::Adaptive
     }
 }
 
@@ -255,16 +249,14 @@ impl Chord {
         if !self.is_adaptive() {
             return Vec::new();
         }
-        let inner = self.lock();
-        let table = &inner.explorer.table;
-        table.sample(MAX_SAMPLE)
+        self.lock().explorer.table.sample(MAX_SAMPLE)
     }
 
     /// Sure nodes of the table, if a virtual server of ours has lost all its successors.
     pub(in crate::chord) fn table_for_the_lost(&self) -> Vec<Node> {
         let inner = self.lock();
         let is_lost = |s: &ChordState| s.joined() && s.successors().is_empty();
-        if !inner.explorer.is_adaptive() || !inner.servers.states().any(is_lost) {
+        if !self.is_adaptive() || !inner.servers.states().any(is_lost) {
             return Vec::new();
         }
         inner.explorer.table.followers()
@@ -287,7 +279,7 @@ impl Chord {
         let learn: Learn = messages::decode(header)?;
         let now = self.env.now();
         let mut inner = self.lock();
-        if !inner.explorer.is_adaptive() || inner.explorer.budget.is_exhausted(now) {
+        if !self.is_adaptive() || inner.explorer.budget.is_exhausted(now) {
             return Err(Refusal::new(Refusal::OVERLOADED, "the upkeep's budget is used up"));
         }
         if !inner.servers.joined() {

@@ -34,9 +34,7 @@ pub(in crate::chord) struct PeerTrust {
     pub pings: Limiter,
     /// The introductions of others that were taken.
     pub introductions: Limiter,
-    /// Nodes reported dead, to be pinged.
-    pub to_probe: BTreeSet<Node>,
-    /// Nodes being pinged because calls to them take long.
+    /// Nodes being pinged because they may have failed.
     pub probing: BTreeSet<Node>,
     /// A successor that says that it cannot reach this node, and that other nodes contradict.
     pub overruled: Option<Peer>,

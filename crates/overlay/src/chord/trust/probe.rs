@@ -5,17 +5,14 @@
 //! silent leaves the tables at once, and comes back if it answers the ping.
 
 use atoll_net::{CallError, Peer};
-use futures_util::future::join_all;
 
 use crate::Node;
 use crate::chord::ring::servers::Servers;
 use crate::chord::ring::state::ChordState;
 use crate::chord::{Chord, Inner, calls};
 
-/// The most nodes waiting to be pinged.
-const MAX_TO_PROBE: usize = 64;
-/// The most nodes that were reported dead pinged at once.
-const PARALLEL_PROBES: usize = 8;
+/// The most nodes being pinged.
+const MAX_PROBING: usize = 64;
 
 impl Chord {
     /// Takes a node for dead, with all its virtual servers, until it is heard of first-hand
@@ -51,35 +48,25 @@ impl Chord {
         }
     }
 
-    /// Pings a known node to which a call takes long, unless that is being done.
-    pub(in crate::chord) fn probe_late(&self, late: &Peer) {
-        let node = self.place(*late, 0);
+    /// Pings a node that may have failed, unless that is being done, and takes it back if it answers
+    /// and belongs before a first successor.
+    pub(in crate::chord) fn probe_soon(&self, node: Node) {
         {
-            let mut inner = self.lock();
-            let may = !self.owns(&node) && inner.servers.admission.was_checked(late);
-            let Inner { trust, .. } = &mut *inner;
-            if !may || trust.probing.len() >= MAX_TO_PROBE || !trust.probing.insert(node) {
+            let probing = &mut self.lock().trust.probing;
+            if self.owns(&node) || probing.len() >= MAX_PROBING || !probing.insert(node) {
                 return;
             }
         }
         let chord = self.arc();
         self.env.spawn(Box::pin(async move {
-            chord.probe_node(&node).await;
+            if chord.probe_node(&node).await {
+                let adopter = chord.lock().servers.would_adopt(&node);
+                if let Some(index) = adopter {
+                    chord.adopt(index, &node, None).await;
+                }
+            }
             chord.lock().trust.probing.remove(&node);
         }));
-    }
-
-    /// Has a node pinged soon that some peer could not reach.
-    pub(in crate::chord) fn probe_soon(&self, node: Node) {
-        if self.owns(&node) {
-            return;
-        }
-        let mut inner = self.lock();
-        if inner.trust.to_probe.len() < MAX_TO_PROBE {
-            inner.trust.to_probe.insert(node);
-            drop(inner);
-            self.stabilize_due.notify();
-        }
     }
 
     /// Pings a node and forgets it if it is dead. Returns whether it lives on a ring.
@@ -108,29 +95,6 @@ impl Chord {
             return false;
         }
         true
-    }
-
-    /// Pings nodes that were reported dead; those that answer are taken back.
-    pub(in crate::chord) async fn probe_reported(&self) {
-        let mut reported = Vec::new();
-        {
-            let mut inner = self.lock();
-            while reported.len() < PARALLEL_PROBES
-                && let Some(node) = inner.trust.to_probe.pop_first()
-            {
-                reported.push(node);
-            }
-        }
-        let alive = join_all(reported.iter().map(|node| self.probe_node(node))).await;
-        for (node, alive) in reported.iter().zip(alive) {
-            let adopter = self.lock().servers.would_adopt(node);
-            if alive && let Some(index) = adopter {
-                self.adopt(index, node, None).await;
-            }
-        }
-        if !self.lock().trust.to_probe.is_empty() {
-            self.stabilize_due.notify();
-        }
     }
 
     /// Corroborated nodes that no other node watches are pinged.
