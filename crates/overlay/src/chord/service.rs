@@ -54,7 +54,7 @@ impl Chord {
                 messages::REPORT_FAILED => chord.answer_report_failed(from, &header).await,
                 messages::NOTIFY => chord.answer_notify(from, &header).await,
                 messages::REACH_ME => {
-                    let (doubt, _) = chord.check_caller(chord.place(from, 0)).await;
+                    let doubt = chord.check_caller(chord.place(from, 0)).await;
                     Ok(messages::encode(&Reached { doubt }))
                 }
                 _ => chord.answer_at_once(from, method, &header),
@@ -121,7 +121,7 @@ impl Chord {
     async fn answer_notify(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
         let seen: Seen = messages::decode(header)?;
         let (index, from) = (seen.to.0, self.place(from, seen.from.0));
-        let doubt = self.check_claimant(index, from).await;
+        let doubt = self.check_caller(from).await;
         self.rectify(index, from);
         self.surroundings(seen, doubt)
     }

@@ -78,9 +78,8 @@ impl Chord {
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
                     self.refetch_lists(round.is_multiple_of(FULL_ROUND_AT_REST));
-                    self.renew_checks();
                     self.take_waiting();
-                    self.probe_disputed();
+                    self.probe_corroborated();
                 }
                 if round.is_multiple_of(FULL_ROUND_AT_REST) {
                     self.recheck_clocks();
@@ -220,7 +219,6 @@ impl Chord {
     fn take_in(&self, index: u16, head: &Node, answer: SuccessorAnswer) -> Option<Node> {
         let todo = self.update(|servers, now| servers.take_in(index, head, answer, now));
         self.check_claims(&todo.unknown, Some(head.peer.id));
-        todo.disputed.into_iter().for_each(|node| self.probe_soon(node));
         todo.newer
     }
 

@@ -49,8 +49,6 @@ pub struct VirtualServer {
     pub(in crate::chord) doubt: Option<Doubt>,
     /// The surroundings that the successor told, if some nodes in them were not checked then.
     waiting: Option<(Node, Told)>,
-    /// Corroborated nodes that the successor did not name when it last told its list.
-    disputed: Vec<Node>,
     /// The last entry of a list too short, the node that says it follows, and since when.
     continuation: Option<(Node, Node, Instant)>,
     /// When the list is cross-checked next.
@@ -144,7 +142,6 @@ impl Servers {
             seen: None,
             doubt: None,
             waiting: None,
-            disputed: Vec::new(),
             continuation: None,
             audits: AuditSchedule::default(),
             predecessor_heard: Instant::default(),
@@ -272,14 +269,6 @@ impl Servers {
         self.would_adopt(node).is_some() && self.judge(node, now) == Verdict::Welcome
     }
 
-    /// Nodes in the tables whose checks should be renewed.
-    pub fn aging(&self, now: Instant) -> Vec<Node> {
-        let mut aging = self.known();
-        aging.retain(|n| n.peer.id != self.peer.id && self.admission.is_aging(n, now));
-        aging.dedup_by_key(|node| node.peer);
-        aging
-    }
-
     /// Makes a ring of this node's virtual servers alone.
     pub fn create(&mut self) {
         if self.joined() {
@@ -371,8 +360,7 @@ impl Servers {
         for server in &mut self.servers {
             server.state.leave();
             (server.seen, server.doubt, server.waiting) = (None, None, None);
-            (server.disputed, server.audits) = (Vec::new(), AuditSchedule::default());
-            server.continuation = None;
+            (server.audits, server.continuation) = (AuditSchedule::default(), None);
         }
     }
 

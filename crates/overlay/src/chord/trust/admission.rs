@@ -50,9 +50,10 @@ pub const MAX_CHECKED: usize = 8192;
 /// How many checked peers are forgotten at once when room is needed, so that a flood does not cost
 /// a search for each.
 const FORGOTTEN_AT_ONCE: usize = 64;
-/// How long a check is believed. A guess: an address may change hands within a day, and
-/// two calls an hour for each neighbour are nothing.
-pub const CHECK_LASTS: Duration = Duration::from_secs(3600);
+/// How long a check is believed; a node in a list stays there while it is checked again. A guess: an
+/// address may change hands within a day, and four calls an hour for each neighbour are nothing.
+/// Less than the life of a clock's vote ([`crate::clock`]), which a check renews.
+pub const CHECK_LASTS: Duration = Duration::from_secs(1800);
 
 /// The network's rules for a node's position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,12 +165,6 @@ impl PeerAdmission {
     /// Whether the peer address was ever found right, and its key has not moved since.
     pub fn was_checked(&self, peer: &Peer) -> bool {
         !self.rules.check || self.checked.get(&peer.id).is_some_and(|c| c.addr == peer.addr)
-    }
-
-    /// Whether a check should be renewed: half its time is over.
-    pub fn is_aging(&self, node: &Node, now: Instant) -> bool {
-        let checked = self.checked.get(&node.peer.id);
-        self.rules.check && checked.is_none_or(|c| now.since(c.at) > CHECK_LASTS / 2)
     }
 
     /// How many virtual servers the peer said it runs, when it was checked.

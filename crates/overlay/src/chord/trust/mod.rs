@@ -28,8 +28,6 @@ use limiter::Limiter;
 pub(in crate::chord) struct PeerTrust {
     /// Claims of nodes that have to be checked.
     pub checks: CheckQueue<oneshot::Sender<bool>>,
-    /// Callers of `NOTIFY` that are being checked, and the virtual server each called.
-    pub claims: BTreeSet<(u16, Node)>,
     /// The pings that failure reports have caused.
     pub pings: Limiter,
     /// The introductions of others that were taken.

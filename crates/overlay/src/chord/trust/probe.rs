@@ -9,7 +9,7 @@ use atoll_net::{CallError, Peer};
 use crate::Node;
 use crate::chord::ring::servers::Servers;
 use crate::chord::ring::state::ChordState;
-use crate::chord::{Chord, Inner, calls};
+use crate::chord::{Chord, calls};
 
 /// The most nodes being pinged.
 const MAX_PROBING: usize = 64;
@@ -97,9 +97,9 @@ impl Chord {
         true
     }
 
-    /// Corroborated nodes that no other node watches are pinged.
-    pub(in crate::chord) fn probe_disputed(&self) {
-        let disputed = self.lock().servers.disputed();
-        disputed.into_iter().for_each(|node| self.probe_soon(node));
+    /// Pings the corroborated nodes: the successor may not report their death.
+    pub(in crate::chord) fn probe_corroborated(&self) {
+        let corroborated = self.lock().servers.corroborated();
+        corroborated.into_iter().for_each(|node| self.probe_soon(node));
     }
 }

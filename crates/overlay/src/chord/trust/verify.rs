@@ -28,10 +28,8 @@ use crate::chord::{Chord, Inner, calls};
 use crate::peer_book::Standing;
 use crate::{Node, Overlay, VirtualServerId};
 
-/// The most claims to be a predecessor that wait for a check.
-const MAX_CLAIMS: usize = 64;
-/// The most checks renewed at a time.
-const MAX_RENEWALS: usize = 8;
+/// The most peers whose clocks are checked again at a time.
+const MAX_CLOCKS_ASKED: usize = 8;
 
 /// The outcome of a check.
 enum Outcome {
@@ -109,43 +107,19 @@ impl Chord {
         self.start_checks();
     }
 
-    /// `from` takes virtual server `index` for its successor. Checks `from` if need be, for at most
-    /// half a call limit; the claim counts in either case once the check has succeeded. Returns
-    /// the doubt that is left.
-    pub(in crate::chord) async fn check_claimant(&self, index: u16, from: Node) -> Option<Doubt> {
+    /// Checks whether a caller can be reached at its claimed address, and returns the doubt that is
+    /// left after at most half a call limit, before the caller gives up.
+    pub(in crate::chord) async fn check_caller(&self, from: Node) -> Option<Doubt> {
         if self.judge(&from) == Verdict::Welcome {
             return None;
         }
-        {
-            let mut inner = self.lock();
-            if inner.trust.claims.len() < MAX_CLAIMS {
-                inner.trust.claims.insert((index, from));
-            }
-        }
-        let (doubt, has_ended) = self.check_caller(from).await;
-        if has_ended {
-            // Also if there was no room for the check.
-            self.lock().trust.claims.remove(&(index, from));
-        }
-        doubt
-    }
-
-    /// Checks whether a caller can be reached at its claimed address, for at most half a call
-    /// limit. Returns the doubt that is left, and whether the check has ended.
-    pub(in crate::chord) async fn check_caller(&self, from: Node) -> (Option<Doubt>, bool) {
-        let check = async {
-            match self.judge(&from) {
-                Verdict::Welcome => Some(true),
-                _ => self.checked_for(&from, Some(from.peer.id)).await,
-            }
-        };
+        let check = self.checked_for(&from, Some(from.peer.id));
         let ended = timeout(&*self.env, self.config.call_limit / 2, check).await;
-        let doubt = match ended {
+        match ended {
             _ if self.judge(&from) == Verdict::Welcome => None,
             Ok(Some(false)) => Some(Doubt::Refuted),
             _ => Some(Doubt::Unchecked),
-        };
-        (doubt, ended.is_ok())
+        }
     }
 
     /// Takes in the lists that waited for checks, as far as these are done.
@@ -153,16 +127,6 @@ impl Chord {
         for (source, unknown) in self.update(|servers, now| servers.take_waiting(now)) {
             self.check_claims(&unknown, Some(source));
         }
-    }
-
-    /// Renews checks before they run out, of nodes in the tables.
-    pub(in crate::chord) fn renew_checks(&self) {
-        let mut aging = {
-            let inner = self.lock();
-            inner.servers.aging(self.env.now())
-        };
-        aging.truncate(MAX_RENEWALS);
-        self.check_claims(&aging, None);
     }
 
     /// Starts as many checks as may be under way.
@@ -225,23 +189,15 @@ impl Chord {
             let known = self.lock().servers.known();
             known.into_iter().filter(|node| !self.owns(node)).collect()
         };
-        while to_ask.len() > MAX_RENEWALS {
+        while to_ask.len() > MAX_CLOCKS_ASKED {
             to_ask.swap_remove(random_below(&*self.env, to_ask.len() as u64) as usize);
         }
         self.check_claims(&to_ask, None);
     }
 
     fn conclude(&self, peer: Peer, outcome: Outcome) {
-        let (claim, claimants) = {
-            let mut inner = self.lock();
-            let is_refuted = matches!(outcome, Outcome::Refuted);
-            let claim = inner.trust.checks.finished(&peer, is_refuted);
-            let is_meant = |(_, from): &(u16, Node)| from.peer == peer;
-            let claimants: Vec<(u16, Node)> =
-                inner.trust.claims.iter().copied().filter(is_meant).collect();
-            inner.trust.claims.retain(|claim| !is_meant(claim));
-            (claim, claimants)
-        };
+        let is_refuted = matches!(outcome, Outcome::Refuted);
+        let claim = self.lock().trust.checks.finished(&peer, is_refuted);
         let Some(claim) = claim else { return };
         let claimed: Vec<Node> =
             claim.indices.iter().map(|index| self.place(peer, *index)).collect();
@@ -258,9 +214,6 @@ impl Chord {
         };
         // Lists that waited for this node, one way or the other.
         self.take_waiting();
-        for (index, from) in claimants {
-            self.rectify(index, from);
-        }
         for node in claimed {
             let now = self.env.now();
             if self.lock().servers.should_adopt(&node, now) {

@@ -35,8 +35,6 @@ pub struct SuccessorAnswer {
 pub struct AfterAnswer {
     /// A node that may be a nearer successor: to be asked.
     pub newer: Option<Node>,
-    /// Nodes in the list that the successor does not name any more: to be pinged.
-    pub disputed: Vec<Node>,
     /// Nodes it named that were never checked: to be checked.
     pub unknown: Vec<Node>,
 }
@@ -64,12 +62,11 @@ impl Servers {
         };
         let told = Told { predecessor, successors };
         let newer = self.with(index, now, |state, judge| state.stabilize(head, &told, judge));
-        let disputed = self.newly_disputed(index, &told);
         let unknown = self.keep_waiting(index, *head, told, now);
         if let Some(server) = self.server_mut(index) {
             server.seen = Some((*head, epoch, server.state.epoch()));
         }
-        AfterAnswer { newer: newer.flatten(), disputed, unknown }
+        AfterAnswer { newer: newer.flatten(), unknown }
     }
 
     /// `head`, the first successor of virtual server `index`, has told its surroundings. They are
@@ -87,23 +84,9 @@ impl Servers {
         unknown
     }
 
-    /// The corroborated nodes of virtual server `index` that are missing in the surroundings its
-    /// first successor has told now and were not missing before.
-    fn newly_disputed(&mut self, index: u16, told: &Told) -> Vec<Node> {
-        let Some(server) = self.server_mut(index) else { return Vec::new() };
-        let disputed = server.state.disputed(told);
-        let before = std::mem::replace(&mut server.disputed, disputed.clone());
-        disputed.into_iter().filter(|node| !before.contains(node)).collect()
-    }
-
-    /// All listed nodes that the successor did not name.
-    pub fn disputed(&self) -> Vec<Node> {
-        let mut disputed = Vec::new();
-        for server in &self.servers {
-            let list = server.state.successors();
-            disputed.extend(server.disputed.iter().filter(|node| list.contains(node)));
-        }
-        disputed
+    /// The corroborated nodes of all lists.
+    pub fn corroborated(&self) -> Vec<Node> {
+        self.states().flat_map(|state| state.corroborated()).copied().collect()
     }
 
     /// `node` has told its surroundings. Returns whether it is the node that may continue a list

@@ -86,11 +86,9 @@ impl ChordState {
         self.set_successors(list);
     }
 
-    /// Corroborated nodes that the successor does not name in `told`: no other node reports
-    /// their death.
-    pub fn disputed(&self, told: &Told) -> Vec<Node> {
-        let is_named = |node: &Node| told.successors.iter().any(|named| named.id == node.id);
-        self.corroborated.iter().filter(|node| !is_named(node)).copied().collect()
+    /// The corroborated nodes.
+    pub(in crate::chord) fn corroborated(&self) -> &[Node] {
+        &self.corroborated
     }
 
     /// `list`, which begins with the first successor, with the corroborated nodes between its
