@@ -119,6 +119,9 @@ pub enum Step<T> {
     Route(Route),
 }
 
+/// The outcome of one question.
+pub type Answer<T> = Result<Step<T>, CallError>;
+
 /// How a walk succeeded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found<T> {
@@ -147,18 +150,9 @@ pub async fn walk<T: Send + 'static>(
     overlay: &dyn Overlay,
     key: &Key,
     limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
+    step: impl Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
 ) -> Result<Found<T>, WalkError> {
-    let route = overlay.route(key, false);
-    if route == Route::Nowhere {
-        return Err(WalkError::NotJoined);
-    }
-    let mut search = Search::new(*key, overlay, limits).at(env.now());
-    search.start_here(&route);
-    if matches!(route, Route::Closer(_)) {
-        search.guess_roots(&overlay.likely_roots(key));
-    }
-    run(env, overlay, search, limits, step).await
+    walk_from(Start::OwnTables, env, overlay, key, limits, step).await
 }
 
 /// Whether `list` may be the nodes that follow `key`: on a ring as dense as this node's
@@ -167,43 +161,42 @@ pub fn may_follow(overlay: &dyn Overlay, key: &Key, list: &[Node]) -> bool {
     Memory::new(*key, overlay, WalkLimits::default()).may_follow(list)
 }
 
-/// As [`walk`], but starting at nodes that need not be on this node's ring, and never
-/// asking or finding this node: how a node joins, and how rings that lost sight of each
-/// other meet.
+/// Where a walk begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Start<'a> {
+    /// In this node's own tables.
+    OwnTables,
+    /// At nodes that need not be on this node's ring. The walk never asks or finds this node: how a
+    /// node joins, and how rings that lost sight of each other meet.
+    Elsewhere(&'a [Node]),
+    /// At a root known from before, which is asked first, as the root.
+    LikelyRoot(Node),
+}
+
+/// As [`walk`], from any start.
 pub(crate) async fn walk_from<T: Send + 'static>(
+    start: Start<'_>,
     env: &dyn Runtime,
     overlay: &dyn Overlay,
-    start: &[Node],
     key: &Key,
-    limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
-) -> Result<Found<T>, WalkError> {
-    let mut search = Search::new(*key, overlay, limits).at(env.now());
-    search.start_elsewhere(start);
-    run(env, overlay, search, limits, step).await
-}
-
-/// Verifies a root known from before: asks `likely` first, as the root.
-pub(crate) async fn walk_to_likely<T: Send + 'static>(
-    env: &dyn Runtime,
-    overlay: &dyn Overlay,
-    likely: Node,
-    key: &Key,
-    limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
-) -> Result<Found<T>, WalkError> {
-    let mut search = Search::new(*key, overlay, limits).at(env.now());
-    search.start_at_root(likely);
-    run(env, overlay, search, limits, step).await
-}
-
-async fn run<T: Send + 'static>(
-    env: &dyn Runtime,
-    overlay: &dyn Overlay,
-    search: Search<'_>,
     limits: WalkLimits,
     step: impl Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
 ) -> Result<Found<T>, WalkError> {
+    let mut search = Search::new(*key, overlay, limits).at(env.now());
+    match start {
+        Start::OwnTables => {
+            let route = overlay.route(key, false);
+            if route == Route::Nowhere {
+                return Err(WalkError::NotJoined);
+            }
+            search.start_here(&route);
+            if matches!(route, Route::Closer(_)) {
+                search.guess_roots(&overlay.likely_roots(key));
+            }
+        }
+        Start::Elsewhere(nodes) => search.start_elsewhere(nodes),
+        Start::LikelyRoot(node) => search.start_at_root(node),
+    }
     let calls = FuturesUnordered::new();
     let mut walker = Walker { env, overlay, search, limits, step, calls, in_time: None };
     let end = timeout(env, limits.deadline, walker.go()).await.unwrap_or(Err(End::GaveUp));
@@ -228,7 +221,6 @@ fn finish<T: Send + 'static>(env: &dyn Runtime, calls: Calls<T>) {
     }
 }
 
-type Answer<T> = Result<Step<T>, CallError>;
 type Calls<T> = FuturesUnordered<BoxFuture<'static, Event<T>>>;
 
 /// An event that a walk waits for.

@@ -13,7 +13,7 @@ use super::messages::{
 use crate::Node;
 use crate::chord::ring::servers::SuccessorAnswer;
 use crate::chord::ring::state::Told;
-use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
+use crate::walk::{Answer, Found, Start, Step, WalkError, WalkLimits, walk_from};
 use atoll_env::BoxFuture;
 
 /// Whether the node that gave this answer cannot serve as a neighbour: it is dead, on no ring, or
@@ -176,7 +176,7 @@ impl Chord {
         node: Node,
         key: Key,
         as_root: bool,
-    ) -> BoxFuture<'static, Result<Step<Vec<Node>>, CallError>> {
+    ) -> BoxFuture<'static, Answer<Vec<Node>>> {
         let chord = self.arc();
         Box::pin(async move {
             let header = messages::encode(&AskRoute { key: WireKey(key), as_root });
@@ -184,7 +184,8 @@ impl Chord {
         })
     }
 
-    fn root_limits(&self) -> WalkLimits {
+    /// The limits of walks to a root.
+    pub(super) fn root_limits(&self) -> WalkLimits {
         WalkLimits {
             replicas: 0,
             deadline: self.config.call_limit * 16,
@@ -194,53 +195,15 @@ impl Chord {
         }
     }
 
-    async fn walk_with(
+    /// The root of `key`.
+    pub(super) async fn walk_to_root(
         &self,
         key: &Key,
+        start: Start<'_>,
         limits: WalkLimits,
     ) -> Result<Found<Vec<Node>>, WalkError> {
         let step = |node, as_root| self.route_step(node, *key, as_root);
-        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
-    }
-
-    pub(super) async fn walk_to_root(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
-        self.walk_with(key, self.root_limits()).await
-    }
-
-    /// As [`Chord::walk_to_root`], for a caller that does not wait for a dead node on the way.
-    pub(super) async fn walk_to_root_hedged(
-        &self,
-        key: &Key,
-    ) -> Result<Found<Vec<Node>>, WalkError> {
-        self.walk_with(key, WalkLimits { hedge: true, ..self.root_limits() }).await
-    }
-
-    /// As [`Chord::walk_to_root`], for a node that wants to stand before that root.
-    pub(super) async fn walk_to_place(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
-        self.walk_with(key, WalkLimits { guess: false, ..self.root_limits() }).await
-    }
-
-    /// The root of `key` on the ring of `start`, other than this node.
-    pub(super) async fn walk_to_root_from(
-        &self,
-        start: &[Node],
-        key: &Key,
-    ) -> Result<Found<Vec<Node>>, WalkError> {
-        let step = |node, as_root| self.route_step(node, *key, as_root);
-        let limits = WalkLimits { guess: false, ..self.root_limits() };
-        root_of(walk_from(&*self.env, self, start, key, limits, step).boxed().await)
-    }
-
-    /// The root of `key`, which is probably `likely`.
-    pub(super) async fn walk_to_likely_root(
-        &self,
-        likely: Node,
-        key: &Key,
-    ) -> Result<Found<Vec<Node>>, WalkError> {
-        let step = |node, as_root| self.route_step(node, *key, as_root);
-        root_of(
-            walk_to_likely(&*self.env, self, likely, key, self.root_limits(), step).boxed().await,
-        )
+        root_of(walk_from(start, &*self.env, self, key, limits, step).boxed().await)
     }
 }
 

@@ -42,7 +42,7 @@ use futures_channel::oneshot;
 
 use crate::clock::ClockVotes;
 use crate::peer_book::PeerBook;
-use crate::walk::{Found, WalkError};
+use crate::walk::{Found, Start, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Node, Route};
 pub use config::ChordConfig;
 use maintenance::Maintenance;
@@ -227,7 +227,7 @@ impl Chord {
     /// # Errors
     /// See [`WalkError`].
     pub async fn find_root_traced(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
-        self.walk_to_root(key).await
+        self.walk_to_root(key, Start::OwnTables, self.root_limits()).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -8,7 +8,7 @@ use futures_channel::oneshot;
 use super::Chord;
 use crate::clock::ClockReport;
 use crate::peer_book::PeerBook;
-use crate::walk::WalkError;
+use crate::walk::{Start, WalkError, WalkLimits};
 use crate::{Neighbourhood, Node, Overlay, Route};
 
 impl Overlay for Chord {
@@ -73,7 +73,9 @@ impl Overlay for Chord {
 
     fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
         let (chord, key) = (self.arc(), *key);
-        Box::pin(async move { Ok(chord.walk_to_root_hedged(&key).await?.value) })
+        // The caller does not wait for a dead node on the way.
+        let limits = WalkLimits { hedge: true, ..self.root_limits() };
+        Box::pin(async move { Ok(chord.walk_to_root(&key, Start::OwnTables, limits).await?.value) })
     }
 
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {

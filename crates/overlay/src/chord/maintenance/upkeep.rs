@@ -17,6 +17,7 @@ use crate::chord::ring::servers::{Servers, SuccessorAnswer};
 use crate::chord::ring::state::{ChordState, Told};
 use crate::chord::table::explore::{TablePolicy, explore};
 use crate::chord::trust::admission::Verdict;
+use crate::walk::Start;
 
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
@@ -324,11 +325,11 @@ impl Chord {
             .state(index)
             .map(|state| (state.finger_start(exponent), state.finger(exponent)));
         let Some((start, present)) = of_server else { return };
-        let found = match present {
-            Some(likely) if !self.owns(&likely) => self.walk_to_likely_root(likely, &start).await,
-            _ => self.walk_to_root(&start).await,
+        let from = match present {
+            Some(likely) if !self.owns(&likely) => Start::LikelyRoot(likely),
+            _ => Start::OwnTables,
         };
-        if let Ok(found) = found {
+        if let Ok(found) = self.walk_to_root(&start, from, self.root_limits()).await {
             self.spent_on_the_way(found.trace.calls());
             let node = found.value[0];
             self.ensure_checked(&node).await;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use atoll_env::timeout;
+use atoll_key::Key;
 use atoll_net::{CallError, Peer};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -12,7 +13,7 @@ use futures_util::stream;
 use crate::chord::Chord;
 use crate::chord::ring::state::{ChordState, Told};
 use crate::chord::trust::admission::Verdict;
-use crate::walk::WalkError;
+use crate::walk::{Found, Start, WalkError, WalkLimits};
 use crate::{Node, VirtualServerId};
 
 /// Why a node could not join.
@@ -166,7 +167,7 @@ impl Chord {
         let key = me.id.key().next();
         let mut tries = 1;
         loop {
-            let found = self.walk_to_root_from(&[start], &key).await?;
+            let found = self.walk_to_place(&key, Start::Elsewhere(&[start])).await?;
             match self.join_at(me.virtual_server.index, found.value[0]).await {
                 Ok(()) => {
                     let asked = found.trace.0.iter().map(|asked| asked.node);
@@ -176,6 +177,16 @@ impl Chord {
                 Err(failure) => return Err(failure),
             }
         }
+    }
+
+    /// The root of `key`, before which this node wants to stand: without guesses.
+    pub(in crate::chord) async fn walk_to_place(
+        &self,
+        key: &Key,
+        start: Start<'_>,
+    ) -> Result<Found<Vec<Node>>, WalkError> {
+        let limits = WalkLimits { guess: false, ..self.root_limits() };
+        self.walk_to_root(key, start, limits).await
     }
 
     /// Whether `other` leaves the place `mine` to this node: it is elsewhere, or not alive.
@@ -236,7 +247,7 @@ impl Chord {
     async fn join_by_own_tables(&self, index: u16) {
         let key = self.lock().servers.position(index).id.key().next();
         // After a failure the next period tries again.
-        if let Ok(found) = self.walk_to_place(&key).await
+        if let Ok(found) = self.walk_to_place(&key, Start::OwnTables).await
             && self.join_at(index, found.value[0]).await.is_ok()
         {
             self.stabilize_server(index).await;

@@ -18,6 +18,7 @@ use atoll_net::Peer;
 
 use crate::Node;
 use crate::chord::Chord;
+use crate::walk::Start;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
 pub(in crate::chord) const INTRODUCE_HOPS: u8 = 32;
@@ -78,7 +79,7 @@ impl Chord {
             random_below(&*self.env, count) as u16
         };
         let key = self.lock().servers.position(index).id.key().next();
-        let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else {
+        let Ok(found) = self.walk_to_place(&key, Start::Elsewhere(&[stranger])).await else {
             self.note_failure(&stranger);
             return;
         };
