@@ -48,18 +48,22 @@ impl Chord {
             return;
         }
         let unrung = Arc::default();
-        let chores = [
+        let mut chores = vec![
             (Chore::Stabilize, self.config.stabilize_every, &self.stabilize_due),
-            (Chore::Fingers, self.config.fix_fingers_every, &self.fingers_due),
             (Chore::Merge, self.config.merge_every, &self.merge_due),
             (Chore::Audit, self.config.audit_every, &unrung),
         ];
+        match self.config.table {
+            TablePolicy::Fingers => {
+                chores.push((Chore::Fingers, self.config.fix_fingers_every, &self.fingers_due));
+            }
+            TablePolicy::Adaptive => {
+                let work = explore(self.this.clone(), self.env.clone());
+                inner.maintenance.tasks.push(self.env.spawn(Box::pin(work)));
+            }
+        }
         for (chore, period, notify) in chores {
             let work = repeat(self.this.clone(), self.env.clone(), chore, period, notify.clone());
-            inner.maintenance.tasks.push(self.env.spawn(Box::pin(work)));
-        }
-        if self.config.table == TablePolicy::Adaptive {
-            let work = explore(self.this.clone(), self.env.clone());
             inner.maintenance.tasks.push(self.env.spawn(Box::pin(work)));
         }
         let alone = inner.servers.is_alone();
@@ -295,8 +299,6 @@ impl Chord {
             };
             wanted_fingers(&inner.servers).into_iter().filter(lacks).collect()
         };
-        let unknown = |(index, exponent): &(u16, u32)| !self.table_has_finger(*index, *exponent);
-        let missing: Vec<(u16, u32)> = missing.into_iter().filter(unknown).collect();
         let lookups = missing.into_iter().map(|(index, exponent)| self.fix_finger(index, exponent));
         stream::iter(lookups).buffer_unordered(PARALLEL_FINGERS).collect::<()>().await;
     }
@@ -310,8 +312,6 @@ impl Chord {
             }
             wanted_fingers(&inner.servers)
         };
-        let unknown = |(index, exponent): &(u16, u32)| !self.table_has_finger(*index, *exponent);
-        let wanted: Vec<(u16, u32)> = wanted.into_iter().filter(unknown).collect();
         if !wanted.is_empty() {
             let (index, exponent) = wanted[(round % wanted.len() as u64) as usize];
             self.fix_finger(index, exponent).await;

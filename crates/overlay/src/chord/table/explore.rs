@@ -262,18 +262,6 @@ impl Chord {
         inner.explorer.table.followers()
     }
 
-    /// Whether the table knows a node that serves as this finger.
-    pub(in crate::chord) fn table_has_finger(&self, index: u16, exponent: u32) -> bool {
-        if !self.is_adaptive() {
-            return false;
-        }
-        let inner = self.lock();
-        let Some(state) = inner.servers.state(index) else { return true };
-        let start = state.finger_start(exponent);
-        let end = start.wrapping_add(&Key::power_of_two(exponent)).previous();
-        inner.explorer.table.knows_within(&start, &end)
-    }
-
     /// Answers [`LEARN`].
     pub(in crate::chord) fn answer_learn(&self, header: &[u8]) -> Result<Bytes, Refusal> {
         let learn: Learn = messages::decode(header)?;

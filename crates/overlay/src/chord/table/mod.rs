@@ -288,11 +288,6 @@ impl Table {
         self.anchors.iter().flat_map(after).collect()
     }
 
-    /// Whether some entry lies between two keys, ends included.
-    pub fn knows_within(&self, first: &Key, last: &Key) -> bool {
-        self.places(place_of(first).wrapping_sub(1), place_of(last)).next().is_some()
-    }
-
     /// Panics with a description if an invariant of the module does not hold.
     pub fn check_invariants(&self) {
         assert!(self.entries.len() <= self.max_entries, "{} entries", self.entries.len());
