@@ -264,11 +264,6 @@ impl Servers {
         Judgement { peer: self.peer, count: self.count(), now }.of(&self.admission, node)
     }
 
-    /// Whether `node` may enter the tables and belongs before a first successor.
-    pub fn should_adopt(&self, node: &Node, now: Instant) -> bool {
-        self.would_adopt(node).is_some() && self.judge(node, now) == Verdict::Welcome
-    }
-
     /// Makes a ring of this node's virtual servers alone.
     pub fn create(&mut self) {
         if self.joined() {

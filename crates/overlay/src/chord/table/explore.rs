@@ -90,7 +90,7 @@ impl Inner {
         if self.explorer.seen == Some((epoch, second)) {
             return;
         }
-        let is_first = self.explorer.seen.replace((epoch, second)).is_none();
+        self.explorer.seen = Some((epoch, second));
         let me = self.servers.position(0).peer.id;
         let own: Vec<(Node, Vec<Node>)> = self
             .servers
@@ -102,13 +102,6 @@ impl Inner {
             return;
         }
         self.explorer.table.set_own(&own, me, second);
-        if is_first {
-            // A ring that was started at rest: its fingers count as checked.
-            let fingers = self.servers.states().flat_map(|state| state.fingers());
-            for (_, finger) in fingers.filter(|(_, finger)| finger.peer.id != me) {
-                self.explorer.table.heard(&finger, second);
-            }
-        }
     }
 
     fn guess_roots(&self, key: &Key, now: atoll_env::Instant) -> Vec<Node> {

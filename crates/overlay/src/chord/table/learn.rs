@@ -10,7 +10,7 @@ use minicbor::{Decode, Encode};
 
 use super::entry::{from_code, place_of, tag_of, to_code};
 use super::sweep::FRESH_SHARE;
-use super::{Evidence, MAX_BITS, Table, Trust, slot};
+use super::{Evidence, MAX_BITS, Table, slot};
 use crate::Node;
 use crate::wire::WireNodes;
 
@@ -149,10 +149,6 @@ impl Table {
         now: u32,
     ) {
         let Question { to, learn, region, .. } = question;
-        match self.trust {
-            Trust::TwoPeers => self.heard(to, now),
-            Trust::OwnChecks => self.called(to, now),
-        }
         let span = |place: u64| place.wrapping_sub(learn.after);
         let covered = span(answer.upto).min(span(learn.upto));
         let confirmed = self.take_ages(question, answer, covered, now);

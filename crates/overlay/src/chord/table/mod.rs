@@ -75,8 +75,8 @@ use atoll_key::{Key, PeerId};
 use crate::{MAX_CLOSER, Node};
 use entry::{Entry, place_of};
 use evidence::Lifetimes;
-use slots::{kept_for, slot};
-use sweep::Sweeps;
+use slots::slot;
+use sweep::{Region, regions};
 
 pub use evidence::{Evidence, Trust};
 
@@ -123,10 +123,8 @@ pub fn secs(now: Instant) -> u32 {
 struct Anchor {
     node: Node,
     place: u64,
-    /// The distance to the last of its successors.
+    /// The distance to the last of its successors: up to there all nodes stay.
     near: u64,
-    /// Up to this distance all nodes stay. It changes less often than `near`.
-    kept: u64,
 }
 
 /// See the module.
@@ -144,7 +142,7 @@ pub struct Table {
     bits: u32,
     /// Share of the live nodes in explored ranges that were known before.
     coverage: f64,
-    sweeps: Sweeps,
+    regions: Vec<Region>,
 }
 
 impl Table {
@@ -154,7 +152,7 @@ impl Table {
     /// If `max_entries` is zero.
     pub fn new(me: Node, max_entries: usize, now: u32) -> Table {
         assert!(max_entries > 0, "a table of nothing");
-        let anchor = Anchor { node: me, place: place_of(me.id.key()), near: 0, kept: 0 };
+        let anchor = Anchor { node: me, place: place_of(me.id.key()), near: 0 };
         let mut table = Table {
             trust: Trust::TwoPeers,
             max_entries,
@@ -165,9 +163,9 @@ impl Table {
             lifetimes: Lifetimes::default(),
             bits: FIRST_BITS,
             coverage: 0.0,
-            sweeps: Sweeps::default(),
+            regions: Vec::new(),
         };
-        table.sweeps.rebuild(&table.anchors, now);
+        table.regions = regions(&table.anchors, now);
         table
     }
 
@@ -197,7 +195,7 @@ impl Table {
         for (node, successors) in own {
             let place = place_of(node.id.key());
             let near = successors.last().map_or(0, |n| place_of(n.id.key()).wrapping_sub(place));
-            self.anchors.push(Anchor { node: *node, place, near, kept: kept_for(near) });
+            self.anchors.push(Anchor { node: *node, place, near });
         }
         self.anchors.sort_unstable_by_key(|anchor| anchor.place);
         self.anchors.dedup_by_key(|anchor| anchor.place);
@@ -208,9 +206,9 @@ impl Table {
             for place in places(&self.anchors) {
                 self.remove(place);
             }
-            self.sweeps.rebuild(&self.anchors, now);
+            self.regions = regions(&self.anchors, now);
         }
-        if moved || self.anchors.iter().zip(&before).any(|(new, old)| new.kept < old.kept) {
+        if moved || self.anchors.iter().zip(&before).any(|(new, old)| new.near < old.near) {
             self.prune(now);
         }
         for (node, successors) in own {

@@ -17,11 +17,11 @@ impl Table {
     /// list, where all nodes stay.
     pub(super) fn slot_of(&self, place: u64) -> Option<(u64, u64)> {
         let (anchor, distance) = self.anchor_of(place);
-        if distance <= anchor.kept {
+        if distance <= anchor.near {
             return None;
         }
         let (low, high) = slot(distance, self.bits);
-        let low = low.max(anchor.kept + 1);
+        let low = low.max(anchor.near + 1);
         let high = high.min(self.arc_of(anchor) - 1);
         Some((anchor.place.wrapping_add(low), anchor.place.wrapping_add(high)))
     }
@@ -168,12 +168,6 @@ impl Table {
             (start, self.entries.range(..=upto))
         }
     }
-}
-
-/// Up to where all nodes stay, for a successor list of this reach: the power of two above it, so
-/// that slots stand still while the list changes.
-pub(super) fn kept_for(near: u64) -> u64 {
-    near.checked_next_power_of_two().map_or(u64::MAX, |power| power - 1).max(near)
 }
 
 /// The slot of a distance, first and last: it and all that agree with it in the leading

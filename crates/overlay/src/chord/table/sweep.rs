@@ -17,9 +17,6 @@ use super::{Anchor, MAX_BITS, Table, Trust};
 pub(super) const FRESH_SHARE: u32 = 6;
 /// How many entries before the place to be explored may be asked. A guess.
 const ASK_AMONG: usize = 4;
-/// A table that knows less than this share of the nodes learns faster by asking about many
-/// than by checking single ones.
-const CHECK_COVERAGE: f64 = 0.8;
 /// The table does not grow while more than one in so many entries is unsure. A guess.
 const UNSURE_ENOUGH: usize = 3;
 /// How long a table without a region rests. A guess.
@@ -30,7 +27,7 @@ const LEAST_PERIOD: f64 = 4.0;
 /// An octave of distances from a virtual server of this node, clipped where the next
 /// one begins.
 #[derive(Clone, Debug)]
-struct Region {
+pub(super) struct Region {
     anchor: u64,
     /// First and last distance.
     low: u64,
@@ -45,49 +42,36 @@ struct Region {
     rests_until: u32,
 }
 
-/// See the module.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sweeps {
-    regions: Vec<Region>,
-}
-
 /// The next action of a table.
 #[derive(Clone, Debug)]
 pub enum Wish {
     /// A node should be asked.
     Ask(Question),
-    /// A near node that one peer has named should be called: answers about this node's
-    /// surroundings name only sure nodes.
+    /// A node that is only hearsay should be checked.
     Check(crate::Node),
     /// All is fresh for so many seconds.
     Rest(u32),
 }
 
-impl Sweeps {
-    pub(super) fn rebuild(&mut self, anchors: &[Anchor], now: u32) {
-        self.regions.clear();
-        for (i, anchor) in anchors.iter().enumerate() {
-            let next = anchors[(i + 1) % anchors.len()].place;
-            // The whole circle if there is but one.
-            let last = next.wrapping_sub(anchor.place).wrapping_sub(1);
-            for exponent in 0..u64::BITS {
-                let low = 1u64 << exponent;
-                if low > last {
-                    break;
-                }
-                let high = (low + (low - 1)).min(last);
-                self.regions.push(Region {
-                    anchor: anchor.place,
-                    low,
-                    high,
-                    cursor: low - 1,
-                    asked: now,
-                    began: now,
-                    rests_until: now,
-                });
-            }
-        }
-    }
+/// The octaves of distances from all virtual servers of this node.
+pub(super) fn regions(anchors: &[Anchor], now: u32) -> Vec<Region> {
+    let of_anchor = |(i, anchor): (usize, &Anchor)| {
+        let (place, next) = (anchor.place, anchors[(i + 1) % anchors.len()].place);
+        // The whole circle if there is but one.
+        let last = next.wrapping_sub(place).wrapping_sub(1);
+        (0..u64::BITS).map(|exponent| 1u64 << exponent).take_while(move |low| *low <= last).map(
+            move |low| Region {
+                anchor: place,
+                low,
+                high: (low + (low - 1)).min(last),
+                cursor: low - 1,
+                asked: now,
+                began: now,
+                rests_until: now,
+            },
+        )
+    };
+    anchors.iter().enumerate().flat_map(of_anchor).collect()
 }
 
 impl Region {
@@ -119,11 +103,11 @@ impl Table {
 
     /// The next action on a ring of about `nodes` nodes.
     pub fn next_question(&mut self, nodes: f64, now: u32) -> Wish {
-        if let Some(node) = self.to_probe(nodes) {
+        if let Some(node) = self.to_check() {
             return Wish::Check(node);
         }
         loop {
-            let due = self.sweeps.regions.iter().enumerate().filter(|(_, region)| {
+            let due = self.regions.iter().enumerate().filter(|(_, region)| {
                 region.rests_until <= now && self.reach(region.anchor) < region.high
             });
             let urgency = |region: &Region| region.urgency(nodes, self.bits, now);
@@ -135,25 +119,16 @@ impl Table {
         }
     }
 
-    /// The nearest unsure node among those that we are asked about.
-    fn to_probe(&self, nodes: f64) -> Option<crate::Node> {
-        if self.unsure == 0 || (self.coverage < CHECK_COVERAGE && self.trust == Trust::TwoPeers) {
+    /// The first unsure node after a virtual server, where only this node's own checks make it sure.
+    fn to_check(&self) -> Option<crate::Node> {
+        if self.unsure == 0 || self.trust == Trust::TwoPeers {
             return None;
         }
-        let all = self.trust == Trust::OwnChecks;
-        let surroundings = if all { 0 } else { Table::surroundings(nodes) };
         self.anchors.iter().find_map(|anchor| {
-            // Around the whole circle if the ends are equal.
-            let end = anchor.place.wrapping_add(surroundings);
-            let (first, second) = self.ranges(anchor.place, end);
+            let (first, second) = self.ranges(anchor.place, anchor.place);
             let unsure = first.chain(second).find(|(_, entry)| !entry.sure);
             unsure.map(|(_, entry)| entry.node())
         })
-    }
-
-    /// How far those nodes are that we are asked about.
-    fn surroundings(nodes: f64) -> u64 {
-        (2f64.powi(64) * MAX_ASKED as f64 / nodes.max(1.0)) as u64
     }
 
     /// How far the successor list of ours at this place reaches.
@@ -163,7 +138,7 @@ impl Table {
     }
 
     fn rest(&self, now: u32) -> u32 {
-        let wanted = self.sweeps.regions.iter().filter(|r| self.reach(r.anchor) < r.high);
+        let wanted = self.regions.iter().filter(|r| self.reach(r.anchor) < r.high);
         let soonest = wanted.map(|region| region.rests_until).min();
         soonest.map_or(REST_SECS, |at| at.saturating_sub(now)).max(1)
     }
@@ -175,8 +150,8 @@ impl Table {
         let complete = (2.0 * self.coverage - 1.0).clamp(0.0, 1.0);
         let stale_after = f64::from(self.acceptable_staleness_secs() / FRESH_SHARE) * complete;
         let stale_after = stale_after as u32;
-        let reach = self.reach(self.sweeps.regions[index].anchor);
-        let region = &mut self.sweeps.regions[index];
+        let reach = self.reach(self.regions[index].anchor);
+        let region = &mut self.regions[index];
         region.asked = now;
         let (anchor, high) = (region.anchor, region.high);
         let mut cursor = region.cursor.max(reach.min(high - 1));
@@ -194,7 +169,7 @@ impl Table {
             }
             cursor = question.learn.upto.wrapping_sub(anchor).max(cursor + 1);
         };
-        let region = &mut self.sweeps.regions[index];
+        let region = &mut self.regions[index];
         match &question {
             Some(_) => region.cursor = cursor,
             None => {
@@ -248,7 +223,7 @@ impl Table {
 
     /// A question was answered up to this place.
     pub(super) fn swept(&mut self, index: usize, upto: u64, moved: bool, nodes: f64, now: u32) {
-        let Some(region) = self.sweeps.regions.get_mut(index) else { return };
+        let Some(region) = self.regions.get_mut(index) else { return };
         let reached = upto.wrapping_sub(region.anchor);
         if moved && reached <= region.high {
             region.cursor = region.cursor.max(reached);
@@ -260,7 +235,7 @@ impl Table {
         region.begin_again(now);
         // The largest regions take longest.
         let width = region.high - region.low;
-        if self.sweeps.regions.iter().all(|other| other.high - other.low <= width) {
+        if self.regions.iter().all(|other| other.high - other.low <= width) {
             self.judge(took, nodes, now);
         }
     }

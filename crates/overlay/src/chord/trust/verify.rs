@@ -20,7 +20,6 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer};
 use futures_channel::oneshot;
 
-use crate::chord::membership::ring_merge::{INTRODUCE_HOPS, Introduction};
 use crate::chord::messages::{self, Alive, Doubt, Ping, VirtualIndex};
 use crate::chord::trust::admission::Verdict;
 use crate::chord::trust::checks::Origin;
@@ -214,12 +213,6 @@ impl Chord {
         };
         // Lists that waited for this node, one way or the other.
         self.take_waiting();
-        for node in claimed {
-            let now = self.env.now();
-            if self.lock().servers.should_adopt(&node, now) {
-                self.queue_introduction(Introduction::own(node, INTRODUCE_HOPS));
-            }
-        }
         if let Some(is_genuine) = verdict {
             for waiter in claim.waiters {
                 let _ = waiter.send(is_genuine);
