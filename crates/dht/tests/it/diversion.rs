@@ -115,7 +115,7 @@ fn copies_are_made_anew_when_their_holder_dies() {
 /// The member's pointers are on its disk, not in its memory: after a restart nothing is copied.
 #[test]
 fn pointers_survive_a_restart_of_the_node_that_has_them() {
-    let mut ring = ring(2, 5, 1);
+    let mut ring = ring(1, 5, 1);
     ring.put(0, 0..60);
     let before = diverted(&ring);
     ring.crash(5);
