@@ -206,7 +206,7 @@ impl Reading<'_> {
     /// The newest block that has come, if a version that is new enough is all that is wanted.
     fn fits(&self) -> Option<Sent> {
         let Wanted::AtLeast(least) = self.wanted else { return None };
-        let least = least.max(self.client.seen.version(&self.id.key).unwrap_or(0));
+        let least = least.max(self.client.seen.version(&self.id.key));
         let newest = self.sent().max_by_key(|sent| sent.stamp);
         newest.filter(|sent| sent.stamp.version >= least)
     }
@@ -262,7 +262,7 @@ impl Reading<'_> {
             let found = search(client, id.key, false, limits(client, deadline)).await;
             best = newer(best, found.ok().and_then(|found| sent(id, found.block)));
         }
-        let seen = client.seen.version(&id.key).unwrap_or(0);
+        let seen = client.seen.version(&id.key);
         let least = seen.max(self.wanted.least());
         if best.as_ref().is_none_or(|best| best.stamp.version < least) {
             best = newer(best, beyond_set(client, &self.named.nodes, id, least).await);

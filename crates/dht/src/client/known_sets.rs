@@ -6,9 +6,8 @@
 //! root that lies could keep up a set that it no longer heads, so a set is forgotten after
 //! [`MAX_AGE`] in any case.
 //!
-//! The table is bounded: beyond [`MAX_SETS`] the set that was looked up first is forgotten.
+//! The table is bounded: beyond [`MAX_SETS`] the set looked up longest ago is forgotten.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use atoll_key::Key;
 use atoll_overlay::Node;
 use atoll_overlay::walk::WalkError;
 
+use super::recent::Recent;
 use crate::context::Context;
 use crate::placement::set_tag;
 
@@ -28,7 +28,8 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSets {
-    sets: Mutex<BTreeMap<Key, (Vec<Node>, Instant)>>,
+    /// With the time of each lookup.
+    sets: Mutex<Recent<(Vec<Node>, Instant), MAX_SETS>>,
 }
 
 /// The root of a key and the nodes after it.
@@ -49,7 +50,7 @@ impl NamedNodes {
 }
 
 impl KnownSets {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, (Vec<Node>, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, Recent<(Vec<Node>, Instant), MAX_SETS>> {
         self.sets.lock().expect("no holder of this lock panics")
     }
 
@@ -72,7 +73,7 @@ impl KnownSets {
             return Ok(NamedNodes { nodes, is_remembered: true });
         }
         let nodes = context.overlay.find_root(key).await?;
-        self.remember(*key, nodes.clone(), context.env.now());
+        self.lock().note(*key, (nodes.clone(), context.env.now()));
         Ok(NamedNodes { nodes, is_remembered: false })
     }
 
@@ -80,18 +81,6 @@ impl KnownSets {
         let sets = self.lock();
         let (nodes, since) = sets.get(key)?;
         (now.since(*since) < MAX_AGE).then(|| nodes.clone())
-    }
-
-    fn remember(&self, key: Key, nodes: Vec<Node>, now: Instant) {
-        let mut sets = self.lock();
-        if sets.len() >= MAX_SETS && !sets.contains_key(&key) {
-            sets.retain(|_, (_, since)| now.since(*since) < MAX_AGE);
-            if sets.len() >= MAX_SETS {
-                let first = sets.iter().min_by_key(|(_, (_, since))| *since);
-                first.map(|(key, _)| *key).map(|key| sets.remove(&key));
-            }
-        }
-        sets.insert(key, (nodes, now));
     }
 }
 
@@ -102,27 +91,18 @@ mod tests {
 
     use super::*;
 
-    fn key(n: u32) -> Key {
-        Key::hashed(*blake3::hash(&n.to_be_bytes()).as_bytes())
-    }
-
     fn nodes(count: u8) -> Vec<Node> {
         let addr = "127.0.0.1:1".parse().expect("an address");
         (0..count).map(|n| Node::of(Peer { id: PeerId([n; 32]), addr })).collect()
     }
 
     #[test]
-    fn a_set_is_forgotten_after_a_minute_and_there_are_never_too_many() {
-        let (sets, start) = (KnownSets::default(), Instant::default());
+    fn a_set_is_believed_for_a_minute() {
+        let (sets, start, key) = (KnownSets::default(), Instant::default(), Key::hashed([1; 32]));
         let at = |secs: u64| start + Duration::from_secs(secs);
-        sets.remember(key(0), nodes(3), at(0));
-        assert_eq!(sets.remembered(&key(0), at(59)), Some(nodes(3)));
-        assert_eq!(sets.remembered(&key(0), at(60)), None);
-        for n in 0..MAX_SETS as u32 + 10 {
-            sets.remember(key(n), nodes(1), at(61) + Duration::from_millis(n.into()));
-        }
-        assert_eq!(sets.lock().len(), MAX_SETS);
-        assert_eq!(sets.remembered(&key(0), at(62)), None, "it was the first");
+        sets.lock().note(key, (nodes(3), at(0)));
+        assert_eq!(sets.remembered(&key, at(59)), Some(nodes(3)));
+        assert_eq!(sets.remembered(&key, at(60)), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod known_sets;
 pub(crate) mod put;
 mod put_batch;
 mod put_mutable;
+mod recent;
 pub(crate) mod renew;
 mod replica_selection;
 mod seen;

@@ -1,15 +1,14 @@
-//! The highest version seen of each signed block that this node has read or written.
+//! The highest version seen of each mutable block that this node has read or written.
 //!
 //! A partition that heals, or an old replica set that comes back, brings older versions of a
 //! volume's root with it. A reader that has seen a newer version must not go back to an older one:
 //! that would be a rollback, and a publisher could build on it. So versions are remembered across
-//! restarts, and [`get_signed`](super::get_signed) looks further while the best version it finds is
-//! older.
+//! restarts, and [`get_mutable`](super::get_mutable) looks further while the best version it finds
+//! is older.
 //!
 //! The table is bounded: beyond [`MAX_SEEN`] the block not read or written for longest is
 //! forgotten. It is saved at most once a second, so a crash may lose the last second.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -17,10 +16,11 @@ use atoll_env::{Env, sleep};
 use atoll_key::Key;
 use minicbor::{Decode, Encode};
 
+use super::recent::Recent;
 use crate::durable::DurableState;
 use crate::rpc::{from_header, to_header};
 
-/// Signed blocks remembered. A guess: volumes that one machine reads.
+/// Mutable blocks remembered. A guess: volumes that one machine reads.
 const MAX_SEEN: usize = 4096;
 /// Changes are saved together, so long after the first.
 const SAVE_AFTER: Duration = Duration::from_secs(1);
@@ -45,9 +45,7 @@ pub(crate) struct SeenVersions {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Versions, and when they were last looked at.
-    seen: BTreeMap<Key, (u64, u64)>,
-    looks: u64,
+    versions: Recent<u64, MAX_SEEN>,
     is_saving: bool,
 }
 
@@ -69,9 +67,9 @@ impl SeenVersions {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// The highest version seen of a signed block.
-    pub(super) fn version(&self, key: &Key) -> Option<u64> {
-        self.lock().seen.get(key).map(|(version, _)| *version)
+    /// The highest version seen of a mutable block; 0 if none was.
+    pub(super) fn version(&self, key: &Key) -> u64 {
+        self.lock().versions.get(key).copied().unwrap_or(0)
     }
 
     /// A version was read or written, and is saved soon if it is the highest.
@@ -92,7 +90,7 @@ impl SeenVersions {
             timer.await;
             seen.lock().is_saving = false;
             if let Err(error) = seen.save(&*durable).await {
-                tracing::error!(%error, "versions of signed blocks could not be saved");
+                tracing::error!(%error, "versions of mutable blocks could not be saved");
             }
         }));
     }
@@ -108,29 +106,22 @@ impl SeenVersions {
 
     /// Older versions are read again.
     pub(super) fn forget_all(&self) {
-        self.lock().seen.clear();
+        self.lock().versions.clear();
     }
 }
 
 impl State {
     /// Notes a version; whether it is higher than the one known.
     fn raise(&mut self, key: Key, version: u64) -> bool {
-        self.looks += 1;
-        let known = self.seen.get(&key).map(|(known, _)| *known);
-        if known.is_none() && self.seen.len() >= MAX_SEEN {
-            let oldest = self.seen.iter().min_by_key(|(_, (_, looked))| *looked);
-            oldest.map(|(key, _)| *key).map(|key| self.seen.remove(&key));
-        }
-        self.seen.insert(key, (known.unwrap_or(version).max(version), self.looks));
+        let known = self.versions.get(&key).copied();
+        self.versions.note(key, known.unwrap_or(version).max(version));
         known.is_none_or(|known| known < version)
     }
 
     fn record(&self) -> Record {
-        let mut all: Vec<(u64, &Key, u64)> =
-            self.seen.iter().map(|(key, (version, looked))| (*looked, key, *version)).collect();
-        all.sort_unstable();
+        let all = self.versions.oldest_first();
         let mut entries = Vec::with_capacity(all.len() * ENTRY_BYTES);
-        for (_, key, version) in all {
+        for (key, version) in all {
             entries.extend_from_slice(&key.0);
             entries.extend_from_slice(&version.to_be_bytes());
         }
@@ -156,7 +147,7 @@ mod tests {
         assert!(!seen.lock().raise(key(1), 4) && !seen.lock().raise(key(1), 5));
         seen.save(&durable).now_or_never().expect("memory").expect("saved");
         let again = SeenVersions::remembered(&durable);
-        assert_eq!((again.version(&key(1)), again.version(&key(2))), (Some(5), None));
+        assert_eq!((again.version(&key(1)), again.version(&key(2))), (5, 0));
     }
 
     #[test]
@@ -166,15 +157,14 @@ mod tests {
         seen.lock().raise(key(0), 1);
         seen.save(&durable).now_or_never().expect("memory").expect("saved");
         let again = SeenVersions::remembered(&durable);
-        assert_eq!(again.lock().seen.len(), MAX_SEEN);
         again.lock().raise(key(u32::MAX), 1);
-        assert_eq!((again.version(&key(0)), again.version(&key(1))), (Some(1), None));
+        assert_eq!((again.version(&key(0)), again.version(&key(1))), (1, 0));
     }
 
     #[test]
     fn a_damaged_record_counts_as_missing() {
         let durable = MemoryState::default();
         durable.save(RECORD, vec![0xff; 100]).now_or_never().expect("memory").expect("saved");
-        assert!(SeenVersions::remembered(&durable).lock().seen.is_empty());
+        assert!(SeenVersions::remembered(&durable).lock().versions.oldest_first().is_empty());
     }
 }
