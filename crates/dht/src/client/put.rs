@@ -153,9 +153,6 @@ async fn put_once(
                 Outcome::Again(holders, told) => {
                     (pending[index].holders, pending[index].told) = (holders, told);
                 }
-                Outcome::Refused(PutError::Superseded { held, .. }) => {
-                    outcomes[place] = Err(PutError::Superseded { offered: version, held });
-                }
                 Outcome::Refused(why) => outcomes[place] = Err(why),
             }
         }

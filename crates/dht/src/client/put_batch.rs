@@ -50,9 +50,8 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
             Outcome::Refused(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))
         }
         PutStatus::Invalid => Outcome::Refused(InvalidBlock::WrongHash.into()),
-        PutStatus::Superseded { held } => {
-            Outcome::Refused(PutError::Superseded { offered: 0, held })
-        }
+        // Of a mutable block the replica has to show the newer version (`Direct::note`).
+        PutStatus::Superseded { .. } => again(format!("{root} does not keep it")),
     }
 }
 
