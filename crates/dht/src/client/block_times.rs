@@ -15,12 +15,14 @@
 //! blocks in transit has no more peers than there are calls.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_overlay::peer_book::{MAX_PEERS, PeerBook};
+
+use crate::multiset::Counts;
 
 /// A block over a connection at rest takes so many short answers: 10, 20 and 40 segments
 /// are sent in three, and the request goes before.
@@ -45,8 +47,8 @@ const DELAY_PER_BLOCK: f64 = 0.3;
 pub(crate) struct BlockTimes {
     book: PeerBook,
     rows: Mutex<BTreeMap<PeerId, Row>>,
-    /// How many blocks each is sending just now; peers that send none are left out.
-    under_way: Mutex<BTreeMap<PeerId, u32>>,
+    /// The sender of each block that is on its way.
+    under_way: Mutex<Counts<PeerId>>,
 }
 
 /// A block that a peer was asked for, until this is dropped.
@@ -57,12 +59,7 @@ pub(crate) struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let mut under_way = self.times.under_way.lock().expect("no holder of this lock panics");
-        let blocks = under_way.get_mut(&self.peer).expect("it was counted when it was asked for");
-        *blocks -= 1;
-        if *blocks == 0 {
-            under_way.remove(&self.peer);
-        }
+        self.times.under_way().take(&self.peer);
     }
 }
 
@@ -74,19 +71,21 @@ struct Row {
 }
 
 impl BlockTimes {
+    fn under_way(&self) -> MutexGuard<'_, Counts<PeerId>> {
+        self.under_way.lock().expect("no holder of this lock panics")
+    }
+
     /// `peer` is asked for a block.
     pub(super) fn asked(self: &Arc<Self>, peer: PeerId) -> UnderWay {
-        let mut under_way = self.under_way.lock().expect("no holder of this lock panics");
-        *under_way.entry(peer).or_insert(0) += 1;
+        self.under_way().add(peer);
         UnderWay { times: self.clone(), peer }
     }
 
     /// How long a block from `peer` will take compared with one from another: a measure to
     /// choose by, not a time. `round_trip` is that of a short answer.
     pub(super) fn expected(&self, peer: &PeerId, round_trip: Duration) -> Duration {
-        let under_way = self.under_way.lock().expect("no holder of this lock panics");
-        let blocks = under_way.get(peer).copied().unwrap_or(0);
-        round_trip.mul_f64(1.0 + DELAY_PER_BLOCK * f64::from(blocks))
+        let blocks = self.under_way().of(peer);
+        round_trip.mul_f64(1.0 + DELAY_PER_BLOCK * blocks as f64)
     }
 
     /// `peer` has sent a block, which took so long.
@@ -165,7 +164,7 @@ mod tests {
         let also_there = times.asked(far);
         assert!(is_nearer());
         drop((few, more, also_there));
-        assert!(is_nearer() && times.under_way.lock().expect("a lock").is_empty());
+        assert!(is_nearer() && times.under_way().total() == 0);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use atoll_env::Notify;
 use atoll_key::{Key, PeerId};
 
+use crate::multiset::Counts;
+
 /// Watches in all. A guess: some megabytes of open calls.
 const MAX_WATCHES: usize = 16_384;
 /// Watches of one peer: a quarter of the calls that it may have open.
@@ -24,7 +26,7 @@ pub(crate) struct Watches {
 #[derive(Debug, Default)]
 struct State {
     waiting: BTreeMap<(Key, u64), Arc<Notify>>,
-    by_peer: BTreeMap<PeerId, usize>,
+    by_peer: Counts<PeerId>,
     next_number: u64,
 }
 
@@ -46,11 +48,10 @@ impl Watches {
     /// are too many watches already.
     pub(crate) fn watch(&self, peer: PeerId, key: Key, is_own: bool) -> Option<Watching> {
         let mut state = lock(&self.state);
-        let of_peer = state.by_peer.get(&peer).copied().unwrap_or(0);
-        if of_peer >= MAX_OF_PEER && !is_own || state.waiting.len() >= MAX_WATCHES {
+        if state.by_peer.of(&peer) >= MAX_OF_PEER && !is_own || state.waiting.len() >= MAX_WATCHES {
             return None;
         }
-        state.by_peer.insert(peer, of_peer + 1);
+        state.by_peer.add(peer);
         let place = (key, state.next_number);
         state.next_number += 1;
         let changed = Arc::new(Notify::default());
@@ -77,11 +78,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
         state.waiting.remove(&self.place);
-        let of_peer = state.by_peer.get_mut(&self.peer).expect("it was counted");
-        *of_peer -= 1;
-        if *of_peer == 0 {
-            state.by_peer.remove(&self.peer);
-        }
+        state.by_peer.take(&self.peer);
     }
 }
 
@@ -115,6 +112,6 @@ mod tests {
         assert!(watch(1).is_some());
         drop(of_one);
         let state = lock(&watches.state);
-        assert!(state.waiting.is_empty() && state.by_peer.is_empty());
+        assert!(state.waiting.is_empty() && state.by_peer.total() == 0);
     }
 }
