@@ -38,8 +38,8 @@ switches! {
     guessed_sets,
     /// A replica that turns out to lack a block gets it from the reader.
     healing,
-    /// A signed block's readers do not wait for replicas once a majority agrees.
-    signed_majority,
+    /// A mutable block's readers do not wait for replicas once a majority agrees.
+    mutable_majority,
     /// A replica is asked whether it has what the root acknowledged.
     verified_acks,
     /// Slow nodes are not waited for when blocks are stored.
@@ -56,7 +56,7 @@ switches! {
     side_by_side,
     /// Comparing and proving for others is limited for each peer.
     work_limits,
-    /// No version of a signed block is read below one seen before.
+    /// No version of a mutable block is read below one seen before.
     seen_versions,
     /// Copies are charged to the publisher that two others name.
     vouching,

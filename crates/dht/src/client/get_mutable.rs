@@ -224,7 +224,7 @@ impl Reading<'_> {
         let (Some(newest), holders) = (self.newest(), self.holders()) else { return false };
         let agrees = self.said().all(|(_, said)| said.held == Some(newest.stamp));
         let majority = 2 * holders > self.replicas.len();
-        let by_majority = self.client.config.mechanisms.signed_majority;
+        let by_majority = self.client.config.mechanisms.mutable_majority;
         let root_was_heard = !self.named.is_remembered || !self.waited_for.contains(&0);
         majority && agrees && by_majority && root_was_heard || self.waited_for.is_empty()
     }
