@@ -75,8 +75,17 @@ impl Dht {
         let holdings = Arc::new(Holdings::new(rpc.clone()));
         let accounting = Arc::new(Accounting::new(holdings, attestor));
         let replication = Arc::new(Replication::new(Arc::new(Diversion::new(accounting))));
-        let cache = Arc::new(PathCache::new(rpc));
+        let cache = Arc::new(PathCache::new(rpc.clone()));
         let server = Arc::new(Server::new(replication.clone(), cache));
+        let itself = Arc::downgrade(&server);
+        rpc.answer_own_by(Box::new(move |request| {
+            let server = itself.upgrade();
+            Box::pin(async move {
+                let stopped = || Refusal::new(Refusal::INTERNAL, "the node has stopped");
+                let server = server.ok_or_else(stopped)?;
+                server::dispatch(&server, server.transport.local(), request).await
+            })
+        }));
         let client = Arc::new(Client::new(server.clone()));
         Arc::new(Dht { replication, server, client })
     }

@@ -34,14 +34,14 @@ use super::votes::Votes;
 use crate::accounting::admission::Origin;
 use crate::client::Client;
 use crate::holdings::copies::ask_holdings;
-use crate::placement::{size_of, tag_for_put};
-use crate::replication::store::{put_message, store_put};
+use crate::placement::size_of;
+use crate::replication::store::put_message;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{
     Block, BlockHeader, HeldCopy, PutReply, PutStatus, Renew, RenewReply, RenewStatus, is_majority,
 };
-use crate::server::renew::{ask_to_renew, part_of, renew_at};
+use crate::server::renew::{ask_to_renew, part_of};
 
 /// A block that a replica should hold, as the root acknowledged it.
 #[derive(Clone, Copy, Debug)]
@@ -237,7 +237,7 @@ async fn put_at_replicas(
     let mut calls = Calls::new(client, WaitsFor::Root);
     for (node, indices) in lacking(set, doubts) {
         let given = indices.iter().map(|index| blocks[*index].clone()).collect();
-        ask_to_store(client, &mut calls, node, origin, indices, given);
+        ask_to_store(client, &mut calls, node, origin, false, (indices, given));
     }
     let mut told = vec![Vec::new(); blocks.len()];
     while calls.is_patient() {
@@ -260,19 +260,20 @@ pub(crate) struct Said {
     pub set: Option<u64>,
 }
 
-/// Puts blocks at one replica, which may be this node; they have these numbers in their batch.
+/// Puts blocks at one node, as their root or a replica; they have these numbers in their batch.
 pub(crate) fn ask_to_store(
     client: &Arc<Client>,
     calls: &mut Calls<Said>,
     node: Node,
     origin: &Origin,
-    indices: Vec<usize>,
-    blocks: Vec<Block>,
+    as_root: bool,
+    (indices, blocks): (Vec<usize>, Vec<Block>),
 ) {
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
-    let (storer, origin) = (client.clone(), origin.clone());
+    let (put, parts) = put_message(origin, blocks, as_root);
+    let caller = client.clone();
     calls.ask(node, bytes, async move {
-        let PutReply { statuses, set } = put_at(&storer, &node, &origin, blocks).await?;
+        let (PutReply { statuses, set }, _) = caller.call(&node, &put, parts).await?;
         Ok(Said { indices, statuses: statuses.0, set })
     });
 }
@@ -281,23 +282,6 @@ pub(crate) fn expect(block: &Block) -> Expected {
     let BlockHeader { key, kind, lease_secs } = block.header;
     let version = kind.verify(&key, &block.bytes).unwrap_or(0);
     Expected { key, version, lease_secs }
-}
-
-/// Puts blocks at one replica, which may be this node.
-async fn put_at(
-    client: &Client,
-    node: &Node,
-    origin: &Origin,
-    blocks: Vec<Block>,
-) -> Result<PutReply, CallError> {
-    if client.is_me(node) {
-        let set = tag_for_put(client, &blocks);
-        let statuses = store_put(client, &node.peer, origin, blocks).await?.into();
-        return Ok(PutReply { statuses, set });
-    }
-    let (put, parts) = put_message(origin, blocks, false);
-    let (reply, _) = client.call(node, &put, parts).await?;
-    Ok(reply)
 }
 
 /// A renewal to be verified.
@@ -340,9 +324,9 @@ pub(crate) async fn check_renewal(
     let expected: Vec<Expected> = said.iter().map(expect).collect();
     let part = part_of(origin, renew, &said);
     let ask = |calls: &mut Calls<Vec<bool>>, node: Node| {
-        let (asker, origin, part) = (client.clone(), origin.clone(), part.clone());
+        let (asker, part) = (client.clone(), part.clone());
         calls.ask(node, 0, async move {
-            let reply = renew_at(&asker, &node, &origin, &part).await?;
+            let (reply, _) = asker.call(&node, &part, Vec::new()).await?;
             Ok(reply.statuses.iter().map(|status| *status == RenewStatus::Held).collect())
         });
     };

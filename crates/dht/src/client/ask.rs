@@ -44,12 +44,6 @@ pub(crate) async fn ask(
     as_root: bool,
     may_be_cached: bool,
 ) -> Result<Answer, CallError> {
-    if client.is_me(&node) {
-        if let Some(block) = follow::own(&client, &key).await {
-            return Ok(Answer::Plain(Step::Done(block)));
-        }
-        return Ok(Answer::Plain(Step::Absent(client.overlay.successors_of(&node))));
-    }
     let step = LookupStep { key, as_root, may_be_cached };
     let (answer, parts) = client.call(&node, &step, Vec::new()).await?;
     Ok(match answer {

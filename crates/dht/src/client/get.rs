@@ -22,7 +22,7 @@ use crate::accounting::admission::Origin;
 use crate::blocks::GetError;
 use crate::cache;
 use crate::placement::{expected_replicas, present_replicas};
-use crate::replication::store::{put_message, store_here};
+use crate::replication::store::put_message;
 use crate::rpc::Block;
 use crate::stats::add;
 
@@ -213,12 +213,11 @@ fn heal(client: &Arc<Client>, block: &Block, trace: &Trace) {
 }
 
 pub(super) async fn send_copies(client: Arc<Client>, to: Vec<Node>, block: Block) {
-    let (put, parts) = put_message(&Origin::Carrier, vec![block.clone()], false);
+    let key = block.header.key;
+    let (put, parts) = put_message(&Origin::Carrier, vec![block], false);
     for node in to {
-        if client.is_me(&node) {
-            store_here(&client, &node.peer, std::slice::from_ref(&block)).await;
-        } else if let Err(error) = client.call(&node, &put, parts.clone()).await {
-            tracing::info!(key = %block.header.key, ?node, %error, "a replica could not be healed");
+        if let Err(error) = client.call(&node, &put, parts.clone()).await {
+            tracing::info!(%key, ?node, %error, "a replica could not be healed");
         }
     }
 }

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockId, Key};
 use atoll_net::CallError;
-use atoll_overlay::peer_book::Standing;
 use atoll_overlay::walk::WalkError;
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
@@ -25,8 +24,8 @@ use super::get::{FIRST_PAUSE, limits, search, send_copies};
 use super::known_sets::NamedNodes;
 use super::replica_selection::by_nearness;
 use crate::blocks::{GetError, HeldBlock, Wanted};
+use crate::rpc::quorum::answers;
 use crate::rpc::{Block, Read, ReadReply, Stamp, Watch};
-use crate::server::read;
 use crate::stats::add;
 
 /// A newer version that was seen before is looked for at so many further replica sets' worth of
@@ -146,11 +145,8 @@ impl Reading<'_> {
     /// not waited for: of many nodes that died at once each would cost the reader its whole
     /// patience.
     async fn ask_all(&mut self) {
-        let (book, now) = (self.client.overlay.peer_book(), self.client.env.now());
-        let is_silent =
-            |n: &Node| !self.client.is_me(n) && book.standing(&n.peer, now) != Standing::Answers;
-        self.waited_for =
-            (0..self.replicas.len()).filter(|at| !is_silent(&self.replicas[*at])).collect();
+        let all = 0..self.replicas.len();
+        self.waited_for = all.filter(|at| answers(self.client, &self.replicas[*at])).collect();
         let nearest = self.nearest(0..self.replicas.len());
         for at in 0..self.replicas.len() {
             self.ask(at, Some(at) == nearest);
@@ -361,13 +357,11 @@ async fn beyond_set(client: &Arc<Client>, nodes: &[Node], id: BlockId, least: u6
     None
 }
 
-/// What one replica holds, which may be this node; a block that comes is verified.
+/// What one replica holds; a block that comes is verified.
 async fn ask(client: &Arc<Client>, node: Node, id: BlockId, with_bytes: bool) -> Answer {
     let key = id.key;
-    let (ReadReply { held, block, set }, parts) = match client.is_me(&node) {
-        true => read::read(client, key, with_bytes).await,
-        false => client.call(&node, &Read { key, with_bytes }, Vec::new()).await?,
-    };
+    let (ReadReply { held, block, set }, parts) =
+        client.call(&node, &Read { key, with_bytes }, Vec::new()).await?;
     if !with_bytes {
         return Ok(Said { held, block: None, set });
     }
@@ -421,19 +415,13 @@ pub(crate) async fn watch(
     }
 }
 
-/// Waits at one replica, which may be this node.
+/// Waits at one replica.
 async fn watch_at(
     client: &Arc<Client>,
     node: Node,
     key: Key,
     seen: u64,
 ) -> (Node, Result<Option<u64>, CallError>) {
-    let newer = match client.is_me(&node) {
-        true => read::newer(client, node.peer, key, seen).await.map_err(CallError::from),
-        false => {
-            let called = client.call(&node, &Watch { key, seen }, Vec::new()).await;
-            called.map(|(reply, _)| reply.version.filter(|version| *version > seen))
-        }
-    };
-    (node, newer)
+    let called = client.call(&node, &Watch { key, seen }, Vec::new()).await;
+    (node, called.map(|(reply, _)| reply.version.filter(|version| *version > seen)))
 }

@@ -23,7 +23,6 @@ use crate::replication::store::put_message;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{Block, OverQuota, PutStatus, is_majority};
-use crate::server::put::store_as_root;
 
 /// What became of a block in one attempt.
 #[derive(Debug)]
@@ -77,16 +76,20 @@ pub(super) async fn put_batch(
         holders.iter().map(|holders| Outcome::Again(holders.clone(), told.clone())).collect()
     };
     if client.is_me(&root) {
-        return match store_as_root(client, &root.peer, &origin, blocks).await {
-            Ok(statuses) => statuses.into_iter().map(|status| judge(&root, status)).collect(),
-            Err(refusal) => all_again(format!("root {root}: {refusal}")),
+        let (put, parts) = put_message(&origin, blocks, true);
+        return match client.call(&root, &put, parts).await {
+            Ok((reply, _)) => {
+                reply.statuses.0.into_iter().map(|status| judge(&root, status)).collect()
+            }
+            Err(error) => all_again(format!("root {root}: {error}")),
         };
     }
     let mut calls = Calls::new(client, WaitsFor::Root);
     // A root without replicas is waited for in any case.
     let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
-        ask_root_to_store(client, &mut calls, root, &origin, &blocks);
+        let all = ((0..blocks.len()).collect(), blocks.clone());
+        ask_to_store(client, &mut calls, root, &origin, true, all);
     }
     let mut direct = Direct::new(client, set, &origin, &blocks, holders.clone());
     let mut told = format!("root {root} does not answer");
@@ -149,24 +152,6 @@ pub(super) async fn is_still_named(client: &Client, key: &Key, root: &Node) -> b
     client.overlay.find_successors(key).await.is_ok_and(|nodes| nodes.first() == Some(root))
 }
 
-/// Sends a batch to its root.
-fn ask_root_to_store(
-    client: &Arc<Client>,
-    calls: &mut Calls<Said>,
-    root: Node,
-    origin: &Origin,
-    blocks: &[Block],
-) {
-    let count = blocks.len();
-    let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
-    let (put, parts) = put_message(origin, blocks.to_vec(), true);
-    let caller = client.clone();
-    calls.ask(root, bytes, async move {
-        let (reply, _) = caller.call(&root, &put, parts).await?;
-        Ok(Said { indices: (0..count).collect(), statuses: reply.statuses.0, set: reply.set })
-    });
-}
-
 /// A batch that its publisher puts at the replica set itself.
 pub(super) struct Direct<'a> {
     client: &'a Arc<Client>,
@@ -224,7 +209,7 @@ impl<'a> Direct<'a> {
         let indices: Vec<usize> = (0..self.blocks.len()).filter(lacks).collect();
         let blocks: Vec<Block> = indices.iter().map(|i| self.blocks[*i].clone()).collect();
         if !blocks.is_empty() {
-            ask_to_store(self.client, calls, node, self.origin, indices, blocks);
+            ask_to_store(self.client, calls, node, self.origin, false, (indices, blocks));
         }
     }
 

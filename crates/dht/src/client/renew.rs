@@ -24,7 +24,7 @@ use crate::placement::{Groups, add_to, shared_replica_sets};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{MAX_KEYS, Name, Renew, RenewReply, RenewStatus};
-use crate::server::renew::{ask_to_renew, renew_at};
+use crate::server::renew::ask_to_renew;
 
 /// A batch of renewals that gets no further is given up after so long. A guess: repair may copy
 /// meanwhile what too few have.
@@ -158,14 +158,14 @@ async fn renew_batch(
     let names = keys.iter().map(Name::of).collect();
     let renew = Renew { names, lease_secs, as_root: true, receipt };
     if client.is_me(&root) {
-        return renew_at(client, &root, &origin, &renew).await;
+        return Ok(client.call(&root, &renew, Vec::new()).await?.0);
     }
     let mut calls = Calls::new(client, WaitsFor::Root);
     let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
-        let (caller, origin, renew) = (client.clone(), origin.clone(), renew.clone());
+        let (caller, renew) = (client.clone(), renew.clone());
         calls.ask(root, 0, async move {
-            Ok(((0..count).collect(), renew_at(&caller, &root, &origin, &renew).await?))
+            Ok(((0..count).collect(), caller.call(&root, &renew, Vec::new()).await?.0))
         });
     }
     let mut votes = Votes::new(client, set, count);

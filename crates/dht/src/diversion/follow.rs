@@ -46,11 +46,6 @@ pub(crate) async fn ask_holder(
         let text = format!("points to {holder} for it, {why}");
         CallError::from(Refusal::new(NOT_THERE, text))
     };
-    if holder.id == diversion.transport.local().id {
-        let held = diversion.store.get(&key).await.map_err(|error| fails(error.to_string()))?;
-        let held = held.ok_or_else(|| fails("which does not have it".to_owned()))?;
-        return Ok((diversion.header_of(&held.info), vec![held.bytes]));
-    }
     if holder.id == pointing.peer.id {
         return Err(fails("itself".to_owned()));
     }
@@ -88,12 +83,6 @@ pub(crate) async fn own(diversion: &Diversion, key: &Key) -> Option<Block> {
 
 /// The bytes that a node has of a block, itself or by its pointer; not verified.
 pub(crate) async fn bytes_at(diversion: &Diversion, node: &Node, key: Key) -> Option<Bytes> {
-    if diversion.is_me(node) {
-        return match diversion.read(&key).await {
-            Some(block) => Some(block.bytes),
-            None => own(diversion, &key).await.map(|block| block.bytes),
-        };
-    }
     let (limit, fetch) = (diversion.config.call_limit / 4, Fetch { keys: vec![key] });
     let asked = diversion.within(limit, diversion.call(node, &fetch, Vec::new())).await;
     let (reply, parts) = asked.ok()?;

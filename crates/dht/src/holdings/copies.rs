@@ -46,16 +46,13 @@ pub(crate) async fn held_copies(
     Ok(copies)
 }
 
-/// What a node, which may be this one, says of blocks; `None` if it does not answer in a quarter
+/// What a node says of blocks; `None` if it does not answer in a quarter
 /// of a call's time: other callers wait for that.
 pub(crate) async fn ask_holdings(
     holdings: &Holdings,
     node: &Node,
     keys: Vec<Key>,
 ) -> Option<Vec<Option<HeldCopy>>> {
-    if holdings.is_me(node) {
-        return held_copies(holdings, &keys).await.ok();
-    }
     let asked = AskHoldings { keys, pointing: Pointing::No };
     let call = holdings.call(node, &asked, Vec::new());
     let (reply, _) = holdings.within(holdings.config.call_limit / 4, call).await.ok()?;

@@ -34,9 +34,10 @@ mod reconcile;
 mod renewal;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use atoll_env::BoxFuture;
 use atoll_key::MAX_BLOCK_BYTES;
 use atoll_net::header::Capped;
 pub use atoll_net::header::{from_header, to_header};
@@ -63,9 +64,13 @@ use backoff::Backoff;
 use put_times::PutTimes;
 use quorum::Background;
 
-/// What calls to peers have shown of them.
+/// Answers a call of this node to itself.
+type AnswerOwn = Box<dyn Fn(Request) -> BoxFuture<'static, Result<Reply, Refusal>> + Send + Sync>;
+
+/// Calls, and what they have shown of peers.
 pub(crate) struct Rpc {
     context: Context,
+    answer_own: OnceLock<AnswerOwn>,
     /// Peers left alone for a while.
     pub backoff: Backoff,
     /// How long puts may take.
@@ -78,7 +83,13 @@ layer_above!(Rpc, context: Context);
 impl Rpc {
     pub(crate) fn new(context: Context) -> Rpc {
         let (backoff, put_times) = (Backoff::default(), Arc::default());
-        Rpc { context, backoff, put_times, background: Background::default() }
+        let (answer_own, background) = (OnceLock::new(), Background::default());
+        Rpc { context, answer_own, backoff, put_times, background }
+    }
+
+    /// Has calls of this node to itself answered so from now on.
+    pub(crate) fn answer_own_by(&self, answer: AnswerOwn) {
+        assert!(self.answer_own.set(answer).is_ok(), "a node is built once");
     }
 }
 

@@ -102,7 +102,7 @@ impl<T: Send + 'static> Calls<T> {
         let bytes = if rpc.is_me(&node) { 0 } else { bytes };
         let sending = Arc::new(rpc.put_times.sending(self.waits_for, bytes));
         let waits = !rpc.config.mechanisms.hedged_puts;
-        let is_watched = waits || rpc.is_me(&node) || answers(&rpc, &node);
+        let is_watched = waits || answers(&rpc, &node);
         if is_watched {
             self.watched.push(Watched { node, sending: sending.clone(), line_bytes: 0 });
         }

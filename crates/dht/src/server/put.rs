@@ -48,7 +48,7 @@ impl Handle<Put> for Arc<Server> {
 
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when a
 /// majority has it, and those that could still answer in their usual time have.
-pub(crate) async fn store_as_root(
+async fn store_as_root(
     server: &Arc<Server>,
     from: &Peer,
     origin: &Origin,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use atoll_key::Key;
-use atoll_net::{CallError, Peer, Refusal};
+use atoll_net::{Peer, Refusal};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError};
 use bytes::Bytes;
@@ -39,7 +39,7 @@ impl Handle<Renew> for Arc<Server> {
 }
 
 /// Extends leases on this node and, as root, at its replicas.
-pub(crate) async fn renew_here(
+async fn renew_here(
     server: &Arc<Server>,
     origin: &Origin,
     renew: &Renew,
@@ -207,7 +207,7 @@ pub(crate) fn part_of(origin: &Origin, renew: &Renew, indices: &[usize]) -> Rene
     Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt }
 }
 
-/// Renews, at one replica, which may be this node, those of the names with these numbers.
+/// Renews, at one replica, those of the names with these numbers.
 pub(crate) fn ask_to_renew(
     server: &Arc<Server>,
     calls: &mut Calls<(Vec<usize>, RenewReply)>,
@@ -217,23 +217,6 @@ pub(crate) fn ask_to_renew(
     indices: Vec<usize>,
 ) {
     let part = part_of(origin, renew, &indices);
-    let (asker, origin) = (server.clone(), origin.clone());
-    calls.ask(
-        node,
-        0,
-        async move { Ok((indices, renew_at(&asker, &node, &origin, &part).await?)) },
-    );
-}
-
-/// Renews at one node, which may be this one.
-pub(crate) async fn renew_at(
-    server: &Arc<Server>,
-    node: &Node,
-    origin: &Origin,
-    part: &Renew,
-) -> Result<RenewReply, CallError> {
-    if server.is_me(node) {
-        return Ok(renew_here(server, origin, part).await?);
-    }
-    Ok(server.call(node, part, Vec::new()).await?.0)
+    let asker = server.clone();
+    calls.ask(node, 0, async move { Ok((indices, asker.call(&node, &part, Vec::new()).await?.0)) });
 }
