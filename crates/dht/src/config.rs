@@ -6,6 +6,10 @@ use std::time::Duration;
 use atoll_overlay::walk::Selection;
 
 use crate::mechanisms::Mechanisms;
+
+/// The longest lease accepted from any peer.
+pub const MAX_LEASE: Duration = Duration::from_secs(90 * 24 * 3600);
+
 /// Which of a block's replicas a fetch asks first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReplicaChoice {
@@ -37,26 +41,16 @@ pub struct DhtConfig {
     pub replicas: usize,
     /// The lease given to blocks stored by this node's clients.
     pub lease: Duration,
-    /// The longest lease accepted from any peer.
-    pub max_lease: Duration,
     /// How long a peer may take to answer one call.
     pub call_limit: Duration,
     /// How long a client's fetch may take, all attempts together.
     pub get_limit: Duration,
     /// How long a client's put may take, all attempts together.
     pub put_limit: Duration,
-    /// How long fewer nodes than k must be all there are before fewer copies will do; see
-    /// [`Dht::forget_absent`](crate::Dht::forget_absent) for when that is never.
-    pub shrink_after: Duration,
     /// How often neighbours are compared when nothing seems to have changed.
     pub repair_every: Duration,
     /// How long the neighbourhood must be quiet before repair begins.
     pub repair_settle: Duration,
-    /// How many bytes a second repair may copy.
-    pub repair_bytes_per_sec: u64,
-    /// How many bytes a second the scrubber reads: more in a store so large that reading it once
-    /// would take weeks.
-    pub scrub_bytes_per_sec: u64,
     /// How often expired blocks are looked for.
     pub expire_every: Duration,
     /// How much of this node publishers may use, until [`Dht::set_quota`](crate::Dht::set_quota)
@@ -77,8 +71,6 @@ pub struct DhtConfig {
     /// Whether a second replica is asked when the first is slower than it usually is, and
     /// another node for the way when an answer is overdue.
     pub hedge: bool,
-    /// The most fetches in a hundred that ask a second replica, besides a short burst.
-    pub hedge_percent: u32,
     /// Which nodes cache a block that was fetched.
     pub cache_at: CacheAt,
     /// The most bytes the cache takes, in memory, until
@@ -99,17 +91,11 @@ impl Default for DhtConfig {
         DhtConfig {
             replicas: 3,
             lease: Duration::from_secs(30 * DAY),
-            max_lease: Duration::from_secs(90 * DAY),
             call_limit: Duration::from_secs(10),
             get_limit: Duration::from_secs(20),
             put_limit: Duration::from_secs(60),
-            // A guess: longer than a reboot.
-            shrink_after: Duration::from_secs(600),
             repair_every: Duration::from_secs(60),
             repair_settle: Duration::from_millis(500),
-            // Guesses: repair may take half of a gigabit link, scrubbing must not be noticed.
-            repair_bytes_per_sec: 64 << 20,
-            scrub_bytes_per_sec: 1 << 20,
             expire_every: Duration::from_secs(3600),
             quota: QuotaConfig::default(),
             expire_grace: Duration::from_secs(DAY),
@@ -120,7 +106,6 @@ impl Default for DhtConfig {
             routes: 6,
             replica_choice: ReplicaChoice::default(),
             hedge: true,
-            hedge_percent: 5,
             cache_at: CacheAt::default(),
             cache_bytes: 64 << 20,
             cache_asks: 2,
@@ -176,10 +161,6 @@ pub struct QuotaConfig {
     /// What a neighbour may bring in copies that no other node knows of. A guess:
     /// large enough for the last holder of a range, too small to fill a node.
     pub copy_share: Share,
-    /// Leading bits of an IPv4 address that are charged as one, at most 32.
-    pub ipv4_bits: u8,
-    /// The same of IPv6, at most 64: a host with one address there has its whole /64.
-    pub ipv6_bits: u8,
 }
 
 impl Default for QuotaConfig {
@@ -190,8 +171,6 @@ impl Default for QuotaConfig {
             key_share: None,
             address_share: None,
             copy_share: Share(250_000),
-            ipv4_bits: 32,
-            ipv6_bits: 64,
         }
     }
 }

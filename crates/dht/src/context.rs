@@ -9,7 +9,7 @@ use atoll_net::Transport;
 use atoll_overlay::{Node, Overlay};
 use atoll_store::{BlockInfo, BlockStore};
 
-use crate::config::DhtConfig;
+use crate::config::{DhtConfig, MAX_LEASE};
 use crate::durable::DurableState;
 use crate::expected_replicas::ExpectedReplicas;
 use crate::lease_clock::LeaseClock;
@@ -61,7 +61,7 @@ impl Context {
 
     /// When a lease of `lease_secs` from now ends, by the lease clock.
     pub(crate) fn expiry(&self, lease_secs: u64) -> u64 {
-        let lease_secs = lease_secs.min(self.config.max_lease.as_secs());
+        let lease_secs = lease_secs.min(MAX_LEASE.as_secs());
         self.lease_now().saturating_add(lease_secs)
     }
 

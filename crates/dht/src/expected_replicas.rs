@@ -9,6 +9,10 @@ use minicbor::{Decode, Encode};
 
 use crate::durable::DurableState;
 
+/// How long fewer nodes than k must be all there are before fewer copies will do; see
+/// [`Dht::forget_absent`](crate::Dht::forget_absent) for when that is never. A guess: longer than a
+/// reboot.
+const SHRINK_AFTER: Duration = Duration::from_secs(600);
 /// The durable record of how many replicas a put must count on.
 const RECORD: &str = "expected-replicas";
 
@@ -57,10 +61,10 @@ impl ExpectedReplicas {
     }
 
     /// How many replicas a put must count on when `now` there are `replicas`: as many as
-    /// there ever were, or the most there were during the last `memory`, if with this node
+    /// there ever were, or the most there were during [`SHRINK_AFTER`], if with this node
     /// that is a majority of those. A node, or half a ring, that is cut off, or that comes back
     /// first after an outage, must not take itself for all there is, however long it lasts.
-    pub(crate) fn update(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
+    pub(crate) fn update(&self, now: Instant, replicas: usize) -> usize {
         let mut state = self.lock();
         if replicas >= state.expected {
             (state.expected, state.fewer) = (replicas, None);
@@ -70,7 +74,7 @@ impl ExpectedReplicas {
         let (since, most) = state.fewer.unwrap_or((now, replicas));
         let most = most.max(replicas);
         state.fewer = Some((since, most));
-        if now.since(since) > memory {
+        if now.since(since) > SHRINK_AFTER {
             if is_majority(most as u32 + 1, state.expected as u32 + 1) {
                 state.expected = most;
             }
@@ -108,12 +112,11 @@ mod tests {
 
     #[test]
     fn fewer_replicas_are_believed_only_while_they_are_a_majority_of_the_earlier_set() {
-        let (minute, at) =
-            (Duration::from_secs(60), |m: u64| Instant::default() + Duration::from_secs(60 * m));
+        let at = |minutes: u64| Instant::default() + Duration::from_secs(60 * minutes);
         let shrinks = |from: usize, to: usize| {
             let expected = ExpectedReplicas::default();
-            expected.update(at(0), from, minute * 10);
-            (0..100).map(|m| expected.update(at(m), to, minute * 10)).last()
+            expected.update(at(0), from);
+            (0..100).map(|m| expected.update(at(m), to)).last()
         };
         assert_eq!([shrinks(2, 1), shrinks(2, 0), shrinks(1, 0)], [Some(1), Some(2), Some(1)]);
         assert_eq!([shrinks(5, 3), shrinks(5, 2)], [Some(3), Some(5)]);
@@ -128,13 +131,13 @@ mod tests {
             futures_util::FutureExt::now_or_never(saved).expect("memory")
         };
         let first = ExpectedReplicas::remembering(&durable, 3);
-        assert_eq!(first.update(now, 2, Duration::ZERO), 2);
+        assert_eq!(first.update(now, 2), 2);
         assert!(run(&first));
         let second = ExpectedReplicas::remembering(&durable, 3);
-        assert_eq!(second.update(now, 0, Duration::MAX), 2);
-        assert_eq!(ExpectedReplicas::remembering(&durable, 2).update(now, 0, Duration::MAX), 1);
+        assert_eq!(second.update(now, 0), 2);
+        assert_eq!(ExpectedReplicas::remembering(&durable, 2).update(now, 0), 1);
         second.expect_only(0);
         assert!(run(&second));
-        assert_eq!(ExpectedReplicas::remembering(&durable, 3).update(now, 0, Duration::MAX), 0);
+        assert_eq!(ExpectedReplicas::remembering(&durable, 3).update(now, 0), 0);
     }
 }

@@ -63,7 +63,7 @@ pub use blocks::{
     Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
 };
 pub use client::get::Fetched;
-pub use config::{CacheAt, DhtConfig, ReplicaChoice};
+pub use config::{CacheAt, DhtConfig, MAX_LEASE, ReplicaChoice};
 pub use mechanisms::Mechanisms;
 pub use node::Dht;
 pub use replication::reconcile;

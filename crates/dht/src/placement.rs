@@ -133,13 +133,13 @@ pub(crate) fn size_of(context: &Context, set: &[Node]) -> usize {
     set.len().max(expected_replicas(context) + 1)
 }
 
-/// The replicas a put must count on, see [`Repair::expected_replicas`].
+/// The replicas a put must count on, see [`ExpectedReplicas::update`](crate::expected_replicas::ExpectedReplicas::update).
 pub(crate) fn expected_replicas(context: &Context) -> usize {
     let replicas = present_replicas(context);
     if !context.config.mechanisms.expected_replicas {
         return replicas;
     }
-    context.expected.update(context.env.now(), replicas, context.config.shrink_after)
+    context.expected.update(context.env.now(), replicas)
 }
 
 /// Whether this node belongs to the replica set of a block, as far as it knows.

@@ -57,7 +57,7 @@ impl Origin {
         } else {
             accounting.confirm(from, publisher, Some(receipt.digest())).await?;
         }
-        let owner = owner_of(&publisher.id, publisher.addr.ip(), &accounting.quota.config());
+        let owner = owner_of(&publisher.id, publisher.addr.ip());
         Ok(Origin::Publisher { receipt, owner })
     }
 
@@ -67,10 +67,7 @@ impl Origin {
         let keys = keys.iter().copied();
         let receipt = Receipt::sign(&*accounting.attestor, me, now, lease_secs, keys);
         accounting.confirmations.issued(receipt.digest());
-        Origin::Publisher {
-            receipt,
-            owner: owner_of(&me.id, me.addr.ip(), &accounting.quota.config()),
-        }
+        Origin::Publisher { receipt, owner: owner_of(&me.id, me.addr.ip()) }
     }
 
     /// The receipt for a message about `keys`.

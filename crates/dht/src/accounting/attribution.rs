@@ -96,7 +96,7 @@ pub(crate) async fn charges(
     if hearing.is_open() {
         confirm(accounting, from).await?;
     }
-    let owner = carrier(&from.id, from.addr.ip(), &accounting.quota.config());
+    let owner = carrier(&from.id, from.addr.ip());
     let class = if is_near { ChargeClass::Copy } else { ChargeClass::Content };
     for (place, index) in unknown.into_iter().enumerate() {
         let brought = Charge { owner, lease_secs: copies[index].lease_secs, class };

@@ -14,8 +14,6 @@ use std::net::{IpAddr, Ipv6Addr};
 use atoll_key::PeerId;
 use atoll_store::Owner;
 
-use crate::config::QuotaConfig;
-
 /// The key of a carrier begins with this, and goes on with that of the node.
 const CARRIER_MARK: [u8; 4] = [0xff; 4];
 
@@ -43,31 +41,30 @@ impl fmt::Display for Who {
     }
 }
 
-/// The part of an address that is charged as one.
-fn charged(ip: IpAddr, config: &QuotaConfig) -> [u8; 16] {
-    let (ip, bits) = match ip.to_canonical() {
-        IpAddr::V4(ip) => (ip.to_ipv6_mapped(), 96 + u32::from(config.ipv4_bits.min(32))),
-        IpAddr::V6(ip) => (ip, u32::from(config.ipv6_bits.min(64))),
-    };
-    let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
-    let mut charged = (u128::from(ip) & mask).to_be_bytes();
-    if carrier_byte(&charged) == 15 {
-        charged[15] = PRESENT;
+/// The part of an address that is charged as one: of IPv6 the first 64 bits, since a host with one
+/// address there has its whole /64.
+fn charged(ip: IpAddr) -> [u8; 16] {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => {
+            let mut charged = ip.octets();
+            charged[8..].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, PRESENT]);
+            charged
+        }
     }
-    charged
 }
 
 /// Whom a publisher's blocks are charged to.
-pub(crate) fn owner_of(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
+pub(crate) fn owner_of(id: &PeerId, ip: IpAddr) -> Owner {
     let publisher = id.0[..16].try_into().expect("16 of 32 bytes");
-    Owner { publisher, ip: charged(ip, config) }
+    Owner { publisher, ip: charged(ip) }
 }
 
 /// The account of copies that no two nodes vouch for: that of the node that brought them, apart
 /// from what it publishes. No publisher can have such an address: the bit set is one that
 /// [`charged`] clears.
-pub(crate) fn carrier(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
-    let mut owner = owner_of(id, ip, config);
+pub(crate) fn carrier(id: &PeerId, ip: IpAddr) -> Owner {
+    let mut owner = owner_of(id, ip);
     owner.publisher[..4].copy_from_slice(&CARRIER_MARK);
     owner.publisher[4..].copy_from_slice(&id.0[..12]);
     owner.ip[carrier_byte(&owner.ip)] |= 1;
@@ -127,7 +124,7 @@ mod tests {
 
     fn owner(key: u8, ip: &str) -> Owner {
         let ip = ip.parse().expect("an address");
-        owner_of(&PeerId([key; 32]), ip, &QuotaConfig::default())
+        owner_of(&PeerId([key; 32]), ip)
     }
 
     #[test]
@@ -142,20 +139,15 @@ mod tests {
             assert_eq!(owner(1, a) == owner(1, b), expected, "{a} and {b}");
         }
         assert_ne!(owner(1, "::1").ip, Owner::NOBODY.ip);
-        let config = QuotaConfig { ipv4_bits: 24, ..QuotaConfig::default() };
-        let [a, b] = ["10.1.2.3", "10.1.2.200"].map(|ip| ip.parse().expect("an address"));
-        assert_eq!(charged(a, &config), charged(b, &config));
     }
 
     proptest! {
         #[test]
         fn a_carrier_is_never_taken_for_a_publisher(
             id in any::<[u8; 32]>(), v4 in any::<[u8; 4]>(), v6 in any::<[u8; 16]>(),
-            bits in 0..=200u8,
         ) {
-            let config = QuotaConfig { ipv4_bits: bits, ipv6_bits: bits, ..QuotaConfig::default() };
             for ip in [IpAddr::from(v4), IpAddr::from(v6)] {
-                let (plain, marked) = (owner_of(&PeerId(id), ip, &config), carrier(&PeerId(id), ip, &config));
+                let (plain, marked) = (owner_of(&PeerId(id), ip), carrier(&PeerId(id), ip));
                 prop_assert!(!is_carrier(&plain) && is_carrier(&marked));
                 prop_assert_eq!(unmark(marked.ip).0, plain.ip);
                 prop_assert_ne!(plain.ip, Owner::NOBODY.ip);

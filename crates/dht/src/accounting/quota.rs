@@ -216,10 +216,6 @@ impl Quota {
         lock(&self.state)
     }
 
-    pub(crate) fn config(&self) -> QuotaConfig {
-        self.lock().config
-    }
-
     pub(crate) fn set_config(&self, config: QuotaConfig) {
         self.lock().config = config;
     }
@@ -364,7 +360,7 @@ mod tests {
 
     fn owner(key: u8, ip: &str) -> Owner {
         let ip = ip.parse().expect("an address");
-        owner_of(&PeerId([key; 32]), ip, &QuotaConfig::default())
+        owner_of(&PeerId([key; 32]), ip)
     }
 
     fn want(owner: Owner, len_bytes: u32) -> Want {

@@ -26,7 +26,7 @@ use atoll_overlay::Node;
 use atoll_overlay::walk::{Said, Trace};
 use bytes::Bytes;
 
-use crate::config::CacheAt;
+use crate::config::{CacheAt, MAX_LEASE};
 use crate::context::layer_above;
 use crate::rpc::{Block, BlockHeader, CacheCopy, LookupReply, Rpc};
 use crate::stats::add;
@@ -105,7 +105,7 @@ pub(crate) fn wants(cache: &PathCache, key: &Key) -> bool {
 
 /// A verified block in the form of the cache.
 fn to_cache(cache: &PathCache, block: &Block) -> Cached {
-    let lease_secs = block.header.lease_secs.min(cache.config.max_lease.as_secs());
+    let lease_secs = block.header.lease_secs.min(MAX_LEASE.as_secs());
     let until = cache.env.now() + Duration::from_secs(lease_secs);
     Cached { kind: block.header.kind, bytes: block.bytes.clone(), until }
 }

@@ -44,6 +44,8 @@ use crate::stats::add;
 /// Replicas expected to take times that differ by less than this share are equally near. A
 /// guess.
 const ABOUT_EQUAL: f64 = 1.05;
+/// The most fetches in a hundred that ask a second replica, besides a short burst. A guess.
+const HEDGE_PERCENT: u64 = 5;
 /// So many hedges may come one after another. A guess.
 const HEDGE_BURST: u64 = 8;
 /// The most replicas of a block that are asked at a time.
@@ -63,9 +65,9 @@ impl Default for HedgeBudget {
 
 impl HedgeBudget {
     /// A fetch begins; each earns a share of a hedge.
-    fn earn(&self, percent: u32) {
+    fn earn(&self) {
         let mut left = self.0.lock().expect("no holder of this lock panics");
-        *left = (*left + u64::from(percent.min(100))).min(HEDGE_BURST * WHOLE_HEDGE);
+        *left = (*left + HEDGE_PERCENT).min(HEDGE_BURST * WHOLE_HEDGE);
     }
 
     /// Takes one hedge out, if there is one.
@@ -204,7 +206,7 @@ impl Race {
     fn new(client: Arc<Client>, key: Key, set: Vec<Node>) -> Race {
         let waiting = by_nearness(&client, set);
         let may_hedge = client.config.hedge && client.config.mechanisms.hedged_fetches;
-        client.hedges.earn(client.config.hedge_percent);
+        client.hedges.earn();
         let (calls, watched) = (FuturesUnordered::new(), Vec::new());
         Race { client, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
     }
@@ -405,7 +407,7 @@ mod tests {
         let budget = HedgeBudget::default();
         let hedges = (0..1000)
             .filter(|_| {
-                budget.earn(5);
+                budget.earn();
                 budget.spend()
             })
             .count();

@@ -315,13 +315,9 @@ fn is_settled(status: &PutStatus) -> bool {
     }
 }
 
-/// Waits so that repair copies no faster than configured.
+/// Waits so that repair copies no faster than it may.
 pub(crate) async fn pace(replication: &Replication, bytes: u64) {
-    let until = replication.repair.pace(
-        replication.env.now(),
-        bytes,
-        replication.config.repair_bytes_per_sec,
-    );
+    let until = replication.repair.pace(replication.env.now(), bytes);
     let wait = until.since(replication.env.now());
     if !wait.is_zero() {
         sleep(&*replication.env, wait).await;

@@ -20,6 +20,9 @@ const DECLINED_FOR: Duration = Duration::from_secs(3600);
 /// mebibyte over a line that is not poor.
 const FETCH_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How many bytes a second repair may copy. A guess: half of a gigabit link.
+const REPAIR_BYTES_PER_SEC: f64 = 67_108_864.0;
+
 /// The shared state of repair.
 #[derive(Default)]
 pub(crate) struct Repair {
@@ -139,9 +142,9 @@ impl Repair {
     }
 
     /// Reserves the time that copying `bytes` may take; copying may go on at the result.
-    pub(super) fn pace(&self, now: Instant, bytes: u64, bytes_per_sec: u64) -> Instant {
+    pub(super) fn pace(&self, now: Instant, bytes: u64) -> Instant {
         let mut state = self.lock();
-        let cost = Duration::from_secs_f64(bytes as f64 / bytes_per_sec.max(1) as f64);
+        let cost = Duration::from_secs_f64(bytes as f64 / REPAIR_BYTES_PER_SEC);
         state.next_slot = state.next_slot.max(now) + cost;
         state.next_slot
     }

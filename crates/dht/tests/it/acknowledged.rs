@@ -129,7 +129,7 @@ fn of_two_blocks_of_one_version_put_at_once_at_most_one_is_acknowledged() {
     }
 }
 
-/// A node that had not looked at its neighbours for longer than `shrink_after` (a round of
+/// A node that had not looked at its neighbours for longer than `SHRINK_AFTER` (a round of
 /// repair can take hours) took the first look after it was cut off for the end of the wait.
 #[test]
 fn a_node_cut_off_after_a_quiet_hour_is_still_no_majority() {
