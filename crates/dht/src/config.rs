@@ -68,9 +68,6 @@ pub struct DhtConfig {
     pub routes: usize,
     /// Which replica is asked first for a content block.
     pub replica_choice: ReplicaChoice,
-    /// Whether a second replica is asked when the first is slower than it usually is, and
-    /// another node for the way when an answer is overdue.
-    pub hedge: bool,
     /// Which nodes cache a block that was fetched.
     pub cache_at: CacheAt,
     /// The most bytes the cache takes, in memory, until
@@ -105,7 +102,6 @@ impl Default for DhtConfig {
             // A guess, borne out by simulated crowds in which every fifth node lies.
             routes: 6,
             replica_choice: ReplicaChoice::default(),
-            hedge: true,
             cache_at: CacheAt::default(),
             cache_bytes: 64 << 20,
             cache_asks: 2,

@@ -69,3 +69,10 @@ switches! {
     /// A block is said not to exist only when two routes agree.
     confirmed_absence,
 }
+
+impl Mechanisms {
+    /// Without a lookup's second question when the first answer is late.
+    pub fn without_hedged_lookups() -> Mechanisms {
+        Mechanisms { hedged_walks: false, hedged_fetches: false, ..Mechanisms::default() }
+    }
+}

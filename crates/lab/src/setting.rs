@@ -13,7 +13,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice};
+use atoll_dht::{CacheAt, DhtConfig, Mechanisms, ReplicaChoice};
 use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::walk::Selection;
 
@@ -79,7 +79,7 @@ impl Setting {
                 selection: Selection::NearestKey,
                 routes: 1,
                 replica_choice: ReplicaChoice::Root,
-                hedge: false,
+                mechanisms: Mechanisms::without_hedged_lookups(),
                 cache_at: CacheAt::Off,
                 cache_bytes: 0,
                 stray_grace: Duration::ZERO,

@@ -112,7 +112,7 @@ pub(super) fn limits(client: &Client, deadline: Instant) -> WalkLimits {
         routes: client.config.routes,
         confirm: if client.config.mechanisms.confirmed_absence { CONFIRM_ABSENCE } else { 1 },
         asks: MAX_ASKS,
-        hedge: client.config.hedge && client.config.mechanisms.hedged_walks,
+        hedge: client.config.mechanisms.hedged_walks,
         guess: true,
         density: client.config.mechanisms.density,
         failure_reports: client.config.mechanisms.failure_reports,

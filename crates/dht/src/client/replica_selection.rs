@@ -205,7 +205,7 @@ struct Race {
 impl Race {
     fn new(client: Arc<Client>, key: Key, set: Vec<Node>) -> Race {
         let waiting = by_nearness(&client, set);
-        let may_hedge = client.config.hedge && client.config.mechanisms.hedged_fetches;
+        let may_hedge = client.config.mechanisms.hedged_fetches;
         client.hedges.earn();
         let (calls, watched) = (FuturesUnordered::new(), Vec::new());
         Race { client, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
@@ -219,7 +219,7 @@ impl Race {
         let (client, key) = (self.client.clone(), self.key);
         let start = client.env.now();
         let under_way = client.fetch_times.asked(node.peer.id);
-        if client.config.hedge && client.config.mechanisms.hedged_fetches {
+        if client.config.mechanisms.hedged_fetches {
             self.watched.push(Watched { node, start, is_slow: false });
         }
         self.calls.push(Box::pin(async move {
@@ -238,7 +238,7 @@ impl Race {
     async fn next(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
         loop {
             // With hedging, one question is always under way that is not overdue.
-            let hedges = self.client.config.hedge && self.client.config.mechanisms.hedged_fetches;
+            let hedges = self.client.config.mechanisms.hedged_fetches;
             let all_late = hedges && self.watched.is_empty();
             if self.calls.is_empty() || all_late {
                 self.start();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, CacheAt, DhtConfig, ReplicaChoice, rpc};
+use atoll_dht::{Blocks, CacheAt, DhtConfig, Mechanisms, ReplicaChoice, rpc};
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_sim::{Connections, HostConfig, Latency, SimConfig, TcpModel};
@@ -40,6 +40,10 @@ impl Service for Slow {
 
 fn config() -> DhtConfig {
     DhtConfig { cache_at: CacheAt::Off, ..DhtConfig::default() }
+}
+
+fn unhedged() -> DhtConfig {
+    DhtConfig { mechanisms: Mechanisms::without_hedged_lookups(), ..config() }
 }
 
 /// A ring of six honest nodes and one that is slow now and then, with blocks.
@@ -83,7 +87,7 @@ fn the_nearest_replica_serves_most_and_a_far_one_little() {
 
 #[test]
 fn replicas_about_equally_near_share_the_load() {
-    let config = DhtConfig { hedge: false, replicas: 3, ..config() };
+    let config = DhtConfig { replicas: 3, ..unhedged() };
     let ring = Ring::with(SimConfig { seed: 3, jitter: 0.0, ..SimConfig::default() }, config, 4);
     ring.put(0, 0..BLOCKS);
     ring.until_replicated();
@@ -102,7 +106,7 @@ fn a_slow_replica_is_hedged_within_the_budget() {
     assert!(stats.hedges > 0 && stats.hedges_won > 0, "{stats:?}");
     assert!(stats.hedges <= stats.gets / 20 + 8, "more than 5 % and a burst of 8: {stats:?}");
     assert!(stats.hedges_won <= stats.hedges);
-    let plain = ring_with_slow(DhtConfig { hedge: false, ..config() }, slow);
+    let plain = ring_with_slow(unhedged(), slow);
     let without = time_to_fetch_all(&plain, 1);
     assert_eq!(plain.members[1].dht.stats().hedges, 0);
     assert!(with <= without, "{with:?} with hedges, {without:?} without");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use atoll_dht::{Blocks, CacheAt, DhtConfig, GetError, ReplicaChoice, rpc};
+use atoll_dht::{Blocks, CacheAt, DhtConfig, GetError, Mechanisms, ReplicaChoice, rpc};
 use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::walk::Selection;
 use atoll_sim::{HostConfig, Sim, SimConfig};
@@ -85,7 +85,7 @@ fn each_of_the_dead_is_asked_once_though_nobody_else_notices() {
         selection: Selection::NearestKey,
         routes: 1,
         replica_choice: ReplicaChoice::Root,
-        hedge: false,
+        mechanisms: Mechanisms::without_hedged_lookups(),
         cache_at: CacheAt::Off,
         call_limit: Duration::from_secs(1),
         ..DhtConfig::default()
