@@ -125,7 +125,7 @@ impl Confirmations {
     }
 
     /// Whether this node made the receipt with this digest, not too many receipts ago.
-    pub(super) fn is_mine(&self, digest: &[u8; 32]) -> bool {
+    pub(crate) fn is_mine(&self, digest: &[u8; 32]) -> bool {
         self.lock().issued.contains(digest)
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct Accounting {
     holdings: Arc<Holdings>,
     attestor: Arc<dyn Attestor>,
     pub quota: Quota,
-    confirmations: Confirmations,
+    pub confirmations: Confirmations,
 }
 layer_above!(Accounting, holdings: Arc<Holdings>);
 
@@ -31,11 +31,6 @@ impl Accounting {
     pub(crate) fn new(holdings: Arc<Holdings>, attestor: Arc<dyn Attestor>) -> Accounting {
         let quota = Quota::new(holdings.config.quota);
         Accounting { holdings, attestor, quota, confirmations: Confirmations::default() }
-    }
-
-    /// Whether this node made the receipt with this digest, not too many receipts ago.
-    pub(crate) fn is_my_receipt(&self, digest: &[u8; 32]) -> bool {
-        self.confirmations.is_mine(digest)
     }
 
     /// Makes sure that a publisher, or a node that brings copies, is where it says; `from` has

@@ -78,7 +78,20 @@ impl Pointers {
         holder: &Peer,
         copies: Vec<BlockInfo>,
     ) -> Result<(), StoreError> {
-        self.write(holder, copies).await
+        let bytes = Bytes::from(WirePeer(*holder).to_bytes());
+        let len_bytes = u32::try_from(bytes.len()).expect("a peer is short");
+        // A record of the same version would stay.
+        let replaced = copies.iter().filter(|new| {
+            let held = self.info(&new.key);
+            held.is_some_and(|held| held.version >= new.version)
+        });
+        let replaced: Vec<Key> = replaced.map(|info| info.key).collect();
+        if !replaced.is_empty() {
+            self.store.remove(replaced).await?;
+        }
+        let record =
+            |info| StoredBlock { info: BlockInfo { len_bytes, ..info }, bytes: bytes.clone() };
+        self.store.put(copies.into_iter().map(record).collect()).await
     }
 
     /// Notes that this node keeps a copy for `member`, until it has not asked for it for so long.
@@ -90,24 +103,7 @@ impl Pointers {
     ) -> Result<(), StoreError> {
         let owner = hold_owner(&member.id);
         let hold = |info| BlockInfo { owner, expires_unix_secs: until_unix_secs, ..info };
-        self.write(member, copies.map(hold).collect()).await
-    }
-
-    async fn write(&self, other: &Peer, infos: Vec<BlockInfo>) -> Result<(), StoreError> {
-        let bytes = Bytes::from(WirePeer(*other).to_bytes());
-        let len_bytes = u32::try_from(bytes.len()).expect("a peer is short");
-        // A record of the same version would stay.
-        let replaced = infos.iter().filter(|new| {
-            let held = self.info(&new.key);
-            held.is_some_and(|held| held.version >= new.version)
-        });
-        let replaced: Vec<Key> = replaced.map(|info| info.key).collect();
-        if !replaced.is_empty() {
-            self.store.remove(replaced).await?;
-        }
-        let record =
-            |info| StoredBlock { info: BlockInfo { len_bytes, ..info }, bytes: bytes.clone() };
-        self.store.put(infos.into_iter().map(record).collect()).await
+        self.point(member, copies.map(hold).collect()).await
     }
 
     /// Extends what is noted of a copy, with the copy.

@@ -3,6 +3,7 @@
 //! Nothing here holds more than a batch of blocks in memory.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use atoll_env::sleep;
 use atoll_key::{Key, PeerId};
@@ -62,6 +63,13 @@ pub(crate) struct Outcome {
     pub moved: u64,
     /// Blocks that differ still, because they could not be copied.
     pub left: u64,
+}
+
+impl AddAssign for Outcome {
+    fn add_assign(&mut self, other: Outcome) {
+        self.moved += other.moved;
+        self.left += other.left;
+    }
 }
 
 /// Of `items`, the keys that may be offered to `node`, which may be this one. Counts those that a
@@ -193,10 +201,7 @@ async fn take_elsewhere(
         let mut its_time = time.within(holder.peer.id);
         let taken = Box::pin(take(replication, other, &holder, &its, &mut its_time)).await;
         match taken {
-            Ok(taken) => {
-                outcome.moved += taken.moved;
-                outcome.left += taken.left;
-            }
+            Ok(taken) => *outcome += taken,
             // Other replicas may have these too.
             Err(ExchangeError::Call(error)) => {
                 tracing::info!(?holder, %error, "diverted copies could not be fetched");

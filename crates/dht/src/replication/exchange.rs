@@ -176,10 +176,8 @@ impl Session<'_> {
             let room = MAX_GIVEN.saturating_sub(self.given.len());
             self.given.extend(found.give.iter().take(room));
         }
-        for outcome in [taken?, given?] {
-            self.outcome.moved += outcome.moved;
-            self.outcome.left += outcome.left;
-        }
+        self.outcome += taken?;
+        self.outcome += given?;
         Ok(())
     }
 }

@@ -29,7 +29,7 @@ impl InFlight {
     }
 
     /// These blocks are being sent to `to`.
-    pub(super) fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
+    pub(crate) fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
         let mut all = self.lock();
         keys.iter().for_each(|key| all.add((to, *key)));
         drop(all);

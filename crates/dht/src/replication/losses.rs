@@ -166,20 +166,11 @@ impl Losses {
         now: Instant,
         unix_ms: u64,
     ) {
-        let present: Vec<Vec<Node>> = neighbourhoods
-            .iter()
-            .map(|neighbourhood| {
-                std::iter::once(neighbourhood.me)
-                    .chain(neighbourhood.successors.iter().copied())
-                    .collect()
-            })
-            .collect();
-        let seen: BTreeSet<PeerId> = present
-            .iter()
-            .flatten()
-            .chain(predecessors(neighbourhoods))
-            .map(|n| n.peer.id)
-            .collect();
+        let list = |hood: &Neighbourhood| [&[hood.me], &hood.successors[..]].concat();
+        let present: Vec<Vec<Node>> = neighbourhoods.iter().map(list).collect();
+        let before = neighbourhoods.iter().filter_map(|hood| hood.predecessor.as_ref());
+        let seen: BTreeSet<PeerId> =
+            present.iter().flatten().chain(before).map(|node| node.peer.id).collect();
         let mut state = self.lock();
         state.ranges.retain(|_, lost| lost.peers().all(|peer| !seen.contains(&peer)));
         let is_judged = now >= state.judged_from;
@@ -208,10 +199,6 @@ impl Losses {
             since_unix_ms: state.ranges.values().map(|l| l.since_unix_ms).min().unwrap_or(0),
         }
     }
-}
-
-fn predecessors(neighbourhoods: &[Neighbourhood]) -> impl Iterator<Item = &Node> {
-    neighbourhoods.iter().filter_map(|neighbourhood| neighbourhood.predecessor.as_ref())
 }
 
 /// The ranges between two nodes of `list` whose whole replica set is gone.

@@ -17,13 +17,11 @@ mod writes;
 
 use std::sync::Arc;
 
-use atoll_key::{Key, PeerId};
-
 use crate::context::layer_above;
 use crate::diversion::Diversion;
 use crate::placement::present_replicas;
 use handoff::Handoff;
-use in_flight::{BatchInFlight, InFlight};
+use in_flight::InFlight;
 use losses::Losses;
 use state::Repair;
 use status::RepairStatus;
@@ -32,15 +30,15 @@ use writes::Writes;
 /// The state of repair, of handoff and of writes under way.
 pub(crate) struct Replication {
     diversion: Arc<Diversion>,
-    repair: Repair,
+    pub repair: Repair,
     /// Replica sets that have disappeared.
     losses: Losses,
     /// Ranges of blocks that belong to other nodes.
-    handoff: Handoff,
+    pub handoff: Handoff,
     /// Held while copies are dropped.
     eviction: futures_util::lock::Mutex<()>,
     /// Blocks of puts that this node is sending to replicas.
-    in_flight: Arc<InFlight>,
+    pub in_flight: Arc<InFlight>,
     writes: Writes,
 }
 layer_above!(Replication, diversion: Arc<Diversion>);
@@ -82,20 +80,5 @@ impl Replication {
             true => Ok(()),
             false => Err("the number of nodes expected could not be saved".to_owned()),
         }
-    }
-
-    /// Counts new blocks of which this node is the root.
-    pub(crate) fn count_root_blocks(&self, new: u64) {
-        self.repair.count_root_blocks(new);
-    }
-
-    /// These blocks are being sent to `to` by a put, until the result is dropped.
-    pub(crate) fn sends(&self, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
-        self.in_flight.sends(to, keys)
-    }
-
-    /// This node keeps blocks for others no longer: their ranges are looked at soon.
-    pub(crate) fn hasten_handoff(&self, keys: &[Key]) {
-        self.handoff.hasten(keys, self.env.now());
     }
 }

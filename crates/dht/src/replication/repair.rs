@@ -161,10 +161,7 @@ async fn pass(
     });
     for (replica, outcome) in side_by_side(replication, replicas, given).await {
         match outcome {
-            Ok(outcome) => {
-                sum.moved += outcome.moved;
-                sum.left += outcome.left;
-            }
+            Ok(outcome) => sum += outcome,
             Err(error) => {
                 tracing::info!(%error, ?replica, "a replica could not be compared");
                 if error.is_misbehaviour() {

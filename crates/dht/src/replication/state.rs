@@ -136,8 +136,8 @@ impl Repair {
         state.status.repaired_bytes += bytes;
     }
 
-    /// Counts blocks in that were put since the last round; the next round counts anew.
-    pub(super) fn count_root_blocks(&self, new: u64) {
+    /// Counts new blocks of which this node is the root, put since the last round; the next round counts anew.
+    pub(crate) fn count_root_blocks(&self, new: u64) {
         self.lock().status.root_blocks += new;
     }
 

@@ -20,7 +20,7 @@ impl Handle<Confirm> for Arc<Server> {
         asked: Confirm,
         _: Vec<Bytes>,
     ) -> Result<Answered<Confirm>, Refusal> {
-        let is_mine = self.is_my_receipt(&asked.digest);
+        let is_mine = self.confirmations.is_mine(&asked.digest);
         Ok((ConfirmReply { nonce: asked.nonce, is_mine }, Vec::new()))
     }
 }

@@ -73,7 +73,7 @@ async fn keep(
 async fn release(server: &Server, from: &Peer, keys: Vec<Key>) {
     let is_kept = |key: &Key| server.pointers.is_held_for(key, &from.id);
     let gone: Vec<Key> = keys.into_iter().filter(is_kept).collect();
-    server.hasten_handoff(&gone);
+    server.handoff.hasten(&gone, server.env.now());
     server.pointers.forget(gone).await;
 }
 

@@ -91,7 +91,7 @@ async fn store_at_root(
     let stored = store_admitted(server, origin, &sound, room, Overflow::Diverted);
     let (acknowledged, own) = futures_util::join!(replicated, stored);
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
-        server.count_root_blocks(new as u64);
+        server.repair.count_root_blocks(new as u64);
     }
     // What was counted on must hold after a restart as well.
     let is_remembered = server.expected.remember(&*server.durable).await;
@@ -242,7 +242,7 @@ fn send_to(
     parts: Vec<Bytes>,
     keys: Vec<Key>,
 ) -> impl Future<Output = Result<Vec<PutStatus>, CallError>> + Send + 'static {
-    let in_flight = server.sends(node.peer.id, keys);
+    let in_flight = server.in_flight.sends(node.peer.id, keys);
     let server = server.clone();
     async move {
         let _in_flight = in_flight;
