@@ -16,7 +16,6 @@
 mod lru;
 mod popularity;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -28,19 +27,19 @@ use bytes::Bytes;
 
 use crate::config::{CacheAt, MAX_LEASE};
 use crate::context::layer_above;
-use crate::rpc::{Block, BlockHeader, CacheCopy, LookupReply, Rpc};
+use crate::rpc::{Background, Block, BlockHeader, CacheCopy, LookupReply, Rpc};
 use crate::stats::add;
 use lru::{Cache, Cached};
 
 /// Copies on their way to others' caches at once. A guess.
-const MAX_SENDING: u64 = 16;
+const MAX_SENDING: usize = 16;
 
 /// A node's cache, and copies on their way to the caches of others.
 pub(crate) struct PathCache {
     rpc: Arc<Rpc>,
     cache: Mutex<Cache>,
-    /// Copies on their way at present.
-    sending: AtomicU64,
+    /// Copies on their way.
+    sending: Background,
 }
 layer_above!(PathCache, rpc: Arc<Rpc>);
 
@@ -48,7 +47,7 @@ impl PathCache {
     pub(crate) fn new(rpc: Arc<Rpc>) -> PathCache {
         let config = &rpc.config;
         let cache = Cache::new(config.cache_bytes, config.cache_asks, rpc.random_bytes());
-        PathCache { rpc, cache: Mutex::new(cache), sending: AtomicU64::new(0) }
+        PathCache { rpc, cache: Mutex::new(cache), sending: Background::new(MAX_SENDING) }
     }
 
     /// Whether this node takes part in caching.
@@ -123,13 +122,7 @@ pub(crate) fn spread(cache: &Arc<PathCache>, block: &Block, trace: &Trace, wante
         return;
     }
     for node in receivers(cache.config.cache_at, trace, wanted) {
-        let sending = cache.sending.fetch_add(1, Ordering::Relaxed);
-        if sending >= MAX_SENDING {
-            cache.sending.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        add(&cache.counters.cache_sent, 1);
-        cache.env.spawn(Box::pin(send(cache.clone(), node, block.clone())));
+        cache.sending.run(&cache.env, send(cache.clone(), node, block.clone()));
     }
 }
 
@@ -148,11 +141,11 @@ fn receivers(cache_at: CacheAt, trace: &Trace, wanted: &[Node]) -> Vec<Node> {
 }
 
 async fn send(cache: Arc<PathCache>, to: Node, block: Block) {
+    add(&cache.counters.cache_sent, 1);
     let copy = CacheCopy { block: block.header };
     if let Err(error) = cache.call(&to, &copy, vec![block.bytes]).await {
         tracing::debug!(?to, %error, "a copy could not be sent to a cache");
     }
-    cache.sending.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Takes a copy that a peer sends, if it is wanted, its sender has not sent too much, and

@@ -20,12 +20,13 @@ use std::sync::Arc;
 use crate::context::layer_above;
 use crate::diversion::Diversion;
 use crate::placement::present_replicas;
+use crate::rpc::Background;
 use handoff::Handoff;
 use in_flight::InFlight;
 use losses::Losses;
 use state::Repair;
 use status::RepairStatus;
-use writes::Writes;
+use writes::MAX_ABANDONED;
 
 /// The state of repair, of handoff and of writes under way.
 pub(crate) struct Replication {
@@ -39,7 +40,8 @@ pub(crate) struct Replication {
     eviction: futures_util::lock::Mutex<()>,
     /// Blocks of puts that this node is sending to replicas.
     pub in_flight: Arc<InFlight>,
-    writes: Writes,
+    /// Writes whose callers have given up.
+    abandoned: Background,
 }
 layer_above!(Replication, diversion: Arc<Diversion>);
 
@@ -52,7 +54,7 @@ impl Replication {
             handoff: Handoff::default(),
             eviction: futures_util::lock::Mutex::default(),
             in_flight: Arc::default(),
-            writes: Writes::default(),
+            abandoned: Background::new(MAX_ABANDONED),
         }
     }
 

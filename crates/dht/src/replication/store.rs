@@ -6,6 +6,7 @@ use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use bytes::Bytes;
 
+use super::writes::Write;
 use crate::accounting::admission::{Admitted, Origin, Sound, admit, answers};
 use crate::accounting::quota::Reservation;
 use crate::diversion::{divert, follow};
@@ -130,11 +131,7 @@ async fn store_batch(
     }
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
     let arriving = replication.pending.keep(keys.iter()).await;
-    match replication
-        .writes
-        .write(&replication.env, replication.store.put(batch), (room, arriving))
-        .await
-    {
+    match Write::new(replication, batch, (room, arriving)).await {
         Ok(()) => {
             follow::come_home(replication, keys).await;
             Ok(())

@@ -8,46 +8,36 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use atoll_env::{BoxFuture, Env};
-use atoll_store::StoreError;
+use atoll_store::{StoreError, StoredBlock};
 
 use crate::accounting::quota::Reservation;
 use crate::holdings::pending_removals::Arriving;
+use crate::replication::Replication;
+use crate::rpc::Background;
 
 /// Batches that a background task waits for after their callers gave up. Beyond so many they are
 /// forgotten, as far as it is not in the store's queue: their bytes are in memory. A guess.
-const MAX_ABANDONED: usize = 32;
+pub(super) const MAX_ABANDONED: usize = 32;
 
 /// What is kept until the store has decided.
 type Guards = (Option<Reservation>, Arriving);
 
-/// Counts batches whose callers have given up.
-#[derive(Debug, Default)]
-pub(crate) struct Writes {
-    abandoned: Arc<AtomicUsize>,
-}
-
-impl Writes {
-    /// Waits for `put`, a batch that the store takes into `room`. Dropped before it
-    /// resolves, the batch may be stored or not; the room is kept until that is decided.
-    pub(super) fn write(
-        &self,
-        env: &Env,
-        put: BoxFuture<'static, Result<(), StoreError>>,
-        room: Guards,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send + 'static {
-        Write { env: env.clone(), abandoned: self.abandoned.clone(), put: Some((put, room)) }
-    }
-}
-
-struct Write {
+/// A batch that the store takes into the room of its guards. Dropped before it resolves, the batch
+/// may be stored or not; the guards are kept until that is decided.
+pub(super) struct Write {
     env: Env,
-    abandoned: Arc<AtomicUsize>,
+    abandoned: Background,
     put: Option<(BoxFuture<'static, Result<(), StoreError>>, Guards)>,
+}
+
+impl Write {
+    pub(super) fn new(replication: &Replication, batch: Vec<StoredBlock>, guards: Guards) -> Write {
+        let put = Some((replication.store.put(batch), guards));
+        Write { env: replication.env.clone(), abandoned: replication.abandoned.clone(), put }
+    }
 }
 
 impl Future for Write {
@@ -64,17 +54,11 @@ impl Future for Write {
 impl Drop for Write {
     fn drop(&mut self) {
         let Some((put, room)) = self.put.take() else { return };
-        let abandoned = self.abandoned.clone();
-        if abandoned.fetch_add(1, Ordering::Relaxed) >= MAX_ABANDONED {
-            abandoned.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        self.env.spawn(Box::pin(async move {
+        self.abandoned.run(&self.env, async move {
             if let Err(error) = put.await {
                 tracing::info!(%error, "blocks that nobody waits for any more were not stored");
             }
             drop(room);
-            abandoned.fetch_sub(1, Ordering::Relaxed);
-        }));
+        });
     }
 }

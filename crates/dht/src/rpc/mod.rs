@@ -17,6 +17,7 @@
 //!
 //! It does not know what a method does.
 
+mod background;
 pub(crate) mod backoff;
 pub(crate) mod budget;
 mod call;
@@ -60,9 +61,10 @@ pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
 
 use crate::context::{Context, layer_above};
 pub(crate) use crate::expected_replicas::is_majority;
+pub(crate) use background::Background;
 use backoff::Backoff;
 use put_times::PutTimes;
-use quorum::Background;
+use quorum::MAX_IN_BACKGROUND;
 
 /// Answers a call of this node to itself.
 type AnswerOwn = Box<dyn Fn(Request) -> BoxFuture<'static, Result<Reply, Refusal>> + Send + Sync>;
@@ -83,7 +85,7 @@ layer_above!(Rpc, context: Context);
 impl Rpc {
     pub(crate) fn new(context: Context) -> Rpc {
         let (backoff, put_times) = (Backoff::default(), Arc::default());
-        let (answer_own, background) = (OnceLock::new(), Background::default());
+        let (answer_own, background) = (OnceLock::new(), Background::new(MAX_IN_BACKGROUND));
         Rpc { context, answer_own, backoff, put_times, background }
     }
 

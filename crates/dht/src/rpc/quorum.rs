@@ -15,7 +15,6 @@
 //! It does not know what is asked, nor what answers count for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
@@ -31,29 +30,10 @@ use crate::rpc::put_times::{Sending, WaitsFor};
 
 /// Calls that go on although no caller waits for them; further ones are dropped. Each may hold a
 /// batch of a mebibyte in memory. A guess.
-const MAX_IN_BACKGROUND: usize = 64;
+pub(super) const MAX_IN_BACKGROUND: usize = 64;
 
 /// A call's patience is looked at anew so often: other calls measure the line meanwhile. A guess.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// Counts calls that no caller waits for any more.
-#[derive(Debug, Default)]
-pub(crate) struct Background(Arc<AtomicUsize>);
-
-impl Background {
-    /// Does some work, if there is not too much already.
-    pub(crate) fn run(&self, rpc: &Rpc, work: impl Future<Output = ()> + Send + 'static) {
-        let count = self.0.clone();
-        if count.fetch_add(1, Ordering::Relaxed) >= MAX_IN_BACKGROUND {
-            count.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        rpc.env.spawn(Box::pin(async move {
-            work.await;
-            count.fetch_sub(1, Ordering::Relaxed);
-        }));
-    }
-}
 
 /// What happened.
 #[derive(Debug)]
@@ -194,7 +174,7 @@ impl<T: Send + 'static> Calls<T> {
     /// The caller waits no longer; the calls under way go on.
     pub(crate) fn finish(self) {
         for call in self.calls {
-            self.rpc.background.run(&self.rpc, async move { drop(call.await) });
+            self.rpc.background.run(&self.rpc.env, async move { drop(call.await) });
         }
     }
 }
