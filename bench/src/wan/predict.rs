@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use atoll_dht::durable::MemoryState;
 use atoll_dht::{
-    Blocks, Dht, DhtConfig, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError,
-    Renewed, SimulatedKeys, Wanted,
+    Blocks, Dht, DhtConfig, MemoryBlocks, NewBlock, OverMemory, PutError, SimulatedKeys,
 };
 use atoll_env::{BoxFuture, TokioRuntime};
-use atoll_key::{BlockId, Key, PeerId, SecretKey, VolumeId};
+use atoll_key::{Key, PeerId, SecretKey, VolumeId};
 use atoll_net::Router;
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_sim::{Connections, HostConfig, HostId, Sim, SimConfig, TcpModel};
@@ -248,33 +247,14 @@ struct Recorder {
     taken: Mutex<Vec<NewBlock>>,
 }
 
-impl Blocks for Recorder {
-    fn get_block(
-        &self,
-        id: BlockId,
-        wanted: Wanted,
-    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
-        self.blocks.get_block(id, wanted)
+impl OverMemory for Recorder {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.blocks
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         self.taken.lock().expect("no holder panics").extend(blocks.iter().cloned());
         self.blocks.put_blocks(blocks)
-    }
-
-    fn renew_blocks(
-        &self,
-        renewal: LeaseRenewal,
-    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
-        self.blocks.renew_blocks(renewal)
-    }
-
-    fn watch(
-        &self,
-        id: BlockId,
-        seen: u64,
-    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-        self.blocks.watch(id, seen)
     }
 }
 

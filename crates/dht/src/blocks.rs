@@ -386,6 +386,63 @@ impl MemoryBlocks {
     }
 }
 
+/// A test double: blocks in memory, and calls that do something else besides.
+pub trait OverMemory: Send + Sync + 'static {
+    /// Where the calls go that it leaves alone.
+    fn memory(&self) -> &MemoryBlocks;
+
+    /// As [`Blocks::get_block`].
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        self.memory().get_block(id, wanted)
+    }
+
+    /// As [`Blocks::put_blocks`].
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.memory().put_blocks(blocks)
+    }
+
+    /// As [`Blocks::renew_blocks`].
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        self.memory().renew_blocks(renewal)
+    }
+}
+
+impl<T: OverMemory> Blocks for T {
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        OverMemory::get_block(self, id, wanted)
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        OverMemory::put_blocks(self, blocks)
+    }
+
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        OverMemory::renew_blocks(self, renewal)
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        self.memory().watch(id, seen)
+    }
+}
+
 impl Blocks for MemoryBlocks {
     fn get_block(
         &self,

@@ -299,7 +299,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    use atoll_dht::{GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, Renewed, Wanted};
+    use atoll_dht::{LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, Renewed};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
     use atoll_key::{BlockId, SignedBlock};
     use bytes::Bytes;
@@ -358,13 +358,9 @@ mod tests {
         }
     }
 
-    impl Blocks for Ring {
-        fn get_block(
-            &self,
-            id: BlockId,
-            wanted: Wanted,
-        ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
-            self.blocks.get_block(id, wanted)
+    impl OverMemory for Ring {
+        fn memory(&self) -> &MemoryBlocks {
+            &self.blocks
         }
 
         fn put_blocks(
@@ -397,14 +393,6 @@ mod tests {
             self.renewed.fetch_add(hashes.len() as u64, Ordering::Relaxed);
             self.seen.lock().expect("a lock").extend(&hashes);
             self.blocks.renew_blocks(renewal)
-        }
-
-        fn watch(
-            &self,
-            id: BlockId,
-            seen: u64,
-        ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-            self.blocks.watch(id, seen)
         }
     }
 

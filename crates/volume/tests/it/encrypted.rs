@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError,
+    Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockId, ReadKey, SealError, SecretKey, SignedBlock};
@@ -350,7 +351,11 @@ async fn a_root_that_turns_up_late_is_not_converted_either() {
         asked: Mutex<u32>,
     }
 
-    impl Blocks for Late {
+    impl OverMemory for Late {
+        fn memory(&self) -> &MemoryBlocks {
+            &self.ring
+        }
+
         fn get_block(
             &self,
             id: BlockId,
@@ -363,28 +368,6 @@ async fn a_root_that_turns_up_late_is_not_converted_either() {
                 return Box::pin(async { Err(error) });
             }
             self.ring.get_block(id, wanted)
-        }
-
-        fn put_blocks(
-            &self,
-            blocks: Vec<NewBlock>,
-        ) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
-            self.ring.put_blocks(blocks)
-        }
-
-        fn renew_blocks(
-            &self,
-            renewal: LeaseRenewal,
-        ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
-            self.ring.renew_blocks(renewal)
-        }
-
-        fn watch(
-            &self,
-            id: BlockId,
-            seen: u64,
-        ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-            self.ring.watch(id, seen)
         }
     }
 

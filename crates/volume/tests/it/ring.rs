@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError,
+    Renewed, Wanted,
 };
 use atoll_env::{BoxFuture, Env, TokioRuntime};
 use atoll_key::{BlockHash, BlockId, SecretKey, SignedBlock};
@@ -125,7 +126,11 @@ impl WatchedBlocks {
     }
 }
 
-impl Blocks for WatchedBlocks {
+impl OverMemory for WatchedBlocks {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.0.inner
+    }
+
     fn get_block(
         &self,
         id: BlockId,
@@ -181,13 +186,5 @@ impl Blocks for WatchedBlocks {
                 None => ring.inner.renew_blocks(renewal).await,
             }
         })
-    }
-
-    fn watch(
-        &self,
-        id: BlockId,
-        seen: u64,
-    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-        self.0.inner.watch(id, seen)
     }
 }

@@ -5,11 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
-};
+use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::BoxFuture;
-use atoll_key::BlockId;
 use atoll_volume::owned::{PublishOptions, VolumeOptions};
 use bytes::Bytes;
 
@@ -24,13 +21,9 @@ struct Forgetful {
     forgotten: AtomicU64,
 }
 
-impl Blocks for Forgetful {
-    fn get_block(
-        &self,
-        id: BlockId,
-        wanted: Wanted,
-    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
-        self.kept.get_block(id, wanted)
+impl OverMemory for Forgetful {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.kept
     }
 
     fn put_blocks(
@@ -45,21 +38,6 @@ impl Blocks for Forgetful {
             assert!(kept.await.iter().all(Result::is_ok));
             vec![Ok(()); count]
         })
-    }
-
-    fn renew_blocks(
-        &self,
-        renewal: LeaseRenewal,
-    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
-        self.kept.renew_blocks(renewal)
-    }
-
-    fn watch(
-        &self,
-        id: BlockId,
-        seen: u64,
-    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-        self.kept.watch(id, seen)
     }
 }
 
