@@ -10,6 +10,8 @@ use futures_util::{StreamExt, stream};
 use crate::context::Context;
 use crate::rpc::{Block, short_hash};
 
+/// Replica sets that are looked up for one message. A guess: a batch has one root.
+pub(crate) const MAX_SETS: usize = 4;
 /// Roots looked up at once.
 const LOOKUPS_AT_ONCE: usize = 16;
 

@@ -36,13 +36,11 @@ use crate::accounting::owner::{carrier, is_carrier};
 use crate::accounting::quota::ChargeClass;
 use crate::holdings::copies::ask_holdings;
 use crate::lease_clock::least_lease;
-use crate::placement::by_root;
+use crate::placement::{MAX_SETS, by_root};
 use crate::rpc::HeldCopy;
 
 /// So many must say the same of a block.
 const AGREE: usize = 2;
-/// Replica sets that are looked for, for one batch. A guess: repair brings blocks of one root.
-const MAX_SETS: usize = 4;
 
 /// A copy to be judged.
 #[derive(Clone, Copy, Debug)]

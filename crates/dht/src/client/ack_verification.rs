@@ -78,12 +78,6 @@ impl Doubt {
     }
 }
 
-/// Which of the blocks a node has as they should be; `None` if it does not answer.
-pub(crate) async fn has(client: &Client, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
-    let said = ask_holdings(client, node, expected.iter().map(|e| e.key).collect()).await?;
-    Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
-}
-
 /// The nodes after the root in an order that the root cannot predict. Nodes that left a call
 /// unanswered come late, and this node last: a false root may have sent blocks to it alone.
 fn shuffled(client: &Client, set: &[Node]) -> Vec<Node> {
@@ -103,11 +97,11 @@ fn ask_whether(
     expected: &[Expected],
 ) {
     let (asker, expected) = (client.clone(), expected.to_vec());
-    calls.ask(
-        node,
-        0,
-        async move { has(&asker, &node, &expected).await.ok_or(CallError::TimedOut) },
-    );
+    calls.ask(node, 0, async move {
+        let said = ask_holdings(&asker, &node, expected.iter().map(|e| e.key).collect()).await;
+        let said = said.ok_or(CallError::TimedOut)?;
+        Ok(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
+    });
 }
 
 /// The first answer of `others`, which `ask` asks one after another: the next when one is overdue.

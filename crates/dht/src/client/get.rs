@@ -7,7 +7,6 @@
 //! fetch ends by its deadline, and an error names the nodes asked and the answer of each.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::Key;
@@ -15,9 +14,9 @@ use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk}
 use atoll_overlay::{Node, Route};
 use bytes::Bytes;
 
-use super::Client;
 use super::ask::{Answer, ask};
 use super::replica_selection::{Replicas, ask_root};
+use super::{Client, FIRST_PAUSE};
 use crate::accounting::admission::Origin;
 use crate::blocks::GetError;
 use crate::cache;
@@ -26,8 +25,6 @@ use crate::replication::store::put_message;
 use crate::rpc::Block;
 use crate::stats::add;
 
-/// The first pause before trying again; doubled each time.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The most questions of one walk: six routes, each of as many as the longest lookup takes.
 const MAX_ASKS: usize = 160;
 /// So many routes must lead to the same root before it is believed that a block is nowhere.

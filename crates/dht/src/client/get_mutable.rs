@@ -18,11 +18,11 @@ use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use super::Client;
 use super::ask::verified;
-use super::get::{FIRST_PAUSE, limits, search, send_copies};
+use super::get::{limits, search, send_copies};
 use super::known_sets::NamedNodes;
 use super::replica_selection::by_nearness;
+use super::{Client, FIRST_PAUSE};
 use crate::blocks::{GetError, HeldBlock, Wanted};
 use crate::rpc::quorum::answers;
 use crate::rpc::{Block, Read, ReadReply, Stamp, Watch};

@@ -16,6 +16,7 @@ mod seen;
 mod votes;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::context::layer_above;
 use crate::server::Server;
@@ -23,6 +24,9 @@ use block_times::BlockTimes;
 use known_sets::KnownSets;
 use replica_selection::HedgeBudget;
 use seen::SeenVersions;
+
+/// The first pause before trying again; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a node has learned while it served its own clients.
 pub(crate) struct Client {

@@ -18,10 +18,10 @@ use atoll_env::{Instant, sleep, timeout};
 use atoll_key::{BlockId, Key, PeerId};
 use futures_util::future::join_all;
 
-use super::Client;
 use super::get_mutable::saw;
 use super::put_batch::{Outcome, put_batch};
 use super::put_mutable::put_mutable;
+use super::{Client, FIRST_PAUSE};
 use crate::blocks::{NewBlock, PutError};
 use crate::placement::{Groups, add_to, expected_replicas, present_replicas, replica_sets};
 use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS};
@@ -29,8 +29,6 @@ use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS};
 /// The most bytes of blocks in one message to a root, unless a single block is longer. Over a
 /// slow line fewer are sent at a time.
 const MOST_BATCH_BYTES: usize = 1 << 20;
-/// The first pause before trying again; doubled each time.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 

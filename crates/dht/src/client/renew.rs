@@ -13,11 +13,11 @@ use atoll_net::CallError;
 use atoll_overlay::Node;
 use futures_util::future::join_all;
 
-use super::Client;
 use super::ack_verification::{Renewal, check_renewal};
-use super::put::{FIRST_PAUSE, LONGEST_PAUSE, absent};
+use super::put::{LONGEST_PAUSE, absent};
 use super::put_batch::{is_still_named, over_quota};
 use super::votes::Votes;
+use super::{Client, FIRST_PAUSE};
 use crate::accounting::admission::Origin;
 use crate::blocks::{LeaseRenewal, PutError, Renewed};
 use crate::placement::{Groups, add_to, shared_replica_sets};

@@ -17,13 +17,13 @@ use atoll_overlay::{Node, distinct_peers};
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
-use super::{MAX_SETS, SPARE_BLOCKS, follow};
+use super::{SPARE_BLOCKS, follow};
 use crate::accounting::admission::{Origin, Sound};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::Diversion;
 use crate::holdings::copies::ask_holdings;
 use crate::holdings::proof::has_taken;
-use crate::placement::by_root;
+use crate::placement::{MAX_SETS, by_root};
 use crate::rpc::{
     AskHoldings, Block, Divert, DivertReply, Diverted, HeldCopy, Pointing, PutStatus, from_blocks,
 };

@@ -43,8 +43,6 @@ use crate::context::layer_above;
 const SPARE_BLOCKS: u64 = 8;
 /// How long another node's word on its room is good for.
 const SPARE_LASTS: Duration = Duration::from_secs(30);
-/// Replica sets of one message that are looked up. A guess: a batch has one root.
-pub(crate) const MAX_SETS: usize = 4;
 /// Nodes whose room is remembered.
 const MAX_KNOWN: usize = 1024;
 /// What one member may have kept here for it, of this node's capacity: a member that only says

@@ -23,7 +23,7 @@ use atoll_env::{BoxFuture, jittered, sleep, timeout};
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_overlay::{Node, ServedRanges};
 use futures_util::StreamExt;
-use futures_util::future::{select, select_all};
+use futures_util::future::select;
 use futures_util::stream::FuturesUnordered;
 
 use crate::blocks::GetError;
@@ -63,15 +63,9 @@ pub(crate) async fn run(replication: Arc<Replication>, fetch: FetchBlock) {
         let epoch = replication.overlay.epoch();
         if seen == Some(epoch) {
             let pause = jittered(&*replication.env, replication.config.repair_every);
+            let changed = replication.overlay.changed(epoch);
             let kick = Box::pin(replication.requests.wait_for_kick());
-            select(
-                select_all([
-                    replication.overlay.changed(epoch),
-                    changed_after(&replication, pause),
-                ]),
-                kick,
-            )
-            .await;
+            select(select(changed, sleep(&*replication.env, pause)), kick).await;
         }
         settle(&replication).await;
         expected_replicas(&replication);
@@ -92,14 +86,6 @@ pub(crate) async fn run(replication: Arc<Replication>, fetch: FetchBlock) {
         sleep(&*replication.env, jittered(&*replication.env, again_after)).await;
         seen = None;
     }
-}
-
-fn changed_after(replication: &Replication, pause: Duration) -> BoxFuture<'static, u64> {
-    let slept = sleep(&*replication.env, pause);
-    Box::pin(async move {
-        slept.await;
-        0
-    })
 }
 
 /// Waits until the neighbourhood has stopped changing, within reason.

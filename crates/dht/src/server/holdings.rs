@@ -11,9 +11,9 @@ use bytes::Bytes;
 
 use super::Handle;
 use super::divert::{held, hold_until};
-use crate::diversion::{MAX_SETS, holds_left, is_held_for_others, spare_bytes_for};
+use crate::diversion::{holds_left, is_held_for_others, spare_bytes_for};
 use crate::holdings::copies::held_copies;
-use crate::placement::{by_root, is_member};
+use crate::placement::{MAX_SETS, by_root, is_member};
 use crate::rpc::{Answered, AskHoldings, HeldCopy, HoldingsReply, Pointing};
 use crate::server::Server;
 

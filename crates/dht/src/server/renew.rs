@@ -34,20 +34,20 @@ impl Handle<Renew> for Arc<Server> {
     ) -> Result<Answered<Renew>, Refusal> {
         let keys: Vec<Key> = renew.names.iter().map(Name::first).collect();
         let origin = Origin::of(self, &from, renew.receipt.take(), &keys).await?;
-        Ok((renew_here(self, &origin, &renew).await?, Vec::new()))
+        let here = renew_alone(self, &origin, &renew).await?;
+        let reply =
+            if renew.as_root { renew_as_root(self, &origin, &renew, here).await } else { here };
+        Ok((reply, Vec::new()))
     }
 }
 
-/// Extends leases on this node and, as root, at its replicas.
-async fn renew_here(
+/// Extends leases at the replicas of this node, which has itself what `here` says.
+async fn renew_as_root(
     server: &Arc<Server>,
     origin: &Origin,
     renew: &Renew,
-) -> Result<RenewReply, Refusal> {
-    let RenewReply { mut statuses, mut over } = renew_alone(server, origin, renew).await?;
-    if !renew.as_root {
-        return Ok(RenewReply { statuses, over });
-    }
+    RenewReply { mut statuses, mut over }: RenewReply,
+) -> RenewReply {
     let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
     let parts = server.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
         let names = indices.iter().map(|index| renew.names[*index]).collect();
@@ -64,7 +64,7 @@ async fn renew_here(
             statuses[index] = state;
         }
     }
-    Ok(RenewReply { statuses, over })
+    RenewReply { statuses, over }
 }
 
 /// Extends the leases of the blocks this node holds, itself or at other nodes.
