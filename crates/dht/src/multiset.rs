@@ -1,6 +1,7 @@
 //! How many there are of each of some things, as long as there are any.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A multiset.
 #[derive(Debug)]
@@ -35,5 +36,48 @@ impl<T: Ord> Counts<T> {
     /// How many there are of all.
     pub(crate) fn total(&self) -> usize {
         self.0.values().sum()
+    }
+}
+
+/// What is going on at present, counted until it ends.
+#[derive(Debug)]
+pub(crate) struct UnderWay<T>(Arc<Mutex<Counts<T>>>);
+
+/// Things that have begun, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Begun<T: Ord> {
+    all: UnderWay<T>,
+    these: Vec<T>,
+}
+
+impl<T> Default for UnderWay<T> {
+    fn default() -> UnderWay<T> {
+        UnderWay(Arc::default())
+    }
+}
+
+impl<T: Ord + Clone> UnderWay<T> {
+    pub(crate) fn begin(&self, these: Vec<T>) -> Begun<T> {
+        let mut counts = self.lock();
+        these.iter().for_each(|one| counts.add(one.clone()));
+        Begun { all: UnderWay(self.0.clone()), these }
+    }
+}
+
+impl<T: Ord> UnderWay<T> {
+    fn lock(&self) -> MutexGuard<'_, Counts<T>> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    /// How many there are.
+    pub(crate) fn of(&self, one: &T) -> usize {
+        self.lock().of(one)
+    }
+}
+
+impl<T: Ord> Drop for Begun<T> {
+    fn drop(&mut self) {
+        let mut counts = self.all.lock();
+        self.these.iter().for_each(|one| counts.take(one));
     }
 }

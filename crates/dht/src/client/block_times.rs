@@ -15,14 +15,14 @@
 //! blocks in transit has no more peers than there are calls.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_overlay::peer_book::{MAX_PEERS, PeerBook};
 
-use crate::multiset::Counts;
+use crate::multiset::{Begun, UnderWay};
 
 /// A block over a connection at rest takes so many short answers: 10, 20 and 40 segments
 /// are sent in three, and the request goes before.
@@ -48,19 +48,7 @@ pub(crate) struct BlockTimes {
     book: PeerBook,
     rows: Mutex<BTreeMap<PeerId, Row>>,
     /// The sender of each block that is on its way.
-    under_way: Mutex<Counts<PeerId>>,
-}
-
-/// A block that a peer was asked for, until this is dropped.
-pub(crate) struct UnderWay {
-    times: Arc<BlockTimes>,
-    peer: PeerId,
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.times.under_way().take(&self.peer);
-    }
+    under_way: UnderWay<PeerId>,
 }
 
 /// Blocks that came one after another.
@@ -71,20 +59,15 @@ struct Row {
 }
 
 impl BlockTimes {
-    fn under_way(&self) -> MutexGuard<'_, Counts<PeerId>> {
-        self.under_way.lock().expect("no holder of this lock panics")
-    }
-
-    /// `peer` is asked for a block.
-    pub(super) fn asked(self: &Arc<Self>, peer: PeerId) -> UnderWay {
-        self.under_way().add(peer);
-        UnderWay { times: self.clone(), peer }
+    /// `peer` is asked for a block, until the result is dropped.
+    pub(super) fn asked(&self, peer: PeerId) -> Begun<PeerId> {
+        self.under_way.begin(vec![peer])
     }
 
     /// How long a block from `peer` will take compared with one from another: a measure to
     /// choose by, not a time. `round_trip` is that of a short answer.
     pub(super) fn expected(&self, peer: &PeerId, round_trip: Duration) -> Duration {
-        let blocks = self.under_way().of(peer);
+        let blocks = self.under_way.of(peer);
         round_trip.mul_f64(1.0 + DELAY_PER_BLOCK * blocks as f64)
     }
 
@@ -154,17 +137,16 @@ mod tests {
 
     #[test]
     fn what_is_under_way_makes_a_near_replica_seem_farther_until_it_has_come() {
-        let (times, near, far) =
-            (Arc::new(BlockTimes::default()), PeerId([1; 32]), PeerId([2; 32]));
+        let (times, near, far) = (BlockTimes::default(), PeerId([1; 32]), PeerId([2; 32]));
         let is_nearer = || times.expected(&near, MS * 50) < times.expected(&far, MS * 100);
-        let few: Vec<UnderWay> = (0..3).map(|_| times.asked(near)).collect();
+        let few: Vec<_> = (0..3).map(|_| times.asked(near)).collect();
         assert!(is_nearer());
         let more = times.asked(near);
         assert!(!is_nearer());
         let also_there = times.asked(far);
         assert!(is_nearer());
         drop((few, more, also_there));
-        assert!(is_nearer() && times.under_way().total() == 0);
+        assert!(is_nearer() && times.under_way.of(&near) + times.under_way.of(&far) == 0);
     }
 
     #[test]

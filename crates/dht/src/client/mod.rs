@@ -33,7 +33,7 @@ pub(crate) struct Client {
     server: Arc<Server>,
     hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
-    fetch_times: Arc<BlockTimes>,
+    fetch_times: BlockTimes,
     /// Of mutable blocks.
     known_sets: KnownSets,
     /// Mutable blocks are not read below these versions.
@@ -45,7 +45,7 @@ impl Client {
     pub(crate) fn new(server: Arc<Server>) -> Client {
         Client {
             hedges: HedgeBudget::default(),
-            fetch_times: Arc::default(),
+            fetch_times: BlockTimes::default(),
             known_sets: KnownSets::default(),
             seen: Arc::new(SeenVersions::remembered(&*server.durable)),
             server,

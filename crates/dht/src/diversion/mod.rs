@@ -7,7 +7,7 @@
 //! to the publisher, and a *hold*: for which member it keeps it, so that it is no stray.
 //!
 //! - [`divert`] finds a holder and hands blocks over.
-//! - `server::divert` and `server::hold` are the holder's part.
+//! - `server::divert` and `server::holdings` are the holder's part.
 //! - [`follow`] gets blocks, and extends leases, through pointers.
 //! - `replication::pointer_upkeep` checks every pointer now and then, and takes copies home when
 //!   there is room.

@@ -83,8 +83,7 @@ fn offered(
     let (repair, now) = (&replication.repair, replication.env.now());
     let is_fit = replication.backoff.is_fit(node, now);
     let leaves = replication.config.mechanisms.in_flight;
-    let is_on_its_way =
-        |item: &&Item| leaves && replication.in_flight.is_in_flight(node, &item.key);
+    let is_on_its_way = |item: &&Item| leaves && replication.in_flight.of(&(*node, item.key)) > 0;
     let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);
     let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
     let count = others.len();

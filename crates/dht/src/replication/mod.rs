@@ -4,7 +4,6 @@ mod copying;
 pub(crate) mod eviction;
 mod exchange;
 pub(crate) mod handoff;
-mod in_flight;
 mod losses;
 pub(crate) mod pointer_upkeep;
 pub mod reconcile;
@@ -17,12 +16,14 @@ mod writes;
 
 use std::sync::Arc;
 
+use atoll_key::{Key, PeerId};
+
 use crate::context::layer_above;
 use crate::diversion::Diversion;
+use crate::multiset::UnderWay;
 use crate::placement::present_replicas;
 use crate::rpc::Background;
 use handoff::Handoff;
-use in_flight::InFlight;
 use losses::Losses;
 use state::Repair;
 use status::RepairStatus;
@@ -38,8 +39,11 @@ pub(crate) struct Replication {
     pub handoff: Handoff,
     /// Held while copies are dropped.
     eviction: futures_util::lock::Mutex<()>,
-    /// Blocks of puts that this node is sending to replicas.
-    pub in_flight: Arc<InFlight>,
+    /// Blocks that this node is sending to replicas, as the root of a put. A replica that is compared
+    /// with meanwhile lacks them, and repair would send them a second time: over a slow line, where
+    /// puts take longest, they took twice as long. If the put fails, the next comparison finds them
+    /// missing.
+    pub in_flight: UnderWay<(PeerId, Key)>,
     /// Writes whose callers have given up.
     abandoned: Background,
 }
@@ -53,7 +57,7 @@ impl Replication {
             repair: Repair::default(),
             handoff: Handoff::default(),
             eviction: futures_util::lock::Mutex::default(),
-            in_flight: Arc::default(),
+            in_flight: UnderWay::default(),
             abandoned: Background::new(MAX_ABANDONED),
         }
     }

@@ -242,7 +242,8 @@ fn send_to(
     parts: Vec<Bytes>,
     keys: Vec<Key>,
 ) -> impl Future<Output = Result<Vec<PutStatus>, CallError>> + Send + 'static {
-    let in_flight = server.in_flight.sends(node.peer.id, keys);
+    let to_node = keys.into_iter().map(|key| (node.peer.id, key));
+    let in_flight = server.in_flight.begin(to_node.collect());
     let server = server.clone();
     async move {
         let _in_flight = in_flight;
