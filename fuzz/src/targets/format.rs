@@ -93,6 +93,7 @@ pub(super) fn root(directory: DirectoryRef) -> Root {
         directory,
         label: None,
         xattrs: None,
+        mounted: Default::default(),
     }
 }
 

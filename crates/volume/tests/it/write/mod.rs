@@ -6,11 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
-};
+use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::{BoxFuture, Env, TokioRuntime};
-use atoll_key::{BlockId, ReadKey, SecretKey, SignedBlock, VolumeCipher};
+use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::kit::{self, Features, Subject, Tree, write_tree_to_fs};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, Writer};
 use atoll_volume::owned::{
@@ -235,13 +233,9 @@ struct Mortal {
     puts_left: AtomicU64,
 }
 
-impl Blocks for Mortal {
-    fn get_block(
-        &self,
-        id: BlockId,
-        wanted: Wanted,
-    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
-        self.blocks.get_block(id, wanted)
+impl OverMemory for Mortal {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.blocks
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
@@ -255,21 +249,6 @@ impl Blocks for Mortal {
             });
         }
         Box::pin(async { outcomes })
-    }
-
-    fn renew_blocks(
-        &self,
-        renewal: LeaseRenewal,
-    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
-        self.blocks.renew_blocks(renewal)
-    }
-
-    fn watch(
-        &self,
-        id: BlockId,
-        seen: u64,
-    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-        self.blocks.watch(id, seen)
     }
 }
 

@@ -5,11 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
-};
+use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::BoxFuture;
-use atoll_key::BlockId;
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileSystem,
@@ -26,13 +23,9 @@ struct Unsteady {
     fails: AtomicBool,
 }
 
-impl Blocks for Unsteady {
-    fn get_block(
-        &self,
-        id: BlockId,
-        wanted: Wanted,
-    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
-        self.blocks.get_block(id, wanted)
+impl OverMemory for Unsteady {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.blocks
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
@@ -42,21 +35,6 @@ impl Blocks for Unsteady {
             return Box::pin(async { refused });
         }
         self.blocks.put_blocks(blocks)
-    }
-
-    fn renew_blocks(
-        &self,
-        renewal: LeaseRenewal,
-    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
-        self.blocks.renew_blocks(renewal)
-    }
-
-    fn watch(
-        &self,
-        id: BlockId,
-        seen: u64,
-    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
-        self.blocks.watch(id, seen)
     }
 }
 
