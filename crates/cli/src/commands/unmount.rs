@@ -1,15 +1,22 @@
 //! `atoll unmount`: ends a mount, also one whose process has died.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use atoll_gateway::fuse::OurMount;
+
+use crate::failure::{Exit, Failure};
 use crate::tfs;
 
 /// Arguments of `atoll unmount`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll unmount ~/docs
-  atoll unmount --lazy ~/docs")]
+  atoll unmount --lazy ~/docs
+
+What was written to a volume of your own is brought to the ring first. While that is not possible
+the mount stays, unless --lazy detaches it: its process then tries for ten minutes.")]
 pub(crate) struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]
@@ -22,5 +29,31 @@ pub(crate) struct Args {
 
 /// Unmounts.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if !args.lazy {
+        bring_to_ring(&args.mountpoint)?;
+    }
     tfs::unmount::unmount(&args.mountpoint, args.lazy, "atoll unmount")
+}
+
+/// Makes what was written through one of our mounts durable; of others, nothing is asked.
+fn bring_to_ring(mountpoint: &Path) -> Result<(), Failure> {
+    if OurMount::at(mountpoint).is_none() {
+        return Ok(());
+    }
+    match File::open(mountpoint).and_then(|root| root.sync_all()) {
+        Ok(()) => Ok(()),
+        // Its process is gone, or another mount writes the volume now: waiting helps nobody.
+        Err(error) if is_beyond_help(&error) => Ok(()),
+        Err(error) => {
+            let what = format!("what was written to {} is not stored yet", mountpoint.display());
+            let why = "`getfattr -n user.atoll.status MNT` says why; --lazy unmounts all the same.";
+            Err(Failure::new(Exit::Unavailable, what).because(error).advice(why))
+        }
+    }
+}
+
+fn is_beyond_help(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let beyond = [Errno::NOTCONN, Errno::CONNABORTED, Errno::ROFS, Errno::ACCESS, Errno::NOENT];
+    beyond.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

@@ -20,3 +20,4 @@ mod tfs;
 mod tfs_access;
 mod tfs_mounts;
 mod usage;
+mod volumes;
