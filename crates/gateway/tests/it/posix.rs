@@ -271,3 +271,22 @@ fn set_id_bits_go_when_a_file_is_written_cut_off_or_given_away() {
     assert_eq!(fs::metadata(place.join("d")).unwrap().mode() & 0o7777, 0o6777);
     place.unmount();
 }
+
+/// The open failed, and the program that ran lost its pages all the same.
+#[test]
+fn a_program_that_runs_is_not_emptied() {
+    let Some(place) = Place::memory() else { return };
+    let program = place.join("sleep");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let size = fs::metadata(&program).unwrap().len();
+    let mut running = std::process::Command::new(&program).arg("60").spawn().unwrap();
+    let open = fs::OpenOptions::new().write(true).truncate(true).open(&program);
+    assert_eq!(open.unwrap_err().raw_os_error(), Some(26), "ETXTBSY");
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::TRUNC;
+    let open = rustix::fs::open(&program, flags, rustix::fs::Mode::empty());
+    assert_eq!(open.unwrap_err(), rustix::io::Errno::TXTBSY);
+    assert_eq!(fs::metadata(&program).unwrap().len(), size);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    place.unmount();
+}

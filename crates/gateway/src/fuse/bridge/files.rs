@@ -25,12 +25,9 @@ impl Bridge {
         reply: fuser::ReplyOpen,
     ) {
         let (caller, flags) = (convert::caller(request), OpenFlags(flags.0));
-        // (The superuser's truncation leaves the bits.)
-        let reduces_mode = self.reduces_modes && flags.has(OpenFlags::TRUNCATE) && caller.uid != 0;
         let is_flushed = self.is_flushed(flags);
-        self.run_reducing(
+        self.run(
             "open",
-            reduces_mode.then_some((caller, ino)),
             move |fs| fs.open(caller, inode(ino), flags),
             move |outcome| match outcome {
                 Ok(opened) => {

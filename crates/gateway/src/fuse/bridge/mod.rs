@@ -139,13 +139,14 @@ impl fuser::Filesystem for Bridge {
         // Not FUSE_ASYNC_DIO. With it the kernel takes what an asynchronous direct write replaces
         // out of its cache when the write begins, but not when it ends: a read in between
         // brings the old bytes back, for good. And a write cut short by a full disk is EIO to it.
+        // Not FUSE_ATOMIC_O_TRUNC. With it the file is emptied before the kernel finds that it may not
+        // be, for instance because it is a program that runs.
         for wanted in [
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_EXPORT_SUPPORT,
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
         ] {
             if config.add_capabilities(wanted).is_err() {
