@@ -128,11 +128,25 @@ impl Shared {
         left < WRITER_LEASE.as_millis() as u64 / 2 && self.check_fence().is_ok()
     }
 
-    /// Puts the next root. Resolves when the ring has it, or has refused it.
+    /// Puts the next root. Resolves when the ring has it or has refused it, or when the mount has
+    /// ended and the ring does not answer.
     pub(super) async fn put_root(&self, head: &mut Head, root: Root) -> Result<(), FlushError> {
+        if let Some((block, root)) = head.unsure.clone() {
+            self.put_block(head, block, root).await?;
+        }
         let payload = sealed_root::encode(&root, self.cipher.as_ref());
         let version = head.block.version + 1;
         let block = SignedBlock::sign(&self.secret, b"", version, &payload);
+        self.put_block(head, block, root).await
+    }
+
+    async fn put_block(
+        &self,
+        head: &mut Head,
+        block: SignedBlock,
+        root: Root,
+    ) -> Result<(), FlushError> {
+        head.unsure = Some((block.clone(), root.clone()));
         loop {
             match self.blocks.put_signed(block.clone()).await {
                 Ok(()) => break,
@@ -153,8 +167,7 @@ impl Shared {
                 }
             }
         }
-        head.block = block;
-        head.root = root;
+        *head = Head { block, root, unsure: None };
         Ok(())
     }
 

@@ -110,7 +110,7 @@ impl WritableFs {
         let ring = (blocks.clone(), cipher.clone());
         let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
         let tree = Tree::new(&root, options.owner);
-        let head = Head { block, root };
+        let head = Head { block, root, unsure: None };
         let shared = Arc::new(Shared {
             env: env.clone(),
             blocks,

@@ -174,6 +174,8 @@ type Waiter = oneshot::Sender<Result<(), FlushError>>;
 struct Head {
     block: SignedBlock,
     root: Root,
+    /// A root that was put, and of which it is not known whether the ring has it.
+    unsure: Option<(SignedBlock, Root)>,
 }
 
 /// What a version's tree hangs on: the root directory, the table of links, and the root's extended

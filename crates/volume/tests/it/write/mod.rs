@@ -285,3 +285,49 @@ async fn of_two_mounts_one_writes() {
     third.lookup(me, InodeNumber::ROOT, b"kept").await.expect("is there");
     assert_eq!(third.lookup(me, InodeNumber::ROOT, b"lost").await, Err(Errno::ENOENT));
 }
+
+/// Blocks in memory that keep a root and say that they did not, so many times.
+struct Denying {
+    blocks: MemoryBlocks,
+    denials: AtomicU64,
+}
+
+impl OverMemory for Denying {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.blocks
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let is_root = blocks.iter().any(|block| block.id.kind.is_mutable());
+        let stored = self.blocks.put_blocks(blocks);
+        let left = self.denials.load(Ordering::Relaxed);
+        if !is_root || left == 0 {
+            return stored;
+        }
+        self.denials.store(left - 1, Ordering::Relaxed);
+        drop(now(stored));
+        Box::pin(async { vec![Err(PutError::Unavailable("a test".into()))] })
+    }
+}
+
+/// A mount that ended while the ring was silent put another root of the same version afterwards,
+/// and took its own former one for a rival's.
+#[tokio::test(start_paused = true)]
+async fn a_mount_is_not_its_own_rival() {
+    let ring = Arc::new(Denying { blocks: MemoryBlocks::new(), denials: AtomicU64::new(0) });
+    let blocks: Arc<dyn Blocks> = ring.clone();
+    created(&blocks, None, 16).await;
+    let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
+    let me = Caller::default();
+    fs.mkdir(me, InodeNumber::ROOT, b"kept", 0o755).await.expect("makes");
+    ring.denials.store(3, Ordering::Relaxed);
+    fs.end().await.expect_err("the ring is silent");
+    // So that the next root is another one.
+    fs.mkdir(me, InodeNumber::ROOT, b"late", 0o755).await.expect("makes");
+    while ring.denials.load(Ordering::Relaxed) > 0 {
+        let _ = fs.end().await;
+    }
+    fs.end().await.expect("the ring answers, and has no other writer's root");
+    let again = mounted(&blocks, WriteOptions::default()).await.expect("mounts again");
+    again.lookup(me, InodeNumber::ROOT, b"kept").await.expect("is there");
+}
