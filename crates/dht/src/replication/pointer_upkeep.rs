@@ -32,6 +32,8 @@ use crate::rpc::{AskHoldings, HeldCopy, MAX_KEYS, Pointing};
 const CHECK_EVERY: Duration = Duration::from_secs(600);
 /// How soon a holder that did not answer is asked again.
 const CHECK_AGAIN: Duration = Duration::from_secs(60);
+/// How long after a start they are checked first. A guess: by then a node has joined the ring.
+const AFTER_START: Duration = Duration::from_secs(60);
 /// Pointers checked at once.
 const PAGE: usize = MAX_KEYS;
 /// The least time between two pages: some 7 KB a second.
@@ -42,8 +44,14 @@ const MAX_SAMPLES: usize = 8;
 /// to be filled again is not worth the copying.
 const ROOMY: u64 = 8;
 
-/// Checks pointers, for ever.
+/// Checks pointers, for ever: soon after a start, since holders may have let copies go while this
+/// node was away, and then now and then.
 pub(crate) async fn run(replication: Arc<Replication>) {
+    sleep(&*replication.env, jittered(&*replication.env, AFTER_START)).await;
+    // Which holders are silent is not counted yet: this node may not have reached the ring.
+    if let Err(error) = pass(&replication, &BTreeSet::new()).await {
+        tracing::error!(%error, "pointers could not be checked");
+    }
     let mut silent: BTreeSet<PeerId> = BTreeSet::new();
     loop {
         let pause = if silent.is_empty() { CHECK_EVERY } else { CHECK_AGAIN };

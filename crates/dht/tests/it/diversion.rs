@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::faulty::{faulty, reply_to};
 use crate::flawed::Flawed;
-use crate::ring::{HOUR, MINUTE, ROOMY, Ring, block, sized_block};
+use crate::ring::{HOUR, MINUTE, ROOMY, Ring, block, prompt, sized_block};
 
 const SEEDS: std::ops::Range<u64> = 1..4;
 
@@ -139,6 +139,22 @@ fn pointers_survive_a_restart_of_the_node_that_has_them() {
             assert_at_least_three_copies(&ring, 0..60);
         }
         assert_eq!(diverted(&ring), before, "seed {seed}");
+    }
+}
+
+/// While a member was away its holders let copies go, since the ring had made others. When it came
+/// back its pointers, which led nowhere, counted as copies for ten minutes: the others were dropped
+/// and two were left.
+#[test]
+fn a_member_that_comes_back_soon_finds_which_copies_its_holders_have_let_go() {
+    for seed in 1..41 {
+        let mut ring = ring_with(seed, prompt(), 5, 1);
+        ring.put(0, 0..60);
+        ring.crash(5);
+        ring.sim.run_for(MINUTE / 3);
+        ring.restart(5);
+        ring.sim.run_for(3 * MINUTE);
+        assert_at_least_three_copies(&ring, 0..60);
     }
 }
 
