@@ -14,7 +14,7 @@ help:
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
-	@echo 'make bench    the figures in docs/results/ring.md and andrew.md'
+	@echo 'make bench    the figures in docs/results/ring.md, volume.md and andrew.md'
 	@echo '              AGAINST=atoll-of-before prints ratios to another build'
 	@echo 'make bench-andrew  those of file systems alone (andrew.md), as root'
 	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
@@ -42,6 +42,7 @@ install: build
 	scripts/install '$(DESTDIR)$(PREFIX)'
 
 bench: bench-andrew
+	cargo bench --locked -p atoll-cli --bench volume
 	cargo bench --locked -p atoll-cli --bench ring$(if $(AGAINST), -- --against '$(abspath $(AGAINST))')
 
 bench-andrew:

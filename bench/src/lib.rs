@@ -1,4 +1,4 @@
-//! Parts that the benchmarks of real nodes share: data that does not compress, starting a node,
+//! Parts that the benchmarks of real nodes share: data that does not compress, starting nodes,
 //! and a description of the machine and the date. The program `wan/` in this package measures
 //! downloads over long distances.
 
@@ -8,7 +8,9 @@
 mod machine;
 mod noise;
 mod process;
+mod ring;
 
 pub use machine::{machine, today};
 pub use noise::noise;
 pub use process::start_node;
+pub use ring::{LocalRing, median, timed};

@@ -16,10 +16,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use atoll_bench::{machine, noise, start_node, today};
+use atoll_bench::{LocalRing, machine, median, noise, timed, today};
 
 const NODES: usize = 5;
 const FILE_BYTES: usize = 100 << 20;
@@ -32,12 +32,12 @@ const TREE_FILES: std::ops::RangeInclusive<usize> = 2_000..=12_000;
 
 fn main() {
     let temp = tempfile::tempdir().expect("a temporary directory");
-    let own = Ring::start(env!("CARGO_BIN_EXE_atoll").into(), &temp.path().join("own"));
-    let other = against().map(|binary| Ring::start(binary, &temp.path().join("other")));
-    let rings: Vec<Ring> = std::iter::once(own).chain(other).collect();
+    let own = LocalRing::start(env!("CARGO_BIN_EXE_atoll").into(), &temp.path().join("own"), NODES);
+    let other = against().map(|binary| LocalRing::start(binary, &temp.path().join("other"), NODES));
+    let rings: Vec<LocalRing> = std::iter::once(own).chain(other).collect();
     std::thread::sleep(Duration::from_secs(5));
-    let idle_mib = rings[0].resident_mib();
-    let cpu = || rings.iter().map(Ring::cpu_secs).collect::<Vec<f64>>();
+    let idle_mib = resident_mib(&rings[0]);
+    let cpu = || rings.iter().map(cpu_secs).collect::<Vec<f64>>();
     let before = cpu();
     let percent = |(after, before): (f64, f64)| (after - before) / IDLE_SECS / NODES as f64 * 100.0;
     std::thread::sleep(Duration::from_secs_f64(IDLE_SECS));
@@ -66,7 +66,7 @@ fn main() {
         fs::remove_dir_all(source).expect("removed");
         trees[0].tcp.push(tcp_stream(tree_bytes as usize));
     }
-    let busy_mib = rings[0].resident_mib();
+    let busy_mib = resident_mib(&rings[0]);
 
     let name = tree_source.display().to_string();
     if let ([_, _], [file, other_file], [tree, other_tree]) = (&rings[..], &files[..], &trees[..]) {
@@ -98,7 +98,7 @@ fn against() -> Option<PathBuf> {
 }
 
 /// Measures each ring; which is first changes from run to run.
-fn by_turns(rings: &[Ring], run: u64, mut measure: impl FnMut(usize, &Ring)) {
+fn by_turns(rings: &[LocalRing], run: u64, mut measure: impl FnMut(usize, &LocalRing)) {
     let first = run as usize % rings.len();
     for i in (first..rings.len()).chain(0..first) {
         measure(i, &rings[i]);
@@ -129,8 +129,8 @@ struct Figures {
 }
 
 impl Figures {
-    fn measure(&mut self, ring: &Ring, source: &Path, dest: &Path) {
-        let cpu = || ring.cpu_secs() + children_cpu_secs();
+    fn measure(&mut self, ring: &LocalRing, source: &Path, dest: &Path) {
+        let cpu = || cpu_secs(ring) + children_cpu_secs();
         let before = cpu();
         let (secs, said) = timed(ring.atoll(0).args(["publish", "-q"]).arg(source));
         self.publish.push(secs);
@@ -147,21 +147,6 @@ impl Figures {
         self.cp.push(secs);
         fs::remove_dir_all(dest).expect("removed");
     }
-}
-
-/// Runs a command that must succeed; seconds and standard output.
-fn timed(command: &mut Command) -> (f64, String) {
-    let began = Instant::now();
-    let output = command.stderr(Stdio::inherit()).output().expect("it runs");
-    let secs = began.elapsed().as_secs_f64();
-    assert!(output.status.success(), "{command:?}");
-    (secs, String::from_utf8(output.stdout).expect("text"))
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }
 
 /// One TCP connection over loopback, memory to memory: the least any protocol pays.
@@ -193,68 +178,22 @@ fn tcp_stream(bytes: usize) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-/// Five nodes; killed when dropped.
-struct Ring {
-    binary: PathBuf,
-    dirs: Vec<PathBuf>,
-    processes: Vec<Child>,
+/// Resident memory of each node.
+fn resident_mib(ring: &LocalRing) -> Vec<f64> {
+    let of = |process: u32| {
+        let status = fs::read_to_string(format!("/proc/{process}/status"));
+        let status = status.expect("the node runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
+        let kib = line.split_whitespace().nth(1).expect("a number");
+        kib.parse::<f64>().expect("a number") / 1024.0
+    };
+    ring.process_ids().map(of).collect()
 }
 
-impl Ring {
-    fn start(binary: PathBuf, temp: &Path) -> Ring {
-        let mut ring = Ring { binary, dirs: Vec::new(), processes: Vec::new() };
-        fs::create_dir(temp).expect("a directory");
-        let mut code = String::new();
-        for i in 0..NODES {
-            let dir = temp.join(format!("node{i}"));
-            let mut up = Command::new(&ring.binary);
-            up.arg("--dir").arg(&dir).args(["up", "--listen", "127.0.0.1:0"]);
-            up.stderr(Stdio::null());
-            ring.processes.push(start_node(up, &code));
-            ring.dirs.push(dir);
-            if i == 0 {
-                timed(ring.atoll(0).args(["status", "--wait", "joined"]));
-                code = timed(ring.atoll(0).arg("invite")).1;
-            }
-        }
-        for i in 0..NODES {
-            timed(ring.atoll(i).args(["status", "--wait", &format!("nodes={NODES}")]));
-        }
-        ring
-    }
-
-    fn atoll(&self, node: usize) -> Command {
-        let mut command = Command::new(&self.binary);
-        command.env("ATOLL_DIR", &self.dirs[node]);
-        command
-    }
-
-    /// Resident memory of each node.
-    fn resident_mib(&self) -> Vec<f64> {
-        let of = |process: &Child| {
-            let status = fs::read_to_string(format!("/proc/{}/status", process.id()));
-            let status = status.expect("the node runs");
-            let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
-            let kib = line.split_whitespace().nth(1).expect("a number");
-            kib.parse::<f64>().expect("a number") / 1024.0
-        };
-        self.processes.iter().map(of).collect()
-    }
-
-    /// CPU time all nodes have used.
-    fn cpu_secs(&self) -> f64 {
-        let of = |process: &Child| cpu_ticks(&process.id().to_string(), [13, 14]);
-        self.processes.iter().map(of).sum::<f64>() / TICKS_PER_SEC
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        for process in &mut self.processes {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
+/// CPU time all nodes have used.
+fn cpu_secs(ring: &LocalRing) -> f64 {
+    let of = |process: u32| cpu_ticks(&process.to_string(), [13, 14]);
+    ring.process_ids().map(of).sum::<f64>() / TICKS_PER_SEC
 }
 
 /// Linux counts CPU time for user programs in hundredths of a second (`USER_HZ`).
