@@ -1,5 +1,6 @@
 //! A volume mounted read-write.
 
+mod edges;
 mod model;
 
 use std::collections::{BTreeMap, BTreeSet};

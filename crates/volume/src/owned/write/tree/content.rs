@@ -86,7 +86,7 @@ impl Content {
 
     /// Takes the stored file's block size: its blocks are changed one by one.
     fn know_block_size(&mut self, loaded: &Loaded) -> Result<(), Stop> {
-        if self.knows_block_size {
+        if self.knows_block_size || self.stored.inode.is_none() {
             return Ok(());
         }
         let shape = loaded.shape(self.stored)?;
