@@ -54,3 +54,22 @@ async fn a_file_is_written_after_it_was_flushed_empty() {
     let read = fs.read(file.0, file.1, 0, 100).await.expect("reads");
     assert_eq!(read, [vec![0; 10], vec![2; 10]].concat());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_hole_stays_one_when_the_file_is_cut_inside() {
+    for flushes in [false, true] {
+        let (_, fs) = new_mount(12).await;
+        let file = open(&fs, "file", OpenFlags::READ_WRITE).await;
+        write(&fs, file, 0, vec![1; 3 * 4096]).await;
+        fs.sync().await.expect("flushes");
+        let mode = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+        let punched = fs.fallocate(Caller::default(), file.0, file.1, 4096, 4096, mode).await;
+        punched.expect("makes a hole");
+        resize(&fs, file.0, 6000).await;
+        if flushes {
+            fs.sync().await.expect("flushes");
+        }
+        let read = fs.read(file.0, file.1, 0, 10_000).await.expect("reads");
+        assert_eq!(read, [vec![1; 4096], vec![0; 6000 - 4096]].concat(), "flushed: {flushes}");
+    }
+}

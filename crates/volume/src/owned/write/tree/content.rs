@@ -240,13 +240,15 @@ impl Content {
             let kept = size_bytes.div_ceil(self.block_bytes());
             let gone: Vec<u64> = self.changed.range(kept..).map(|(block, _)| *block).collect();
             gone.into_iter().for_each(|block| drop(self.remove(block)));
-            let start = kept.saturating_sub(1) << self.block_size_log2;
-            if let Some(NewData::Data(mut data)) = self.remove(kept.saturating_sub(1)) {
-                let len = (size_bytes - start) as usize;
-                if data.len() > len {
-                    Arc::make_mut(&mut data).truncate(len);
+            let last = kept.saturating_sub(1);
+            if let Some(mut data) = self.remove(last) {
+                let len = (size_bytes - (last << self.block_size_log2)) as usize;
+                if let NewData::Data(bytes) = &mut data
+                    && bytes.len() > len
+                {
+                    Arc::make_mut(bytes).truncate(len);
                 }
-                self.put(kept - 1, NewData::Data(data));
+                self.put(last, data);
             }
         }
         self.is_changed |= size_bytes != self.size_bytes;
