@@ -160,6 +160,11 @@ impl WritableFs {
         self.shared.tree().check_invariants();
     }
 
+    /// How many files and directories are in memory.
+    pub fn files_in_memory(&self) -> usize {
+        self.shared.tree().len()
+    }
+
     /// Runs a call on the tree; what it needs is fetched.
     async fn on_tree<T>(
         &self,

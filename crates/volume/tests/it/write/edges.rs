@@ -73,3 +73,24 @@ async fn a_hole_stays_one_when_the_file_is_cut_inside() {
         assert_eq!(read, [vec![1; 4096], vec![0; 6000 - 4096]].concat(), "flushed: {flushes}");
     }
 }
+
+/// What a build does: directories are made, filled, emptied and removed.
+#[tokio::test(start_paused = true)]
+async fn a_removed_directory_leaves_the_memory() {
+    let (_, fs) = new_mount(16).await;
+    let me = Caller::default();
+    for round in 0..4 {
+        let dir = fs.mkdir(me, ROOT, b"dir", 0o755).await.expect("makes").attr.inode;
+        let file = fs.mknod(me, dir, b"file", REGULAR, 0o644, 0).await.expect("makes");
+        if round % 2 == 1 {
+            fs.sync().await.expect("flushes");
+        }
+        fs.unlink(me, dir, b"file").await.expect("removes");
+        fs.rmdir(me, ROOT, b"dir").await.expect("removes");
+        fs.forget(file.attr.inode, 1);
+        fs.forget(dir, 1);
+    }
+    fs.sync().await.expect("flushes");
+    fs.check_invariants();
+    assert_eq!(fs.files_in_memory(), 1, "the root directory");
+}

@@ -289,6 +289,10 @@ impl Tree {
             }
         }
         dropped.into_iter().for_each(|inode| self.unrefer(inode));
+        // Directories that were removed while their names were written.
+        let removed = self.nodes.iter().filter(|(_, node)| node.place == Place::Removed);
+        let removed: Vec<u64> = removed.map(|(inode, _)| *inode).collect();
+        removed.into_iter().for_each(|inode| self.reap(inode));
     }
 }
 

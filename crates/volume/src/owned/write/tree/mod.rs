@@ -225,6 +225,11 @@ impl Tree {
         self.changes
     }
 
+    /// Files in the table.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// What the whole volume holds.
     pub(super) fn totals(&self) -> Totals {
         self.totals
@@ -503,7 +508,10 @@ impl Node {
     /// Whether a flush has names of this directory to write.
     fn has_changed_names(&self) -> bool {
         match &self.body {
-            Body::Directory(names) => !names.changed.is_empty() || !names.flushing.is_empty(),
+            // Those of a removed directory are all gone, and no flush begins to write that.
+            Body::Directory(names) => {
+                !names.flushing.is_empty() || self.links > 0 && !names.changed.is_empty()
+            }
             _ => false,
         }
     }
