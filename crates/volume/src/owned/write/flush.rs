@@ -132,15 +132,16 @@ impl Shared {
     /// ended and the ring does not answer.
     pub(super) async fn put_root(&self, head: &mut Head, root: Root) -> Result<(), FlushError> {
         if let Some((block, root)) = head.unsure.clone() {
-            self.put_block(head, block, root).await?;
+            self.settle_root(head, block, root).await?;
         }
         let payload = sealed_root::encode(&root, self.cipher.as_ref());
         let version = head.block.version + 1;
         let block = SignedBlock::sign(&self.secret, b"", version, &payload);
-        self.put_block(head, block, root).await
+        self.settle_root(head, block, root).await
     }
 
-    async fn put_block(
+    /// Puts a root until it is known what has become of it, or no call is served.
+    async fn settle_root(
         &self,
         head: &mut Head,
         block: SignedBlock,
@@ -148,31 +149,33 @@ impl Shared {
     ) -> Result<(), FlushError> {
         head.unsure = Some((block.clone(), root.clone()));
         loop {
-            match self.blocks.put_signed(block.clone()).await {
+            let error = match self.blocks.put_signed(block.clone()).await {
                 Ok(()) => break,
-                Err(PutError::Superseded { held, .. }) => {
-                    if self.is_on_ring(&block).await {
-                        break;
-                    }
-                    return Err(self.fence(held));
-                }
-                Err(error) => {
-                    // The ring may have it or not: another root of this version would be a rival.
-                    tracing::warn!("the volume's root is put again: {error}");
-                    self.fail_waiters(&FlushError::Put(error.clone()));
-                    if self.has_ended() {
-                        return Err(FlushError::Put(error));
-                    }
-                    sleep(&*self.env, RETRY_AFTER).await;
-                }
+                Err(PutError::Superseded { held, .. }) => match self.is_on_ring(&block).await {
+                    Ok(true) => break,
+                    Ok(false) => return Err(self.fence(held)),
+                    Err(error) => error.into(),
+                },
+                Err(error) => FlushError::Put(error),
+            };
+            // The ring may have it or not: another root of this version would be a rival.
+            tracing::warn!("the volume's root is put again: {error}");
+            self.fail_waiters(&error);
+            if self.has_ended() {
+                return Err(error);
             }
+            sleep(&*self.env, RETRY_AFTER).await;
         }
         *head = Head { block, root, unsure: None };
         Ok(())
     }
 
-    async fn is_on_ring(&self, block: &SignedBlock) -> bool {
-        self.blocks.get_signed(self.secret.volume_id().root_key()).await.as_ref() == Ok(block)
+    async fn is_on_ring(&self, block: &SignedBlock) -> Result<bool, GetError> {
+        match self.blocks.get_signed(self.secret.volume_id().root_key()).await {
+            Ok(found) => Ok(found == *block),
+            Err(GetError::Removed { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes all blocks but the root.

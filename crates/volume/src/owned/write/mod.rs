@@ -174,7 +174,7 @@ type Waiter = oneshot::Sender<Result<(), FlushError>>;
 struct Head {
     block: SignedBlock,
     root: Root,
-    /// A root that was put, and of which it is not known whether the ring has it.
+    /// The next one, if it is not known whether the ring has it: no other may have its version.
     unsure: Option<(SignedBlock, Root)>,
 }
 

@@ -1,16 +1,21 @@
 //! What a mount met at the edges: files and directories that change while they are written.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use atoll_dht::{Blocks, MemoryBlocks};
+use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
+use atoll_env::{BoxFuture, Env, Instant, Runtime, Task, TokioRuntime};
+use atoll_key::{BlockHash, SignedBlock};
 use atoll_vfs::{
-    Caller, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileSystem, Handle, InodeNumber, OpenFlags,
+    Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileSystem, Handle, InodeNumber, OpenFlags,
     SetAttr, Writer,
 };
-use atoll_volume::owned::{WritableFs, WriteOptions};
+use atoll_volume::owned::{
+    FlushError, LeaseKeeper, NoLeaseKeeper, WritableFs, WriteError, WriteOptions, sealed_root,
+};
 use bytes::Bytes;
 
-use super::{REGULAR, created, mounted};
+use super::{REGULAR, created, env, mounted, secret};
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
 
@@ -93,4 +98,123 @@ async fn a_removed_directory_leaves_the_memory() {
     fs.sync().await.expect("flushes");
     fs.check_invariants();
     assert_eq!(fs.files_in_memory(), 1, "the root directory");
+}
+
+/// Blocks in memory whose puts of roots are unanswered, refused, or as they should be; other blocks
+/// take their time.
+#[derive(Default)]
+struct Ring {
+    blocks: MemoryBlocks,
+    roots: Mutex<Roots>,
+    put_time: Mutex<Duration>,
+    put_error: Mutex<Option<PutError>>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Roots {
+    #[default]
+    Taken,
+    /// Taken, and nothing said.
+    Unanswered,
+    Refused,
+}
+
+fn away() -> PutError {
+    PutError::Unavailable("a test".into())
+}
+
+impl OverMemory for Ring {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.blocks
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        if !blocks.iter().any(|block| block.id.kind.is_mutable()) {
+            let put_time = *self.put_time.lock().unwrap();
+            if let Some(error) = self.put_error.lock().unwrap().clone() {
+                return Box::pin(async move { vec![Err(error); blocks.len()] });
+            }
+            let put = self.blocks.put_blocks(blocks);
+            return Box::pin(async move {
+                tokio::time::sleep(put_time).await;
+                put.await
+            });
+        }
+        match *self.roots.lock().unwrap() {
+            Roots::Taken => self.blocks.put_blocks(blocks),
+            Roots::Refused => Box::pin(async { vec![Err(away())] }),
+            Roots::Unanswered => {
+                let put = self.blocks.put_blocks(blocks);
+                Box::pin(async {
+                    put.await;
+                    vec![Err(away())]
+                })
+            }
+        }
+    }
+}
+
+/// Whose wall clock goes as the test's time does.
+struct Clocked(TokioRuntime);
+
+impl Runtime for Clocked {
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000 + self.0.now().as_nanos() / 1_000_000
+    }
+
+    fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
+        self.0.sleep_until(at)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) -> Task {
+        self.0.spawn(task)
+    }
+
+    fn random_u64(&self) -> u64 {
+        self.0.random_u64()
+    }
+}
+
+fn clocked() -> Env {
+    Arc::new(Clocked(TokioRuntime::current()))
+}
+
+async fn mounted_by(env: &Env, ring: &Arc<Ring>) -> Result<WritableFs, WriteError> {
+    let (blocks, options) = (ring.clone(), WriteOptions::default());
+    WritableFs::open(env.clone(), blocks, secret(), options, Arc::new(NoLeaseKeeper)).await
+}
+
+impl Ring {
+    async fn mounted(self: &Arc<Ring>) -> (Arc<dyn Blocks>, WritableFs) {
+        let blocks: Arc<dyn Blocks> = self.clone();
+        created(&blocks, None, 16).await;
+        let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
+        (blocks, fs)
+    }
+
+    fn answers(&self, roots: Roots) {
+        *self.roots.lock().unwrap() = roots;
+    }
+}
+
+/// The ring takes the last root and its answer is lost: the mount that ends says so, and goes on
+/// with the same root, not with a rival of its version.
+#[tokio::test(start_paused = true)]
+async fn a_mount_ends_after_an_answer_was_lost() {
+    let (env, ring) = (clocked(), Arc::new(Ring::default()));
+    created(&(ring.clone() as Arc<dyn Blocks>), None, 16).await;
+    let fs = mounted_by(&env, &ring).await.expect("mounts");
+    let me = Caller::default();
+    fs.mkdir(me, ROOT, b"dir", 0o755).await.expect("makes");
+    ring.answers(Roots::Unanswered);
+    fs.end().await.expect_err("not known to be on the ring");
+    ring.answers(Roots::Taken);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    fs.end().await.expect("ends");
+    let fs = mounted_by(&env, &ring).await.expect("mounts again");
+    fs.lookup(me, ROOT, b"dir").await.expect("is there");
 }
