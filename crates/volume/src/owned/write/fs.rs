@@ -127,13 +127,15 @@ impl WritableFs {
             fence: Mutex::default(),
             trouble: Mutex::default(),
             listed: Mutex::default(),
-            has_ended: AtomicBool::new(false),
+            // Until this mount writes, who opens it is told why it cannot.
+            has_ended: AtomicBool::new(true),
         });
         {
             let mut head = shared.head.lock().await;
             let root = shared.marked(head.root.clone(), true);
             shared.put_root(&mut head, root).await?;
         }
+        shared.has_ended.store(false, Ordering::Release);
         env.spawn(Box::pin(flush::run(Arc::downgrade(&shared))));
         env.spawn(Box::pin(keep::run(Arc::downgrade(&shared))));
         Ok(WritableFs { shared, readers: Arc::default() })

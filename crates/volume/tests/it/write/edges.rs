@@ -218,3 +218,16 @@ async fn a_mount_ends_after_an_answer_was_lost() {
     let fs = mounted_by(&env, &ring).await.expect("mounts again");
     fs.lookup(me, ROOT, b"dir").await.expect("is there");
 }
+
+/// Whoever mounts is told that the ring takes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_mount_that_the_ring_refuses_fails() {
+    let ring = Arc::new(Ring::default());
+    let (blocks, fs) = ring.mounted().await;
+    fs.end().await.expect("ends");
+    ring.answers(Roots::Refused);
+    let work =
+        tokio::time::timeout(Duration::from_secs(600), mounted(&blocks, WriteOptions::default()));
+    let refused = work.await.expect("says so").err().expect("fails");
+    assert!(matches!(refused, WriteError::Flush(FlushError::Put(_))), "{refused}");
+}
