@@ -49,7 +49,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
         let Some(mount) = shared.upgrade() else { return };
         let (env, wake) = (mount.env.clone(), mount.wake.clone());
         let waiters = mount.take_waiters();
-        let due = mount.writer_is_due().await;
+        let due = mount.writer_is_due(&*mount.head.lock().await);
         if !waiters.is_empty() || due || mount.tree().is_changed() {
             let outcome = mount.flush().await;
             mount.note(&outcome);
@@ -120,11 +120,16 @@ impl Shared {
         root
     }
 
+    /// Whether this mount has ended its time as the writer, with nothing left to write.
+    pub(super) async fn has_resigned(&self) -> bool {
+        let head = self.head.lock().await;
+        head.unsure.is_none() && head.root.mounted.writer.is_none() && !self.tree().is_changed()
+    }
+
     /// Whether the root must say again that this mount writes.
-    async fn writer_is_due(&self) -> bool {
-        let until =
-            self.head.lock().await.root.mounted.writer.map_or(0, |writer| writer.until_unix_ms);
-        let left = until.saturating_sub(self.env.unix_ms());
+    fn writer_is_due(&self, head: &Head) -> bool {
+        let Some(writer) = head.root.mounted.writer else { return false };
+        let left = writer.until_unix_ms.saturating_sub(self.env.unix_ms());
         left < WRITER_LEASE.as_millis() as u64 / 2 && self.check_fence().is_ok()
     }
 

@@ -144,8 +144,11 @@ impl WritableFs {
     /// Flushes everything and lets another mount write. Called once no call is made any more.
     pub async fn end(&self) -> Result<(), FlushError> {
         self.shared.has_ended.store(true, Ordering::Release);
-        self.shared.flushed().await?;
-        self.shared.resign().await?;
+        // Another mount may write as soon as this one has resigned.
+        if !self.shared.has_resigned().await {
+            self.shared.flushed().await?;
+            self.shared.resign().await?;
+        }
         self.shared.keep().await
     }
 

@@ -231,3 +231,37 @@ async fn a_mount_that_the_ring_refuses_fails() {
     let refused = work.await.expect("says so").err().expect("fails");
     assert!(matches!(refused, WriteError::Flush(FlushError::Put(_))), "{refused}");
 }
+
+struct SlowKeeper;
+
+impl LeaseKeeper for SlowKeeper {
+    fn keep(&self, _: SignedBlock, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            Ok(())
+        })
+    }
+}
+
+/// A mount that has ended and only lists its blocks yet does not claim the volume again.
+#[tokio::test(start_paused = true)]
+async fn a_mount_that_has_ended_lets_others_write() {
+    let ring = Arc::new(Ring::default());
+    let blocks: Arc<dyn Blocks> = ring.clone();
+    created(&blocks, None, 16).await;
+    let options = WriteOptions::default();
+    let first =
+        WritableFs::open(env(), blocks.clone(), secret(), options.clone(), Arc::new(SlowKeeper))
+            .await
+            .expect("mounts");
+    first.mkdir(Caller::default(), ROOT, b"dir", 0o755).await.expect("makes");
+    let ends = tokio::spawn({
+        let first = first.clone();
+        async move { first.end().await }
+    });
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let second = mounted(&blocks, options).await.expect("the first has ended");
+    second.lookup(Caller::default(), ROOT, b"dir").await.expect("is there");
+    ends.await.expect("does not panic").expect("ends");
+    first.end().await.expect("has ended before");
+}
