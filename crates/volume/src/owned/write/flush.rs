@@ -18,7 +18,7 @@ use std::time::Duration;
 use atoll_dht::{GetError, PutError};
 use atoll_env::sleep;
 use atoll_key::SignedBlock;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 
 use super::outbox::Outbox;
 use super::tree::{DirectoryPlan, FilePlan, Flushed, Plan, Stored};
@@ -83,7 +83,8 @@ impl Shared {
             return self.put_root(&mut head, root).await;
         };
         let planned = std::mem::take(&mut plan.xattrs);
-        let written = self.write(plan, &planned, &head.root).await;
+        let old = head.root.clone();
+        let written = self.write_as_writer(self.write(plan, &planned, &old), &mut head).await;
         let (root, flushed) = match written {
             Ok(written) => written,
             Err(error) => {
@@ -173,6 +174,25 @@ impl Shared {
         }
         *head = Head { block, root, unsure: None };
         Ok(())
+    }
+
+    /// Writes, however long it takes, and says meanwhile that this mount is the writer.
+    async fn write_as_writer<T>(
+        &self,
+        write: impl Future<Output = Result<T, FlushError>>,
+        head: &mut Head,
+    ) -> Result<T, FlushError> {
+        let mut write = std::pin::pin!(write);
+        loop {
+            match select(write.as_mut(), sleep(&*self.env, FLUSH_EVERY)).await {
+                Either::Left((written, _)) => return written,
+                Either::Right(_) if self.writer_is_due(head) => {
+                    let root = self.marked(head.root.clone(), true);
+                    self.put_root(head, root).await?;
+                }
+                Either::Right(_) => {}
+            }
+        }
     }
 
     async fn is_on_ring(&self, block: &SignedBlock) -> Result<bool, GetError> {

@@ -265,3 +265,22 @@ async fn a_mount_that_has_ended_lets_others_write() {
     ends.await.expect("does not panic").expect("ends");
     first.end().await.expect("has ended before");
 }
+
+/// A flush that takes minutes is no reason to let another mount in.
+#[tokio::test(start_paused = true)]
+async fn a_mount_writes_while_its_flush_takes_long() {
+    let (env, ring) = (clocked(), Arc::new(Ring::default()));
+    created(&(ring.clone() as Arc<dyn Blocks>), None, 16).await;
+    let fs = mounted_by(&env, &ring).await.expect("mounts");
+    *ring.put_time.lock().unwrap() = Duration::from_secs(400);
+    fs.mkdir(Caller::default(), ROOT, b"dir", 0o755).await.expect("makes");
+    for _ in 0..17 {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let refused = mounted_by(&env, &ring).await.err().expect("is refused");
+        assert!(matches!(refused, WriteError::Busy { .. }), "{refused}");
+    }
+    *ring.put_time.lock().unwrap() = Duration::ZERO;
+    fs.end().await.expect("ends");
+    let fs = mounted_by(&env, &ring).await.expect("mounts again");
+    fs.lookup(Caller::default(), ROOT, b"dir").await.expect("is there");
+}
