@@ -199,15 +199,25 @@ impl WritableFs {
         call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
     ) -> Result<T, Fault> {
         self.shared.check_fence()?;
-        let (held, changes) = {
-            let tree = self.shared.tree();
-            (tree.held_bytes(), tree.changes())
-        };
+        let held = self.shared.tree().held_bytes();
         let most = self.shared.options.max_changed_bytes;
-        if held >= most || changes >= MAX_CHANGES {
+        if held >= most {
             self.shared.flushed().await?;
         } else if held >= most / 2 {
             self.shared.wake.notify();
+        }
+        self.take_away(call).await
+    }
+
+    /// Runs a call that brings no data. Where the ring has no room for what is held, removing and
+    /// cutting files must not wait for room.
+    async fn take_away<T>(
+        &self,
+        call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
+    ) -> Result<T, Fault> {
+        self.shared.check_fence()?;
+        if self.shared.tree().changes() >= MAX_CHANGES {
+            self.shared.flushed().await?;
         }
         self.on_tree(call).await
     }
@@ -511,7 +521,7 @@ impl FileSystem for WritableFs {
     ) -> Answer<AttrReply> {
         self.answer(move |fs| async move {
             let now = fs.shared.now();
-            let changed = fs.change(|tree, loaded| {
+            let changed = fs.take_away(|tree, loaded| {
                 tree.set(inode.0, changes, now, loaded)?;
                 tree.attr(inode.0)
             });
@@ -579,7 +589,7 @@ impl FileSystem for WritableFs {
         let name = Bytes::copy_from_slice(name);
         self.answer(move |fs| async move {
             let now = fs.shared.now();
-            fs.change(|tree, loaded| tree.unlink(parent.0, &name, now, loaded)).await
+            fs.take_away(|tree, loaded| tree.unlink(parent.0, &name, now, loaded)).await
         })
     }
 
@@ -587,7 +597,7 @@ impl FileSystem for WritableFs {
         let name = Bytes::copy_from_slice(name);
         self.answer(move |fs| async move {
             let now = fs.shared.now();
-            fs.change(|tree, loaded| tree.rmdir(parent.0, &name, now, loaded)).await
+            fs.take_away(|tree, loaded| tree.rmdir(parent.0, &name, now, loaded)).await
         })
     }
 

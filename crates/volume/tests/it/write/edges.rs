@@ -284,3 +284,30 @@ async fn a_mount_writes_while_its_flush_takes_long() {
     let fs = mounted_by(&env, &ring).await.expect("mounts again");
     fs.lookup(Caller::default(), ROOT, b"dir").await.expect("is there");
 }
+
+/// Who has filled the ring can remove files, and the memory is bounded whatever fills it.
+#[tokio::test(start_paused = true)]
+async fn files_are_removed_when_the_ring_is_full() {
+    let ring = Arc::new(Ring::default());
+    let blocks: Arc<dyn Blocks> = ring.clone();
+    created(&blocks, None, 12).await;
+    let options = WriteOptions { max_changed_bytes: 1 << 20, ..WriteOptions::default() };
+    let fs = mounted(&blocks, options).await.expect("mounts");
+    let me = Caller::default();
+    let sparse = open(&fs, "sparse", OpenFlags::READ_WRITE).await;
+    resize(&fs, sparse.0, 1 << 30).await;
+    fs.sync().await.expect("flushes");
+    *ring.put_error.lock().unwrap() = Some(PutError::Full("a test".into()));
+    let mode = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+    let punches =
+        (0..64).map(|part| fs.fallocate(me, sparse.0, sparse.1, part << 24, 1 << 24, mode));
+    let outcomes = futures_util::future::join_all(punches).await;
+    assert!(outcomes.iter().filter(|punched| punched.is_ok()).count() < 10);
+
+    let data = Bytes::from(vec![1; 1 << 20]);
+    let full = fs.write(Writer::At(me), sparse.0, sparse.1, 0, data).await;
+    assert_eq!(full, Err(Errno::ENOSPC));
+    resize(&fs, sparse.0, 0).await;
+    fs.unlink(me, ROOT, b"sparse").await.expect("makes room");
+    fs.check_invariants();
+}

@@ -18,6 +18,9 @@ use atoll_vfs::Errno;
 /// Stored blocks that one call may turn into holes: each costs memory until the next flush.
 const MAX_PUNCHED_BLOCKS: u64 = 1 << 20;
 
+/// About what a hole costs in memory: enough of them make a writer wait, as data does.
+const HOLE_BYTES: u64 = 64;
+
 /// A file as the ring has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::owned::write) struct Stored {
@@ -392,6 +395,6 @@ impl Content {
 fn held(data: &NewData) -> u64 {
     match data {
         NewData::Data(bytes) => bytes.len() as u64,
-        NewData::Hole => 0,
+        NewData::Hole => HOLE_BYTES,
     }
 }
