@@ -311,3 +311,36 @@ async fn files_are_removed_when_the_ring_is_full() {
     fs.unlink(me, ROOT, b"sparse").await.expect("makes room");
     fs.check_invariants();
 }
+
+/// A root that lies: the number of the next file is taken, or the last one; totals are at their
+/// end.
+#[tokio::test(start_paused = true)]
+async fn numbers_of_a_lying_root_do_no_harm() {
+    let (blocks, fs) = new_mount(16).await;
+    let me = Caller::default();
+    let old = open(&fs, "old", OpenFlags::READ_WRITE).await;
+    write(&fs, old, 0, vec![1; 100]).await;
+    fs.end().await.expect("ends");
+    for next_inode in [old.0.0, u64::MAX] {
+        let block = blocks.get_signed(secret().volume_id().root_key()).await.expect("is there");
+        let mut root = sealed_root::decode(&block.payload, None).expect("reads");
+        root.mounted.next_inode = next_inode;
+        (root.files, root.dirs, root.bytes) = (u64::MAX, u64::MAX, u64::MAX);
+        let payload = sealed_root::encode(&root, None);
+        let lie = SignedBlock::sign(&secret(), b"", block.version + 1, &payload);
+        blocks.put_signed(lie).await.expect("memory takes it");
+        let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
+        let file = open(&fs, "old", OpenFlags::READ_WRITE).await;
+        let made = fs.mknod(me, ROOT, b"new", REGULAR, 0o644, 0).await;
+        match next_inode {
+            u64::MAX => assert_eq!(made.err(), Some(Errno::ENOSPC)),
+            _ => {
+                assert_ne!(made.expect("makes").attr.inode, file.0);
+                fs.unlink(me, ROOT, b"new").await.expect("removes");
+            }
+        }
+        write(&fs, file, 100, vec![2; 100]).await;
+        fs.check_invariants();
+        fs.end().await.expect("ends");
+    }
+}

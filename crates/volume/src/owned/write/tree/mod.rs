@@ -420,7 +420,8 @@ impl Tree {
         let done = change(content);
         self.held_bytes = self.held_bytes - held + content.held_bytes;
         if node.links > 0 {
-            self.totals.bytes = self.totals.bytes.saturating_sub(size) + content.size_bytes;
+            let others = self.totals.bytes.saturating_sub(size);
+            self.totals.bytes = others.saturating_add(content.size_bytes);
         }
         done
     }
@@ -561,7 +562,8 @@ fn stored_node(
         mode: entry.mode,
         uid: owner.uid,
         gid: owner.gid,
-        links: owner.links,
+        // Only a file in the table of links has more than this name.
+        links: if place == Place::Linked { owner.links } else { 1 },
         atime: owner.atime,
         mtime: entry.mtime,
         ctime: owner.ctime,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::content::{Content, Stored};
 use super::names::Names;
-use super::{Body, Loaded, Node, NodeXattrs, Place, Stop, Tree};
+use super::{Body, FIRST_DERIVED, Loaded, Node, NodeXattrs, Place, Stop, Tree};
 use crate::format::MAX_TARGET_BYTES;
 
 const SETGID: u32 = 0o2000;
@@ -44,6 +44,18 @@ impl Tree {
         }
     }
 
+    /// The number of the next file. The root may lie about which are free.
+    fn new_number(&self) -> Result<u64, Stop> {
+        let mut number = self.next_inode;
+        while self.nodes.contains_key(&number) {
+            number += 1;
+        }
+        match number < FIRST_DERIVED {
+            true => Ok(number),
+            false => Err(Errno::ENOSPC.into()),
+        }
+    }
+
     /// Makes a file, and counts one lookup of it.
     pub(in crate::owned::write) fn make(
         &mut self,
@@ -57,15 +69,16 @@ impl Tree {
         self.check_free(parent, name, loaded)?;
         let directory = self.node(parent)?;
         let inherits = directory.mode & SETGID != 0;
+        let inode = self.new_number()?;
         let gid = if inherits { directory.gid } else { caller.gid };
         let totals = &mut self.totals;
         let body = match birth {
             Birth::File => {
-                totals.files += 1;
+                totals.files = totals.files.saturating_add(1);
                 Body::File(Content::of(Stored::default(), self.block_size_log2))
             }
             Birth::Directory => {
-                totals.dirs += 1;
+                totals.dirs = totals.dirs.saturating_add(1);
                 Body::Directory(Names::default())
             }
             Birth::Symlink(target) => {
@@ -75,7 +88,7 @@ impl Tree {
                 if target.len() > MAX_TARGET_BYTES {
                     return Err(Errno::ENAMETOOLONG.into());
                 }
-                totals.symlinks += 1;
+                totals.symlinks = totals.symlinks.saturating_add(1);
                 Body::Symlink(target)
             }
             Birth::Special(kind, rdev) => Body::Special(kind, rdev),
@@ -84,8 +97,7 @@ impl Tree {
             Body::Directory(_) if inherits => SETGID,
             _ => 0,
         };
-        let inode = self.next_inode;
-        self.next_inode += 1;
+        self.next_inode = inode + 1;
         let name = Bytes::copy_from_slice(name);
         let node = Node {
             mode: mode & 0o7777 | inherited,
@@ -133,7 +145,7 @@ impl Tree {
             self.set_name(old_parent, old_name, Some(inode));
             self.leave_place(inode);
             self.nodes.get_mut(&inode).expect("a change refers to it").place = Place::Linked;
-            self.links.entries += 1;
+            self.links.entries = self.links.entries.saturating_add(1);
         }
         let node = self.nodes.get_mut(&inode).expect("it was read above");
         node.links += 1;
@@ -320,7 +332,7 @@ impl Tree {
     fn count_name(&mut self, parent: u64, is_directory: bool, gets: bool) {
         let names = self.names_mut(parent);
         let count = |number: &mut u64| match gets {
-            true => *number += 1,
+            true => *number = number.saturating_add(1),
             false => *number = number.saturating_sub(1),
         };
         count(&mut names.entries);
