@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::BoxFuture;
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileSystem,
-    InodeNumber, OpenFlags, RenameFlags, SeekTo, SetAttr, Writer, XattrFlags,
+    Handle, InodeNumber, OpenFlags, RenameFlags, SeekTo, SetAttr, Writer, XattrFlags,
 };
 use atoll_volume::owned::{WritableFs, WriteOptions};
 use bytes::Bytes;
@@ -21,6 +22,8 @@ use super::{created, env, mounted};
 struct Unsteady {
     blocks: MemoryBlocks,
     fails: AtomicBool,
+    /// How long a put takes, milliseconds.
+    put_ms: u64,
 }
 
 impl OverMemory for Unsteady {
@@ -30,11 +33,19 @@ impl OverMemory for Unsteady {
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let is_root = blocks.iter().any(|block| block.id.kind.is_mutable());
+        let put_time = Duration::from_millis(self.put_ms);
         if self.fails.load(Ordering::Relaxed) && !is_root {
             let refused = vec![Err(PutError::Unavailable("a test".into())); blocks.len()];
-            return Box::pin(async { refused });
+            return Box::pin(async move {
+                tokio::time::sleep(put_time).await;
+                refused
+            });
         }
-        self.blocks.put_blocks(blocks)
+        let put = self.blocks.put_blocks(blocks);
+        Box::pin(async move {
+            tokio::time::sleep(put_time).await;
+            put.await
+        })
     }
 }
 
@@ -277,16 +288,65 @@ async fn compare(model: &MemoryFs, fs: &WritableFs, seed: u64, step: usize) {
     fs.check_invariants();
 }
 
+/// A file that is open in both, perhaps without a name by now.
+struct Kept {
+    model: (InodeNumber, Handle),
+    found: (InodeNumber, Handle),
+}
+
+impl Kept {
+    async fn open(model: &MemoryFs, fs: &WritableFs, path: &[u8]) -> Option<Kept> {
+        let open = async |fs: &dyn FileSystem| {
+            let inode = find(fs, path).await?;
+            let handle = fs.open(Caller::default(), inode, OpenFlags::READ_WRITE).await?.handle;
+            Ok::<_, Errno>((inode, handle))
+        };
+        let (model, found) = (open(model).await, open(fs).await);
+        assert_eq!(model.is_ok(), found.is_ok());
+        Some(Kept { model: model.ok()?, found: found.ok()? })
+    }
+
+    /// One call by the handle, and what is read after it.
+    async fn call(fs: &dyn FileSystem, file: (InodeNumber, Handle), dice: &mut Dice) -> String {
+        let (inode, handle) = file;
+        let me = Caller::default();
+        let at = dice.below(6) * 20_000 + dice.below(300);
+        let len = 1 + dice.below(50_000);
+        let byte = dice.below(256) as u8;
+        let outcome = match dice.below(4) {
+            0 => {
+                let size_bytes = Some(at * dice.below(2));
+                let changes = SetAttr { size_bytes, ..SetAttr::default() };
+                fs.setattr(me, inode, Some(handle), changes).await.map(drop)
+            }
+            1 => {
+                let mode = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+                fs.fallocate(me, inode, handle, at, len, mode).await
+            }
+            _ => {
+                let data = Bytes::from(vec![byte; len as usize]);
+                fs.write(Writer::At(me), inode, handle, at, data).await.map(drop)
+            }
+        };
+        let all = fs.read(inode, handle, 0, 4 << 20).await.expect("reads");
+        let nlink = fs.getattr(inode, Some(handle)).await.expect("is there").attr.nlink;
+        format!("{outcome:?} {nlink} {} {:?}", all.len(), atoll_key::BlockHash::of(&all))
+    }
+}
+
 async fn run(seed: u64, steps: usize, block_size_log2: u8) {
     let mut dice = Dice(seed);
-    let ring = Arc::new(Unsteady { blocks: MemoryBlocks::new(), fails: AtomicBool::new(false) });
+    let put_ms = [0, 3, 20][(seed / 2 % 3) as usize];
+    let (blocks, fails) = (MemoryBlocks::new(), AtomicBool::new(false));
+    let ring = Arc::new(Unsteady { blocks, fails, put_ms });
     let blocks: Arc<dyn Blocks> = ring.clone();
     created(&blocks, None, block_size_log2).await;
     let options = || WriteOptions::default();
     let mut fs = mounted(&blocks, options()).await.expect("mounts");
     let model = MemoryFs::new(env());
+    let mut kept: Vec<Kept> = Vec::new();
     for step in 0..steps {
-        match dice.below(40) {
+        match dice.below(48) {
             0 | 1 => {
                 let flushed = fs.sync().await;
                 assert!(flushed.is_ok() || ring.fails.load(Ordering::Relaxed), "seed {seed}");
@@ -296,6 +356,10 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
             4 => {
                 ring.fails.store(false, Ordering::Relaxed);
                 compare(&model, &fs, seed, step).await;
+                for Kept { model: held, found } in kept.drain(..) {
+                    model.close(held.0, held.1).await.expect("closes");
+                    fs.close(found.0, found.1).await.expect("closes");
+                }
                 fs.end().await.expect("ends");
                 fs = mounted(&blocks, options()).await.expect("mounts again");
                 compare(&model, &fs, seed, step).await;
@@ -303,6 +367,22 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
             // A flush that others do not wait for.
             5 => drop(futures_util::FutureExt::now_or_never(fs.sync())),
             6 => tokio::task::yield_now().await,
+            7 | 8 => tokio::time::sleep(Duration::from_millis(dice.below(12))).await,
+            9 | 10 if kept.len() < 3 => {
+                kept.extend(Kept::open(&model, &fs, &path(&mut dice)).await);
+            }
+            9..=13 if !kept.is_empty() => {
+                let file = &kept[dice.below(kept.len() as u64) as usize];
+                let mut same = Dice(dice.0);
+                let expected = Kept::call(&model, file.model, &mut dice).await;
+                let found = Kept::call(&fs, file.found, &mut same).await;
+                assert_eq!(expected, found, "seed {seed}, step {step}: an open file");
+            }
+            14 if !kept.is_empty() => {
+                let Kept { model: held, found } = kept.swap_remove(0);
+                model.close(held.0, held.1).await.expect("closes");
+                fs.close(found.0, found.1).await.expect("closes");
+            }
             _ => {
                 let call = call(&mut dice);
                 let (expected, found) = (make(&model, &call).await, make(&fs, &call).await);
@@ -315,7 +395,7 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
 
 #[tokio::test(start_paused = true)]
 async fn it_answers_as_a_file_system_in_memory_does() {
-    for seed in 1..=30 {
+    for seed in 1..=60 {
         run(seed, 400, if seed % 2 == 0 { 16 } else { 12 }).await;
     }
 }
