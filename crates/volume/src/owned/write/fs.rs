@@ -38,6 +38,10 @@ const MAX_LOADS: usize = 64;
 /// Changes kept in memory before a flush begins: each costs some hundred bytes.
 const MAX_CHANGES: u64 = 100_000;
 
+/// Blocks that a search for data or a hole passes over; who is told of none reads what is there,
+/// which is as right. A few blocks can describe more data than anybody can step over.
+const SEEK_BLOCKS: u32 = 4096;
+
 /// Bits of a listing's cookie for the place among changed names; those above are for the place
 /// among the stored ones.
 const CHANGED_BITS: u32 = 24;
@@ -344,7 +348,7 @@ impl WritableFs {
         to: SeekTo,
     ) -> Result<u64, Fault> {
         let mut at = offset;
-        loop {
+        for _ in 0..SEEK_BLOCKS {
             let layout = self.on_tree(|tree, _| tree.layout(inode, handle, at)).await?;
             if offset >= layout.size_bytes {
                 return Err(Errno::ENXIO.into());
@@ -363,6 +367,13 @@ impl WritableFs {
                 SeekTo::Hole => layout.end,
                 SeekTo::Data => self.next_data(&layout).await?,
             };
+        }
+        // No hole is found, or data that is zeros.
+        match to {
+            SeekTo::Hole => {
+                Ok(self.on_tree(|tree, _| tree.layout(inode, handle, at)).await?.size_bytes)
+            }
+            SeekTo::Data => Ok(at),
         }
     }
 

@@ -8,10 +8,15 @@ use atoll_env::{BoxFuture, Env, Instant, Runtime, Task, TokioRuntime};
 use atoll_key::{BlockHash, SignedBlock};
 use atoll_vfs::{
     Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileSystem, Handle, InodeNumber, OpenFlags,
-    SetAttr, Writer,
+    SeekTo, SetAttr, Writer,
+};
+use atoll_volume::format::inode::{Data, Shape};
+use atoll_volume::format::{
+    Content, DirectoryBlock, DirectoryEntry, DirectoryRef, InodeBlock, Nodes, PointerBlock,
 };
 use atoll_volume::owned::{
-    FlushError, LeaseKeeper, NoLeaseKeeper, WritableFs, WriteError, WriteOptions, sealed_root,
+    FlushError, LeaseKeeper, NoLeaseKeeper, WritableFs, WriteError, WriteOptions, empty_root,
+    sealed_root,
 };
 use bytes::Bytes;
 
@@ -343,4 +348,43 @@ async fn numbers_of_a_lying_root_do_no_harm() {
         fs.check_invariants();
         fs.end().await.expect("ends");
     }
+}
+
+/// Few blocks can describe a file of 4 TiB without a hole: a search for one ends.
+#[tokio::test(start_paused = true)]
+async fn a_search_for_a_hole_in_endless_data_ends() {
+    let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
+    let put = async |block: Vec<u8>| {
+        let hash = BlockHash::of(&block);
+        blocks.put(vec![(hash, block.into())]).await.expect("memory takes it");
+        hash
+    };
+    let mut pointer = put(vec![4; 4096]).await;
+    for level in [1, 2] {
+        pointer = put(PointerBlock::encode(level, &[Some(pointer); 2048])).await;
+    }
+    let size_bytes = 256 * 2048 * 2048 * 4096;
+    let shape = Shape::new(size_bytes, 12).expect("allowed");
+    let data = Data::Pointers(Bytes::from([pointer.0; 256].concat()));
+    let inode = Some(put(InodeBlock { shape, data }.encode()).await);
+    let entry = DirectoryEntry {
+        name: Bytes::from_static(b"file"),
+        mode: 0o644,
+        mtime: Default::default(),
+        content: Content::Regular { size_bytes, blocks_512: 0, inode },
+        xattrs: None,
+        owner: None,
+    };
+    let leaf = DirectoryBlock { level: 0, nodes: Nodes::Leaf(vec![entry]) };
+    let hash = Some(put(leaf.encode()).await);
+    let mut root = empty_root(&env(), "test", (0, 0), 12);
+    root.directory = DirectoryRef { entries: 1, subdirectories: 0, hash };
+    let payload = sealed_root::encode(&root, None);
+    let block = SignedBlock::sign(&secret(), b"", 1, &payload);
+    blocks.put_signed(block).await.expect("memory takes it");
+
+    let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
+    let file = open(&fs, "file", OpenFlags::READ_WRITE).await;
+    assert_eq!(fs.seek(file.0, file.1, 1, SeekTo::Data).await, Ok(1));
+    assert_eq!(fs.seek(file.0, file.1, 1, SeekTo::Hole).await, Ok(size_bytes));
 }
