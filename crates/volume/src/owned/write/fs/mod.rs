@@ -1,4 +1,7 @@
-//! The calls of a mount.
+//! The calls of a mount: `reading` finds bytes, `listing` names.
+
+mod listing;
+mod reading;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,17 +15,16 @@ use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
     OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
+use self::listing::Listed;
+use self::reading::Reader;
 use super::flush;
 use super::keep::{self, LeaseKeeper};
-use super::tree::{Birth, Layout, Loaded, OpenDirectory, Piece, Stop, Stored, Tree};
+use super::tree::{Birth, Loaded, Stop, Tree};
 use super::{FlushError, Head, Shared, WriteError, WriteOptions, sealed_root};
-use crate::blocks::ahead::ReadAhead;
 use crate::blocks::cache::BlockCache;
-use crate::blocks::directory;
 use crate::blocks::error::BlockError;
-use crate::blocks::file::File;
 
 /// How long names and attributes may be believed: nobody else changes them. A day, since some
 /// kernels overflow on more.
@@ -38,14 +40,6 @@ const MAX_LOADS: usize = 64;
 /// Changes kept in memory before a flush begins: each costs some hundred bytes.
 const MAX_CHANGES: u64 = 100_000;
 
-/// Blocks that a search for data or a hole passes over; who is told of none reads what is there,
-/// which is as right. A few blocks can describe more data than anybody can step over.
-const SEEK_BLOCKS: u32 = 4096;
-
-/// Bits of a listing's cookie for the place among changed names; those above are for the place
-/// among the stored ones.
-const CHANGED_BITS: u32 = 24;
-
 /// The attribute of the root directory that says whether the mount works, and why not.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
 
@@ -54,13 +48,6 @@ const STATUS_XATTR: &[u8] = b"user.atoll.status";
 pub struct WritableFs {
     shared: Arc<Shared>,
     readers: Arc<Mutex<BTreeMap<u64, Reader>>>,
-}
-
-/// The stored file that an open one is read from.
-struct Reader {
-    stored: Stored,
-    file: File,
-    ahead: ReadAhead,
 }
 
 enum Fault {
@@ -103,9 +90,8 @@ impl WritableFs {
         if let Some(writer) = root.mounted.writer.filter(|writer| writer.until_unix_ms > now)
             && !options.take_over
         {
-            // A clock that is ahead must not keep others out for longer than a lease.
-            let left = (writer.until_unix_ms - now).min(flush::WRITER_LEASE.as_millis() as u64);
-            return Err(WriteError::Busy { left_secs: left.div_ceil(1000) });
+            let left_secs = (writer.until_unix_ms - now).div_ceil(1000);
+            return Err(WriteError::Busy { left_secs });
         }
         let mut session = [0; 16];
         for part in session.chunks_mut(8) {
@@ -273,191 +259,6 @@ impl WritableFs {
         })
     }
 
-    /// The bytes of pieces, in order; `handle` is read ahead of.
-    async fn assemble(
-        &self,
-        (pieces, stored): (Vec<Piece>, Stored),
-        handle: u64,
-        len: u32,
-    ) -> Result<Bytes, Fault> {
-        if let [Piece::Stored(range)] = &pieces[..] {
-            let len = (range.end - range.start) as u32;
-            let file = self.reader(handle, stored, range.start, len).await?;
-            return Ok(file.read(range.start, len).await?);
-        }
-        let mut out = BytesMut::with_capacity(len as usize);
-        for piece in pieces {
-            match piece {
-                Piece::Data(bytes, range) => out.extend_from_slice(&bytes[range]),
-                Piece::Zeros(len) => out.resize(out.len() + len, 0),
-                Piece::Stored(range) => {
-                    let len = (range.end - range.start) as u32;
-                    let file = self.reader(handle, stored, range.start, len).await?;
-                    out.extend_from_slice(&file.read(range.start, len).await?);
-                }
-            }
-        }
-        Ok(out.freeze())
-    }
-
-    /// The stored file behind an open one, read ahead of.
-    async fn reader(
-        &self,
-        handle: u64,
-        stored: Stored,
-        offset: u64,
-        len: u32,
-    ) -> Result<File, Fault> {
-        let known = {
-            let readers = self.readers.lock().expect("no holder of this lock panics");
-            readers.get(&handle).filter(|r| r.stored == stored).map(|r| r.file.clone())
-        };
-        let file = match known {
-            Some(file) => file,
-            None => File::open(&self.shared.cache, stored.inode, stored.size_bytes).await?,
-        };
-        let Some(shape) = file.shape().filter(|shape| !shape.is_inline()) else { return Ok(file) };
-        let options = &self.shared.options;
-        // Twice the window, as a reader of a published volume has it.
-        let limit = options
-            .read_ahead_bytes
-            .min(options.cache_bytes / 4)
-            .min(file.window_bytes().saturating_mul(2));
-        let plan = {
-            let mut readers = self.readers.lock().expect("no holder of this lock panics");
-            let fresh = || Reader { stored, file: file.clone(), ahead: ReadAhead::default() };
-            let reader = readers.entry(handle).or_insert_with(fresh);
-            if reader.stored != stored {
-                *reader = fresh();
-            }
-            reader.ahead.on_read(offset, u64::from(len), limit, shape.size_bytes)
-        };
-        if let Some((from, upto)) = plan {
-            let size = shape.block_size_bytes();
-            file.prefetch(from / size, upto.div_ceil(size));
-        }
-        Ok(file)
-    }
-
-    /// The first offset at or after `offset` with data, or with a hole.
-    async fn seek_to(
-        &self,
-        inode: u64,
-        handle: u64,
-        offset: u64,
-        to: SeekTo,
-    ) -> Result<u64, Fault> {
-        let mut at = offset;
-        for _ in 0..SEEK_BLOCKS {
-            let layout = self.on_tree(|tree, _| tree.layout(inode, handle, at)).await?;
-            if offset >= layout.size_bytes {
-                return Err(Errno::ENXIO.into());
-            }
-            if at >= layout.size_bytes {
-                return match to {
-                    SeekTo::Data => Err(Errno::ENXIO.into()),
-                    SeekTo::Hole => Ok(layout.size_bytes),
-                };
-            }
-            let is_data = self.is_data(&layout).await?;
-            if is_data == (to == SeekTo::Data) {
-                return Ok(at);
-            }
-            at = match to {
-                SeekTo::Hole => layout.end,
-                SeekTo::Data => self.next_data(&layout).await?,
-            };
-        }
-        // No hole is found, or data that is zeros.
-        match to {
-            SeekTo::Hole => {
-                Ok(self.on_tree(|tree, _| tree.layout(inode, handle, at)).await?.size_bytes)
-            }
-            SeekTo::Data => Ok(at),
-        }
-    }
-
-    /// Whether the block of a layout has data.
-    async fn is_data(&self, layout: &Layout) -> Result<bool, Fault> {
-        for piece in &layout.pieces {
-            match piece {
-                Piece::Data(..) => return Ok(true),
-                Piece::Zeros(_) => {}
-                Piece::Stored(range) => {
-                    let file = self.stored_file(layout.stored).await?;
-                    if file.seek(range.start, true).await? < range.end {
-                        return Ok(true);
-                    }
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    /// Where data may follow a block that has none.
-    async fn next_data(&self, layout: &Layout) -> Result<u64, Fault> {
-        let stored = match layout.end < layout.stored.size_bytes {
-            true => match self.stored_file(layout.stored).await?.seek(layout.end, true).await? {
-                none if none >= layout.stored.size_bytes => u64::MAX,
-                next => next,
-            },
-            false => u64::MAX,
-        };
-        let unstored = layout.next_unstored.max(layout.end);
-        Ok(stored.min(unstored).min(layout.size_bytes))
-    }
-
-    async fn stored_file(&self, stored: Stored) -> Result<File, BlockError> {
-        File::open(&self.shared.cache, stored.inode, stored.size_bytes).await
-    }
-
-    /// Names of an open directory from a cookie on: each with its cookie, and what it means if it
-    /// is not stored.
-    async fn names_from(
-        &self,
-        open: &OpenDirectory,
-        cookie: u64,
-        limit: usize,
-    ) -> Result<Vec<Listed>, Fault> {
-        let (mut stored_at, mut changed_at) =
-            (cookie >> CHANGED_BITS, (cookie & ((1 << CHANGED_BITS) - 1)) as usize);
-        let mut listed = Vec::new();
-        let mut leaf: Option<(Arc<crate::format::DirectoryBlock>, usize)> = None;
-        while listed.len() < limit {
-            if leaf.as_ref().is_none_or(|(leaf, at)| *at >= leaf.entries().len()) {
-                leaf = directory::leaf_at(&self.shared.cache, &open.stored, stored_at)
-                    .await
-                    .map_err(BlockError::from)?;
-            }
-            let next_stored = leaf.as_ref().map(|(leaf, at)| &leaf.entries()[*at]);
-            let next_changed = open.changes.get(changed_at);
-            let (takes_stored, takes_changed) = match (next_stored, next_changed) {
-                (None, None) => break,
-                (Some(_), None) => (true, false),
-                (None, Some(_)) => (false, true),
-                (Some(stored), Some((name, _))) => (stored.name <= *name, *name <= stored.name),
-            };
-            let meaning = match takes_changed {
-                true => next_changed.and_then(|(name, meaning)| {
-                    meaning.map(|(inode, kind)| (name.clone(), kind, Some(inode)))
-                }),
-                false => next_stored.map(|entry| (entry.name.clone(), entry.kind(), None)),
-            };
-            if takes_stored {
-                stored_at += 1;
-                if let Some((_, at)) = &mut leaf {
-                    *at += 1;
-                }
-            }
-            changed_at += usize::from(takes_changed);
-            if let Some((name, kind, inode)) = meaning {
-                let cookie = stored_at << CHANGED_BITS | changed_at as u64;
-                listed.push(Listed { name, kind, inode, cookie });
-            }
-        }
-        Ok(listed)
-    }
-
     fn status(&self) -> String {
         if let Err(fenced) = self.shared.check_fence() {
             return fenced.to_string();
@@ -475,15 +276,6 @@ impl WritableFs {
             (None, _) => format!("ok; {held} bytes and {changes} changes are not on the ring yet"),
         }
     }
-}
-
-/// A name of a listing.
-struct Listed {
-    name: Bytes,
-    kind: FileKind,
-    /// Its file, if the name is not as it is stored.
-    inode: Option<u64>,
-    cookie: u64,
 }
 
 impl FileSystem for WritableFs {
