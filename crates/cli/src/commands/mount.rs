@@ -63,6 +63,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::parse_duration)]
     max_age: Duration,
 
+    /// Show everything as yours, whoever owns it where it was written (only with an address)
+    #[arg(long)]
+    map_owners: bool,
+
     /// Write although another mount does, which then changes nothing any more (only with a name)
     #[arg(long)]
     take_over: bool,
@@ -92,6 +96,10 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 .because("only whole volumes can be mounted")
                 .advice(format!("Mount {} and look below it.", address.volume)));
         }
+        Target::Name(name) if args.map_owners => {
+            return Err(Failure::new(Exit::Usage, format!("cannot mount {name}"))
+                .because("a mount that writes keeps owners; --map-owners goes with an address"));
+        }
         Target::Address(address) if args.take_over => {
             return Err(Failure::new(Exit::Usage, format!("cannot mount {address}"))
                 .because("a mount of an address writes nothing; --take-over goes with a name"));
@@ -118,8 +126,11 @@ async fn serve(args: &Args, address: &Address, global: &Global) -> Result<(), Fa
     let (env, client) = connection::for_mount(global).await?;
     let reading = Reading::through(env, client, address, read_key, options).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    let fs: Arc<dyn FileSystem> =
-        Arc::new(VolumeFs::new(reading.env, reading.volume, uid.as_raw(), gid.as_raw()));
+    let (uid, gid) = (uid.as_raw(), gid.as_raw());
+    let fs: Arc<dyn FileSystem> = Arc::new(match args.map_owners {
+        true => VolumeFs::with_one_owner(reading.env, reading.volume, uid, gid),
+        false => VolumeFs::new(reading.env, reading.volume, uid, gid),
+    });
     let options = MountOptions {
         read_only: true,
         allow_other: args.allow_other,
@@ -196,6 +207,7 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     command.arg(humantime::format_duration(args.max_age).to_string());
     command.args(args.allow_other.then_some("--allow-other"));
     command.args(args.take_over.then_some("--take-over"));
+    command.args(args.map_owners.then_some("--map-owners"));
     if let Some(bytes) = args.cache {
         command.arg("--cache").arg(bytes.to_string());
     }

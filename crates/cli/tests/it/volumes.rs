@@ -62,6 +62,15 @@ fn a_volume_is_written_through_a_mount_and_read_through_another_node() {
     let reader = ring.mount(2, &address, &[]);
     assert_same(&tree, &reader.join("tree"));
     assert!(fs::read(reader.join("linked")).expect("reads") == noise(3 << 20, 7));
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(mount.join("linked"), Some(12), Some(34)).expect("changes");
+        sync(&mount).expect("is on the ring");
+        let of = |mount: &Path| fs::metadata(mount.join("linked")).map(|m| (m.uid(), m.gid()));
+        let fresh = ring.mount(1, &address, &[]);
+        assert_eq!(of(&fresh).expect("there"), (12, 34));
+        let mapped = ring.mount(1, &address, &["--map-owners"]);
+        assert_eq!(of(&mapped).expect("there"), (0, 0));
+    }
     let elsewhere = ring.path("elsewhere");
     fs::create_dir(&elsewhere).expect("a directory");
     let second = || ring.nodes[0].command(["mount", "work"]);
