@@ -49,7 +49,7 @@ struct CreateArgs {
     /// What it is called on this node
     name: String,
 
-    /// Encrypt it: only those who have the address with its read key can read it
+    /// Encrypt it: it can be read only with the address that has its read key
     #[arg(long)]
     encrypt: bool,
 

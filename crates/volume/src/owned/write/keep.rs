@@ -1,7 +1,7 @@
 //! Keeping the leases of what a mount has written.
 //!
 //! The blocks of the newest version are listed by a walk over the tree, and the list is given to
-//! the [`LeaseKeeper`], who renews their leases from then on; blocks that no version needs are on no
+//! the [`LeaseKeeper`], which renews their leases from then on; blocks that no version needs are on no
 //! list and end with their leases (CFS §3.1). A walk reads every directory and every inode block
 //! with pointers, so one begins only when [`WALK_SHARE`] times as long as the last one took has
 //! passed, and when the mount ends. Until a block is on a list, the lease that its put gave it

@@ -98,7 +98,7 @@ pub enum WriteError {
         /// How long its claim lasts yet.
         left_secs: u64,
     },
-    /// The root that says who writes was not put.
+    /// The root that names this mount as the writer was not put.
     #[error("the volume cannot be written: {0}")]
     Flush(#[from] FlushError),
 }
@@ -207,7 +207,7 @@ impl Shared {
         fenced
     }
 
-    /// Keeps the outcome of a flush for those who ask how the mount is.
+    /// Keeps the outcome of a flush, for the mount's status.
     fn note(&self, outcome: &Result<(), FlushError>) {
         let mut trouble = self.trouble.lock().expect("no holder of this lock panics");
         match outcome {

@@ -26,7 +26,7 @@ use super::{FlushError, Head, Shared, WriteError, WriteOptions, sealed_root};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
 
-/// How long names and attributes may be believed: nobody else changes them. A day, since some
+/// How long names and attributes may be believed: only this mount changes them. A day, since some
 /// kernels overflow on more.
 const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -117,7 +117,7 @@ impl WritableFs {
             fence: Mutex::default(),
             trouble: Mutex::default(),
             listed: Mutex::default(),
-            // Until this mount writes, who opens it is told why it cannot.
+            // Until this mount writes, its caller is told why it cannot.
             has_ended: AtomicBool::new(true),
         });
         {

@@ -10,7 +10,7 @@ use crate::blocks::file::File;
 use crate::owned::write::tree::{Layout, Piece, Stored};
 
 /// Blocks that a search for data or a hole passes over; a program that is told of none reads what is there,
-/// which is as right. A few blocks can describe more data than anybody can step over.
+/// which is as right. A few blocks can describe endless data.
 const SEEK_BLOCKS: u32 = 4096;
 
 /// The stored file that an open one is read from.
