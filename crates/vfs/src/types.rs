@@ -97,6 +97,12 @@ impl FileTime {
         time.and_then(|t| t.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
     }
 
+    /// The time so many milliseconds after the beginning of 1970.
+    pub fn from_unix_ms(ms: u64) -> FileTime {
+        let secs = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+        FileTime { secs, nanos: u32::try_from(ms % 1000).expect("below 1000") * 1_000_000 }
+    }
+
     /// The time the standard library says; clamped to what 64 bits of seconds can hold.
     pub fn from_system_time(time: SystemTime) -> FileTime {
         match time.duration_since(UNIX_EPOCH) {

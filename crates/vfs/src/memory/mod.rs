@@ -59,9 +59,7 @@ fn answer<T: Send + 'static>(result: Result<T, Errno>) -> Answer<T> {
 }
 
 fn now(env: &Env) -> FileTime {
-    let ms = env.unix_ms();
-    let secs = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
-    FileTime { secs, nanos: u32::try_from(ms % 1000).expect("below 1000") * 1_000_000 }
+    FileTime::from_unix_ms(env.unix_ms())
 }
 
 impl MemoryFs {

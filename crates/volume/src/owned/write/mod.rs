@@ -188,9 +188,7 @@ impl Shared {
     }
 
     fn now(&self) -> FileTime {
-        let ms = self.env.unix_ms();
-        let secs = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
-        FileTime { secs, nanos: u32::try_from(ms % 1000).expect("below 1000") * 1_000_000 }
+        FileTime::from_unix_ms(self.env.unix_ms())
     }
 
     fn check_fence(&self) -> Result<(), FlushError> {
@@ -284,8 +282,7 @@ impl Shared {
 /// An empty volume's root: its top directory belongs to `owner`.
 pub fn empty_root(env: &Env, label: &str, owner: (u32, u32), block_size_log2: u8) -> Root {
     let now = env.unix_ms();
-    let secs = i64::try_from(now / 1000).unwrap_or(i64::MAX);
-    let time = FileTime { secs, nanos: 0 };
+    let time = FileTime::from_unix_ms(now);
     Root {
         block_size_log2,
         mode: 0o755,
