@@ -79,6 +79,9 @@ impl Shared {
         let mut head = self.head.lock().await;
         let plan = self.tree().begin_flush();
         let Some(mut plan) = plan else {
+            if head.unsure.is_none() && !self.writer_is_due(&head) {
+                return Ok(());
+            }
             let root = self.marked(head.root.clone(), true);
             return self.put_root(&mut head, root).await;
         };

@@ -332,3 +332,16 @@ async fn a_mount_is_not_its_own_rival() {
     let again = mounted(&blocks, WriteOptions::default()).await.expect("mounts again");
     again.lookup(me, InodeNumber::ROOT, b"kept").await.expect("is there");
 }
+
+/// A root costs a signature and a put at every replica.
+#[tokio::test(start_paused = true)]
+async fn an_fsync_of_what_is_stored_puts_no_root() {
+    let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
+    created(&blocks, None, 16).await;
+    let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
+    fs.mkdir(Caller::default(), InodeNumber::ROOT, b"new", 0o755).await.expect("makes");
+    fs.sync().await.expect("flushes");
+    let stored = fs.version().await;
+    fs.sync().await.expect("has nothing to do");
+    assert_eq!(fs.version().await, stored);
+}
