@@ -1,4 +1,4 @@
-//! What a mounted volume does, beside a directory of this machine's file system in the same run.
+//! Measures a mounted volume beside a directory of this machine's file system, in the same run.
 //!
 //! Five nodes as five processes on loopback, k = 3. The volume is mounted read-write through one
 //! node and read through another. Writes `docs/results/volume.md`. Needs FUSE.
@@ -24,7 +24,7 @@ const SYNCED_FILES: usize = 50;
 /// The version that a reader shows may be so old.
 const MAX_AGE: &str = "1s";
 
-/// What is measured, and what its rate counts: how many, and of what.
+/// The phases: name, amount of work, and the unit of its rate.
 const PHASES: [(&str, f64, &str); 9] = [
     ("copy a source tree", 0.0, "files/s"),
     ("and sync it", 0.0, "files/s"),

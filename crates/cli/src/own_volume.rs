@@ -1,5 +1,4 @@
-//! What the commands on this node's own volumes share: finding one, and the end of a mount that
-//! writes it.
+//! Finds a node's own volume by its name, and ends a mount that writes one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +82,7 @@ pub(crate) struct KeepVersions {
 }
 
 impl KeepVersions {
-    /// Of the volume `name`.
+    /// A keeper for the volume `name`.
     pub(crate) fn new(client: Arc<Client>, name: &str) -> KeepVersions {
         KeepVersions { client, name: name.to_owned() }
     }

@@ -250,7 +250,7 @@ fn log_name(mountpoint: &Path) -> String {
     format!("mount-{}.log", tail.into_iter().rev().collect::<String>())
 }
 
-/// What is to be mounted.
+/// A volume to mount: any by its address, or one's own by its name.
 #[derive(Clone, Debug)]
 enum Target {
     Address(Address),

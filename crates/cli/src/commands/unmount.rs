@@ -15,8 +15,8 @@ use crate::tfs;
   atoll unmount ~/docs
   atoll unmount --lazy ~/docs
 
-What was written to a volume of your own is brought to the ring first. While that is not possible
-the mount stays, unless --lazy detaches it: its process then tries for ten minutes.")]
+The command first stores unsaved changes to your own volume on the ring. If that fails, the mount
+stays; with --lazy it is detached, and its process tries for ten more minutes.")]
 pub(crate) struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]

@@ -46,7 +46,7 @@ enum Command {
 The key that it is written with stays in this node's directory: keep a copy of
 DIR/volumes/NAME in a safe place.")]
 struct CreateArgs {
-    /// What it is called on this node
+    /// The volume's name on this node
     name: String,
 
     /// Encrypt it: it can be read only with the address that has its read key

@@ -9,7 +9,7 @@ use crate::processes::{
     Ring, assert_same, atoll, can_mount, make_tree, noise, run, unmount, until,
 };
 
-/// What the root of a mount says of itself.
+/// Reads the status attribute of a mount's root.
 fn status_of(mount: &Path) -> String {
     let mut text = [0; 1000];
     let len = rustix::fs::getxattr(mount, "user.atoll.status", &mut text[..]).expect("is said");
