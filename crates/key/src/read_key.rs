@@ -51,6 +51,8 @@ const BLOCK_TAG: &str = "atoll v1 encrypted volume: tag of a content block";
 const BLOCK_CIPHER: &str = "atoll v1 encrypted volume: cipher of a content block";
 const ROOT_TAG: &str = "atoll v1 encrypted volume: tag of a root";
 const ROOT_CIPHER: &str = "atoll v1 encrypted volume: cipher of a root";
+const LOCAL_TAG: &str = "atoll v1 encrypted volume: tag of what waits on a disk";
+const LOCAL_CIPHER: &str = "atoll v1 encrypted volume: cipher of what waits on a disk";
 const CHECK: &str = "atoll v1 encrypted volume: check of the read key";
 
 /// What a reader of an encrypted volume must hold: 32 random bytes. Never printed but by
@@ -108,6 +110,7 @@ struct Keys {
 pub struct VolumeCipher {
     blocks: Keys,
     root: Keys,
+    local: Keys,
     check: [u8; CHECK_BYTES],
 }
 
@@ -125,6 +128,7 @@ impl VolumeCipher {
         VolumeCipher {
             blocks: Keys { tag: derive(BLOCK_TAG), cipher: derive(BLOCK_CIPHER) },
             root: Keys { tag: derive(ROOT_TAG), cipher: derive(ROOT_CIPHER) },
+            local: Keys { tag: derive(LOCAL_TAG), cipher: derive(LOCAL_CIPHER) },
             check: *check.first_chunk().expect("a hash has 32 bytes"),
         }
     }
@@ -163,6 +167,17 @@ impl VolumeCipher {
     pub fn open_root(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
         self.root.open(sealed)
     }
+
+    /// Seals what a writer keeps on its own disk until the ring has it: bytes of any length,
+    /// which is not hidden. Its keys are its own.
+    pub fn seal_local(&self, bytes: &[u8]) -> Vec<u8> {
+        self.local.seal_inner(bytes)
+    }
+
+    /// Opens what [`VolumeCipher::seal_local`] sealed.
+    pub fn open_local(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
+        self.local.open_inner(sealed)
+    }
 }
 
 impl Keys {
@@ -193,19 +208,25 @@ impl Keys {
         if sealed.len() < SEAL_BYTES + MIN_PADDED_BYTES || sealed.len() > MAX_BLOCK_BYTES {
             return Err(SealError::Length(sealed.len()));
         }
-        let (tag, inner) = sealed.split_first_chunk::<TAG_BYTES>().expect("longer than a tag");
-        let mut inner = inner.to_vec();
-        self.apply(tag, &mut inner);
-        if self.tag(&inner) != *tag {
-            return Err(SealError::Tag);
-        }
+        let inner = self.open_inner(sealed)?;
         let (len, padded) = inner.split_first_chunk::<LEN_BYTES>().expect("longer than that");
         let len = u32::from_be_bytes(*len) as usize;
         let zeros = padded.get(len..).ok_or(SealError::Padding)?;
         if padded_len(len) != padded.len() || zeros.iter().any(|byte| *byte != 0) {
             return Err(SealError::Padding);
         }
-        Ok(Bytes::from(inner).slice(LEN_BYTES..LEN_BYTES + len))
+        Ok(inner.slice(LEN_BYTES..LEN_BYTES + len))
+    }
+
+    fn open_inner(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
+        let short = SealError::Length(sealed.len());
+        let (tag, inner) = sealed.split_first_chunk::<TAG_BYTES>().ok_or(short)?;
+        let mut inner = inner.to_vec();
+        self.apply(tag, &mut inner);
+        if self.tag(&inner) != *tag {
+            return Err(SealError::Tag);
+        }
+        Ok(Bytes::from(inner))
     }
 
     fn tag(&self, inner: &[u8]) -> [u8; TAG_BYTES] {
@@ -249,6 +270,18 @@ mod tests {
             let sealed = cipher(1).seal(&block);
             assert_eq!(sealed.len(), SEAL_BYTES + padded_len(len), "{len}");
             assert_eq!(cipher(1).open(&sealed).expect("opens"), block, "{len}");
+        }
+    }
+
+    #[test]
+    fn what_waits_on_a_disk_is_sealed_under_keys_of_its_own() {
+        for len in [0, 1, 3 << 20] {
+            let bytes = vec![7; len];
+            let sealed = cipher(1).seal_local(&bytes);
+            assert_eq!(cipher(1).open_local(&sealed).expect("opens"), bytes);
+            assert!(cipher(2).open_local(&sealed).is_err());
+            assert!(cipher(1).open(&sealed).is_err());
+            assert!(cipher(1).open_local(&sealed[..sealed.len() - 1]).is_err());
         }
     }
 
