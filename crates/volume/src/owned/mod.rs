@@ -40,5 +40,6 @@ pub use read::{
 pub use root::Root;
 pub use sealed_root::RootError;
 pub use write::{
-    FlushError, LeaseKeeper, NoLeaseKeeper, WritableFs, WriteError, WriteOptions, empty_root,
+    FlushError, LeaseKeeper, NoLeaseKeeper, SpoolDirectory, WritableFs, WriteError, WriteOptions,
+    empty_root,
 };

@@ -17,7 +17,9 @@
 //! Fields: tag 1 the volume's label (UTF-8, 1 to 255 bytes), tag 2 the hash of the root
 //! directory's xattr block. Of a volume that is written through mounts also: tag 3 the root
 //! directory's owner (as in a directory entry), tag 4 the next inode number (8 bytes), tag 5 who
-//! writes now (16 bytes that name the mount, 8 until when, milliseconds since 1970), tag 128 the
+//! writes now (16 bytes that name its spool, 8 until when, milliseconds since 1970), tag 6 what this
+//! version has of each writer's spool, the newest writer first (16 bytes that name the spool, 8 how
+//! many of its records; at most [`MAX_SPOOLS`]), tag 128 the
 //! table of links (as the root directory: 16 and 0 or 32 bytes). A reader skips an unknown tag below 128 and refuses the volume
 //! for one of 128 or above, so that later versions can add what may be ignored and what
 //! may not.
@@ -42,11 +44,15 @@ const TAG_XATTRS: u8 = 2;
 const TAG_OWNER: u8 = 3;
 const TAG_NEXT_INODE: u8 = 4;
 const TAG_WRITER: u8 = 5;
+const TAG_MERGED: u8 = 6;
 const FIRST_REQUIRED_TAG: u8 = 128;
 const TAG_LINKS: u8 = 128;
 
 /// The longest label, bytes.
 pub const MAX_LABEL_BYTES: usize = 255;
+
+/// The most writers of which a root says what it has.
+pub const MAX_SPOOLS: usize = 16;
 
 /// What a publisher signs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,6 +92,8 @@ pub struct MountState {
     pub next_inode: u64,
     /// The mount that writes the volume.
     pub writer: Option<Writer>,
+    /// What this version has of each writer's spool; the newest writer is the first.
+    pub merged: Vec<Merged>,
     /// The table of files with several names.
     pub links: DirectoryRef,
 }
@@ -94,10 +102,34 @@ pub struct MountState {
 /// passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Writer {
-    /// Drawn by the mount.
-    pub session: [u8; 16],
+    /// Names its spool.
+    pub spool: [u8; 16],
     /// Until when it writes unless it says so again, milliseconds since 1970.
     pub until_unix_ms: u64,
+}
+
+/// How much of a writer's spool a version has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Merged {
+    /// Names the spool.
+    pub spool: [u8; 16],
+    /// How many of its records.
+    pub records: u64,
+}
+
+impl MountState {
+    /// How many records of a spool this version has.
+    pub(super) fn records_of(&self, spool: [u8; 16]) -> u64 {
+        let found = self.merged.iter().find(|merged| merged.spool == spool);
+        found.map_or(0, |merged| merged.records)
+    }
+
+    /// Notes that a version has so many records of a spool, whose mount puts it.
+    pub(super) fn merge(&mut self, spool: [u8; 16], records: u64) {
+        self.merged.retain(|merged| merged.spool != spool);
+        self.merged.insert(0, Merged { spool, records });
+        self.merged.truncate(MAX_SPOOLS);
+    }
 }
 
 impl Root {
@@ -118,7 +150,7 @@ impl Root {
         if let Some(hash) = &self.xattrs {
             put_field(&mut out, TAG_XATTRS, &hash.0);
         }
-        let MountState { owner, next_inode, writer, links } = &self.mounted;
+        let MountState { owner, next_inode, writer, merged, links } = &self.mounted;
         if let Some(owner) = owner {
             put_field(&mut out, TAG_OWNER, &owner.to_bytes());
         }
@@ -126,8 +158,12 @@ impl Root {
             put_field(&mut out, TAG_NEXT_INODE, &next_inode.to_be_bytes());
         }
         if let Some(writer) = writer {
-            let value = [&writer.session[..], &writer.until_unix_ms.to_be_bytes()].concat();
+            let value = [&writer.spool[..], &writer.until_unix_ms.to_be_bytes()].concat();
             put_field(&mut out, TAG_WRITER, &value);
+        }
+        if !merged.is_empty() {
+            let values = merged.iter().map(|m| [&m.spool[..], &m.records.to_be_bytes()].concat());
+            put_field(&mut out, TAG_MERGED, &values.collect::<Vec<_>>().concat());
         }
         if links.entries > 0 {
             let mut value = Vec::new();
@@ -192,6 +228,7 @@ impl Root {
             TAG_OWNER => self.mounted.owner = Some(whole(value, Owner::decode)?),
             TAG_NEXT_INODE => self.mounted.next_inode = whole(value, Cursor::u64)?,
             TAG_WRITER => self.mounted.writer = Some(whole(value, take_writer)?),
+            TAG_MERGED => self.mounted.merged = whole(value, take_merged)?,
             TAG_LINKS => self.mounted.links = whole(value, take_directory)?,
             tag if tag >= FIRST_REQUIRED_TAG => return Err(FormatError::UnknownFeature(tag)),
             _ => {}
@@ -224,8 +261,22 @@ fn whole<T>(
 }
 
 fn take_writer(cursor: &mut Cursor) -> Result<Writer, FormatError> {
-    let session = cursor.take(16)?[..].try_into().expect("16 bytes were taken");
-    Ok(Writer { session, until_unix_ms: cursor.u64()? })
+    Ok(Writer { spool: take_spool(cursor)?, until_unix_ms: cursor.u64()? })
+}
+
+fn take_merged(cursor: &mut Cursor) -> Result<Vec<Merged>, FormatError> {
+    let mut merged = Vec::new();
+    while cursor.len() > 0 {
+        if merged.len() == MAX_SPOOLS {
+            return Err(FormatError::BadReference("the root names too many writers"));
+        }
+        merged.push(Merged { spool: take_spool(cursor)?, records: cursor.u64()? });
+    }
+    Ok(merged)
+}
+
+fn take_spool(cursor: &mut Cursor) -> Result<[u8; 16], FormatError> {
+    Ok(cursor.take(16)?[..].try_into().expect("16 bytes were taken"))
 }
 
 fn put_field(out: &mut Vec<u8>, tag: u8, value: &[u8]) {

@@ -74,10 +74,14 @@ pub(super) async fn run(shared: Weak<Shared>) {
 
 impl Shared {
     /// Writes all changes; when it returns, the ring has them.
-    async fn flush(&self) -> Result<(), FlushError> {
+    pub(super) async fn flush(&self) -> Result<(), FlushError> {
         self.check_fence()?;
         let mut head = self.head.lock().await;
-        let plan = self.tree().begin_flush();
+        let (plan, records) = {
+            let mut tree = self.tree();
+            // What has changed until now, and nothing later, is in the records until now.
+            (tree.begin_flush(), self.spool.as_ref().map_or(0, |spool| spool.cut()))
+        };
         let Some(mut plan) = plan else {
             if head.unsure.is_none() && !self.writer_is_due(&head) {
                 return Ok(());
@@ -88,16 +92,20 @@ impl Shared {
         let planned = std::mem::take(&mut plan.xattrs);
         let old = head.root.clone();
         let written = self.write_as_writer(self.write(plan, &planned, &old), &mut head).await;
-        let (root, flushed) = match written {
+        let (mut root, flushed) = match written {
             Ok(written) => written,
             Err(error) => {
                 self.tree().undo_flush();
                 return Err(error);
             }
         };
+        root.mounted.merge(self.spool_id, records);
         match self.put_root(&mut head, self.marked(root, true)).await {
             Ok(()) => {
                 self.tree().end_flush(&flushed, &planned);
+                if let Some(spool) = &self.spool {
+                    spool.merged(records, head.block.clone());
+                }
                 Ok(())
             }
             Err(error) => {
@@ -120,7 +128,9 @@ impl Shared {
         let now = self.env.unix_ms();
         root.published_unix_ms = now;
         let until_unix_ms = now.saturating_add(WRITER_LEASE.as_millis() as u64);
-        root.mounted.writer = writes.then_some(Writer { session: self.session, until_unix_ms });
+        root.mounted.writer = writes.then_some(Writer { spool: self.spool_id, until_unix_ms });
+        let records = root.mounted.records_of(self.spool_id);
+        root.mounted.merge(self.spool_id, records);
         root
     }
 
@@ -256,6 +266,7 @@ impl Shared {
                 next_inode: plan.next_inode,
                 links: flushed.links,
                 writer: None,
+                merged: old.mounted.merged.clone(),
             },
             ..old.clone()
         };

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! - [`tree`]: the state. A call that needs something stored fetches it and is made again.
+//! - [`spool`]: what is not on the ring yet, on this machine's disk.
 //! - [`keep`]: the leases of what was written.
 //! - [`flush`]: one task turns changes into blocks and puts the next root.
 //! - [`fs`]: the calls of [`FileSystem`](atoll_vfs::FileSystem).
@@ -15,18 +16,22 @@
 //! - A reader of the volume sees the whole tree as it was at one moment, between two calls.
 //! - After `fsync` of any file, everything that was done before it is on the ring, durable as the
 //!   ring acknowledges puts.
-//! - Changes that are not on the ring yet are in memory only: `close` does not wait for the ring. They
-//!   are at most some ten seconds old while the ring answers.
+//! - After `close` of a file that was open for writing, everything that was done before it is in the
+//!   spool, if there is one, and survives crashes of the mount and of the machine: the next mount
+//!   brings it to the ring.
+//! - Changes are on the ring within some ten seconds while it answers.
 //! - One mount writes at a time. A second one is refused while the first one has said within two
 //!   minutes that it writes; if it is let in by force, the first one's next root is refused, and it
-//!   changes nothing any more.
+//!   changes nothing any more. What it had not brought to the ring stays in its spool.
 //!
 //! It does not know where keys are kept, nor how blocks are replicated.
 
 mod flush;
 mod fs;
 mod keep;
+mod opening;
 mod outbox;
+mod spool;
 mod tree;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,9 +45,11 @@ use futures_channel::oneshot;
 
 pub use self::fs::WritableFs;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
+use self::spool::Spool;
+pub use self::spool::SpoolDirectory;
 use self::tree::{Loaded, Need, Tree};
 use super::root::{MountState, Root};
-use super::sealed_root::{self, RootError};
+use super::sealed_root::RootError;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::directory;
 use crate::blocks::error::BlockError;
@@ -65,6 +72,10 @@ pub struct WriteOptions {
     pub owner: (u32, u32),
     /// Write although another mount has said that it does. That one is fenced.
     pub take_over: bool,
+    /// Bytes in the spool: a writer waits for the ring when there are more.
+    pub max_spool_bytes: u64,
+    /// `close` waits for the ring.
+    pub sync: bool,
 }
 
 impl Default for WriteOptions {
@@ -76,6 +87,8 @@ impl Default for WriteOptions {
             read_key: None,
             owner: (0, 0),
             take_over: false,
+            max_spool_bytes: 1 << 30,
+            sync: false,
         }
     }
 }
@@ -101,6 +114,12 @@ pub enum WriteError {
     /// The root that names this mount as the writer was not put.
     #[error("the volume cannot be written: {0}")]
     Flush(#[from] FlushError),
+    /// What an earlier mount has left in the spool cannot be read.
+    #[error("{0}")]
+    Spool(String),
+    /// What is left in the spool cannot be made again, since the ring does not answer.
+    #[error("what is left in the spool cannot be brought to the ring: {0}")]
+    Replay(String),
 }
 
 /// Why changes are not on the ring.
@@ -120,13 +139,15 @@ pub enum FlushError {
     Lease(String),
     /// Another writer has put a root.
     #[error(
-        "another writer has put version {version} of the volume: this mount changes nothing any \
-         more, and what it had not written is lost when it ends"
+        "another writer has put version {version} of the volume: this mount changes nothing any more"
     )]
     Fenced {
         /// The root that it has put.
         version: u64,
     },
+    /// This is what a mount has left that another writer has fenced.
+    #[error("these changes were set aside: they can be read, and nothing can be changed")]
+    SetAside,
 }
 
 impl FlushError {
@@ -136,7 +157,7 @@ impl FlushError {
             FlushError::Put(PutError::Full(_)) => Errno::ENOSPC,
             FlushError::Put(PutError::OverQuota { .. }) => Errno::EDQUOT,
             FlushError::Put(PutError::Unavailable(_)) => Errno::ETIMEDOUT,
-            FlushError::Fenced { .. } => Errno::EROFS,
+            FlushError::Fenced { .. } | FlushError::SetAside => Errno::EROFS,
             _ => Errno::EIO,
         }
     }
@@ -151,15 +172,19 @@ struct Shared {
     cipher: Option<VolumeCipher>,
     secret: SecretKey,
     options: WriteOptions,
-    /// Names this mount among the writers of the volume.
-    session: [u8; 16],
+    /// Where changes wait for the ring.
+    spool: Option<Arc<Spool>>,
+    /// Names the spool among those of all writers; without a spool, this mount.
+    spool_id: [u8; 16],
+    /// Where changes lie that an earlier mount has left and that could not be made again.
+    set_aside: Mutex<Option<String>>,
     tree: Mutex<Tree>,
     /// The newest root. Held while one is put.
     head: futures_util::lock::Mutex<Head>,
     /// Wakes the flush task.
     wake: Arc<Notify>,
     waiters: Mutex<Vec<Waiter>>,
-    /// Why this mount may not write any more.
+    /// Why this mount may not write, or not any more.
     fence: Mutex<Option<FlushError>>,
     /// Why the last flush failed, if it did.
     trouble: Mutex<Option<FlushError>>,
@@ -240,6 +265,26 @@ impl Shared {
         }
     }
 
+    /// Hands the records of a call over to the spool.
+    fn keep_records(&self, tree: &mut Tree) {
+        let records = tree.take_records();
+        if let Some(spool) = self.spool.as_ref().filter(|_| !records.is_empty())
+            && spool.append(records)
+        {
+            tree.restart_journal();
+        }
+    }
+
+    /// Resolves when a file that was written may be closed: what was done before is in the spool,
+    /// or on the ring.
+    async fn kept(&self) -> Result<(), FlushError> {
+        let is_kept = match &self.spool {
+            Some(spool) if !self.options.sync => spool.synced().await.is_ok(),
+            spool => spool.is_none() && !self.options.sync,
+        };
+        if is_kept { Ok(()) } else { self.flushed().await }
+    }
+
     /// Resolves when all changes made before are on the ring, or were tried in vain.
     async fn flushed(&self) -> Result<(), FlushError> {
         let (sender, receiver) = oneshot::channel();
@@ -277,6 +322,14 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+fn random_id(env: &Env) -> [u8; 16] {
+    let mut id = [0; 16];
+    for part in id.chunks_mut(8) {
+        part.copy_from_slice(&env.random_u64().to_be_bytes());
+    }
+    id
 }
 
 /// An empty volume's root: its top directory belongs to `owner`.

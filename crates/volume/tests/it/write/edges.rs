@@ -190,7 +190,7 @@ fn clocked() -> Env {
 
 async fn mounted_by(env: &Env, ring: &Arc<Ring>) -> Result<WritableFs, WriteError> {
     let (blocks, options) = (ring.clone(), WriteOptions::default());
-    WritableFs::open(env.clone(), blocks, secret(), options, Arc::new(NoLeaseKeeper)).await
+    WritableFs::open(env.clone(), blocks, secret(), options, Arc::new(NoLeaseKeeper), None).await
 }
 
 impl Ring {
@@ -255,10 +255,16 @@ async fn a_mount_that_has_ended_lets_others_write() {
     let blocks: Arc<dyn Blocks> = ring.clone();
     created(&blocks, None, 16).await;
     let options = WriteOptions::default();
-    let first =
-        WritableFs::open(env(), blocks.clone(), secret(), options.clone(), Arc::new(SlowKeeper))
-            .await
-            .expect("mounts");
+    let first = WritableFs::open(
+        env(),
+        blocks.clone(),
+        secret(),
+        options.clone(),
+        Arc::new(SlowKeeper),
+        None,
+    )
+    .await
+    .expect("mounts");
     first.mkdir(Caller::default(), ROOT, b"dir", 0o755).await.expect("makes");
     let ends = tokio::spawn({
         let first = first.clone();

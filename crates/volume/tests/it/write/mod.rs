@@ -2,6 +2,7 @@
 
 mod edges;
 mod model;
+mod spool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::kit::{self, Features, Subject, Tree, write_tree_to_fs};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, Writer};
 use atoll_volume::owned::{
-    NoLeaseKeeper, Volume, VolumeOptions, WritableFs, WriteError, WriteOptions, empty_root,
-    sealed_root,
+    NoLeaseKeeper, SpoolDirectory, Volume, VolumeOptions, WritableFs, WriteError, WriteOptions,
+    empty_root, sealed_root,
 };
 use bytes::Bytes;
 
@@ -40,7 +41,16 @@ async fn mounted(
     blocks: &Arc<dyn Blocks>,
     options: WriteOptions,
 ) -> Result<WritableFs, WriteError> {
-    WritableFs::open(env(), blocks.clone(), secret(), options, Arc::new(NoLeaseKeeper)).await
+    mounted_with(blocks, options, None).await
+}
+
+async fn mounted_with(
+    blocks: &Arc<dyn Blocks>,
+    options: WriteOptions,
+    spool: Option<Arc<dyn SpoolDirectory>>,
+) -> Result<WritableFs, WriteError> {
+    let keeper = Arc::new(NoLeaseKeeper);
+    WritableFs::open(env(), blocks.clone(), secret(), options, keeper, spool).await
 }
 
 struct Owned {

@@ -1,5 +1,5 @@
-//! The same calls on a volume and on a file system in memory, with flushes, puts that fail and
-//! mounts that end in between: what both answer and show is the same.
+//! The same calls on a volume and on a file system in memory, with flushes, puts that fail, and
+//! mounts that end or crash in between: what both answer and show is the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use atoll_vfs::{
 use atoll_volume::owned::{WritableFs, WriteOptions};
 use bytes::Bytes;
 
-use super::{created, env, mounted};
+use super::spool::{Crashing, MemorySpool};
+use super::{created, env, mounted_with};
 
 /// Blocks in memory whose puts can be made to fail.
 struct Unsteady {
@@ -334,15 +335,32 @@ impl Kept {
     }
 }
 
+/// Everything until now is in the spool, as after the close of a file that was written.
+async fn close_a_file(model: &MemoryFs, fs: &WritableFs) {
+    for fs in [model as &dyn FileSystem, fs] {
+        let made = fs.mknod(Caller::default(), InodeNumber::ROOT, b"x", FileKind::Regular, 0, 0);
+        assert!(matches!(made.await.map(drop), Ok(()) | Err(Errno::EEXIST)));
+    }
+    opened(fs, b"x", async |inode, handle| fs.flush(inode, handle).await).await.expect("closes");
+}
+
 async fn run(seed: u64, steps: usize, block_size_log2: u8) {
     let mut dice = Dice(seed);
+    let spool = MemorySpool::default();
     let put_ms = [0, 3, 20][(seed / 2 % 3) as usize];
     let (blocks, fails) = (MemoryBlocks::new(), AtomicBool::new(false));
     let ring = Arc::new(Unsteady { blocks, fails, put_ms });
     let blocks: Arc<dyn Blocks> = ring.clone();
     created(&blocks, None, block_size_log2).await;
-    let options = || WriteOptions::default();
-    let mut fs = mounted(&blocks, options()).await.expect("mounts");
+    let open = async || {
+        let machine = Arc::new(Crashing::new(&ring, &spool));
+        let blocks: Arc<dyn Blocks> = machine.clone();
+        // Little memory, so that what is made again is flushed on the way.
+        let options = WriteOptions { max_changed_bytes: 1 << 20, ..WriteOptions::default() };
+        let spool = (seed % 5 != 0).then(|| machine.spool.clone());
+        (mounted_with(&blocks, options, spool).await.expect("mounts"), machine)
+    };
+    let (mut fs, mut machine) = open().await;
     let model = MemoryFs::new(env());
     let mut kept: Vec<Kept> = Vec::new();
     for step in 0..steps {
@@ -361,7 +379,17 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
                     fs.close(found.0, found.1).await.expect("closes");
                 }
                 fs.end().await.expect("ends");
-                fs = mounted(&blocks, options()).await.expect("mounts again");
+                (fs, machine) = open().await;
+                compare(&model, &fs, seed, step).await;
+            }
+            15 | 16 if seed % 5 != 0 => {
+                close_a_file(&model, &fs).await;
+                machine.crash(dice.below(100));
+                for Kept { model: held, .. } in kept.drain(..) {
+                    model.close(held.0, held.1).await.expect("closes");
+                }
+                (fs, machine) = open().await;
+                assert_eq!(fs.set_aside(), None, "seed {seed}, step {step}");
                 compare(&model, &fs, seed, step).await;
             }
             // A flush that others do not wait for.
@@ -391,6 +419,22 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
         }
     }
     compare(&model, &fs, seed, steps).await;
+    if seed % 5 == 0 {
+        return;
+    }
+    // A crash between two closes leaves the tree as it was at some moment between them.
+    close_a_file(&model, &fs).await;
+    let mut moments = vec![shown(&model).await];
+    for _ in 0..8 {
+        let call = call(&mut dice);
+        let (expected, found) = (make(&model, &call).await, make(&fs, &call).await);
+        assert_eq!(expected, found, "seed {seed}: {call:?}");
+        moments.push(shown(&model).await);
+        tokio::time::sleep(Duration::from_millis(dice.below(12))).await;
+    }
+    machine.crash(dice.below(100));
+    let found = shown(&open().await.0).await;
+    assert!(moments.contains(&found), "seed {seed}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,13 +4,11 @@ mod listing;
 mod reading;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::Blocks;
-use atoll_env::{Env, Notify, timeout};
-use atoll_key::{SecretKey, SignedBlock, VolumeCipher};
+use atoll_env::timeout;
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
     OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
@@ -19,11 +17,8 @@ use bytes::Bytes;
 
 use self::listing::Listed;
 use self::reading::Reader;
-use super::flush;
-use super::keep::{self, LeaseKeeper};
 use super::tree::{Birth, Loaded, Stop, Tree};
-use super::{FlushError, Head, Shared, WriteError, WriteOptions, sealed_root};
-use crate::blocks::cache::BlockCache;
+use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::BlockError;
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
@@ -50,7 +45,7 @@ pub struct WritableFs {
     readers: Arc<Mutex<BTreeMap<u64, Reader>>>,
 }
 
-enum Fault {
+pub(super) enum Fault {
     Errno(Errno),
     Block(BlockError),
 }
@@ -74,61 +69,12 @@ impl From<FlushError> for Fault {
 }
 
 impl WritableFs {
-    /// Opens the volume of `secret` for writing, and says on the ring that this mount writes it.
-    pub async fn open(
-        env: Env,
-        blocks: Arc<dyn Blocks>,
-        secret: SecretKey,
-        options: WriteOptions,
-        keeper: Arc<dyn LeaseKeeper>,
-    ) -> Result<WritableFs, WriteError> {
-        let id = secret.volume_id();
-        let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
-        let block: SignedBlock = blocks.get_signed(id.root_key()).await?;
-        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
-        let now = env.unix_ms();
-        if let Some(writer) = root.mounted.writer.filter(|writer| writer.until_unix_ms > now)
-            && !options.take_over
-        {
-            let left_secs = (writer.until_unix_ms - now).div_ceil(1000);
-            return Err(WriteError::Busy { left_secs });
-        }
-        let mut session = [0; 16];
-        for part in session.chunks_mut(8) {
-            part.copy_from_slice(&env.random_u64().to_be_bytes());
-        }
-        let ring = (blocks.clone(), cipher.clone());
-        let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
-        let tree = Tree::new(&root, options.owner);
-        let head = Head { block, root, unsure: None };
-        let shared = Arc::new(Shared {
-            env: env.clone(),
-            blocks,
-            keeper,
-            cache,
-            cipher,
-            secret,
-            options,
-            session,
-            tree: Mutex::new(tree),
-            head: futures_util::lock::Mutex::new(head),
-            wake: Arc::new(Notify::default()),
-            waiters: Mutex::default(),
-            fence: Mutex::default(),
-            trouble: Mutex::default(),
-            listed: Mutex::default(),
-            // Until this mount writes, its caller is told why it cannot.
-            has_ended: AtomicBool::new(true),
-        });
-        {
-            let mut head = shared.head.lock().await;
-            let root = shared.marked(head.root.clone(), true);
-            shared.put_root(&mut head, root).await?;
-        }
-        shared.has_ended.store(false, Ordering::Release);
-        env.spawn(Box::pin(flush::run(Arc::downgrade(&shared))));
-        env.spawn(Box::pin(keep::run(Arc::downgrade(&shared))));
-        Ok(WritableFs { shared, readers: Arc::default() })
+    pub(super) fn of(shared: Arc<Shared>) -> WritableFs {
+        WritableFs { shared, readers: Arc::default() }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Flushes everything and lets another mount write. Called once no call is made any more.
@@ -139,7 +85,17 @@ impl WritableFs {
             self.shared.flushed().await?;
             self.shared.resign().await?;
         }
-        self.shared.keep().await
+        self.shared.keep().await?;
+        if let Some(spool) = &self.shared.spool {
+            spool.finish().await;
+        }
+        Ok(())
+    }
+
+    /// Where changes lie that an earlier mount has left and that could not be made again, in the
+    /// spool's directory.
+    pub fn set_aside(&self) -> Option<String> {
+        self.shared.set_aside.lock().expect("no holder of this lock panics").clone()
     }
 
     /// The newest version that this mount has put.
@@ -161,7 +117,7 @@ impl WritableFs {
     }
 
     /// Runs a call on the tree; what it needs is fetched.
-    async fn on_tree<T>(
+    pub(super) async fn on_tree<T>(
         &self,
         mut call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
     ) -> Result<T, Fault> {
@@ -171,6 +127,7 @@ impl WritableFs {
                 let mut tree = self.shared.tree();
                 let done = call(&mut tree, &loaded);
                 tree.settle();
+                self.shared.keep_records(&mut tree);
                 done
             };
             match done {
@@ -190,8 +147,15 @@ impl WritableFs {
     ) -> Result<T, Fault> {
         self.shared.check_fence()?;
         let held = self.shared.tree().held_bytes();
-        let most = self.shared.options.max_changed_bytes;
-        if held >= most {
+        let WriteOptions { max_changed_bytes: most, max_spool_bytes, .. } = self.shared.options;
+        let spooled = match &self.shared.spool {
+            Some(spool) => {
+                spool.room().await;
+                spool.bytes()
+            }
+            None => 0,
+        };
+        if held >= most || spooled >= max_spool_bytes {
             self.shared.flushed().await?;
         } else if held >= most / 2 {
             self.shared.wake.notify();
@@ -267,14 +231,23 @@ impl WritableFs {
             let tree = self.shared.tree();
             (tree.held_bytes(), tree.changes())
         };
+        let spooled = self.shared.spool.as_ref().and_then(|spool| spool.failure());
         let trouble = self.shared.trouble.lock().expect("no holder of this lock panics").clone();
-        match (trouble, changes) {
+        let mut status = match (trouble, changes) {
             (Some(error), _) => {
                 format!("{held} bytes and {changes} changes wait for the ring: {error}")
             }
             (None, 0) => "ok".into(),
             (None, _) => format!("ok; {held} bytes and {changes} changes are not on the ring yet"),
+        };
+        if let Some(error) = spooled {
+            status +=
+                &format!("; nothing is spooled any more, close(2) waits for the ring: {error}");
         }
+        if let Some(name) = self.set_aside() {
+            status += &format!("; what an earlier mount had not written lies in {name}");
+        }
+        status
     }
 }
 
@@ -496,9 +469,14 @@ impl FileSystem for WritableFs {
         })
     }
 
-    fn flush(&self, _: InodeNumber, _: Handle) -> Answer<()> {
-        let fenced = self.shared.check_fence().map_err(|error| error.errno());
-        Box::pin(async move { fenced })
+    fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.answer(move |fs| async move {
+            fs.shared.check_fence()?;
+            if fs.on_tree(|tree, _| tree.is_writable(inode.0, handle.0)).await? {
+                fs.shared.kept().await?;
+            }
+            Ok(())
+        })
     }
 
     fn fsync(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use atoll_vfs::{Errno, FileTime, SetAttr, SetTime, XattrFlags};
 use bytes::Bytes;
 
+use super::journal::{Record, Value};
 use super::{Body, Loaded, NodeXattrs, Stop, Tree, Xattrs};
 use crate::format::xattrs;
 
@@ -17,18 +18,23 @@ impl Tree {
         now: FileTime,
         loaded: &Loaded,
     ) -> Result<(), Stop> {
-        if let Some(size_bytes) = changes.size_bytes {
+        if changes.size_bytes.is_some() {
             match self.node(inode)?.body {
                 Body::File(_) => {}
                 Body::Directory(_) => return Err(Errno::EISDIR.into()),
                 _ => return Err(Errno::EINVAL.into()),
             }
+        }
+        let is_recorded = self.note_place(inode);
+        if let Some(size_bytes) = changes.size_bytes {
             self.change_content(inode, |content| content.resize(size_bytes, loaded))?;
         }
         let chosen = |time| match time {
             SetTime::Now => now,
             SetTime::To(time) => time,
         };
+        let SetAttr { mode, uid, gid, size_bytes, .. } = changes;
+        let (atime, mtime) = (changes.atime.map(chosen), changes.mtime.map(chosen));
         let node = self.node_mut(inode)?;
         if changes == SetAttr::default() {
             return Ok(());
@@ -36,13 +42,17 @@ impl Tree {
         if changes.size_bytes.is_some() {
             node.mtime = now;
         }
-        node.mode = changes.mode.map_or(node.mode, |mode| mode & 0o7777);
-        node.uid = changes.uid.unwrap_or(node.uid);
-        node.gid = changes.gid.unwrap_or(node.gid);
-        node.atime = changes.atime.map_or(node.atime, chosen);
-        node.mtime = changes.mtime.map_or(node.mtime, chosen);
+        node.mode = mode.map_or(node.mode, |mode| mode & 0o7777);
+        node.uid = uid.unwrap_or(node.uid);
+        node.gid = gid.unwrap_or(node.gid);
+        node.atime = atime.unwrap_or(node.atime);
+        node.mtime = mtime.unwrap_or(node.mtime);
         node.ctime = now;
         self.touch(inode);
+        self.record(is_recorded, || {
+            let (atime, mtime) = (atime.map(Into::into), mtime.map(Into::into));
+            Record::Set { inode, mode, uid, gid, size_bytes, atime, mtime, now: now.into() }
+        });
         Ok(())
     }
 
@@ -80,12 +90,12 @@ impl Tree {
             _ => {}
         }
         let changed = Arc::make_mut(&mut all);
-        changed.insert(Bytes::copy_from_slice(name), value);
+        changed.insert(Bytes::copy_from_slice(name), value.clone());
         let sorted: Vec<_> = changed.iter().map(|(n, v)| (n.clone(), v.clone())).collect();
         if xattrs::encode(&sorted).is_none() {
             return Err(Errno::ENOSPC.into());
         }
-        self.put_xattrs(inode, all, now)
+        self.put_xattrs(inode, all, (name, Some(value)), now)
     }
 
     /// Removes an extended attribute.
@@ -98,14 +108,25 @@ impl Tree {
     ) -> Result<(), Stop> {
         let mut all = self.xattrs(inode, loaded)?;
         Arc::make_mut(&mut all).remove(name).ok_or(Errno::ENODATA)?;
-        self.put_xattrs(inode, all, now)
+        self.put_xattrs(inode, all, (name, None), now)
     }
 
-    fn put_xattrs(&mut self, inode: u64, all: Arc<Xattrs>, now: FileTime) -> Result<(), Stop> {
+    fn put_xattrs(
+        &mut self,
+        inode: u64,
+        all: Arc<Xattrs>,
+        (name, value): (&[u8], Option<Bytes>),
+        now: FileTime,
+    ) -> Result<(), Stop> {
+        let is_recorded = self.note_place(inode);
         let node = self.node_mut(inode)?;
         node.xattrs = NodeXattrs::Changed(all);
         node.ctime = now;
         self.touch(inode);
+        self.record(is_recorded, || {
+            let (name, value) = (Bytes::copy_from_slice(name), value.map(Value::new));
+            Record::SetXattr { inode, name, value, now: now.into() }
+        });
         Ok(())
     }
 }

@@ -103,6 +103,7 @@ impl Tree {
             return None;
         }
         let order = self.changed_directories();
+        self.restart_journal();
         self.changes = 0;
         self.is_root_changed = false;
         let mut plan = Plan {

@@ -17,6 +17,7 @@
 mod attributes;
 mod content;
 mod flush;
+mod journal;
 mod names;
 mod namespace;
 mod open;
@@ -32,6 +33,8 @@ use bytes::Bytes;
 use self::content::Content;
 pub(super) use self::content::{Piece, Stored};
 pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
+use self::journal::Journal;
+pub(super) use self::journal::Record;
 use self::names::Names;
 pub(super) use self::namespace::Birth;
 use self::open::Open;
@@ -187,6 +190,7 @@ pub(super) struct Tree {
     held_bytes: u64,
     /// Nodes that the call under way brought into the table.
     entered: Vec<u64>,
+    journal: Journal,
 }
 
 impl Tree {
@@ -212,6 +216,7 @@ impl Tree {
             changes: 0,
             held_bytes: 0,
             entered: Vec::new(),
+            journal: Journal::default(),
         }
     }
 
@@ -403,6 +408,7 @@ impl Tree {
 
     /// Ends a call: drops what it brought into the table and nothing keeps there.
     pub(super) fn settle(&mut self) {
+        self.settle_journal();
         for inode in std::mem::take(&mut self.entered) {
             self.reap(inode);
         }

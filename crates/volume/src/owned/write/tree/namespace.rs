@@ -4,6 +4,7 @@ use atoll_vfs::{Caller, Errno, FileKind, FileTime, RenameFlags};
 use bytes::Bytes;
 
 use super::content::{Content, Stored};
+use super::journal::{self, Name, Record};
 use super::names::Names;
 use super::{Body, FIRST_DERIVED, Loaded, Node, NodeXattrs, Place, Stop, Tree};
 use crate::format::MAX_TARGET_BYTES;
@@ -67,6 +68,8 @@ impl Tree {
         loaded: &Loaded,
     ) -> Result<u64, Stop> {
         self.check_free(parent, name, loaded)?;
+        let is_recorded = self.note_place(parent);
+        let parts = journal::parts(&birth);
         let directory = self.node(parent)?;
         let inherits = directory.mode & SETGID != 0;
         let inode = self.new_number()?;
@@ -99,6 +102,7 @@ impl Tree {
         };
         self.next_inode = inode + 1;
         let name = Bytes::copy_from_slice(name);
+        let made_name = name.clone();
         let node = Node {
             mode: mode & 0o7777 | inherited,
             uid: caller.uid,
@@ -122,6 +126,11 @@ impl Tree {
         self.set_name(parent, name, Some(inode));
         self.changes += 1;
         self.modified(parent, now);
+        self.record(is_recorded, || {
+            let ((kind, target, rdev), Caller { uid, gid, .. }) = (parts, caller);
+            let (name, now) = (Name::new((parent, &made_name)), now.into());
+            Record::Make { inode, name, kind, target, rdev, mode, uid, gid, now }
+        });
         Ok(inode)
     }
 
@@ -141,7 +150,9 @@ impl Tree {
             (_, MAX_LINKS..) => return Err(Errno::EMLINK.into()),
             _ => {}
         }
-        if let Place::Named(old_parent, old_name) = node.place.clone() {
+        let place = node.place.clone();
+        let is_recorded = self.note_place(parent) && self.note_place(inode);
+        if let Place::Named(old_parent, old_name) = place {
             self.set_name(old_parent, old_name, Some(inode));
             self.leave_place(inode);
             self.nodes.get_mut(&inode).expect("a change refers to it").place = Place::Linked;
@@ -155,6 +166,10 @@ impl Tree {
         self.touch(inode);
         self.modified(parent, now);
         self.hold(inode);
+        self.record(is_recorded, || {
+            let (name, now) = (Name::new((parent, name)), now.into());
+            Record::Link { inode, name, now }
+        });
         Ok(())
     }
 
@@ -170,8 +185,13 @@ impl Tree {
         if self.node(inode)?.is_directory() {
             return Err(Errno::EISDIR.into());
         }
+        let is_recorded = self.note_place(parent);
         self.detach(parent, name, inode, now);
         self.modified(parent, now);
+        self.record(is_recorded, || {
+            let (name, now) = (Name::new((parent, name)), now.into());
+            Record::Unlink { name, now }
+        });
         Ok(())
     }
 
@@ -187,8 +207,13 @@ impl Tree {
         if self.names(inode)?.entries > 0 {
             return Err(Errno::ENOTEMPTY.into());
         }
+        let is_recorded = self.note_place(parent);
         self.detach(parent, name, inode, now);
         self.modified(parent, now);
+        self.record(is_recorded, || {
+            let (name, now) = (Name::new((parent, name)), now.into());
+            Record::Rmdir { name, now }
+        });
         Ok(())
     }
 
@@ -210,6 +235,7 @@ impl Tree {
             return Err(Errno::ENOENT.into());
         }
         self.check_no_cycle(inode, new_parent)?;
+        let is_recorded = self.note_place(parent) && self.note_place(new_parent);
         match target {
             None if flags.exchange => return Err(Errno::ENOENT.into()),
             Some(_) if flags.no_replace => return Err(Errno::EEXIST.into()),
@@ -230,6 +256,10 @@ impl Tree {
         self.give_name(new_parent, new_name, inode, now);
         self.modified(parent, now);
         self.modified(new_parent, now);
+        self.record(is_recorded, || {
+            let (from, to) = (Name::new((parent, name)), Name::new((new_parent, new_name)));
+            Record::Rename { from, to, exchange: flags.exchange, now: now.into() }
+        });
         Ok(())
     }
 

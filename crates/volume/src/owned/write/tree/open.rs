@@ -9,6 +9,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use super::content::{Piece, Stored};
+use super::journal::Record;
 use super::{Body, Loaded, Place, ROOT, Stop, Tree};
 use crate::format::{DirectoryRef, MAX_FILE_BYTES};
 
@@ -125,6 +126,15 @@ impl Tree {
         }
     }
 
+    /// Whether a handle is of an open file that may be written.
+    pub(in crate::owned::write) fn is_writable(
+        &self,
+        inode: u64,
+        handle: u64,
+    ) -> Result<bool, Stop> {
+        Ok(self.opened(inode, handle)?.writes())
+    }
+
     /// That a handle is of an open file that may be written.
     fn check_writes(&self, inode: u64, handle: u64) -> Result<(), Stop> {
         match self.opened(inode, handle)?.writes() {
@@ -189,18 +199,38 @@ impl Tree {
         writer: Writer,
         (inode, handle): (u64, u64),
         offset: u64,
-        data: &[u8],
+        data: &Bytes,
         now: FileTime,
         loaded: &Loaded,
     ) -> Result<u32, Stop> {
         self.check_writes(inode, handle)?;
-        let at_end = matches!(writer, Writer::AtEnd(_));
-        self.change_content(inode, |content| {
-            let at = if at_end { content.size_bytes } else { offset };
-            content.write(at, data, loaded)
-        })?;
-        self.wrote(inode, now)?;
+        let offset = match (writer, &self.node(inode)?.body) {
+            (Writer::AtEnd(_), Body::File(content)) => content.size_bytes,
+            _ => offset,
+        };
+        self.write_at(inode, offset, data, now, loaded)?;
         Ok(u32::try_from(data.len()).expect("a write is below 4 GiB"))
+    }
+
+    /// Writes into a file, open or not.
+    pub(super) fn write_at(
+        &mut self,
+        inode: u64,
+        offset: u64,
+        data: &Bytes,
+        now: FileTime,
+        loaded: &Loaded,
+    ) -> Result<(), Stop> {
+        let is_recorded = self.note_place(inode);
+        self.change_content(inode, |content| content.write(offset, data, loaded))?;
+        self.wrote(inode, now)?;
+        self.record(is_recorded, || Record::Write {
+            inode,
+            offset,
+            data: data.clone(),
+            now: now.into(),
+        });
+        Ok(())
     }
 
     fn wrote(&mut self, inode: u64, now: FileTime) -> Result<(), Stop> {
@@ -215,7 +245,7 @@ impl Tree {
     pub(in crate::owned::write) fn fallocate(
         &mut self,
         (inode, handle): (u64, u64),
-        (offset, len): (u64, u64),
+        range: (u64, u64),
         mode: i32,
         now: FileTime,
         loaded: &Loaded,
@@ -227,10 +257,24 @@ impl Tree {
             _ => return Err(Errno::EOPNOTSUPP.into()),
         }
         self.check_writes(inode, handle)?;
+        self.allocate(inode, range, mode, now, loaded)
+    }
+
+    /// As [`fallocate`](Self::fallocate), with a mode that is known, of a file that is open or not.
+    pub(super) fn allocate(
+        &mut self,
+        inode: u64,
+        (offset, len): (u64, u64),
+        mode: i32,
+        now: FileTime,
+        loaded: &Loaded,
+    ) -> Result<(), Stop> {
+        let keeps_size = mode & FALLOC_KEEP_SIZE != 0;
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
         if mode & FALLOC_PUNCH_HOLE == 0 && end > MAX_FILE_BYTES {
             return Err(Errno::EFBIG.into());
         }
+        let is_recorded = self.note_place(inode);
         self.change_content(inode, |content| {
             if mode & !FALLOC_KEEP_SIZE != 0 {
                 content.punch(offset..end, loaded)?;
@@ -240,7 +284,9 @@ impl Tree {
             }
             Ok(())
         })?;
-        self.wrote(inode, now)
+        self.wrote(inode, now)?;
+        self.record(is_recorded, || Record::Allocate { inode, offset, len, mode, now: now.into() });
+        Ok(())
     }
 }
 

@@ -1,0 +1,245 @@
+//! How a mount begins: it takes the volume, and makes again what an earlier mount has left in the
+//! spool.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use atoll_dht::Blocks;
+use atoll_env::Env;
+use atoll_key::{SecretKey, SignedBlock, VolumeCipher};
+
+use super::fs::{Fault, WritableFs};
+use super::spool::{self, Spool, SpoolDirectory, SpoolError};
+use super::tree::Tree;
+use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, WriteOptions};
+use super::{flush, keep, random_id};
+use crate::blocks::cache::BlockCache;
+use crate::blocks::error::BlockError;
+use crate::owned::root::Root;
+use crate::owned::sealed_root;
+
+/// Why records were not made again.
+enum Unmade {
+    /// They, or the spool, are not what they were.
+    Damaged(String),
+    /// The mount cannot begin now.
+    Failed(WriteError),
+}
+
+impl From<SpoolError> for Unmade {
+    fn from(error: SpoolError) -> Unmade {
+        match error {
+            SpoolError::Damaged(why) => Unmade::Damaged(why),
+            SpoolError::Io(_) => Unmade::Failed(error.into()),
+        }
+    }
+}
+
+impl From<SpoolError> for WriteError {
+    fn from(error: SpoolError) -> WriteError {
+        WriteError::Spool(error.to_string())
+    }
+}
+
+impl WritableFs {
+    /// Opens the volume of `secret` for writing, and says on the ring that this mount writes it. What
+    /// an earlier mount has left in the spool is made again, or set aside if another writer has
+    /// put a root since.
+    pub async fn open(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        secret: SecretKey,
+        options: WriteOptions,
+        keeper: Arc<dyn LeaseKeeper>,
+        spool: Option<Arc<dyn SpoolDirectory>>,
+    ) -> Result<WritableFs, WriteError> {
+        let id = secret.volume_id();
+        let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
+        let block: SignedBlock = blocks.get_signed(id.root_key()).await?;
+        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+        let spool = match spool {
+            Some(directory) => Some(Spool::open(&env, directory, cipher.clone()).await?),
+            None => None,
+        };
+        let spool_id = spool.as_ref().map_or_else(|| random_id(&env), Spool::id);
+        let now = env.unix_ms();
+        if let Some(writer) = root.mounted.writer.filter(|writer| writer.until_unix_ms > now)
+            // An earlier mount of this spool has ended, or it would still hold the spool.
+            && writer.spool != spool_id
+            && !options.take_over
+        {
+            let left_secs = (writer.until_unix_ms - now).div_ceil(1000);
+            return Err(WriteError::Busy { left_secs });
+        }
+        let mut set_aside = None;
+        if let Some(spool) = &spool {
+            let merged = root.mounted.records_of(spool_id);
+            // Else nothing tells on which tree the records were made.
+            let is_newest = root.mounted.merged.first().is_some_and(|m| m.spool == spool_id);
+            if spool.has_more_than(merged) && !is_newest {
+                tracing::warn!("another writer has put a root since the spool was written");
+                set_aside = Some(spool.set_aside().await?);
+            }
+            spool.begin_at(merged);
+        }
+        let spool = (spool.map(Arc::new), spool_id);
+        let mut shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
+        shared.set_aside = Mutex::new(set_aside);
+        shared.claim().await?;
+        let fs = WritableFs::of(Arc::new(shared));
+        match fs.replay().await {
+            Ok(()) => {}
+            Err(Unmade::Failed(error)) => return Err(error),
+            Err(Unmade::Damaged(why)) => fs.give_up_replay(&why).await?,
+        }
+        fs.shared().begin();
+        Ok(fs)
+    }
+
+    /// What a mount has left in a spool that was set aside: the volume as that mount showed it,
+    /// without what it had read only. Nothing can be changed.
+    pub async fn open_set_aside(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        secret: SecretKey,
+        options: WriteOptions,
+        spool: Arc<dyn SpoolDirectory>,
+    ) -> Result<WritableFs, WriteError> {
+        let id = secret.volume_id();
+        let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
+        let spool = Spool::open(&env, spool, cipher.clone()).await?;
+        let block = spool.base().await?;
+        let damaged = |why: &str| WriteError::Spool(format!("the spool is damaged: {why}"));
+        if block.key() != id.root_key() {
+            return Err(damaged("it is another volume's"));
+        }
+        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+        let merged = root.mounted.merged.first().ok_or(damaged("no mount has put its base"))?;
+        spool.begin_at(merged.records);
+        let spool = (Some(Arc::new(spool)), merged.spool);
+        let keeper = Arc::new(NoLeaseKeeper);
+        let shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
+        let fs = WritableFs::of(Arc::new(shared));
+        match fs.replay_segments(false).await {
+            Ok(()) => {}
+            Err(Unmade::Failed(error)) => return Err(error),
+            Err(Unmade::Damaged(why)) => return Err(damaged(&why)),
+        }
+        *fs.shared().fence.lock().expect("no holder of this lock panics") =
+            Some(FlushError::SetAside);
+        Ok(fs)
+    }
+
+    /// What was made again so far is forgotten, and the spool set aside.
+    async fn give_up_replay(&self, why: &str) -> Result<(), WriteError> {
+        tracing::error!("what an earlier mount has left in the spool is set aside: {why}");
+        let shared = self.shared();
+        let spool = shared.spool.as_ref().expect("there was a spool to read");
+        spool.finish().await;
+        let name = spool.set_aside().await?;
+        let (root, block) = {
+            let head = shared.head.lock().await;
+            (head.root.clone(), head.block.clone())
+        };
+        let records = root.mounted.records_of(shared.spool_id);
+        spool.begin_at(records);
+        spool.merged(records, block);
+        *shared.tree() = Tree::new(&root, shared.options.owner);
+        *shared.set_aside.lock().expect("no holder of this lock panics") = Some(name);
+        Ok(())
+    }
+
+    /// Makes again what is in the spool, and brings it to the ring where there is much.
+    async fn replay(&self) -> Result<(), Unmade> {
+        let shared = self.shared();
+        let Some(spool) = &shared.spool else { return Ok(()) };
+        shared.env.spawn(Box::pin(spool::run(shared.env.clone(), Arc::downgrade(spool))));
+        let head = shared.head.lock().await.block.clone();
+        spool.merged(spool.cut(), head);
+        self.replay_segments(true).await
+    }
+
+    async fn replay_segments(&self, flushes: bool) -> Result<(), Unmade> {
+        let shared = self.shared();
+        let Some(spool) = &shared.spool else { return Ok(()) };
+        while let Some(records) = spool.read_next().await? {
+            for record in &records {
+                let made = self.on_tree(|tree, loaded| tree.replay(record, loaded)).await;
+                made.map_err(|fault| match fault {
+                    Fault::Block(error @ BlockError::Fetch(_)) if !shared.options.take_over => {
+                        Unmade::Failed(WriteError::Replay(error.at(b"").to_string()))
+                    }
+                    Fault::Block(error) => Unmade::Damaged(error.at(b"").to_string()),
+                    Fault::Errno(errno) => Unmade::Damaged(format!("a change fails: {errno:?}")),
+                })?;
+            }
+            spool.advance(records.len());
+            let held = {
+                let mut tree = shared.tree();
+                tree.end_replay();
+                tree.held_bytes()
+            };
+            if flushes && held >= shared.options.max_changed_bytes / 2 {
+                shared.flush().await.map_err(|error| Unmade::Failed(error.into()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn new(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        (block, root): (SignedBlock, Root),
+        secret: SecretKey,
+        options: WriteOptions,
+        keeper: Arc<dyn LeaseKeeper>,
+        (spool, spool_id): (Option<Arc<Spool>>, [u8; 16]),
+    ) -> Shared {
+        let id = secret.volume_id();
+        let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
+        let ring = (blocks.clone(), cipher.clone());
+        let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
+        let tree = Mutex::new(Tree::new(&root, options.owner));
+        let head = futures_util::lock::Mutex::new(Head { block, root, unsure: None });
+        Shared {
+            env,
+            blocks,
+            keeper,
+            cache,
+            cipher,
+            secret,
+            options,
+            spool,
+            spool_id,
+            set_aside: Mutex::default(),
+            tree,
+            head,
+            wake: Arc::default(),
+            waiters: Mutex::default(),
+            fence: Mutex::default(),
+            trouble: Mutex::default(),
+            listed: Mutex::default(),
+            // Until this mount writes, its caller is told why it cannot.
+            has_ended: AtomicBool::new(true),
+        }
+    }
+
+    /// Says on the ring that this mount writes the volume.
+    async fn claim(&self) -> Result<(), FlushError> {
+        let mut head = self.head.lock().await;
+        let root = self.marked(head.root.clone(), true);
+        self.put_root(&mut head, root).await
+    }
+
+    /// Begins to record changes and to write them.
+    fn begin(self: &Arc<Shared>) {
+        if self.spool.is_some() {
+            self.tree().keep_journal();
+        }
+        self.has_ended.store(false, Ordering::Release);
+        self.env.spawn(Box::pin(flush::run(Arc::downgrade(self))));
+        self.env.spawn(Box::pin(keep::run(Arc::downgrade(self))));
+    }
+}

@@ -1,0 +1,448 @@
+//! What the ring does not have yet survives crashes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
+use atoll_env::BoxFuture;
+use atoll_key::ReadKey;
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer};
+use atoll_volume::owned::{SpoolDirectory, WritableFs, WriteError, WriteOptions};
+use bytes::Bytes;
+
+use super::{created, env, mounted, mounted_with, secret};
+
+/// A file: what is durable, and what follows it.
+type File = (Vec<u8>, Vec<u8>);
+
+/// A directory in memory.
+#[derive(Clone, Default)]
+pub(super) struct MemorySpool {
+    files: Arc<Mutex<BTreeMap<String, File>>>,
+    fails: Arc<AtomicBool>,
+}
+
+impl MemorySpool {
+    /// What a crash leaves: of what is not durable, a part, and perhaps with a wrong end.
+    fn crash(&self, percent: u64) {
+        self.files.lock().expect("unpoisoned").retain(|name, (durable, rest)| {
+            rest.truncate(rest.len() * percent as usize / 100);
+            if percent % 3 == 0
+                && let Some(last) = rest.last_mut()
+            {
+                *last ^= 1;
+            }
+            durable.append(rest);
+            // Its name may not be durable either.
+            !durable.is_empty() || percent % 2 == 0 || !name.ends_with(".records")
+        });
+    }
+
+    fn all(&self) -> Vec<u8> {
+        let files = self.files.lock().expect("unpoisoned");
+        files.values().flat_map(|(durable, rest)| [&durable[..], rest].concat()).collect()
+    }
+
+    fn records(&self) -> Vec<String> {
+        let files = self.files.lock().expect("unpoisoned");
+        files.keys().filter(|name| name.ends_with(".records")).cloned().collect()
+    }
+
+    /// The directory of this name in it.
+    fn below(&self, directory: &str) -> MemorySpool {
+        let below = MemorySpool::default();
+        for (name, file) in &*self.files.lock().expect("unpoisoned") {
+            if let Some(name) = name.strip_prefix(&format!("{directory}/")) {
+                below.files.lock().expect("unpoisoned").insert(name.into(), file.clone());
+            }
+        }
+        below
+    }
+}
+
+/// What one mount sees of the ring and of its disk: nothing more after a crash.
+pub(super) struct Crashing<T> {
+    blocks: Arc<T>,
+    memory: MemoryBlocks,
+    pub(super) spool: Arc<dyn SpoolDirectory>,
+    disk: MemorySpool,
+    has_crashed: Arc<AtomicBool>,
+}
+
+struct Disk {
+    spool: MemorySpool,
+    has_crashed: Arc<AtomicBool>,
+}
+
+impl<T: OverMemory> Crashing<T> {
+    pub(super) fn new(blocks: &Arc<T>, spool: &MemorySpool) -> Crashing<T> {
+        let has_crashed = Arc::new(AtomicBool::new(false));
+        let disk = Disk { spool: spool.clone(), has_crashed: has_crashed.clone() };
+        Crashing {
+            blocks: blocks.clone(),
+            memory: blocks.memory().clone(),
+            spool: Arc::new(disk),
+            disk: spool.clone(),
+            has_crashed,
+        }
+    }
+
+    /// The mount's process ends.
+    fn kill(&self) {
+        self.has_crashed.store(true, Ordering::Relaxed);
+    }
+
+    /// The machine crashes: of what is not durable, so many percent are left.
+    pub(super) fn crash(&self, percent: u64) {
+        self.kill();
+        self.disk.crash(percent);
+    }
+}
+
+impl<T: OverMemory> OverMemory for Crashing<T> {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.memory
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        if self.has_crashed.load(Ordering::Relaxed) {
+            return Box::pin(std::future::pending());
+        }
+        self.blocks.put_blocks(blocks)
+    }
+}
+
+impl Disk {
+    fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut BTreeMap<String, File>) -> io::Result<T> + Send + 'static,
+    ) -> BoxFuture<'static, io::Result<T>> {
+        let (spool, has_crashed) = (self.spool.clone(), self.has_crashed.clone());
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            if has_crashed.load(Ordering::Relaxed) {
+                return std::future::pending().await;
+            }
+            if spool.fails.load(Ordering::Relaxed) {
+                return Err(io::Error::other("a test"));
+            }
+            work(&mut spool.files.lock().expect("unpoisoned"))
+        })
+    }
+}
+
+impl SpoolDirectory for Disk {
+    fn list(&self) -> BoxFuture<'static, io::Result<Vec<String>>> {
+        self.with(|files| Ok(files.keys().filter(|name| !name.contains('/')).cloned().collect()))
+    }
+
+    fn read(&self, name: String) -> BoxFuture<'static, io::Result<Bytes>> {
+        self.with(move |files| {
+            let (durable, rest) = files.get(&name).ok_or(io::ErrorKind::NotFound)?;
+            Ok(Bytes::from([&durable[..], rest].concat()))
+        })
+    }
+
+    fn append(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
+        self.with(move |files| {
+            files.entry(name).or_default().1.extend_from_slice(&bytes);
+            Ok(())
+        })
+    }
+
+    fn sync(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
+        self.with(move |files| {
+            let (durable, rest) = files.get_mut(&name).ok_or(io::ErrorKind::NotFound)?;
+            durable.append(rest);
+            Ok(())
+        })
+    }
+
+    fn replace(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
+        self.with(move |files| {
+            files.insert(name, (bytes.to_vec(), Vec::new()));
+            Ok(())
+        })
+    }
+
+    fn remove(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
+        self.with(move |files| {
+            files.remove(&name);
+            Ok(())
+        })
+    }
+
+    fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>> {
+        self.with(move |files| {
+            for name in names {
+                if let Some(file) = files.remove(&name) {
+                    files.insert(format!("aside/{name}"), file);
+                }
+            }
+            Ok("aside".into())
+        })
+    }
+}
+
+/// Memory whose puts of content can be refused.
+struct Away {
+    blocks: MemoryBlocks,
+    is_away: AtomicBool,
+}
+
+impl OverMemory for Away {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.blocks
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let is_root = blocks.iter().any(|block| block.id.kind.is_mutable());
+        if self.is_away.load(Ordering::Relaxed) && !is_root {
+            let away = vec![Err(PutError::Unavailable("a test".into())); blocks.len()];
+            return Box::pin(async { away });
+        }
+        self.blocks.put_blocks(blocks)
+    }
+}
+
+struct Setting {
+    ring: Arc<Away>,
+    spool: MemorySpool,
+    options: WriteOptions,
+}
+
+impl Setting {
+    async fn new(options: WriteOptions) -> Setting {
+        let ring = Arc::new(Away { blocks: MemoryBlocks::new(), is_away: AtomicBool::new(false) });
+        let blocks: Arc<dyn Blocks> = ring.clone();
+        created(&blocks, options.read_key.as_ref(), 16).await;
+        Setting { ring, spool: MemorySpool::default(), options }
+    }
+
+    async fn mount(&self) -> (WritableFs, Arc<Crashing<Away>>) {
+        let machine = Arc::new(Crashing::new(&self.ring, &self.spool));
+        let blocks: Arc<dyn Blocks> = machine.clone();
+        let spool = Some(machine.spool.clone());
+        let fs = mounted_with(&blocks, self.options.clone(), spool).await.expect("mounts");
+        (fs, machine)
+    }
+
+    fn ring_is_away(&self, is_away: bool) {
+        self.ring.is_away.store(is_away, Ordering::Relaxed);
+    }
+}
+
+/// Writes a file and closes it.
+async fn save(fs: &WritableFs, name: &str, content: &[u8]) -> Result<(), Errno> {
+    let me = Caller::default();
+    let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::TRUNCATE);
+    let (entry, open) = fs.create(me, InodeNumber::ROOT, name.as_bytes(), 0o644, flags).await?;
+    let (inode, handle) = (entry.attr.inode, open.handle);
+    for (at, part) in content.chunks(1 << 20).enumerate() {
+        let part = Bytes::copy_from_slice(part);
+        fs.write(Writer::At(me), inode, handle, (at as u64) << 20, part).await?;
+    }
+    let closed = fs.flush(inode, handle).await;
+    fs.close(inode, handle).await?;
+    fs.forget(inode, 1);
+    closed
+}
+
+async fn load(fs: &WritableFs, name: &str) -> Result<Bytes, Errno> {
+    let me = Caller::default();
+    let inode = fs.lookup(me, InodeNumber::ROOT, name.as_bytes()).await?.attr.inode;
+    let handle = fs.open(me, inode, OpenFlags::READ).await?.handle;
+    let bytes = fs.read(inode, handle, 0, 64 << 20).await?;
+    fs.close(inode, handle).await?;
+    Ok(bytes)
+}
+
+/// While the ring is away, `close` returns, `fsync` does not, and a crash of the machine loses
+/// nothing that was closed. The next mount need not wait for the end of the first one's claim.
+#[tokio::test(start_paused = true)]
+async fn what_was_closed_survives_a_crash_while_the_ring_is_away() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    save(&fs, "before", b"on the ring").await.expect("closes");
+    fs.sync().await.expect("flushes");
+    setting.ring_is_away(true);
+    save(&fs, "before", b"in the spool").await.expect("closes");
+    save(&fs, "new", b"in the spool too").await.expect("closes");
+    let inode = fs.lookup(Caller::default(), InodeNumber::ROOT, b"new").await.expect("is there");
+    let mtime = Some(SetTime::To(atoll_vfs::FileTime { secs: -5, nanos: 7 }));
+    let changes = SetAttr { mtime, mode: Some(0o640), ..SetAttr::default() };
+    fs.setattr(Caller::default(), inode.attr.inode, None, changes).await.expect("changes");
+    save(&fs, "last", b"").await.expect("closes");
+    assert_eq!(fs.sync().await, Err(Errno::ETIMEDOUT));
+    machine.crash(0);
+    setting.ring_is_away(false);
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(load(&again, "before").await.expect("reads"), &b"in the spool"[..]);
+    assert_eq!(load(&again, "new").await.expect("reads"), &b"in the spool too"[..]);
+    let found = again.lookup(Caller::default(), InodeNumber::ROOT, b"new").await.expect("finds");
+    assert_eq!((found.attr.mode, found.attr.mtime.secs, found.attr.mtime.nanos), (0o640, -5, 7));
+    assert_ne!(found.attr.ctime.secs, -5);
+    again.end().await.expect("ends");
+    assert_eq!(setting.spool.records(), Vec::<String>::new(), "all of it is on the ring");
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let elsewhere = mounted(&blocks, WriteOptions::default()).await.expect("mounts elsewhere");
+    assert_eq!(load(&elsewhere, "new").await.expect("reads"), &b"in the spool too"[..]);
+}
+
+/// A crash between the root's arrival on the ring and the end of its segments: what the root has is
+/// not made again.
+#[tokio::test(start_paused = true)]
+async fn what_the_ring_has_is_not_made_again() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    save(&fs, "file", b"first").await.expect("closes");
+    // The disk does nothing after this moment: no segment is removed.
+    let before = setting.spool.files.lock().expect("unpoisoned").clone();
+    fs.sync().await.expect("flushes");
+    fs.unlink(Caller::default(), InodeNumber::ROOT, b"file").await.expect("removes");
+    fs.sync().await.expect("flushes");
+    machine.crash(0);
+    *setting.spool.files.lock().expect("unpoisoned") = before;
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(load(&again, "file").await, Err(Errno::ENOENT));
+    assert_eq!(again.set_aside(), None);
+}
+
+/// Where another writer has put a root, nothing of the spool is mixed with it: it is set aside, and
+/// can be read.
+#[tokio::test(start_paused = true)]
+async fn what_another_writer_has_overtaken_is_set_aside() {
+    let read_key = Some(ReadKey::from_bytes([3; 32]));
+    let options = WriteOptions { read_key, ..WriteOptions::default() };
+    let setting = Setting::new(options).await;
+    let (fs, machine) = setting.mount().await;
+    save(&fs, "old", b"both have it").await.expect("closes");
+    fs.sync().await.expect("flushes");
+    setting.ring_is_away(true);
+    save(&fs, "mine", b"a secret that waits").await.expect("closes");
+    fs.unlink(Caller::default(), InodeNumber::ROOT, b"old").await.expect("removes");
+    save(&fs, "mine too", b"").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+    let all = setting.spool.all();
+    assert!(!all.windows(8).any(|part| part == b"a secret" || part == b"mine too"), "it is sealed");
+
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let by_force = WriteOptions { take_over: true, ..setting.options.clone() };
+    let other = mounted(&blocks, by_force).await.expect("takes over");
+    save(&other, "theirs", b"1").await.expect("closes");
+    other.end().await.expect("ends");
+
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(load(&again, "theirs").await.expect("reads"), &b"1"[..]);
+    assert_eq!(load(&again, "mine").await, Err(Errno::ENOENT));
+    assert_eq!(again.set_aside().as_deref(), Some("aside"));
+    let status = again.getxattr(InodeNumber::ROOT, b"user.atoll.status").await.expect("is told");
+    assert!(String::from_utf8_lossy(&status).contains("aside"), "{status:?}");
+    save(&again, "next", b"2").await.expect("closes");
+
+    let aside = setting.spool.below("aside");
+    let disk = Crashing::new(&setting.ring, &aside).spool;
+    let opened =
+        WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk).await;
+    let left = opened.expect("opens");
+    assert_eq!(load(&left, "mine").await.expect("reads"), &b"a secret that waits"[..]);
+    assert_eq!(load(&left, "old").await, Err(Errno::ENOENT));
+    assert_eq!(save(&left, "more", b"").await, Err(Errno::EROFS));
+}
+
+/// What is damaged is set aside, and the volume can be written.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_spool_locks_nobody_out() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    save(&fs, "a", b"1").await.expect("closes");
+    // Each flush begins a segment.
+    let _ = fs.sync().await;
+    save(&fs, "b", b"1").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+    let first = setting.spool.records().remove(0);
+    setting.spool.files.lock().expect("unpoisoned").get_mut(&first).expect("is there").0[40] ^= 1;
+    let (again, machine) = setting.mount().await;
+    assert_eq!(again.set_aside().as_deref(), Some("aside"));
+    save(&again, "c", b"1").await.expect("closes");
+    machine.crash(0);
+    let (last, _machine) = setting.mount().await;
+    assert_eq!(load(&last, "c").await.expect("reads"), &b"1"[..]);
+}
+
+/// What a killed process had not made durable is so before the next one's records are.
+#[tokio::test(start_paused = true)]
+async fn a_kill_and_then_a_crash_leave_no_gap() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    fs.mkdir(Caller::default(), InodeNumber::ROOT, b"a", 0o755).await.expect("makes");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    machine.kill();
+    let (fs, machine) = setting.mount().await;
+    save(&fs, "b", b"1").await.expect("closes");
+    machine.crash(0);
+    let (fs, _machine) = setting.mount().await;
+    assert_eq!(fs.set_aside(), None);
+    assert_eq!(load(&fs, "b").await.expect("reads"), &b"1"[..]);
+    fs.lookup(Caller::default(), InodeNumber::ROOT, b"a").await.expect("is there");
+}
+
+/// Where the disk fails, `close` waits for the ring, and nothing is lost.
+#[tokio::test(start_paused = true)]
+async fn where_the_disk_fails_close_waits_for_the_ring() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    setting.spool.fails.store(true, Ordering::Relaxed);
+    save(&fs, "a", b"1").await.expect("closes");
+    setting.ring_is_away(true);
+    assert_eq!(save(&fs, "b", b"1").await, Err(Errno::ETIMEDOUT));
+    let status = fs.getxattr(InodeNumber::ROOT, b"user.atoll.status").await.expect("is told");
+    assert!(String::from_utf8_lossy(&status).contains("nothing is spooled"), "{status:?}");
+    setting.ring_is_away(false);
+    save(&fs, "b", b"1").await.expect("closes");
+    machine.crash(0);
+    setting.spool.fails.store(false, Ordering::Relaxed);
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(load(&again, "a").await.expect("reads"), &b"1"[..]);
+    assert_eq!(load(&again, "b").await.expect("reads"), &b"1"[..]);
+}
+
+/// A writer waits for the ring when the spool is full; `sync` makes each close wait.
+#[tokio::test(start_paused = true)]
+async fn a_full_spool_and_sync_wait_for_the_ring() {
+    let options = WriteOptions { max_spool_bytes: 4 << 20, ..WriteOptions::default() };
+    let setting = Setting::new(options).await;
+    let (fs, _machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    save(&fs, "a", &[1; 2 << 20]).await.expect("closes");
+    // The same bytes of the file: little memory, and more and more of the spool.
+    save(&fs, "a", &[2; 2 << 20]).await.expect("closes");
+    assert_eq!(save(&fs, "a", &[3; 2 << 20]).await, Err(Errno::ETIMEDOUT));
+    setting.ring_is_away(false);
+    save(&fs, "a", &[4; 2 << 20]).await.expect("closes");
+
+    let setting = Setting::new(WriteOptions { sync: true, ..WriteOptions::default() }).await;
+    let (fs, _machine) = setting.mount().await;
+    save(&fs, "a", b"1").await.expect("closes");
+    setting.ring_is_away(true);
+    assert_eq!(save(&fs, "a", b"2").await, Err(Errno::ETIMEDOUT));
+}
+
+/// Another mount of another machine is refused as before.
+#[tokio::test(start_paused = true)]
+async fn only_the_same_spool_may_follow_at_once() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (_fs, machine) = setting.mount().await;
+    machine.crash(0);
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let refused = mounted(&blocks, WriteOptions::default()).await.err().expect("is refused");
+    assert!(matches!(refused, WriteError::Busy { .. }), "{refused}");
+    drop(setting.mount().await);
+}
