@@ -21,6 +21,7 @@ mod read_key;
 mod reading;
 mod runtime;
 mod source_filter;
+mod spool;
 mod tfs;
 mod units;
 

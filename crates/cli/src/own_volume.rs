@@ -9,7 +9,7 @@ use atoll_node::{Client, Volume};
 use atoll_volume::owned::{FlushError, LeaseKeeper, WritableFs, WriteError};
 
 use crate::connection;
-use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::failure::{Exit, Failure};
 
 /// How long a mount that has ended tries to bring what was written to the ring.
 const END_LIMIT: Duration = Duration::from_secs(600);
@@ -47,9 +47,9 @@ pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volu
 pub(crate) fn failure(what: &str, error: WriteError) -> Failure {
     match error {
         WriteError::Get(error) => Failure::get(what, &error),
-        WriteError::Busy { .. } => Failure::new(Exit::Unavailable, what)
-            .because(&error)
-            .advice("`--take-over` ends its writing; what it has not written then is lost."),
+        WriteError::Busy { .. } => Failure::new(Exit::Unavailable, what).because(&error).advice(
+            "`--take-over` ends its writing; what it has not written then stays in its spool.",
+        ),
         WriteError::Flush(FlushError::Put(error)) => Failure::put(what, &error),
         error => Failure::new(Exit::Failed, what).because(error),
     }
@@ -67,11 +67,16 @@ pub(crate) async fn end(fs: &WritableFs, what: &str) -> Result<(), Failure> {
             tokio::time::sleep(RETRY_AFTER).await;
         }
     };
-    let lost = || Failure::new(Exit::Unavailable, format!("{what}: what was written last is lost"));
+    let waits = "what was written last stays in the spool";
+    let left = || Failure::new(Exit::Unavailable, format!("{what}: {waits}"));
     match tokio::time::timeout(END_LIMIT, work).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(lost().because(error)),
-        Err(_) => Err(lost().because("the ring did not take it").advice(TRY_AGAIN)),
+        Ok(Err(error)) => Err(left()
+            .because(error)
+            .advice("The next mount sets it aside for `atoll volume recover`.")),
+        Err(_) => Err(left()
+            .because("the ring did not take it")
+            .advice("The next mount of the volume brings it to the ring.")),
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod mount;
 mod named_node;
 pub(crate) mod publish;
 pub(crate) mod quota;
+pub(crate) mod recover;
 pub(crate) mod renew;
 pub(crate) mod secret;
 pub(crate) mod settings;

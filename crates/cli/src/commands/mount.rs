@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use atoll_gateway::fuse::{self, MountError, MountOptions};
 use atoll_vfs::FileSystem;
-use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
+use atoll_volume::owned::{SpoolDirectory, VolumeFs, VolumeOptions, WritableFs, WriteOptions};
 use clap::builder::TypedValueParser;
 
 use crate::address::Address;
@@ -30,6 +30,7 @@ use crate::own_volume;
 use crate::read_key::{self, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
+use crate::spool::{self, SpoolOnDisk};
 use crate::units;
 
 /// Arguments of `atoll mount`.
@@ -41,8 +42,9 @@ use crate::units;
   atoll unmount ~/docs
 
 A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is
-read-write: what is written is on the ring after fsync(2), or within about ten seconds; what is not
-there yet is lost if this machine or the mount's process dies. One mount writes a volume at a time.
+read-write: what is written is on this machine's disk after close(2), and on the ring after
+fsync(2), or within about ten seconds. What is not there yet when this machine or the mount's
+process dies, the next mount of the name brings there. One mount writes a volume at a time.
 A mount runs as a process of its own and survives
 restarts of the node. While the node is down, reads of data that is not in memory fail with
 \"Connection timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
@@ -70,6 +72,14 @@ pub(crate) struct Args {
     /// Write although another mount does, which then changes nothing any more (only with a name)
     #[arg(long)]
     take_over: bool,
+
+    /// close(2) waits until the ring has what was written (only with a name)
+    #[arg(long)]
+    sync: bool,
+
+    /// Disk for what the ring does not have yet [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    spool: Option<u64>,
 
     /// Serve the mount here, until Ctrl-C or `atoll unmount`
     #[arg(long)]
@@ -103,6 +113,11 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Target::Address(address) if args.take_over => {
             return Err(Failure::new(Exit::Usage, format!("cannot mount {address}"))
                 .because("a mount of an address writes nothing; --take-over goes with a name"));
+        }
+        Target::Address(address) if args.sync || args.spool.is_some() => {
+            return Err(Failure::new(Exit::Usage, format!("cannot mount {address}")).because(
+                "a mount of an address writes nothing; --sync and --spool go with a name",
+            ));
         }
         _ => {}
     }
@@ -154,13 +169,28 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
         read_key: client.read_key(name).await.map_err(connection::failure)?,
         owner: own_volume::owner(),
         take_over: args.take_over,
+        sync: args.sync,
         ..WriteOptions::default()
     };
+    if let Some(bytes) = args.spool {
+        options.max_spool_bytes = bytes;
+    }
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
+    let spool = spool::directory(&global.dir()?, name);
+    let opened = SpoolOnDisk::open(spool.clone());
+    let opened = opened.map_err(|error| {
+        Failure::io(format!("{what}: its spool {} cannot be used", spool.display()), &error)
+    })?;
+    let Some(opened) = opened else {
+        return Err(Failure::new(Exit::Unavailable, &what)
+            .because("a mount on this machine writes it, or is about to end")
+            .advice("`atoll unmount` ends a mount."));
+    };
     let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
-    let fs = WritableFs::open(env, client, volume.key.clone(), options, keeper).await;
+    let spool: Option<Arc<dyn SpoolDirectory>> = Some(Arc::new(opened));
+    let fs = WritableFs::open(env, client, volume.key.clone(), options, keeper, spool).await;
     let fs = fs.map_err(|error| own_volume::failure(&what, error))?;
     let options = MountOptions {
         allow_other: args.allow_other,
@@ -208,6 +238,10 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     command.args(args.allow_other.then_some("--allow-other"));
     command.args(args.take_over.then_some("--take-over"));
     command.args(args.map_owners.then_some("--map-owners"));
+    command.args(args.sync.then_some("--sync"));
+    if let Some(bytes) = args.spool {
+        command.arg("--spool").arg(bytes.to_string());
+    }
     if let Some(bytes) = args.cache {
         command.arg("--cache").arg(bytes.to_string());
     }
@@ -229,6 +263,14 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     mount_server::start(command, key_text.as_bytes(), &what, &advice)?;
     if !global.quiet {
         eprintln!("mounted on {}", mountpoint.display());
+    }
+    if let Target::Name(name) = &args.target
+        && !spool::pending_of(&dir, name).set_aside.is_empty()
+    {
+        eprintln!(
+            "earlier changes were set aside, since another writer has changed the volume; \
+             `atoll volume recover {name}` tells more"
+        );
     }
     Ok(())
 }

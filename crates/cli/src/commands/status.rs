@@ -6,11 +6,13 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use atoll_node::{Cache, Clock, Diverted, RingNode, Status};
+use serde::Serialize;
 
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::Output;
+use crate::spool::{self, Pending};
 use crate::units;
 
 /// Successors in the table for people.
@@ -91,6 +93,28 @@ impl Wish {
     }
 }
 
+#[derive(Serialize)]
+struct JsonStatus<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    /// What mounts of this machine have written and the ring does not have.
+    pending: &'a [Pending],
+}
+
+/// What waits for the ring, a line for each volume.
+fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
+    let lines = pending.iter().flat_map(|Pending { name, bytes, mounted, set_aside }| {
+        let waits = (*bytes > 0).then(|| {
+            let how = if *mounted { "" } else { ", and it is not mounted" };
+            format!("{} of changes to {name} wait for the ring{how}", units::size(*bytes))
+        });
+        let aside = (!set_aside.is_empty())
+            .then(|| format!("changes to {name} were set aside: `atoll volume recover {name}`"));
+        [waits, aside]
+    });
+    lines.flatten().map(|line| ("pending", line)).collect()
+}
+
 /// The nodes this one knows of: all of a small ring, its surroundings of a large one.
 fn nodes_seen(status: &Status) -> usize {
     let known: BTreeSet<&str> = status
@@ -108,13 +132,14 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut status = wait(args, global).await?;
     loop {
         let mut output = Output::new();
+        let pending = spool::pending(&global.dir()?);
         if args.watch && std::io::stdout().is_terminal() {
             output.bytes(b"\x1b[H\x1b[2J")?;
         }
         if args.json {
-            output.json(&status)?;
+            output.json(&JsonStatus { status: &status, pending: &pending })?;
         } else {
-            for (name, value) in describe(&status) {
+            for (name, value) in describe(&status).into_iter().chain(waiting(&pending)) {
                 output.line(format!("{name:>10}  {value}"))?;
             }
         }
@@ -338,6 +363,16 @@ mod tests {
         assert_eq!(told(2, 0).as_deref(), Some(elsewhere));
         assert_eq!(told(0, 1).as_deref(), Some("1 copy kept here for nodes without room"));
         assert!(told(1, 2).is_some_and(|line| line.contains("it keeps 2 copies for others")));
+    }
+
+    #[test]
+    fn what_waits_for_the_ring_is_told() {
+        let spool = Pending { name: "work".into(), bytes: 1024, ..Pending::default() };
+        let aside = Pending { bytes: 0, set_aside: vec!["x".into()], ..spool.clone() };
+        let told = waiting(&[spool, aside]);
+        let said = "1.0 KiB of changes to work wait for the ring, and it is not mounted";
+        assert_eq!(told[0], ("pending", said.into()));
+        assert!(told[1].1.ends_with("`atoll volume recover work`"), "{told:?}");
     }
 
     #[test]

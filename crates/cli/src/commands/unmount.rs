@@ -16,7 +16,8 @@ use crate::tfs;
   atoll unmount --lazy ~/docs
 
 The command first stores unsaved changes to your own volume on the ring. If that fails, the mount
-stays; with --lazy it is detached, and its process tries for ten more minutes.")]
+stays; with --lazy it is detached, its process tries for ten more minutes, and what the ring has not
+taken then waits on disk for the next mount.")]
 pub(crate) struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]

@@ -5,7 +5,7 @@ use atoll_key::{ReadAddress, SignedBlock, VolumeAddress, VolumeCipher};
 use atoll_volume::owned::{LeaseKeeper, empty_root, sealed_root};
 use serde::Serialize;
 
-use super::volumes;
+use super::{recover, volumes};
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -34,6 +34,8 @@ enum Command {
     Create(CreateArgs),
     /// List this node's volumes, published ones included: as `atoll volumes`
     List(volumes::Args),
+    /// Show, or copy, what was written and is not in the volume
+    Recover(recover::Args),
 }
 
 /// Arguments of `atoll volume create`.
@@ -70,6 +72,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Create(args) => create(args, global).await,
         Command::List(args) => volumes::run(args, global).await,
+        Command::Recover(args) => recover::run(args, global).await,
     }
 }
 

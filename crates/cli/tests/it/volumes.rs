@@ -74,7 +74,7 @@ fn a_volume_is_written_through_a_mount_and_read_through_another_node() {
     let elsewhere = ring.path("elsewhere");
     fs::create_dir(&elsewhere).expect("a directory");
     let second = || ring.nodes[0].command(["mount", "work"]);
-    run(second().arg(&elsewhere)).failed(5, &["another mount writes the volume", "--take-over"]);
+    run(second().arg(&elsewhere)).failed(5, &["a mount on this machine writes it", "unmount"]);
     run(ring.nodes[1].command(["mount", "work"]).arg(&elsewhere)).failed(4, &["volume create"]);
 
     // Unmounted and mounted again, all of it is there, and its leases are the node's to renew.
@@ -101,9 +101,9 @@ fn what_was_synced_survives_the_death_of_mount_and_node() {
     fs::write(mount.join("synced"), noise(1 << 20, 1)).expect("writes");
     sync(&mount.join("synced")).expect("is on the ring");
 
-    // While the node is away, what is written waits in memory, and fsync says that it does.
+    // While the node is away, what is written waits in the spool, and fsync says that it does.
     ring.nodes[0].kill();
-    fs::write(mount.join("waits"), "x").expect("is in memory");
+    fs::write(mount.join("waits"), "x").expect("is in the spool");
     sync(&mount.join("waits")).expect_err("the ring cannot be asked");
     ring.nodes[0].restart();
     until("the ring has it", || sync(&mount.join("waits")).is_ok());
@@ -111,7 +111,105 @@ fn what_was_synced_survives_the_death_of_mount_and_node() {
     kill_server(&mount);
     fs::read_dir(&mount).map(drop).expect_err("its process is gone");
     run(atoll().arg("unmount").arg(&mount)).ok();
-    let mount = ring.mount(0, "work", &["--take-over"]);
+    let mount = ring.mount(0, "work", &[]);
     assert!(fs::read(mount.join("synced")).expect("reads") == noise(1 << 20, 1));
     assert_eq!(fs::read(mount.join("waits")).expect("reads"), b"x");
+}
+
+#[test]
+fn what_was_closed_survives_the_death_of_mount_and_node() {
+    if !can_mount("what_was_closed_survives_the_death_of_mount_and_node") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    run(&mut ring.nodes[0].command(["volume", "create", "work"])).ok();
+    let mount = ring.mount(0, "work", &[]);
+    let tree = ring.path("tree");
+    make_tree(&tree);
+    sync(&mount).expect("is on the ring");
+    ring.nodes[0].kill();
+    run(std::process::Command::new("cp").arg("-a").arg(&tree).arg(mount.join("tree"))).ok();
+    fs::write(mount.join("big"), noise(3 << 20, 5)).expect("is in the spool");
+    kill_server(&mount);
+    run(atoll().arg("unmount").arg(&mount)).ok();
+    ring.nodes[0].restart();
+
+    let status = run(&mut ring.nodes[0].command(["status"])).ok();
+    assert!(status.stdout.contains("changes to work wait for the ring, and it is not mounted"));
+    let pending = || run(&mut ring.nodes[0].command(["status", "--json"])).ok().json();
+    assert!(pending()["pending"][0]["bytes"].as_u64() > Some(3 << 20));
+    run(&mut ring.nodes[0].command(["volume", "recover", "work", "/nowhere"]))
+        .failed(4, &["nothing is set aside", "atoll mount work"]);
+
+    let mount = ring.mount(0, "work", &[]);
+    assert_same(&tree, &mount.join("tree"));
+    assert!(fs::read(mount.join("big")).expect("reads") == noise(3 << 20, 5));
+    sync(&mount).expect("is on the ring");
+    let pending = || run(&mut ring.nodes[0].command(["status", "--json"])).ok().json();
+    until("nothing waits", || pending()["pending"].as_array().is_some_and(|all| all.is_empty()));
+}
+
+/// The same volume written by two nodes: the second one takes over while the first is cut off. What the
+/// first one has written is not in the volume, and not lost.
+#[test]
+fn what_another_node_has_overtaken_is_recovered() {
+    if !can_mount("what_another_node_has_overtaken_is_recovered") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    run(&mut ring.nodes[0].command(["volume", "create", "--encrypt", "work"])).ok();
+    ring.nodes[1].stop();
+    let keys = |node: &crate::processes::NodeProcess| node.dir.join("volumes/work");
+    let copy = run(std::process::Command::new("cp")
+        .arg("-a")
+        .arg(keys(&ring.nodes[0]))
+        .arg(keys(&ring.nodes[1])));
+    copy.ok();
+    ring.nodes[1].restart();
+
+    let mount = ring.mount(0, "work", &[]);
+    fs::write(mount.join("old"), "both have it").expect("writes");
+    sync(&mount).expect("is on the ring");
+    let elsewhere = ring.path("elsewhere");
+    fs::create_dir(&elsewhere).expect("a directory");
+    run(ring.nodes[1].command(["mount", "work"]).arg(&elsewhere))
+        .failed(5, &["another mount writes the volume", "--take-over"]);
+    ring.nodes[0].freeze();
+    fs::create_dir(mount.join("dir")).expect("is in the spool");
+    fs::write(mount.join("dir/mine"), "not on the ring").expect("is in the spool");
+    fs::remove_file(mount.join("old")).expect("is in the spool");
+    fs::write(mount.join("empty"), "").expect("is in the spool");
+    let other = ring.mount(1, "work", &["--take-over"]);
+    fs::write(other.join("theirs"), "x").expect("writes");
+    sync(&other).expect("is on the ring");
+
+    ring.nodes[0].signal("CONT");
+    sync(&mount).expect_err("it is fenced");
+    assert!(status_of(&mount).contains("another writer"), "{}", status_of(&mount));
+    fs::write(mount.join("more"), "x").expect_err("it is fenced");
+    unmount(atoll().arg("unmount").arg(&mount));
+    unmount(atoll().arg("unmount").arg(&other));
+    let second = || ring.nodes[0].command(["mount", "work"]);
+    let mut said = String::new();
+    until("the other mount has ended", || {
+        let mounted = run(second().arg(&mount));
+        said = mounted.stderr;
+        mounted.code == Some(0)
+    });
+    assert!(said.contains("atoll volume recover work"), "{said}");
+    assert_eq!(fs::read(mount.join("theirs")).expect("reads"), b"x");
+    assert!(!mount.join("dir").exists());
+
+    let saved = ring.path("saved");
+    run(&mut ring.nodes[0].command(["volume", "recover", "work"])).ok();
+    let recovered = run(ring.nodes[0].command(["volume", "recover", "work"]).arg(&saved)).ok();
+    assert!(recovered.stdout.contains("removed: old"), "{}", recovered.stdout);
+    let aside = fs::read_dir(&saved).expect("is made").next().expect("one").expect("reads").path();
+    assert_eq!(fs::read(aside.join("dir/mine")).expect("reads"), b"not on the ring");
+    assert_eq!(fs::read(aside.join("empty")).expect("reads"), b"");
+    run(ring.nodes[0].command(["volume", "recover", "work"]).arg(&saved)).failed(1, &["saved"]);
+    run(&mut ring.nodes[0].command(["volume", "recover", "work", "--discard"])).ok();
+    let told = run(&mut ring.nodes[0].command(["volume", "recover", "work", "--json"])).ok().json();
+    assert_eq!(told["set_aside"].as_array().map(Vec::len), Some(0));
+    unmount(atoll().arg("unmount").arg(&mount));
 }

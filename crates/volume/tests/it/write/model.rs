@@ -347,6 +347,7 @@ async fn close_a_file(model: &MemoryFs, fs: &WritableFs) {
 async fn run(seed: u64, steps: usize, block_size_log2: u8) {
     let mut dice = Dice(seed);
     let spool = MemorySpool::default();
+    let has_spool = !seed.is_multiple_of(5);
     let put_ms = [0, 3, 20][(seed / 2 % 3) as usize];
     let (blocks, fails) = (MemoryBlocks::new(), AtomicBool::new(false));
     let ring = Arc::new(Unsteady { blocks, fails, put_ms });
@@ -357,7 +358,7 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
         let blocks: Arc<dyn Blocks> = machine.clone();
         // Little memory, so that what is made again is flushed on the way.
         let options = WriteOptions { max_changed_bytes: 1 << 20, ..WriteOptions::default() };
-        let spool = (seed % 5 != 0).then(|| machine.spool.clone());
+        let spool = has_spool.then(|| machine.spool.clone());
         (mounted_with(&blocks, options, spool).await.expect("mounts"), machine)
     };
     let (mut fs, mut machine) = open().await;
@@ -382,7 +383,7 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
                 (fs, machine) = open().await;
                 compare(&model, &fs, seed, step).await;
             }
-            15 | 16 if seed % 5 != 0 => {
+            15 | 16 if has_spool => {
                 close_a_file(&model, &fs).await;
                 machine.crash(dice.below(100));
                 for Kept { model: held, .. } in kept.drain(..) {
@@ -419,7 +420,7 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
         }
     }
     compare(&model, &fs, seed, steps).await;
-    if seed % 5 == 0 {
+    if !has_spool {
         return;
     }
     // A crash between two closes leaves the tree as it was at some moment between them.

@@ -30,14 +30,14 @@ impl MemorySpool {
     fn crash(&self, percent: u64) {
         self.files.lock().expect("unpoisoned").retain(|name, (durable, rest)| {
             rest.truncate(rest.len() * percent as usize / 100);
-            if percent % 3 == 0
+            if percent.is_multiple_of(3)
                 && let Some(last) = rest.last_mut()
             {
                 *last ^= 1;
             }
             durable.append(rest);
             // Its name may not be durable either.
-            !durable.is_empty() || percent % 2 == 0 || !name.ends_with(".records")
+            !durable.is_empty() || percent.is_multiple_of(2) || !name.ends_with(".records")
         });
     }
 

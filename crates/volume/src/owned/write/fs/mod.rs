@@ -116,6 +116,11 @@ impl WritableFs {
         self.shared.tree().len()
     }
 
+    /// The names whose entries differ from the ring's, by path, and whether they mean something now.
+    pub fn changed_names(&self) -> Vec<(Vec<u8>, bool)> {
+        self.shared.tree().changed_names()
+    }
+
     /// Runs a call on the tree; what it needs is fetched.
     pub(super) async fn on_tree<T>(
         &self,

@@ -464,6 +464,39 @@ impl Tree {
         })
     }
 
+    /// The changed names of all directories that have a name, by path, and whether they mean a file.
+    pub(super) fn changed_names(&self) -> Vec<(Vec<u8>, bool)> {
+        let mut all = Vec::new();
+        for (inode, node) in &self.nodes {
+            if let (Body::Directory(names), Some(above)) = (&node.body, self.path(*inode)) {
+                let changes = names.changes().into_iter();
+                all.extend(changes.map(|(name, slot)| {
+                    let path = [&above[..], &name].join(&b'/');
+                    (path.strip_prefix(b"/").unwrap_or(&path).to_vec(), slot.is_some())
+                }));
+            }
+        }
+        all.sort();
+        all
+    }
+
+    /// The path of a directory: empty of the root; none of a removed one.
+    fn path(&self, mut inode: u64) -> Option<Vec<u8>> {
+        let mut names = Vec::new();
+        loop {
+            match &self.nodes[&inode].place {
+                Place::Root => break,
+                Place::Named(parent, name) => {
+                    names.push(name.clone());
+                    inode = *parent;
+                }
+                Place::Linked | Place::Removed => return None,
+            }
+        }
+        names.reverse();
+        Some(names.join(&b'/'))
+    }
+
     /// That counts agree with what they count.
     ///
     /// # Panics

@@ -1,0 +1,272 @@
+//! `atoll volume recover`: what was written through a mount and is not in its volume.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use atoll_vfs::{Caller, Entry, Errno, FileKind, FileSystem, InodeNumber, OpenFlags};
+use atoll_volume::owned::{WritableFs, WriteOptions};
+use serde::Serialize;
+
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::output::{Output, escaped};
+use crate::own_volume;
+use crate::spool::{self, Pending, SpoolOnDisk};
+use crate::units;
+
+/// How much of a file is read at once.
+const READ_BYTES: u32 = 1 << 20;
+
+/// Arguments of `atoll volume recover`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volume recover work
+  atoll volume recover work ~/recovered
+  atoll volume recover work --discard
+
+What a mount has written waits in the node's directory until the ring has it; the next
+`atoll mount NAME` on this node brings it there. Where another writer has changed the volume
+meanwhile, it is set aside instead: this command copies the files that were written, each as it was
+then, into DIR, and says which names were removed.")]
+pub(crate) struct Args {
+    /// The volume's name on this node
+    name: String,
+
+    /// Copy the files that were written and set aside into this directory, which is made
+    #[arg(value_name = "DIR")]
+    destination: Option<PathBuf>,
+
+    /// Remove for good what was set aside
+    #[arg(long, conflicts_with = "destination")]
+    discard: bool,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was copied.
+#[derive(Default, Serialize)]
+struct Recovered {
+    files: u64,
+    bytes: u64,
+    /// Names that were removed, relative to the volume.
+    removed: Vec<String>,
+}
+
+/// Shows, copies or discards.
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let node = global.dir()?;
+    let pending = spool::pending_of(&node, &args.name);
+    if args.discard {
+        return discard(args, &pending);
+    }
+    match &args.destination {
+        None => show(args, &pending),
+        Some(destination) => copy(args, destination, &pending, global).await,
+    }
+}
+
+fn show(args: &Args, pending: &Pending) -> Result<(), Failure> {
+    let mut output = Output::new();
+    if args.json {
+        output.json(pending)?;
+        return output.flush();
+    }
+    for line in describe(pending) {
+        output.line(line)?;
+    }
+    output.flush()
+}
+
+fn describe(pending: &Pending) -> Vec<String> {
+    let Pending { name, bytes, mounted, set_aside } = pending;
+    let mut lines = Vec::new();
+    let size = units::size(*bytes);
+    match (*bytes, mounted) {
+        (0, _) => lines.push("nothing waits for the ring".to_owned()),
+        (_, true) => {
+            lines.push(format!("{size} of changes wait for the ring; the mount writes them"))
+        }
+        (_, false) => lines.push(format!(
+            "{size} of changes wait for the ring; `atoll mount {name} DIR` brings them there"
+        )),
+    }
+    for directory in set_aside {
+        lines.push(format!(
+            "changes that another writer has overtaken: {} (`atoll volume recover {name} DIR` copies \
+             their files)",
+            directory.display()
+        ));
+    }
+    lines
+}
+
+fn discard(args: &Args, pending: &Pending) -> Result<(), Failure> {
+    for directory in &pending.set_aside {
+        let what = format!("cannot remove {}", directory.display());
+        fs::remove_dir_all(directory).map_err(|error| Failure::io(what, &error))?;
+    }
+    let mut output = Output::new();
+    if args.json {
+        output.json(&serde_json::json!({ "discarded": pending.set_aside.len() }))?;
+    } else {
+        let count = pending.set_aside.len() as u64;
+        output.line(format!("discarded {}", units::counted(count, "spool", "spools")))?;
+    }
+    output.flush()
+}
+
+async fn copy(
+    args: &Args,
+    destination: &Path,
+    pending: &Pending,
+    global: &Global,
+) -> Result<(), Failure> {
+    let what = format!("cannot recover {}", args.name);
+    if pending.set_aside.is_empty() {
+        let failure = Failure::new(Exit::NotFound, what).because("nothing is set aside");
+        return Err(match pending.bytes {
+            0 => failure,
+            _ => failure.advice(describe(pending).remove(0)),
+        });
+    }
+    let (env, client) = connection::to_node(global).await?;
+    let volume = own_volume::find(&client, &args.name, &what).await?;
+    let options = WriteOptions {
+        read_key: client.read_key(&args.name).await.map_err(connection::failure)?,
+        owner: own_volume::owner(),
+        ..WriteOptions::default()
+    };
+    fs::create_dir(destination)
+        .map_err(|error| Failure::io(format!("{what} to {}", destination.display()), &error))?;
+    let mut recovered = Recovered::default();
+    for aside in &pending.set_aside {
+        let into = destination.join(aside.file_name().unwrap_or_default());
+        let failed =
+            |error: io::Error| Failure::io(format!("{what} to {}", into.display()), &error);
+        let spool = SpoolOnDisk::open(aside.clone()).map_err(failed)?;
+        let busy = || Failure::new(Exit::Unavailable, &what).because("another command reads it");
+        let spool = Arc::new(spool.ok_or_else(busy)?);
+        let key = volume.key.clone();
+        let opening =
+            WritableFs::open_set_aside(env.clone(), client.clone(), key, options.clone(), spool);
+        let fs = opening.await.map_err(|error| own_volume::failure(&what, error))?;
+        fs::create_dir(&into).map_err(failed)?;
+        for (path, is_there) in fs.changed_names() {
+            if !is_there {
+                recovered.removed.push(escaped(&path));
+                continue;
+            }
+            copy_file(&fs, &path, &into, &mut recovered).await.map_err(|error| {
+                Failure::new(Exit::Failed, format!("{what}: {}", escaped(&path))).because(error)
+            })?;
+        }
+    }
+    let mut output = Output::new();
+    if args.json {
+        output.json(&recovered)?;
+        return output.flush();
+    }
+    let Recovered { files, bytes, removed } = recovered;
+    let files = units::counted(files, "file", "files");
+    output.line(format!("{files}, {} to {}", units::size(bytes), destination.display()))?;
+    for name in removed {
+        output.line(format!("removed: {name}"))?;
+    }
+    output.flush()?;
+    if !global.quiet {
+        eprintln!("`atoll volume recover {} --discard` removes them from the node", args.name);
+    }
+    Ok(())
+}
+
+async fn find(fs: &WritableFs, path: &[u8]) -> Result<Entry, Errno> {
+    let mut at = InodeNumber::ROOT;
+    let mut found = Err(Errno::ENOENT);
+    for name in path.split(|byte| *byte == b'/') {
+        let entry = fs.lookup(Caller::default(), at, name).await?;
+        at = entry.attr.inode;
+        found = Ok(entry);
+    }
+    found
+}
+
+/// Copies one file or link; of a directory, nothing.
+async fn copy_file(
+    fs: &WritableFs,
+    path: &[u8],
+    into: &Path,
+    recovered: &mut Recovered,
+) -> io::Result<()> {
+    let failed = |errno: Errno| io::Error::from_raw_os_error(errno.0);
+    let entry = find(fs, path).await.map_err(failed)?;
+    let target = into.join(OsStr::from_bytes(path));
+    let inode = entry.attr.inode;
+    match entry.attr.kind {
+        FileKind::Regular => {
+            make_directories_above(&target)?;
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&target)?;
+            let opening = fs.open(Caller::default(), inode, OpenFlags::READ).await;
+            let handle = opening.map_err(failed)?.handle;
+            let mut at = 0;
+            loop {
+                let bytes = fs.read(inode, handle, at, READ_BYTES).await.map_err(failed)?;
+                if bytes.is_empty() {
+                    break;
+                }
+                file.write_all(&bytes)?;
+                at += bytes.len() as u64;
+            }
+            fs.close(inode, handle).await.map_err(failed)?;
+            finish(&file, &entry)?;
+            recovered.bytes += at;
+        }
+        FileKind::Symlink => {
+            make_directories_above(&target)?;
+            let link = fs.readlink(inode).await.map_err(failed)?;
+            symlink(OsStr::from_bytes(&link), &target)?;
+        }
+        _ => return Ok(()),
+    }
+    recovered.files += 1;
+    Ok(())
+}
+
+fn make_directories_above(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)
+}
+
+/// Gives a copied file its mode, without set-user-ID bits, and its time.
+fn finish(file: &File, entry: &Entry) -> io::Result<()> {
+    file.set_permissions(fs::Permissions::from_mode(entry.attr.mode & 0o777))?;
+    file.set_modified(entry.attr.mtime.to_system_time())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_described() {
+        let mut pending = Pending { name: "work".into(), ..Pending::default() };
+        assert_eq!(describe(&pending), ["nothing waits for the ring"]);
+        pending.bytes = 2048;
+        assert!(
+            describe(&pending)[0].contains("2.0 KiB of changes wait for the ring; `atoll mount")
+        );
+        pending.mounted = true;
+        assert!(describe(&pending)[0].contains("the mount writes them"));
+        pending.set_aside.push("/x/aside-1".into());
+        assert!(describe(&pending)[1].contains("/x/aside-1 (`atoll volume recover work DIR`"));
+    }
+}

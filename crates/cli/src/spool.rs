@@ -1,0 +1,224 @@
+//! The spools of this node's volumes on disk: `DIR/spool/NAME`, each with a lock that the mount which
+//! writes it holds.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use atoll_env::BoxFuture;
+use atoll_volume::owned::SpoolDirectory;
+use bytes::Bytes;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::Serialize;
+
+const LOCK: &str = "lock";
+const ASIDE: &str = "aside-";
+
+/// What of a volume is not on the ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Pending {
+    /// The volume's name.
+    pub(crate) name: String,
+    /// Bytes of recorded changes that the next flush, or the next mount, brings to the ring.
+    pub(crate) bytes: u64,
+    /// Whether a mount of this machine writes the volume now.
+    pub(crate) mounted: bool,
+    /// Directories with changes that another writer has overtaken.
+    pub(crate) set_aside: Vec<PathBuf>,
+}
+
+/// Where the spool of a volume is.
+pub(crate) fn directory(node: &Path, name: &str) -> PathBuf {
+    node.join("spool").join(name)
+}
+
+/// What waits in each spool, of volumes of which something does.
+pub(crate) fn pending(node: &Path) -> Vec<Pending> {
+    let Ok(spools) = fs::read_dir(node.join("spool")) else { return Vec::new() };
+    let names = spools.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut pending: Vec<Pending> = names.map(|name| pending_of(node, &name)).collect();
+    pending.retain(|spool| spool.bytes > 0 || !spool.set_aside.is_empty());
+    pending.sort_by(|a, b| a.name.cmp(&b.name));
+    pending
+}
+
+/// What waits in the spool of a volume.
+pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
+    let path = directory(node, name);
+    let mut pending = Pending { name: name.to_owned(), ..Pending::default() };
+    for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        if file.ends_with(".records") {
+            pending.bytes += entry.metadata().map_or(0, |metadata| metadata.len());
+        } else if file.starts_with(ASIDE) {
+            pending.set_aside.push(entry.path());
+        }
+    }
+    pending.set_aside.sort();
+    let lock = File::open(path.join(LOCK));
+    pending.mounted = lock.is_ok_and(|file| lock_now(&file).is_err());
+    pending
+}
+
+fn lock_now(file: &File) -> Result<(), Errno> {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
+}
+
+/// A spool's directory, in the use of this process alone.
+pub(crate) struct SpoolOnDisk {
+    path: PathBuf,
+    /// The file that was appended to last.
+    open: Arc<Mutex<Option<(String, File)>>>,
+    _lock: File,
+}
+
+impl SpoolOnDisk {
+    /// Opens a directory, which is made if it is not there. `None` if another process uses it.
+    pub(crate) fn open(path: PathBuf) -> io::Result<Option<SpoolOnDisk>> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
+        match lock_now(&lock) {
+            Ok(()) => Ok(Some(SpoolOnDisk { path, open: Arc::default(), _lock: lock })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Path, &mut Option<(String, File)>) -> io::Result<T> + Send + 'static,
+    ) -> BoxFuture<'static, io::Result<T>> {
+        let (path, open) = (self.path.clone(), self.open.clone());
+        let work = tokio::task::spawn_blocking(move || {
+            work(&path, &mut open.lock().expect("no holder of this lock panics"))
+        });
+        Box::pin(async move { work.await.map_err(io::Error::other)? })
+    }
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+fn rename_into(path: &Path, names: &[String], aside: &Path) -> io::Result<()> {
+    for name in names {
+        match fs::rename(path.join(name), aside.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    sync_directory(aside)?;
+    sync_directory(path)
+}
+
+impl SpoolDirectory for SpoolOnDisk {
+    fn list(&self) -> BoxFuture<'static, io::Result<Vec<String>>> {
+        self.run(|path, _| {
+            let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
+            Ok(entries.into_iter().filter_map(|e| e.file_name().into_string().ok()).collect())
+        })
+    }
+
+    fn read(&self, name: String) -> BoxFuture<'static, io::Result<Bytes>> {
+        self.run(move |path, _| fs::read(path.join(name)).map(Bytes::from))
+    }
+
+    fn append(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
+        self.run(move |path, open| {
+            if open.as_ref().is_none_or(|(opened, _)| *opened != name) {
+                let mut options = OpenOptions::new();
+                let file = options.create(true).append(true).mode(0o600).open(path.join(&name))?;
+                sync_directory(path)?;
+                *open = Some((name, file));
+            }
+            let (_, file) = open.as_mut().expect("it was opened above");
+            file.write_all(&bytes)
+        })
+    }
+
+    fn sync(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
+        self.run(move |path, open| match open {
+            Some((opened, file)) if *opened == name => file.sync_data(),
+            _ => File::open(path.join(name))?.sync_data(),
+        })
+    }
+
+    fn replace(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
+        self.run(move |path, _| {
+            let new = path.join(format!("{name}.new"));
+            let mut options = OpenOptions::new();
+            let mut file =
+                options.create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(&bytes)?;
+            file.sync_data()?;
+            fs::rename(new, path.join(name))?;
+            sync_directory(path)
+        })
+    }
+
+    fn remove(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
+        self.run(move |path, open| {
+            if open.as_ref().is_some_and(|(opened, _)| *opened == name) {
+                *open = None;
+            }
+            match fs::remove_file(path.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>> {
+        self.run(move |path, open| {
+            *open = None;
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let name = format!("{ASIDE}{}", now.map_or(0, |since| since.as_millis()));
+            let aside = path.join(&name);
+            fs::DirBuilder::new().mode(0o700).create(&aside)?;
+            rename_into(path, &names, &aside)?;
+            Ok(name)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_keeps_what_it_is_given() -> io::Result<()> {
+        let node = tempfile::tempdir()?;
+        let path = directory(node.path(), "work");
+        let spool = SpoolOnDisk::open(path.clone())?.expect("nobody uses it");
+        assert!(SpoolOnDisk::open(path.clone())?.is_none());
+        spool.replace("base".into(), Bytes::from_static(b"1")).await?;
+        spool.replace("base".into(), Bytes::from_static(b"2")).await?;
+        for name in ["a.records", "b.records", "a.records"] {
+            spool.append(name.into(), Bytes::from_static(b"xy")).await?;
+            spool.sync(name.into()).await?;
+        }
+        spool.sync("b.records".into()).await?;
+        assert_eq!(spool.read("base".into()).await?, "2");
+        assert_eq!(spool.read("a.records".into()).await?, "xyxy");
+        let waits = pending(node.path());
+        assert_eq!((waits.len(), waits[0].bytes, waits[0].mounted), (1, 6, true));
+        spool.remove("a.records".into()).await?;
+        spool.remove("a.records".into()).await?;
+        spool.append("a.records".into(), Bytes::from_static(b"z")).await?;
+        let aside = spool.set_aside(vec!["a.records".into(), "no".into()]).await?;
+        assert_eq!(fs::read(path.join(&aside).join("a.records"))?, b"z");
+        let mut names = spool.list().await?;
+        names.sort();
+        assert_eq!(names, [&aside, "b.records", "base", LOCK]);
+        drop(spool);
+        let waits = pending_of(node.path(), "work");
+        assert_eq!((waits.bytes, waits.mounted, waits.set_aside.len()), (2, false, 1));
+        Ok(())
+    }
+}
