@@ -3,9 +3,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use atoll_env::BoxFuture;
@@ -69,11 +69,18 @@ fn lock_now(file: &File) -> Result<(), Errno> {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
 }
 
+#[derive(Default)]
+struct Files {
+    /// The file that was appended to last.
+    open: Option<(String, File)>,
+    /// Without a name: it goes with this process.
+    swap: Option<Arc<File>>,
+}
+
 /// A spool's directory, in the use of this process alone.
 pub(crate) struct SpoolOnDisk {
     path: PathBuf,
-    /// The file that was appended to last.
-    open: Arc<Mutex<Option<(String, File)>>>,
+    files: Arc<Mutex<Files>>,
     _lock: File,
 }
 
@@ -84,7 +91,7 @@ impl SpoolOnDisk {
         let mut options = OpenOptions::new();
         let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
         match lock_now(&lock) {
-            Ok(()) => Ok(Some(SpoolOnDisk { path, open: Arc::default(), _lock: lock })),
+            Ok(()) => Ok(Some(SpoolOnDisk { path, files: Arc::default(), _lock: lock })),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -92,18 +99,30 @@ impl SpoolOnDisk {
 
     fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Path, &mut Option<(String, File)>) -> io::Result<T> + Send + 'static,
+        work: impl FnOnce(&Path, &Mutex<Files>) -> io::Result<T> + Send + 'static,
     ) -> BoxFuture<'static, io::Result<T>> {
-        let (path, open) = (self.path.clone(), self.open.clone());
-        let work = tokio::task::spawn_blocking(move || {
-            work(&path, &mut open.lock().expect("no holder of this lock panics"))
-        });
+        let (path, files) = (self.path.clone(), self.files.clone());
+        let work = tokio::task::spawn_blocking(move || work(&path, &files));
         Box::pin(async move { work.await.map_err(io::Error::other)? })
     }
 }
 
+fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
+    files.lock().expect("no holder of this lock panics")
+}
+
 fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
+}
+
+/// A file that is gone when it is closed.
+fn nameless_file(path: &Path) -> io::Result<File> {
+    let name = path.join("swap");
+    let mut options = OpenOptions::new();
+    options.create(true).read(true).write(true).truncate(true).mode(0o600);
+    let file = options.open(&name)?;
+    fs::remove_file(name)?;
+    Ok(file)
 }
 
 fn rename_into(path: &Path, names: &[String], aside: &Path) -> io::Result<()> {
@@ -130,7 +149,8 @@ impl SpoolDirectory for SpoolOnDisk {
     }
 
     fn append(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
-        self.run(move |path, open| {
+        self.run(move |path, files| {
+            let open = &mut locked(files).open;
             if open.as_ref().is_none_or(|(opened, _)| *opened != name) {
                 let mut options = OpenOptions::new();
                 let file = options.create(true).append(true).mode(0o600).open(path.join(&name))?;
@@ -143,7 +163,7 @@ impl SpoolDirectory for SpoolOnDisk {
     }
 
     fn sync(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
-        self.run(move |path, open| match open {
+        self.run(move |path, files| match &locked(files).open {
             Some((opened, file)) if *opened == name => file.sync_data(),
             _ => File::open(path.join(name))?.sync_data(),
         })
@@ -163,7 +183,8 @@ impl SpoolDirectory for SpoolOnDisk {
     }
 
     fn remove(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
-        self.run(move |path, open| {
+        self.run(move |path, files| {
+            let open = &mut locked(files).open;
             if open.as_ref().is_some_and(|(opened, _)| *opened == name) {
                 *open = None;
             }
@@ -174,9 +195,38 @@ impl SpoolDirectory for SpoolOnDisk {
         })
     }
 
+    fn swap_out(&self, bytes: Bytes) -> BoxFuture<'static, io::Result<u64>> {
+        self.run(move |path, files| {
+            let mut files = locked(files);
+            let swap = match &files.swap {
+                Some(swap) => swap,
+                None => files.swap.insert(Arc::new(nameless_file(path)?)),
+            };
+            let at = swap.metadata()?.len();
+            swap.write_all_at(&bytes, at)?;
+            Ok(at)
+        })
+    }
+
+    fn swap_in(&self, offset: u64, len: u32) -> BoxFuture<'static, io::Result<Bytes>> {
+        self.run(move |_, files| {
+            let swap = locked(files).swap.clone().ok_or(io::ErrorKind::NotFound)?;
+            let mut bytes = vec![0; len as usize];
+            swap.read_exact_at(&mut bytes, offset)?;
+            Ok(bytes.into())
+        })
+    }
+
+    fn swap_clear(&self) -> BoxFuture<'static, io::Result<()>> {
+        self.run(|_, files| {
+            locked(files).swap = None;
+            Ok(())
+        })
+    }
+
     fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>> {
-        self.run(move |path, open| {
-            *open = None;
+        self.run(move |path, files| {
+            locked(files).open = None;
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             let name = format!("{ASIDE}{}", now.map_or(0, |since| since.as_millis()));
             let aside = path.join(&name);
@@ -211,6 +261,12 @@ mod tests {
         spool.remove("a.records".into()).await?;
         spool.remove("a.records".into()).await?;
         spool.append("a.records".into(), Bytes::from_static(b"z")).await?;
+        assert_eq!(spool.swap_out(Bytes::from_static(b"one")).await?, 0);
+        assert_eq!(spool.swap_out(Bytes::from_static(b"two")).await?, 3);
+        assert_eq!(spool.swap_in(2, 2).await?, "et");
+        spool.swap_clear().await?;
+        assert!(spool.swap_in(0, 1).await.is_err());
+        assert_eq!(spool.swap_out(Bytes::from_static(b"three")).await?, 0);
         let aside = spool.set_aside(vec!["a.records".into(), "no".into()]).await?;
         assert_eq!(fs::read(path.join(&aside).join("a.records"))?, b"z");
         let mut names = spool.list().await?;

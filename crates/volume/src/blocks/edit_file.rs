@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use atoll_env::BoxFuture;
 use atoll_key::BlockHash;
+use bytes::Bytes;
 
 use super::error::{BlockError, EditError};
 use super::file::File;
@@ -19,12 +20,33 @@ use crate::format::{Pointer, PointerBlock, is_zero};
 pub(crate) enum NewData {
     /// These bytes, and zeros where the block is longer.
     Data(Arc<Vec<u8>>),
+    /// Bytes in the swap file, and zeros where the block is longer.
+    Swapped(Swapped),
     /// Zeros.
     Hole,
 }
 
+/// Where bytes lie in a swap file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Swapped {
+    /// Which file, of those that were there one after another.
+    pub(crate) generation: u64,
+    /// Where they begin.
+    pub(crate) offset: u64,
+    /// How long they are there.
+    pub(crate) stored_len: u32,
+    /// How many of them count.
+    pub(crate) len: u32,
+}
+
+/// Reads what was swapped out.
+pub(crate) trait SwapIn: Send + Sync {
+    /// The bytes; an error says why they cannot be read.
+    fn swap_in(&self, swapped: Swapped) -> BoxFuture<'_, Result<Bytes, String>>;
+}
+
 /// The changes of a file.
-pub(crate) struct FileEdit {
+pub(crate) struct FileEdit<'a> {
     /// The file as it was.
     pub(crate) old: File,
     /// Its bytes from here on are zeros now, if it has that many.
@@ -33,6 +55,8 @@ pub(crate) struct FileEdit {
     pub(crate) shape: Shape,
     /// Blocks that are new, by number.
     pub(crate) new: BTreeMap<u64, NewData>,
+    /// Where some of them are.
+    pub(crate) swap: &'a dyn SwapIn,
 }
 
 /// A file that was written.
@@ -46,7 +70,7 @@ pub(crate) struct EditedFile {
 
 /// Writes the file; new blocks go to `sink`. `old_blocks_512` is the space that the old one took.
 pub(crate) async fn edit_file<S: Sink<EditError> + Send>(
-    edit: &FileEdit,
+    edit: &FileEdit<'_>,
     old_blocks_512: u64,
     sink: &mut S,
 ) -> Result<EditedFile, EditError> {
@@ -76,7 +100,7 @@ pub(crate) async fn edit_file<S: Sink<EditError> + Send>(
     Ok(EditedFile { inode, blocks_512: blocks_512.min(shape.size_bytes.div_ceil(512)) })
 }
 
-impl FileEdit {
+impl FileEdit<'_> {
     /// Bytes of the old file that are still to be seen.
     fn old_size(&self) -> u64 {
         self.old.shape().map_or(0, |shape| shape.size_bytes).min(self.cut)
@@ -88,6 +112,10 @@ impl FileEdit {
         let mut bytes = match self.new.get(&block) {
             Some(NewData::Hole) => return Ok(None),
             Some(NewData::Data(data)) => data[..data.len().min(len)].to_vec(),
+            Some(NewData::Swapped(swapped)) => {
+                let data = self.swap.swap_in(*swapped).await.map_err(EditError::Swap)?;
+                data[..data.len().min(len)].to_vec()
+            }
             None => {
                 let start = block << self.shape.block_size_log2;
                 let left = self.old_size().saturating_sub(start).min(len as u64);
@@ -131,14 +159,14 @@ impl FileEdit {
     /// covers it.
     fn is_hole(&self, level: u8, first: u64) -> bool {
         let end = first.saturating_add(Shape::span_blocks(level));
-        let has_data = |new: &NewData| matches!(new, NewData::Data(_));
+        let has_data = |new: &NewData| matches!(new, NewData::Data(_) | NewData::Swapped(_));
         first << self.shape.block_size_log2 >= self.old_size()
             && !self.new.range(first..end).any(|(_, new)| has_data(new))
     }
 }
 
 struct Work<'a, S> {
-    edit: &'a FileEdit,
+    edit: &'a FileEdit<'a>,
     sink: &'a mut S,
     space: Space,
 }
@@ -194,7 +222,11 @@ impl<S: Sink<EditError> + Send> Work<'_, S> {
         }
         Ok(match bytes {
             None => None,
-            Some(bytes) => Some(self.sink.emit(bytes)?),
+            Some(bytes) => {
+                let hash = self.sink.emit(bytes)?;
+                self.sink.pace().await;
+                Some(hash)
+            }
         })
     }
 }

@@ -23,6 +23,8 @@ impl BlockError {
 pub(crate) enum EditError {
     /// A block of the old one cannot be read.
     Read(BlockError),
+    /// What was swapped out cannot be read.
+    Swap(String),
     /// The new one is more than the format can hold.
     Format(FormatError),
 }

@@ -4,6 +4,7 @@
 //! Both keep one unfinished block per level and hand finished ones to a sink, so their
 //! memory does not depend on the size of what they build.
 
+use atoll_env::BoxFuture;
 use atoll_key::BlockHash;
 use atoll_vfs::FileKind;
 use bytes::Bytes;
@@ -23,6 +24,11 @@ const MIN_DIRECTORY_BLOCK_BYTES: usize = 16 << 10;
 /// Takes a finished block and returns its hash.
 pub(crate) trait Sink<E> {
     fn emit(&mut self, block: Vec<u8>) -> Result<BlockHash, E>;
+
+    /// Resolves when it can take more.
+    fn pace(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
 }
 
 impl<E, F: FnMut(Vec<u8>) -> Result<BlockHash, E>> Sink<E> for F {

@@ -106,6 +106,7 @@ impl Shared {
                 if let Some(spool) = &self.spool {
                     spool.merged(records, head.block.clone());
                 }
+                self.clear_swap().await;
                 Ok(())
             }
             Err(error) => {
@@ -281,7 +282,7 @@ impl Shared {
         let Some(shape) = plan.shape else { return Ok(Stored::default()) };
         let Stored { inode, size_bytes, blocks_512 } = plan.stored;
         let old = File::open(&self.cache, inode, size_bytes).await.map_err(EditError::Read)?;
-        let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new };
+        let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new, swap: self };
         let written = edit_file(&edit, blocks_512, outbox).await?;
         Ok(Stored {
             inode: Some(written.inode),
@@ -313,6 +314,7 @@ impl From<EditError> for FlushError {
     fn from(error: EditError) -> FlushError {
         match error {
             EditError::Read(error) => FlushError::Read(error.at(b"").to_string()),
+            EditError::Swap(error) => FlushError::Read(error),
             EditError::Format(error) => FlushError::Format(error.to_string()),
         }
     }

@@ -38,11 +38,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_dht::{Blocks, GetError, PutError};
-use atoll_env::{Env, Notify};
+use atoll_env::{BoxFuture, Env, Notify};
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::{Errno, FileTime};
+use bytes::Bytes;
 use futures_channel::oneshot;
 
+use self::fs::Fault;
 pub use self::fs::WritableFs;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
@@ -52,6 +54,7 @@ use super::root::{MountState, Root};
 use super::sealed_root::RootError;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::directory;
+use crate::blocks::edit_file::{SwapIn, Swapped};
 use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
 use crate::blocks::pace::Wanted;
@@ -193,6 +196,9 @@ struct Shared {
     has_ended: AtomicBool,
 }
 
+/// Bytes swapped out at once.
+const SWAP_BYTES: u64 = 8 << 20;
+
 type Waiter = oneshot::Sender<Result<(), FlushError>>;
 
 /// The newest root that this mount has put or read.
@@ -285,6 +291,69 @@ impl Shared {
         if is_kept { Ok(()) } else { self.flushed().await }
     }
 
+    /// Makes room in memory: on disk if there is a spool with room, else on the ring.
+    async fn make_room(&self) -> Result<(), FlushError> {
+        let most = self.options.max_changed_bytes;
+        let (held, changed) = {
+            let tree = self.tree();
+            (tree.held_bytes(), tree.changed_bytes())
+        };
+        if changed >= most / 2 {
+            self.wake.notify();
+        }
+        let Some(spool) = &self.spool else {
+            return if held >= most { self.flushed().await } else { Ok(()) };
+        };
+        spool.room().await;
+        let is_full = spool.bytes() >= self.options.max_spool_bytes;
+        if held < most && !is_full {
+            return Ok(());
+        }
+        // What is being flushed stays in memory.
+        if !is_full && changed >= most / 4 && self.swap_out(spool).await.is_ok() {
+            return Ok(());
+        }
+        if is_full || held >= 2 * most { self.flushed().await } else { Ok(()) }
+    }
+
+    /// Writes changed blocks to the swap file until few are left in memory.
+    async fn swap_out(&self, spool: &Spool) -> std::io::Result<()> {
+        let _swapping = spool.swapping().await;
+        let most = self.options.max_changed_bytes;
+        while self.tree().changed_bytes() >= most / 4 {
+            let blocks = self.tree().in_memory(SWAP_BYTES.min(most / 8));
+            if blocks.is_empty() {
+                break;
+            }
+            let swapped = spool.swap_out(blocks.iter().map(|(_, _, data)| data)).await;
+            let swapped = swapped.inspect_err(|error| {
+                tracing::warn!("changes cannot be swapped out: {error}");
+            })?;
+            self.tree().swap_out(&blocks, &swapped);
+        }
+        Ok(())
+    }
+
+    /// Empties the swap file if nothing in it is needed.
+    async fn clear_swap(&self) {
+        let Some(spool) = &self.spool else { return };
+        let _swapping = spool.swapping().await;
+        if !self.tree().has_swapped()
+            && let Err(error) = spool.swap_clear().await
+        {
+            tracing::warn!("the swap file cannot be emptied: {error}");
+        }
+    }
+
+    /// Reads what was swapped out; `None` if it is not needed any more, or somewhere else.
+    async fn swap_in(&self, swapped: Swapped) -> Result<Option<Bytes>, Fault> {
+        let spool = self.spool.as_ref().expect("who has swapped out has a spool");
+        spool.swap_in(swapped).await.map_err(|error| {
+            tracing::error!("what was swapped out cannot be read: {error}");
+            Errno::EIO.into()
+        })
+    }
+
     /// Resolves when all changes made before are on the ring, or were tried in vain.
     async fn flushed(&self) -> Result<(), FlushError> {
         let (sender, receiver) = oneshot::channel();
@@ -295,7 +364,7 @@ impl Shared {
     }
 
     /// Fetches what a call needs.
-    async fn load(&self, need: Need, loaded: &mut Loaded) -> Result<(), BlockError> {
+    async fn load(&self, need: Need, loaded: &mut Loaded) -> Result<(), Fault> {
         match need {
             Need::Name(stored, name) => {
                 let found = directory::find(&self.cache, &stored, &name).await?;
@@ -319,6 +388,12 @@ impl Shared {
                 let all = xattrs::decode(&bytes).map_err(BlockError::bad(hash))?;
                 loaded.xattrs.insert(hash, all.into_iter().collect());
             }
+            Need::Swapped(swapped) => {
+                // If it is somewhere else by now, the next call says where.
+                if let Some(bytes) = self.swap_in(swapped).await? {
+                    loaded.swapped.insert(swapped, Arc::new(bytes.to_vec()));
+                }
+            }
         }
         Ok(())
     }
@@ -330,6 +405,15 @@ fn random_id(env: &Env) -> [u8; 16] {
         part.copy_from_slice(&env.random_u64().to_be_bytes());
     }
     id
+}
+
+impl SwapIn for Shared {
+    fn swap_in(&self, swapped: Swapped) -> BoxFuture<'_, Result<Bytes, String>> {
+        Box::pin(async move {
+            let found = Shared::swap_in(self, swapped).await;
+            found.ok().flatten().ok_or_else(|| "what was swapped out cannot be read".into())
+        })
+    }
 }
 
 /// An empty volume's root: its top directory belongs to `owner`.

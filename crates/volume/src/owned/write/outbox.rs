@@ -30,6 +30,8 @@ pub(super) struct Outbox<'a> {
     written: BTreeSet<BlockHash>,
     full: Vec<Vec<(BlockHash, Bytes)>>,
     on_their_way: FuturesUnordered<BoxFuture<'static, Result<(), PutError>>>,
+    /// What has gone wrong while blocks were written.
+    failure: Option<FlushError>,
 }
 
 impl<'a> Outbox<'a> {
@@ -47,11 +49,15 @@ impl<'a> Outbox<'a> {
             written: BTreeSet::new(),
             full: Vec::new(),
             on_their_way: FuturesUnordered::new(),
+            failure: None,
         }
     }
 
     /// Sends full batches; waits while too many are on their way.
     pub(super) async fn advance(&mut self) -> Result<(), FlushError> {
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
         for batch in std::mem::take(&mut self.full) {
             if self.on_their_way.len() >= MAX_BATCHES {
                 self.on_their_way.next().await.expect("there are some")?;
@@ -79,7 +85,7 @@ impl<'a> Outbox<'a> {
     }
 }
 
-impl<E> Sink<E> for Outbox<'_> {
+impl<E: Send> Sink<E> for Outbox<'_> {
     fn emit(&mut self, block: Vec<u8>) -> Result<BlockHash, E> {
         let plain = Bytes::from(block);
         let sealed = match self.cipher {
@@ -99,5 +105,13 @@ impl<E> Sink<E> for Outbox<'_> {
             }
         }
         Ok(hash)
+    }
+
+    fn pace(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if !self.full.is_empty() && self.failure.is_none() {
+                self.failure = self.advance().await.err();
+            }
+        })
     }
 }

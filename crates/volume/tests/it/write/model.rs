@@ -356,8 +356,9 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
     let open = async || {
         let machine = Arc::new(Crashing::new(&ring, &spool));
         let blocks: Arc<dyn Blocks> = machine.clone();
-        // Little memory, so that what is made again is flushed on the way.
-        let options = WriteOptions { max_changed_bytes: 1 << 20, ..WriteOptions::default() };
+        // Little memory, so that changes are swapped out, and what is made again is flushed on the way.
+        let max_changed_bytes = 1 << (18 + seed % 3);
+        let options = WriteOptions { max_changed_bytes, ..WriteOptions::default() };
         let spool = has_spool.then(|| machine.spool.clone());
         (mounted_with(&blocks, options, spool).await.expect("mounts"), machine)
     };

@@ -175,6 +175,29 @@ impl SpoolDirectory for Disk {
         })
     }
 
+    fn swap_out(&self, bytes: Bytes) -> BoxFuture<'static, io::Result<u64>> {
+        self.with(move |files| {
+            let (swap, _) = files.entry("swap".into()).or_default();
+            swap.extend_from_slice(&bytes);
+            Ok((swap.len() - bytes.len()) as u64)
+        })
+    }
+
+    fn swap_in(&self, offset: u64, len: u32) -> BoxFuture<'static, io::Result<Bytes>> {
+        self.with(move |files| {
+            let (swap, _) = files.get("swap").ok_or(io::ErrorKind::NotFound)?;
+            let bytes = swap.get(offset as usize..offset as usize + len as usize);
+            Ok(Bytes::copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?))
+        })
+    }
+
+    fn swap_clear(&self) -> BoxFuture<'static, io::Result<()>> {
+        self.with(|files| {
+            files.remove("swap");
+            Ok(())
+        })
+    }
+
     fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>> {
         self.with(move |files| {
             for name in names {
@@ -249,6 +272,18 @@ async fn save(fs: &WritableFs, name: &str, content: &[u8]) -> Result<(), Errno> 
     fs.close(inode, handle).await?;
     fs.forget(inode, 1);
     closed
+}
+
+/// Bytes that no two blocks of have in common.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
 }
 
 async fn load(fs: &WritableFs, name: &str) -> Result<Bytes, Errno> {
@@ -433,6 +468,55 @@ async fn a_full_spool_and_sync_wait_for_the_ring() {
     save(&fs, "a", b"1").await.expect("closes");
     setting.ring_is_away(true);
     assert_eq!(save(&fs, "a", b"2").await, Err(Errno::ETIMEDOUT));
+}
+
+/// While the ring is away, far more is written than the memory holds; all of it can be read,
+/// and changed, and reaches the ring.
+#[tokio::test(start_paused = true)]
+async fn what_the_memory_does_not_hold_is_swapped_out() {
+    for read_key in [None, Some(ReadKey::from_bytes([3; 32]))] {
+        let options =
+            WriteOptions { max_changed_bytes: 2 << 20, read_key, ..WriteOptions::default() };
+        let setting = Setting::new(options).await;
+        let (fs, machine) = setting.mount().await;
+        setting.ring_is_away(true);
+        let content = |file: usize| noise(3 << 20, file as u64);
+        for file in 0..8 {
+            save(&fs, &format!("{file}"), &content(file)).await.expect("closes");
+        }
+        let me = Caller::default();
+        for file in 0..8 {
+            let name = format!("{file}");
+            assert!(load(&fs, &name).await.expect("reads") == content(file), "{file}");
+            let inode = fs.lookup(me, InodeNumber::ROOT, name.as_bytes()).await.expect("finds");
+            let inode = inode.attr.inode;
+            let handle = fs.open(me, inode, OpenFlags::READ_WRITE).await.expect("opens").handle;
+            let patch = Bytes::from_static(b"patch");
+            fs.write(Writer::At(me), inode, handle, 100_000, patch).await.expect("writes");
+            let size_bytes = Some(2_000_001);
+            let changes = SetAttr { size_bytes, ..SetAttr::default() };
+            fs.setattr(me, inode, Some(handle), changes).await.expect("cuts");
+            fs.close(inode, handle).await.expect("closes");
+        }
+        let expected = |file: usize| {
+            let mut bytes = content(file);
+            bytes[100_000..100_005].copy_from_slice(b"patch");
+            bytes.truncate(2_000_001);
+            bytes
+        };
+        let was_swapped = setting.spool.files.lock().expect("unpoisoned").contains_key("swap");
+        assert!(was_swapped && fs.held_bytes() < 5 << 20, "{} bytes", fs.held_bytes());
+        setting.ring_is_away(false);
+        fs.sync().await.expect("flushes");
+        let left = setting.spool.files.lock().expect("unpoisoned").contains_key("swap");
+        assert!(!left, "nothing of it is needed");
+        for file in 0..8 {
+            assert!(load(&fs, &format!("{file}")).await.expect("reads") == expected(file));
+        }
+        machine.crash(0);
+        let (fs, _machine) = setting.mount().await;
+        assert!(load(&fs, "7").await.expect("reads") == expected(7));
+    }
 }
 
 /// Another mount of another machine is refused as before.

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use self::listing::Listed;
 use self::reading::Reader;
 use super::tree::{Birth, Loaded, Stop, Tree};
-use super::{FlushError, Shared, WriteOptions};
+use super::{FlushError, Shared};
 use crate::blocks::error::BlockError;
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
@@ -111,6 +111,11 @@ impl WritableFs {
         self.shared.tree().check_invariants();
     }
 
+    /// Changed bytes in memory.
+    pub fn held_bytes(&self) -> u64 {
+        self.shared.tree().held_bytes()
+    }
+
     /// How many files and directories are in memory.
     pub fn files_in_memory(&self) -> usize {
         self.shared.tree().len()
@@ -151,20 +156,7 @@ impl WritableFs {
         call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
     ) -> Result<T, Fault> {
         self.shared.check_fence()?;
-        let held = self.shared.tree().held_bytes();
-        let WriteOptions { max_changed_bytes: most, max_spool_bytes, .. } = self.shared.options;
-        let spooled = match &self.shared.spool {
-            Some(spool) => {
-                spool.room().await;
-                spool.bytes()
-            }
-            None => 0,
-        };
-        if held >= most || spooled >= max_spool_bytes {
-            self.shared.flushed().await?;
-        } else if held >= most / 2 {
-            self.shared.wake.notify();
-        }
+        self.shared.make_room().await?;
         self.take_away(call).await
     }
 
@@ -452,8 +444,13 @@ impl FileSystem for WritableFs {
 
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
         self.answer(move |fs| async move {
-            let found = fs.on_tree(|tree, _| tree.read(inode.0, handle.0, offset, len)).await?;
-            fs.assemble(found, handle.0, len).await
+            for _ in 0..MAX_LOADS {
+                let found = fs.on_tree(|tree, _| tree.read(inode.0, handle.0, offset, len)).await?;
+                if let Some(bytes) = fs.assemble(found, handle.0, len).await? {
+                    return Ok(bytes);
+                }
+            }
+            Err(Errno::EIO.into())
         })
     }
 

@@ -21,22 +21,27 @@ pub(super) struct Reader {
 }
 
 impl WritableFs {
-    /// The bytes of pieces, in order; `handle` is read ahead of.
+    /// The bytes of pieces, in order; `handle` is read ahead of. `None` if some are not where they
+    /// were.
     pub(super) async fn assemble(
         &self,
         (pieces, stored): (Vec<Piece>, Stored),
         handle: u64,
         len: u32,
-    ) -> Result<Bytes, Fault> {
+    ) -> Result<Option<Bytes>, Fault> {
         if let [Piece::Stored(range)] = &pieces[..] {
             let len = (range.end - range.start) as u32;
             let file = self.reader(handle, stored, range.start, len).await?;
-            return Ok(file.read(range.start, len).await?);
+            return Ok(Some(file.read(range.start, len).await?));
         }
         let mut out = BytesMut::with_capacity(len as usize);
         for piece in pieces {
             match piece {
                 Piece::Data(bytes, range) => out.extend_from_slice(&bytes[range]),
+                Piece::Swapped(swapped, range) => {
+                    let Some(bytes) = self.shared.swap_in(swapped).await? else { return Ok(None) };
+                    out.extend_from_slice(&bytes[range]);
+                }
                 Piece::Zeros(len) => out.resize(out.len() + len, 0),
                 Piece::Stored(range) => {
                     let len = (range.end - range.start) as u32;
@@ -45,7 +50,7 @@ impl WritableFs {
                 }
             }
         }
-        Ok(out.freeze())
+        Ok(Some(out.freeze()))
     }
 
     /// The stored file behind an open one, read ahead of.
@@ -129,7 +134,7 @@ impl WritableFs {
     async fn is_data(&self, layout: &Layout) -> Result<bool, Fault> {
         for piece in &layout.pieces {
             match piece {
-                Piece::Data(..) => return Ok(true),
+                Piece::Data(..) | Piece::Swapped(..) => return Ok(true),
                 Piece::Zeros(_) => {}
                 Piece::Stored(range) => {
                     let file = self.stored_file(layout.stored).await?;

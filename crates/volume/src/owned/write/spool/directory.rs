@@ -26,6 +26,15 @@ pub trait SpoolDirectory: Send + Sync + 'static {
     /// Removes a file, if it is there.
     fn remove(&self, name: String) -> BoxFuture<'static, io::Result<()>>;
 
+    /// Appends to the swap file, which need not survive this process; returns where.
+    fn swap_out(&self, bytes: Bytes) -> BoxFuture<'static, io::Result<u64>>;
+
+    /// Reads from the swap file.
+    fn swap_in(&self, offset: u64, len: u32) -> BoxFuture<'static, io::Result<Bytes>>;
+
+    /// Empties the swap file.
+    fn swap_clear(&self) -> BoxFuture<'static, io::Result<()>>;
+
     /// Moves files, those of them that are there, into a new directory of their own, durably; returns
     /// its name.
     fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>>;

@@ -12,6 +12,9 @@
 //! | `base` | the newest root that this mount has put: what the first segment follows |
 //! | `NNNNNNNNNNNNNNNNNNNN.records` | a segment ([`segment`]) |
 //!
+//! Beside that, changed bytes that are too many for the memory are in a file that dies with the mount
+//! ([`swap`]).
+//!
 //! Promises:
 //!
 //! - When [`Spool::synced`] has returned, the records before it survive a crash of the machine.
@@ -30,6 +33,7 @@
 
 mod directory;
 mod segment;
+mod swap;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,6 +48,7 @@ use futures_channel::oneshot;
 use futures_util::future::{Either, select};
 
 pub use self::directory::SpoolDirectory;
+use self::swap::Swap;
 use super::tree::Record;
 
 /// A segment with more bytes is the last one's end: a mount makes a segment again as a whole before
@@ -70,6 +75,7 @@ pub(super) struct Spool {
     cipher: Option<VolumeCipher>,
     state: Mutex<State>,
     wake: Arc<Notify>,
+    swap: Swap,
 }
 
 #[derive(Default)]
@@ -131,7 +137,7 @@ impl Spool {
         // Their sizes count once they are read.
         let segments = names.iter().filter_map(|name| Some((first_of(name)?, 0))).collect();
         let state = Mutex::new(State { segments, ..State::default() });
-        Ok(Spool { id, directory, cipher, state, wake: Arc::default() })
+        Ok(Spool { id, directory, cipher, state, wake: Arc::default(), swap: Swap::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -259,9 +265,9 @@ impl Spool {
         }
     }
 
-    /// Bytes of records that the ring does not have.
+    /// Bytes on disk: records that the ring does not have, and what is swapped out.
     pub(super) fn bytes(&self) -> u64 {
-        self.state().segments.values().sum()
+        self.state().segments.values().sum::<u64>() + self.swap.bytes()
     }
 
     /// Why nothing is written here any more.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Loaded, Stop};
-use crate::blocks::edit_file::NewData;
+use crate::blocks::edit_file::{NewData, Swapped};
 use crate::format::MAX_FILE_BYTES;
 use crate::format::inode::Shape;
 use atoll_key::BlockHash;
@@ -18,7 +18,8 @@ use atoll_vfs::Errno;
 /// Stored blocks that one call may turn into holes: each costs memory until the next flush.
 const MAX_PUNCHED_BLOCKS: u64 = 1 << 20;
 
-/// About what a hole costs in memory: enough of them make a writer wait, as data does.
+/// About what a hole costs in memory, and a block that was swapped out: enough of them make a writer
+/// wait, as data does.
 const HOLE_BYTES: u64 = 64;
 
 /// A file as the ring has it.
@@ -34,6 +35,8 @@ pub(in crate::owned::write) struct Stored {
 pub(in crate::owned::write) enum Piece {
     /// These.
     Data(Arc<Vec<u8>>, Range<usize>),
+    /// In the swap file; these of them.
+    Swapped(Swapped, Range<usize>),
     /// So many zeros.
     Zeros(usize),
     /// In the stored file.
@@ -122,11 +125,19 @@ impl Content {
         };
         let known = match upper {
             Some(NewData::Hole) => range.start,
-            Some(NewData::Data(data)) => {
+            Some(NewData::Data(_) | NewData::Swapped(_)) => {
+                let len = upper.map_or(0, len_of);
                 let from = (range.start - start) as usize;
-                let upto = data.len().min((end.max(start) - start) as usize);
-                if from < upto {
-                    pieces.push(Piece::Data(data.clone(), from..upto));
+                let upto = len.min((end.max(start) - start) as usize);
+                match upper {
+                    _ if from >= upto => {}
+                    Some(NewData::Data(data)) => {
+                        pieces.push(Piece::Data(data.clone(), from..upto));
+                    }
+                    Some(NewData::Swapped(swapped)) => {
+                        pieces.push(Piece::Swapped(*swapped, from..upto));
+                    }
+                    Some(NewData::Hole) | None => {}
                 }
                 range.start.max(start + upto as u64)
             }
@@ -153,6 +164,7 @@ impl Content {
         let start = block << self.block_size_log2;
         match self.changed.get(&block) {
             Some(NewData::Data(data)) => return Ok(data.clone()),
+            Some(NewData::Swapped(swapped)) => return loaded.swapped(*swapped),
             Some(NewData::Hole) => return Ok(Arc::default()),
             None => {}
         }
@@ -160,6 +172,13 @@ impl Content {
         match self.flushing.get(&block) {
             Some(NewData::Data(data)) if data.len() <= left => return Ok(data.clone()),
             Some(NewData::Data(data)) => return Ok(Arc::new(data[..left].to_vec())),
+            Some(NewData::Swapped(swapped)) => {
+                let mut data = loaded.swapped(*swapped)?;
+                if data.len() > left {
+                    Arc::make_mut(&mut data).truncate(left);
+                }
+                return Ok(data);
+            }
             Some(NewData::Hole) => return Ok(Arc::default()),
             None => {}
         }
@@ -246,11 +265,7 @@ impl Content {
             let last = kept.saturating_sub(1);
             if let Some(mut data) = self.remove(last) {
                 let len = (size_bytes - (last << self.block_size_log2)) as usize;
-                if let NewData::Data(bytes) = &mut data
-                    && bytes.len() > len
-                {
-                    Arc::make_mut(bytes).truncate(len);
-                }
+                truncate(&mut data, len);
                 self.put(last, data);
             }
         }
@@ -311,7 +326,7 @@ impl Content {
     pub(super) fn next_unstored_data(&self, at: u64) -> u64 {
         let block = at >> self.block_size_log2;
         let next = |layer: &BTreeMap<u64, NewData>| {
-            let mut data = layer.range(block..).filter(|(_, d)| matches!(d, NewData::Data(_)));
+            let mut data = layer.range(block..).filter(|(_, d)| !matches!(d, NewData::Hole));
             data.next().map(|(block, _)| block << self.block_size_log2)
         };
         let layers = [next(&self.changed), next(&self.flushing)];
@@ -333,8 +348,8 @@ impl Content {
         for (block, data) in blocks {
             let whole = (self.block_bytes() / 512) as i64;
             match data {
-                NewData::Data(data) if block >= below || stored == 0 => {
-                    space += data.len().div_ceil(512) as i64;
+                NewData::Data(_) | NewData::Swapped(_) if block >= below || stored == 0 => {
+                    space += len_of(data).div_ceil(512) as i64;
                 }
                 NewData::Hole if block < below => space -= whole,
                 _ => {}
@@ -367,23 +382,40 @@ impl Content {
             return;
         }
         self.is_flushing = false;
-        for (block, data) in std::mem::take(&mut self.flushing) {
+        for (block, mut data) in std::mem::take(&mut self.flushing) {
             let start = block << self.block_size_log2;
             self.held_bytes -= held(&data);
             if self.changed.contains_key(&block) || start >= self.cut {
                 continue;
             }
             let left = (self.cut - start).min(self.block_bytes()) as usize;
-            let data = match data {
-                NewData::Data(bytes) if bytes.len() > left => {
-                    NewData::Data(Arc::new(bytes[..left].to_vec()))
-                }
-                data => data,
-            };
+            truncate(&mut data, left);
             self.put(block, data);
         }
         self.cut = self.cut.min(std::mem::replace(&mut self.flushing_cut, u64::MAX));
         self.is_changed = true;
+    }
+
+    /// Blocks that can be swapped out.
+    pub(super) fn in_memory(&self) -> impl Iterator<Item = (u64, &Arc<Vec<u8>>)> {
+        self.changed.iter().filter_map(|(block, data)| match data {
+            NewData::Data(bytes) => Some((*block, bytes)),
+            NewData::Swapped(_) | NewData::Hole => None,
+        })
+    }
+
+    /// A block was swapped out, unless it is another one by now.
+    pub(super) fn swap_out(&mut self, block: u64, bytes: &Arc<Vec<u8>>, swapped: Swapped) {
+        let is_same = |now: &NewData| matches!(now, NewData::Data(now) if Arc::ptr_eq(now, bytes));
+        if self.changed.get(&block).is_some_and(is_same) {
+            self.put(block, NewData::Swapped(swapped));
+        }
+    }
+
+    /// Whether any block is swapped out.
+    pub(super) fn has_swapped(&self) -> bool {
+        let mut blocks = self.changed.values().chain(self.flushing.values());
+        blocks.any(|data| matches!(data, NewData::Swapped(_)))
     }
 
     /// The shape of the file as it is now; none of an empty one.
@@ -395,6 +427,22 @@ impl Content {
 fn held(data: &NewData) -> u64 {
     match data {
         NewData::Data(bytes) => bytes.len() as u64,
-        NewData::Hole => HOLE_BYTES,
+        NewData::Swapped(_) | NewData::Hole => HOLE_BYTES,
+    }
+}
+
+fn len_of(data: &NewData) -> usize {
+    match data {
+        NewData::Data(bytes) => bytes.len(),
+        NewData::Swapped(swapped) => swapped.len as usize,
+        NewData::Hole => 0,
+    }
+}
+
+fn truncate(data: &mut NewData, len: usize) {
+    match data {
+        NewData::Data(bytes) if bytes.len() > len => Arc::make_mut(bytes).truncate(len),
+        NewData::Swapped(swapped) => swapped.len = swapped.len.min(len as u32),
+        _ => {}
     }
 }

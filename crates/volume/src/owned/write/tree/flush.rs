@@ -105,6 +105,7 @@ impl Tree {
         let order = self.changed_directories();
         self.restart_journal();
         self.changes = 0;
+        self.flushing_bytes = self.held_bytes;
         self.is_root_changed = false;
         let mut plan = Plan {
             files: Vec::new(),
@@ -239,6 +240,7 @@ impl Tree {
         flushed: &Flushed,
         planned: &[(u64, Arc<Xattrs>)],
     ) {
+        self.flushing_bytes = 0;
         for (inode, stored) in &flushed.files {
             // A file that was removed meanwhile may have left the table.
             let _ = self.change_content(*inode, |content| {
@@ -274,6 +276,7 @@ impl Tree {
     /// Nothing was stored: all is to be flushed again.
     pub(in crate::owned::write) fn undo_flush(&mut self) {
         self.changes += 1;
+        self.flushing_bytes = 0;
         self.is_root_changed = true;
         let mut dropped = undo(&mut self.links.changed, &mut self.links.flushing);
         for node in self.nodes.values_mut() {

@@ -39,6 +39,7 @@ use self::names::Names;
 pub(super) use self::namespace::Birth;
 use self::open::Open;
 pub(super) use self::open::{Layout, OpenDirectory};
+use crate::blocks::edit_file::Swapped;
 use crate::format::inode::Shape;
 use crate::format::{self, DirectoryEntry, DirectoryRef, Owner, link_name};
 use crate::owned::root::Root;
@@ -77,6 +78,8 @@ pub(super) enum Need {
     Bytes(Stored, Range<u64>),
     /// Extended attributes.
     Xattrs(BlockHash),
+    /// Bytes that were swapped out.
+    Swapped(Swapped),
 }
 
 /// What was fetched for a call.
@@ -86,6 +89,7 @@ pub(super) struct Loaded {
     pub(super) shapes: BTreeMap<BlockHash, Shape>,
     pub(super) bytes: BTreeMap<(BlockHash, u64), Bytes>,
     pub(super) xattrs: BTreeMap<BlockHash, Xattrs>,
+    pub(super) swapped: BTreeMap<Swapped, Arc<Vec<u8>>>,
 }
 
 impl Loaded {
@@ -108,6 +112,10 @@ impl Loaded {
         let key = (hash, range.start);
         let found = self.bytes.get(&key).filter(|b| b.len() as u64 >= range.end - range.start);
         found.ok_or(Stop::Need(Need::Bytes(stored, range)))
+    }
+
+    fn swapped(&self, swapped: Swapped) -> Result<Arc<Vec<u8>>, Stop> {
+        self.swapped.get(&swapped).cloned().ok_or(Stop::Need(Need::Swapped(swapped)))
     }
 
     fn xattrs(&self, hash: BlockHash) -> Result<&Xattrs, Stop> {
@@ -188,6 +196,8 @@ pub(super) struct Tree {
     /// Changes since the last flush began.
     changes: u64,
     held_bytes: u64,
+    /// About how many of them are being flushed.
+    flushing_bytes: u64,
     /// Nodes that the call under way brought into the table.
     entered: Vec<u64>,
     journal: Journal,
@@ -215,6 +225,7 @@ impl Tree {
             is_root_changed: false,
             changes: 0,
             held_bytes: 0,
+            flushing_bytes: 0,
             entered: Vec::new(),
             journal: Journal::default(),
         }
@@ -223,6 +234,50 @@ impl Tree {
     /// Bytes of files that are not stored yet.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes
+    }
+
+    /// Bytes of files that no flush has begun to store.
+    pub(super) fn changed_bytes(&self) -> u64 {
+        self.held_bytes.saturating_sub(self.flushing_bytes)
+    }
+
+    /// Changed blocks in memory that no flush has begun to write: at least so many bytes of them, if
+    /// there are as many.
+    pub(super) fn in_memory(&self, bytes: u64) -> Vec<(u64, u64, Arc<Vec<u8>>)> {
+        let files = self.nodes.iter().filter_map(|(inode, node)| match &node.body {
+            Body::File(content) => Some((inode, content)),
+            _ => None,
+        });
+        let blocks = files.flat_map(|(inode, content)| {
+            content.in_memory().map(|(block, data)| (*inode, block, data.clone()))
+        });
+        let mut found = 0;
+        blocks
+            .take_while(|(_, _, data)| {
+                let is_enough = found >= bytes;
+                found += data.len() as u64;
+                !is_enough
+            })
+            .collect()
+    }
+
+    /// Blocks were swapped out, unless they are others by now.
+    pub(super) fn swap_out(&mut self, blocks: &[(u64, u64, Arc<Vec<u8>>)], to: &[Swapped]) {
+        for ((inode, block, data), swapped) in blocks.iter().zip(to) {
+            // A file that was removed meanwhile may have left the table.
+            let _ = self.change_content(*inode, |content| {
+                content.swap_out(*block, data, *swapped);
+                Ok(())
+            });
+        }
+    }
+
+    /// Whether any block is swapped out.
+    pub(super) fn has_swapped(&self) -> bool {
+        self.nodes.values().any(|node| match &node.body {
+            Body::File(content) => content.has_swapped(),
+            _ => false,
+        })
     }
 
     /// Changes since the last flush began.
