@@ -120,7 +120,7 @@ impl WritableFs {
         let keeper = Arc::new(NoLeaseKeeper);
         let shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
         let fs = WritableFs::of(Arc::new(shared));
-        match fs.replay_segments(false).await {
+        match fs.replay_segments().await {
             Ok(()) => {}
             Err(Unmade::Failed(error)) => return Err(error),
             Err(Unmade::Damaged(why)) => return Err(damaged(&why)),
@@ -149,17 +149,19 @@ impl WritableFs {
         Ok(())
     }
 
-    /// Makes again what is in the spool, and brings it to the ring where there is much.
+    /// Makes again what is in the spool.
     async fn replay(&self) -> Result<(), Unmade> {
         let shared = self.shared();
         let Some(spool) = &shared.spool else { return Ok(()) };
         shared.env.spawn(Box::pin(spool::run(shared.env.clone(), Arc::downgrade(spool))));
         let head = shared.head.lock().await.block.clone();
         spool.merged(spool.cut(), head);
-        self.replay_segments(true).await
+        self.replay_segments().await
     }
 
-    async fn replay_segments(&self, flushes: bool) -> Result<(), Unmade> {
+    /// Needs no more memory than the mount that has recorded the changes, which had all of them at
+    /// once, too.
+    async fn replay_segments(&self) -> Result<(), Unmade> {
         let shared = self.shared();
         let Some(spool) = &shared.spool else { return Ok(()) };
         while let Some(records) = spool.read_next().await? {
@@ -174,14 +176,7 @@ impl WritableFs {
                 })?;
             }
             spool.advance(records.len());
-            let held = {
-                let mut tree = shared.tree();
-                tree.end_replay();
-                tree.held_bytes()
-            };
-            if flushes && held >= shared.options.max_changed_bytes / 2 {
-                shared.flush().await.map_err(|error| Unmade::Failed(error.into()))?;
-            }
+            shared.tree().end_replay();
         }
         Ok(())
     }

@@ -530,3 +530,19 @@ async fn only_the_same_spool_may_follow_at_once() {
     assert!(matches!(refused, WriteError::Busy { .. }), "{refused}");
     drop(setting.mount().await);
 }
+
+/// Where the ring has no room, a mount begins all the same: files can be removed.
+#[tokio::test(start_paused = true)]
+async fn a_spool_that_the_ring_has_no_room_for_locks_nobody_out() {
+    let options = WriteOptions { max_changed_bytes: 1 << 20, ..WriteOptions::default() };
+    let setting = Setting::new(options).await;
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    save(&fs, "big", &[1; 1 << 20]).await.expect("closes");
+    machine.crash(0);
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(save(&again, "more", b"1").await, Err(Errno::ETIMEDOUT));
+    again.unlink(Caller::default(), InodeNumber::ROOT, b"big").await.expect("makes room");
+    setting.ring_is_away(false);
+    again.end().await.expect("ends");
+}

@@ -51,8 +51,7 @@ pub use self::directory::SpoolDirectory;
 use self::swap::Swap;
 use super::tree::Record;
 
-/// A segment with more bytes is the last one's end: a mount makes a segment again as a whole before
-/// it writes to the ring.
+/// A segment ends when it has more bytes: a mount reads it as a whole.
 const SEGMENT_BYTES: u64 = 32 << 20;
 
 /// Bytes of records that wait for the disk; then writers wait.
