@@ -546,3 +546,25 @@ async fn a_spool_that_the_ring_has_no_room_for_locks_nobody_out() {
     setting.ring_is_away(false);
     again.end().await.expect("ends");
 }
+
+/// A program that writes all the time and never closes.
+#[tokio::test(start_paused = true)]
+async fn what_was_written_a_second_ago_survives_while_more_is_written() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    let me = Caller::default();
+    let log = fs.create(me, InodeNumber::ROOT, b"log", 0o644, OpenFlags::READ_WRITE);
+    let (entry, open) = log.await.expect("opens");
+    let (inode, handle) = (entry.attr.inode, open.handle);
+    for line in 0..18 {
+        fs.write(Writer::At(me), inode, handle, line, Bytes::from_static(b"1"))
+            .await
+            .expect("writes");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    machine.crash(0);
+    let (again, _machine) = setting.mount().await;
+    let left = load(&again, "log").await.expect("is there").len();
+    assert!(left >= 6, "{left}");
+}

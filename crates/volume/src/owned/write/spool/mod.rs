@@ -45,7 +45,7 @@ use atoll_env::{Env, Notify, sleep};
 use atoll_key::{SignedBlock, VolumeCipher};
 use bytes::Bytes;
 use futures_channel::oneshot;
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 
 pub use self::directory::SpoolDirectory;
 use self::swap::Swap;
@@ -382,16 +382,19 @@ impl Spool {
 pub(super) async fn run(env: Env, spool: Weak<Spool>) {
     let mut unsynced = None;
     let mut written = 0;
+    let mut due = env.now();
     loop {
         let Some(wake) = spool.upgrade().map(|spool| spool.wake.clone()) else { return };
-        let pause = if unsynced.is_some() { SYNC_EVERY } else { LOOK_EVERY };
-        let is_late =
-            matches!(select(pin!(wake.notified()), sleep(&*env, pause)).await, Either::Right(_));
+        let pause = if unsynced.is_some() { due.since(env.now()) } else { LOOK_EVERY };
+        select(pin!(wake.notified()), sleep(&*env, pause)).await;
         let Some(spool) = spool.upgrade() else { return };
+        if unsynced.is_none() {
+            due = env.now() + SYNC_EVERY;
+        }
         let work = async {
             spool.write(&mut unsynced, &mut written).await?;
             let is_awaited = !spool.state().waiters.is_empty();
-            if is_awaited || is_late {
+            if is_awaited || env.now() >= due {
                 spool.sync(&mut unsynced).await?;
                 spool.answer(written);
             }
