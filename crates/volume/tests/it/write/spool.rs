@@ -568,3 +568,23 @@ async fn what_was_written_a_second_ago_survives_while_more_is_written() {
     let left = load(&again, "log").await.expect("is there").len();
     assert!(left >= 6, "{left}");
 }
+
+/// A mount that is fenced ends, and nothing of what it has taken is lost.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_fenced_mount_keeps_what_was_written() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let by_force = WriteOptions { take_over: true, ..WriteOptions::default() };
+    let other = mounted(&blocks, by_force).await.expect("takes over");
+    fs.mkdir(Caller::default(), InodeNumber::ROOT, b"mine", 0o755).await.expect("makes");
+    fs.end().await.expect_err("it is fenced");
+    machine.crash(0);
+    other.end().await.expect("ends");
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(again.set_aside().as_deref(), Some("aside"));
+    let disk = Crashing::new(&setting.ring, &setting.spool.below("aside")).spool;
+    let opened = WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk);
+    let left = opened.await.expect("opens");
+    assert_eq!(left.changed_names(), [(b"mine".to_vec(), true)]);
+}

@@ -77,19 +77,24 @@ impl WritableFs {
         &self.shared
     }
 
-    /// Flushes everything and lets another mount write. Called once no call is made any more.
+    /// Flushes everything and lets another mount write. Called once no call is made any more. What
+    /// cannot be flushed is in the spool.
     pub async fn end(&self) -> Result<(), FlushError> {
         self.shared.has_ended.store(true, Ordering::Release);
+        let ended = self.write_and_resign().await;
+        if let Some(spool) = &self.shared.spool {
+            spool.finish().await;
+        }
+        ended
+    }
+
+    async fn write_and_resign(&self) -> Result<(), FlushError> {
         // Another mount may write as soon as this one has resigned.
         if !self.shared.has_resigned().await {
             self.shared.flushed().await?;
             self.shared.resign().await?;
         }
-        self.shared.keep().await?;
-        if let Some(spool) = &self.shared.spool {
-            spool.finish().await;
-        }
-        Ok(())
+        self.shared.keep().await
     }
 
     /// Where changes lie that an earlier mount has left and that could not be made again, in the

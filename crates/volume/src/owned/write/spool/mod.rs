@@ -253,15 +253,20 @@ impl Spool {
         self.wake.notify();
     }
 
-    /// Resolves when everything is done that was asked for.
+    /// Resolves when everything is done that was asked for, and all records are durable.
     pub(super) async fn finish(&self) {
+        // If the disk fails, nothing more is done.
+        let _ = self.synced().await;
         let (sender, receiver) = oneshot::channel();
-        if self.failure().is_none() {
-            self.state().queue.push(Work::Say(sender));
-            self.wake.notify();
-            // If the disk fails, nothing more is done.
-            let _ = receiver.await;
+        {
+            let mut state = self.state();
+            if state.failure.is_some() {
+                return;
+            }
+            state.queue.push(Work::Say(sender));
         }
+        self.wake.notify();
+        let _ = receiver.await;
     }
 
     /// Bytes on disk: records that the ring does not have, and what is swapped out.
