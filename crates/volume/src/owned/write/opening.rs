@@ -159,8 +159,7 @@ impl WritableFs {
         self.replay_segments().await
     }
 
-    /// Needs no more memory than the mount that has recorded the changes, which had all of them at
-    /// once, too.
+    /// Nothing is asked of the ring: it may have no room, and files could not be removed.
     async fn replay_segments(&self) -> Result<(), Unmade> {
         let shared = self.shared();
         let Some(spool) = &shared.spool else { return Ok(()) };
@@ -177,6 +176,10 @@ impl WritableFs {
             }
             spool.advance(records.len());
             shared.tree().end_replay();
+            if shared.tree().changed_bytes() >= shared.options.max_changed_bytes / 2 {
+                // If the disk fails, the changes stay in memory.
+                let _ = shared.swap_out(spool).await;
+            }
         }
         Ok(())
     }

@@ -356,9 +356,11 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
     let open = async || {
         let machine = Arc::new(Crashing::new(&ring, &spool));
         let blocks: Arc<dyn Blocks> = machine.clone();
-        // Little memory, so that changes are swapped out, and what is made again is flushed on the way.
-        let max_changed_bytes = 1 << (18 + seed % 3);
-        let options = WriteOptions { max_changed_bytes, ..WriteOptions::default() };
+        // Little memory, so that changes are swapped out.
+        let mut options = WriteOptions::default();
+        if has_spool {
+            options.max_changed_bytes = 1 << (18 + seed % 3);
+        }
         let spool = has_spool.then(|| machine.spool.clone());
         (mounted_with(&blocks, options, spool).await.expect("mounts"), machine)
     };
