@@ -10,7 +10,7 @@
 //! - [`publish()`]: a directory of this machine becomes a volume, or its next version.
 //! - [`Volume`], [`Snapshot`]: reading by path.
 //! - [`VolumeFs`]: reading through a mount.
-//! - [`WritableFs`]: writing through a mount.
+//! - [`WritableFs`]: writing through a mount; [`history`]: the old states that it keeps.
 //! - [`get_tree`]: copying back to this machine's disk.
 //!
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
@@ -18,6 +18,7 @@
 
 mod fs;
 mod get;
+pub mod history;
 mod progress;
 mod publish;
 mod reachable;

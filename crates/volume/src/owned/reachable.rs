@@ -1,10 +1,13 @@
 //! The blocks below a root: whose leases are to be kept, and what a publish takes over.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use atoll_dht::GetError;
 use atoll_key::BlockHash;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::history;
 use super::root::Root;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
@@ -21,7 +24,7 @@ const FETCHES: usize = 16;
 const BLOCK_BYTES: u64 = 32 << 10;
 
 /// A block that may lead to others.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Node {
     Directory(BlockHash),
     Inode(BlockHash),
@@ -101,32 +104,78 @@ impl Node {
     }
 }
 
-/// All content blocks of a version, in no order; some may come twice.
+/// All content blocks of a version and of the old states that it keeps, in no order; some may come
+/// twice. A block that leads to others is read once, in however many states it is.
 pub(super) async fn blocks_of(
     cache: &Arc<BlockCache>,
     root: &Root,
 ) -> Result<Vec<BlockHash>, BlockError> {
-    let mut found: Vec<BlockHash> = root.xattrs.into_iter().collect();
-    let mut waiting: Vec<Node> =
-        [&root.directory, &root.mounted.links].into_iter().filter_map(Node::of_directory).collect();
-    let mut fetches = FuturesUnordered::new();
-    loop {
-        while fetches.len() < FETCHES
-            && let Some(node) = waiting.pop()
-        {
-            found.push(node.hash());
-            fetches.push(node.below(cache));
+    let mut walk = Walk { cache, found: Vec::new(), read: BTreeSet::new() };
+    walk.pass(root, Lost::IsAnError).await?;
+    let states = match history::states(cache, root).await {
+        Err(error) if is_lost(&error) => {
+            tracing::warn!("the leases of old states end: {}", error.at(b""));
+            return Ok(walk.found);
         }
-        let Some(below) = fetches.next().await else { return Ok(found) };
-        let Below { entries, nodes, data } = below?;
-        waiting.extend(nodes);
-        found.extend(data);
-        for entry in entries {
-            found.extend(entry.xattrs);
-            match Node::of_entry(&entry) {
-                Some((node, true)) => waiting.push(node),
-                Some((node, false)) => found.push(node.hash()),
-                None => {}
+        states => states?,
+    };
+    for state in states {
+        walk.pass(&state.root, Lost::IsSkipped).await?;
+    }
+    Ok(walk.found)
+}
+
+/// What a block that is lost or bad means. In an old state it must not end the leases of the present.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    IsAnError,
+    IsSkipped,
+}
+
+fn is_lost(error: &BlockError) -> bool {
+    !matches!(error, BlockError::Fetch(GetError::Unavailable { .. }))
+}
+
+struct Walk<'a> {
+    cache: &'a Arc<BlockCache>,
+    found: Vec<BlockHash>,
+    /// What was passed. By kind too: the bytes of a file may be those of a directory block.
+    read: BTreeSet<Node>,
+}
+
+impl Walk<'_> {
+    /// Finds what lies below a root and was not passed yet.
+    async fn pass(&mut self, root: &Root, lost: Lost) -> Result<(), BlockError> {
+        self.found.extend(root.xattrs);
+        let tops = [&root.directory, &root.mounted.links, &root.mounted.history];
+        let mut waiting: Vec<Node> = tops.into_iter().filter_map(Node::of_directory).collect();
+        let mut fetches = FuturesUnordered::new();
+        loop {
+            while fetches.len() < FETCHES
+                && let Some(node) = waiting.pop()
+            {
+                if self.read.insert(node) {
+                    self.found.push(node.hash());
+                    fetches.push(node.below(self.cache));
+                }
+            }
+            let Some(below) = fetches.next().await else { return Ok(()) };
+            let Below { entries, nodes, data } = match below {
+                Err(error) if lost == Lost::IsSkipped && is_lost(&error) => {
+                    tracing::warn!("an old state has lost a block: {}", error.at(b""));
+                    continue;
+                }
+                below => below?,
+            };
+            waiting.extend(nodes);
+            self.found.extend(data);
+            for entry in entries {
+                self.found.extend(entry.xattrs);
+                match Node::of_entry(&entry) {
+                    Some((node, true)) => waiting.push(node),
+                    Some((node, false)) => self.found.push(node.hash()),
+                    None => {}
+                }
             }
         }
     }

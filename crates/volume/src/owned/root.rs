@@ -17,11 +17,13 @@
 //! Fields: tag 1 the volume's label (UTF-8, 1 to 255 bytes), tag 2 the hash of the root
 //! directory's xattr block. Of a volume that is written through mounts also: tag 3 the root
 //! directory's owner (as in a directory entry), tag 4 the next inode number (8 bytes), tag 5 who
-//! writes now (16 bytes that name its spool, 8 until when, milliseconds since 1970), tag 6 what this
-//! version has of each writer's spool, the newest writer first (16 bytes that name the spool, 8 how
-//! many of its records; at most [`MAX_SPOOLS`]), tag 128 the
-//! table of links (as the root directory: 16 and 0 or 32 bytes). A reader skips an unknown tag below 128 and refuses the volume
-//! for one of 128 or above, so that later versions can add what may be ignored and what
+//! writes now (16 bytes that name its spool, 8 until when, milliseconds since 1970), tag 6 the
+//! [history](super::history) (as the root directory: 16 and 32 bytes), tag 7 what of it is kept (2
+//! bytes each for minutes, hours, days and weeks; absent: the default), tag 8 what this version has
+//! of each writer's spool, the newest writer first (16 bytes that name the spool, 8 how many of its
+//! records; at most [`MAX_SPOOLS`]), tag 128 the table of links (as the root directory: 16 and 32
+//! bytes). A reader skips an unknown tag below 128 and refuses
+//! the volume for one of 128 or above, so that later versions can add what may be ignored and what
 //! may not.
 //!
 //! The totals are the publisher's word; nothing is allocated by them.
@@ -35,6 +37,7 @@ use crate::format::directory::{
     Content, DirectoryEntry, DirectoryRef, Owner, put_directory, take_directory,
 };
 use crate::format::{FormatError, check_block_size};
+use crate::owned::history::Keep;
 
 pub(super) const MAGIC: &[u8; 4] = b"ATVR";
 const NAME: &str = "volume root";
@@ -44,7 +47,9 @@ const TAG_XATTRS: u8 = 2;
 const TAG_OWNER: u8 = 3;
 const TAG_NEXT_INODE: u8 = 4;
 const TAG_WRITER: u8 = 5;
-const TAG_MERGED: u8 = 6;
+const TAG_HISTORY: u8 = 6;
+const TAG_KEEP: u8 = 7;
+const TAG_MERGED: u8 = 8;
 const FIRST_REQUIRED_TAG: u8 = 128;
 const TAG_LINKS: u8 = 128;
 
@@ -63,7 +68,8 @@ pub struct Root {
     pub mode: u32,
     /// When the root directory changed.
     pub mtime: FileTime,
-    /// When this version was published, milliseconds since 1970.
+    /// When this tree was published, milliseconds since 1970. A root that only says again who
+    /// writes the volume leaves it.
     pub published_unix_ms: u64,
     /// Regular files in the tree.
     pub files: u64,
@@ -96,6 +102,10 @@ pub struct MountState {
     pub merged: Vec<Merged>,
     /// The table of files with several names.
     pub links: DirectoryRef,
+    /// The old states that are kept.
+    pub history: DirectoryRef,
+    /// Which old states are kept.
+    pub keep: Keep,
 }
 
 /// The mount that writes a volume. Another one waits until it has ended, or `until_unix_ms` has
@@ -150,7 +160,7 @@ impl Root {
         if let Some(hash) = &self.xattrs {
             put_field(&mut out, TAG_XATTRS, &hash.0);
         }
-        let MountState { owner, next_inode, writer, merged, links } = &self.mounted;
+        let MountState { owner, next_inode, writer, merged, links, history, keep } = &self.mounted;
         if let Some(owner) = owner {
             put_field(&mut out, TAG_OWNER, &owner.to_bytes());
         }
@@ -161,15 +171,15 @@ impl Root {
             let value = [&writer.spool[..], &writer.until_unix_ms.to_be_bytes()].concat();
             put_field(&mut out, TAG_WRITER, &value);
         }
+        put_directory_field(&mut out, TAG_HISTORY, history);
+        if *keep != Keep::default() {
+            put_field(&mut out, TAG_KEEP, &keep.to_bytes());
+        }
         if !merged.is_empty() {
             let values = merged.iter().map(|m| [&m.spool[..], &m.records.to_be_bytes()].concat());
             put_field(&mut out, TAG_MERGED, &values.collect::<Vec<_>>().concat());
         }
-        if links.entries > 0 {
-            let mut value = Vec::new();
-            put_directory(&mut value, links);
-            put_field(&mut out, TAG_LINKS, &value);
-        }
+        put_directory_field(&mut out, TAG_LINKS, links);
         out
     }
 
@@ -228,6 +238,8 @@ impl Root {
             TAG_OWNER => self.mounted.owner = Some(whole(value, Owner::decode)?),
             TAG_NEXT_INODE => self.mounted.next_inode = whole(value, Cursor::u64)?,
             TAG_WRITER => self.mounted.writer = Some(whole(value, take_writer)?),
+            TAG_HISTORY => self.mounted.history = whole(value, take_directory)?,
+            TAG_KEEP => self.mounted.keep = whole(value, Keep::take)?,
             TAG_MERGED => self.mounted.merged = whole(value, take_merged)?,
             TAG_LINKS => self.mounted.links = whole(value, take_directory)?,
             tag if tag >= FIRST_REQUIRED_TAG => return Err(FormatError::UnknownFeature(tag)),
@@ -277,6 +289,15 @@ fn take_merged(cursor: &mut Cursor) -> Result<Vec<Merged>, FormatError> {
 
 fn take_spool(cursor: &mut Cursor) -> Result<[u8; 16], FormatError> {
     Ok(cursor.take(16)?[..].try_into().expect("16 bytes were taken"))
+}
+
+/// Writes a field that refers to a directory, unless that is empty.
+fn put_directory_field(out: &mut Vec<u8>, tag: u8, directory: &DirectoryRef) {
+    if directory.entries > 0 {
+        let mut value = Vec::new();
+        put_directory(&mut value, directory);
+        put_field(out, tag, &value);
+    }
 }
 
 fn put_field(out: &mut Vec<u8>, tag: u8, value: &[u8]) {

@@ -23,6 +23,15 @@ pub enum OpenError {
     /// The root cannot be read: it is nonsense, or the read key is wrong or missing.
     #[error(transparent)]
     Root(#[from] RootError),
+    /// A state was asked for that is older than all that are kept.
+    #[error("no state that old is kept")]
+    NotKept {
+        /// When the oldest one that is kept was published, milliseconds since 1970.
+        oldest_unix_ms: u64,
+    },
+    /// The old states cannot be read.
+    #[error("the volume's history cannot be read: {0}")]
+    History(ReadError),
 }
 
 impl From<GetError> for OpenError {

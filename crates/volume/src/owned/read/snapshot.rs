@@ -14,6 +14,7 @@ use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
 use crate::blocks::pace::Wanted;
 use crate::format::{Content, DirectoryEntry, DirectoryRef, xattrs};
+use crate::owned::history::{self, State};
 use crate::owned::root::Root;
 
 /// One version of a volume; never changes. Cheap to keep: blocks are fetched as they are
@@ -121,6 +122,12 @@ impl Snapshot {
     /// What the publisher signed: label, totals, time of publishing.
     pub fn info(&self) -> &Root {
         &self.root
+    }
+
+    /// The old states of the volume that are kept, the oldest first.
+    pub async fn history(&self) -> Result<Vec<State>, ReadError> {
+        let states = history::states(&self.cache, &self.root).await;
+        states.map_err(|error| error.at(b""))
     }
 
     /// The root directory.

@@ -7,6 +7,8 @@
 //!
 //! A root with a lower version than one seen is a replay (§3.1 guards against these with a
 //! timestamp) and is never taken; nor is another root of the same version.
+//!
+//! A volume opened at a time shows one state of its [`history`] and never another.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,7 +23,7 @@ use futures_util::future::Shared;
 use super::error::{OpenError, ReadError};
 use super::snapshot::Snapshot;
 use crate::blocks::cache::{BlockCache, Outage};
-use crate::owned::sealed_root;
+use crate::owned::{history, sealed_root};
 
 /// How long a reader waits for the ring to confirm a root before it goes on with the old
 /// one. A guess: a delay that a person hardly notices.
@@ -47,6 +49,9 @@ pub struct VolumeOptions {
     pub read_ahead_bytes: u64,
     /// The read key of an encrypted volume; `None` for one that everybody may read.
     pub read_key: Option<ReadKey>,
+    /// Show the newest state of this time (milliseconds since 1970) or before, whatever is
+    /// published later.
+    pub at_unix_ms: Option<u64>,
 }
 
 impl Default for VolumeOptions {
@@ -56,9 +61,13 @@ impl Default for VolumeOptions {
             cache_bytes: 32 << 20,
             read_ahead_bytes: 16 << 20,
             read_key: None,
+            at_unix_ms: None,
         }
     }
 }
+
+/// How long what never changes may be believed: a day, since some kernels overflow on more.
+const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What is known of a volume's freshness.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +128,7 @@ impl fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// Fetches the volume's root.
+    /// Fetches the volume's root, or that of an old state.
     pub async fn open(
         env: Env,
         blocks: Arc<dyn Blocks>,
@@ -129,9 +138,12 @@ impl Volume {
         let block = blocks.get_signed(id.root_key()).await?;
         let confirmed_at = env.now();
         let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
-        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+        let mut root = sealed_root::decode(&block.payload, cipher.as_ref())?;
         let ring = (blocks.clone(), cipher.clone());
         let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
+        if let Some(unix_ms) = options.at_unix_ms {
+            root = history::state_at(&cache, &root, unix_ms).await?.root;
+        }
         let read_ahead_bytes = options.read_ahead_bytes;
         let version = block.version;
         let snapshot = Arc::new(Snapshot { id, version, root, cache, read_ahead_bytes });
@@ -177,6 +189,9 @@ impl Volume {
         let waiting = {
             let mut state = self.state();
             let age = now.since(state.confirmed_at);
+            if self.options.at_unix_ms.is_some() {
+                return state.snapshot.clone();
+            }
             if age <= self.options.max_age / 2 && !self.options.max_age.is_zero() {
                 return state.snapshot.clone();
             }
@@ -203,6 +218,9 @@ impl Volume {
 
     /// How much longer names found in the present snapshot may be believed.
     pub(crate) fn fresh_for(&self) -> Duration {
+        if self.options.at_unix_ms.is_some() {
+            return FOREVER;
+        }
         let state = self.state();
         (state.confirmed_at + self.options.max_age).max(state.retry_at).since(self.env.now())
     }
@@ -281,6 +299,9 @@ impl Volume {
             GetError::Unavailable { .. } => error.to_string(),
             GetError::Removed { .. } => OpenError::Removed.to_string(),
         })?;
+        if self.options.at_unix_ms.is_some() {
+            return Ok(());
+        }
         let held = state.snapshot.version;
         if block.version < held {
             return Err(format!(

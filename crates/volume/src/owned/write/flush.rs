@@ -126,9 +126,8 @@ impl Shared {
 
     /// `root` with this mount as the writer, or with none.
     pub(super) fn marked(&self, mut root: Root, writes: bool) -> Root {
-        let now = self.env.unix_ms();
-        root.published_unix_ms = now;
-        let until_unix_ms = now.saturating_add(WRITER_LEASE.as_millis() as u64);
+        let lease_ms = WRITER_LEASE.as_millis() as u64;
+        let until_unix_ms = self.env.unix_ms().saturating_add(lease_ms);
         root.mounted.writer = writes.then_some(Writer { spool: self.spool_id, until_unix_ms });
         let records = root.mounted.records_of(self.spool_id);
         root.mounted.merge(self.spool_id, records);
@@ -224,8 +223,8 @@ impl Shared {
         xattrs: &[(u64, Arc<super::tree::Xattrs>)],
         old: &Root,
     ) -> Result<(Root, Flushed), FlushError> {
-        let cipher = self.cipher.as_ref();
-        let mut outbox = Outbox::new(&self.blocks, &self.cache, cipher);
+        let mut outbox = self.outbox();
+        let now = self.env.unix_ms();
         let mut flushed = Flushed::default();
         for file in plan.files {
             let inode = file.inode;
@@ -248,6 +247,7 @@ impl Shared {
             flushed.directories.insert(inode, stored);
             outbox.advance().await?;
         }
+        let history = self.next_history(old, now, &mut outbox).await?;
         outbox.finish().await?;
         let top = flushed.complete(plan.root);
         let Content::Directory(directory) = top.content else {
@@ -256,6 +256,7 @@ impl Shared {
         let root = Root {
             mode: top.mode,
             mtime: top.mtime,
+            published_unix_ms: now,
             xattrs: top.xattrs,
             directory,
             files: plan.totals.files,
@@ -268,6 +269,8 @@ impl Shared {
                 links: flushed.links,
                 writer: None,
                 merged: old.mounted.merged.clone(),
+                history,
+                keep: old.mounted.keep,
             },
             ..old.clone()
         };

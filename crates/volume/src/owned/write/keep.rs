@@ -1,8 +1,8 @@
 //! Keeping the leases of what a mount has written.
 //!
-//! The blocks of the newest version are listed by a walk over the tree, and the list is given to
-//! the [`LeaseKeeper`], which renews their leases from then on; blocks that no version needs are on no
-//! list and end with their leases (CFS §3.1). A walk reads every directory and every inode block
+//! The blocks of the newest version and of the old states that it keeps are listed by a walk over
+//! them, and the list is given to the [`LeaseKeeper`], which renews their leases from then on; blocks
+//! that no kept state needs are on no list and end with their leases (CFS §3.1). A walk reads every directory and every inode block
 //! with pointers, so one begins only when [`WALK_SHARE`] times as long as the last one took has
 //! passed, and when the mount ends. Until a block is on a list, the lease that its put gave it
 //! keeps it.
@@ -70,7 +70,7 @@ impl Shared {
             let head = self.head.lock().await;
             (head.block.clone(), head.root.clone())
         };
-        let tree = (root.directory, root.mounted.links, root.xattrs);
+        let tree = (root.directory, root.mounted.links, root.mounted.history, root.xattrs);
         let is_listed = *self.listed.lock().expect("no holder of this lock panics") == Some(tree);
         if is_listed && !self.has_ended() {
             return Ok(());

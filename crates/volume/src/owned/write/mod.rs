@@ -8,6 +8,7 @@
 //! - [`tree`]: the state. A call that needs something stored fetches it and is made again.
 //! - [`spool`]: what is not on the ring yet, on this machine's disk.
 //! - [`keep`]: the leases of what was written.
+//! - [`history`]: old states are kept, and brought back.
 //! - [`flush`]: one task turns changes into blocks and puts the next root.
 //! - [`fs`]: the calls of [`FileSystem`](atoll_vfs::FileSystem).
 //!
@@ -28,6 +29,7 @@
 
 mod flush;
 mod fs;
+mod history;
 mod keep;
 mod opening;
 mod outbox;
@@ -50,6 +52,7 @@ pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
 pub use self::spool::SpoolDirectory;
 use self::tree::{Loaded, Need, Tree};
+use super::history::Keep;
 use super::root::{MountState, Root};
 use super::sealed_root::RootError;
 use crate::blocks::cache::BlockCache;
@@ -79,6 +82,8 @@ pub struct WriteOptions {
     pub max_spool_bytes: u64,
     /// `close` waits for the ring.
     pub sync: bool,
+    /// Which old states are kept from now on, if not the same as before.
+    pub keep: Option<Keep>,
 }
 
 impl Default for WriteOptions {
@@ -92,6 +97,7 @@ impl Default for WriteOptions {
             take_over: false,
             max_spool_bytes: 1 << 30,
             sync: false,
+            keep: None,
         }
     }
 }
@@ -209,9 +215,9 @@ struct Head {
     unsure: Option<(SignedBlock, Root)>,
 }
 
-/// What a version's tree hangs on: the root directory, the table of links, and the root's extended
-/// attributes.
-type Tops = (DirectoryRef, DirectoryRef, Option<BlockHash>);
+/// What a version's trees hang on: the root directory, the table of links, the history, and the
+/// root's extended attributes.
+type Tops = (DirectoryRef, DirectoryRef, DirectoryRef, Option<BlockHash>);
 
 impl Shared {
     fn tree(&self) -> MutexGuard<'_, Tree> {

@@ -227,7 +227,8 @@ impl Shared {
     /// Says on the ring that this mount writes the volume.
     async fn claim(&self) -> Result<(), FlushError> {
         let mut head = self.head.lock().await;
-        let root = self.marked(head.root.clone(), true);
+        let root = self.with_policy(head.root.clone()).await?;
+        let root = self.marked(root, true);
         self.put_root(&mut head, root).await
     }
 

@@ -1,0 +1,228 @@
+//! Which old states of a volume are kept: of each unit of time, the last state of each of the
+//! newest so many minutes, hours, days or weeks that have one.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::format::FormatError;
+use crate::format::cursor::Cursor;
+
+const MINUTE_MS: u64 = 60_000;
+const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
+
+/// The units, the finest first: letter, length, and what is added to a time so that the first of
+/// all began when 1970 did. That was a Thursday; weeks begin with Monday.
+const UNITS: [(char, u64, u64); 4] = [
+    ('m', MINUTE_MS, 0),
+    ('h', 60 * MINUTE_MS, 0),
+    ('d', DAY_MS, 0),
+    ('w', 7 * DAY_MS, 3 * DAY_MS),
+];
+
+/// The most states of one unit: all units together stay below
+/// [`MAX_STATES`](super::MAX_STATES).
+pub const MAX_COUNT: u16 = 1000;
+
+/// How many states of each unit are kept, as `24h/7d/4w`; `none` keeps nothing. A minute, hour, day
+/// or week without a state does not count. Times are UTC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keep([u16; UNITS.len()]);
+
+impl Keep {
+    /// Nothing.
+    pub const NONE: Keep = Keep([0; UNITS.len()]);
+
+    /// The field of a root.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        self.0.iter().flat_map(|count| count.to_be_bytes()).collect()
+    }
+
+    /// Reads the field of a root.
+    pub(crate) fn take(cursor: &mut Cursor) -> Result<Keep, FormatError> {
+        let mut keep = Keep::NONE;
+        for count in &mut keep.0 {
+            *count = cursor.u16()?.min(MAX_COUNT);
+        }
+        Ok(keep)
+    }
+
+    /// Whether a state of one time is the last one of its minute, or what else the finest unit is,
+    /// if the next one is of the other time.
+    pub(super) fn separates(self, one_unix_ms: u64, other_unix_ms: u64) -> bool {
+        let finest = (0..UNITS.len()).find(|unit| self.0[*unit] > 0);
+        finest.is_some_and(|unit| bucket(unit, one_unix_ms) != bucket(unit, other_unix_ms))
+    }
+
+    /// Those of `times` that are kept. Times after `now` are of a clock that was ahead: they are
+    /// kept until they have come, and take no place of others.
+    pub(super) fn kept(self, times: &BTreeSet<u64>, now_unix_ms: u64) -> BTreeSet<u64> {
+        if self == Keep::NONE {
+            return BTreeSet::new();
+        }
+        let (past, coming): (BTreeSet<u64>, _) =
+            times.iter().partition(|time| **time <= now_unix_ms);
+        let mut kept: BTreeSet<u64> = coming;
+        for (unit, count) in self.0.into_iter().enumerate() {
+            let mut buckets = BTreeSet::new();
+            for time in past.iter().rev() {
+                if buckets.len() == usize::from(count) {
+                    break;
+                }
+                if buckets.insert(bucket(unit, *time)) {
+                    kept.insert(*time);
+                }
+            }
+        }
+        kept
+    }
+}
+
+/// The number of the minute, hour, day or week.
+fn bucket(unit: usize, unix_ms: u64) -> u64 {
+    let (_, length_ms, shift_ms) = UNITS[unit];
+    unix_ms.saturating_add(shift_ms) / length_ms
+}
+
+impl Default for Keep {
+    fn default() -> Keep {
+        Keep([0, 24, 7, 4])
+    }
+}
+
+impl fmt::Display for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = UNITS
+            .iter()
+            .zip(self.0)
+            .filter(|(_, count)| *count > 0)
+            .map(|((letter, ..), count)| format!("{count}{letter}"))
+            .collect();
+        f.write_str(if parts.is_empty() { "none" } else { "" })?;
+        f.write_str(&parts.join("/"))
+    }
+}
+
+impl FromStr for Keep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Keep, String> {
+        let mut keep = Keep::NONE;
+        if text == "none" {
+            return Ok(keep);
+        }
+        let wrong = || {
+            format!(
+                "it is `none`, or counts of minutes, hours, days and weeks as in 24h/7d/4w, each \
+                 from 1 to {MAX_COUNT}"
+            )
+        };
+        for part in text.split('/') {
+            let letter = part.chars().next_back().ok_or_else(wrong)?;
+            let unit = UNITS.iter().position(|(known, ..)| *known == letter).ok_or_else(wrong)?;
+            let count = part[..part.len() - 1].parse().ok();
+            let count = count.filter(|count| (1..=MAX_COUNT).contains(count)).ok_or_else(wrong)?;
+            if std::mem::replace(&mut keep.0[unit], count) > 0 {
+                return Err(wrong());
+            }
+        }
+        Ok(keep)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `D-HH:MM`, of day D since Monday, 2026-11-16, as milliseconds since 1970.
+    fn at(text: &str) -> u64 {
+        let (day, time) = text.split_once('-').expect("a day");
+        let (hour, minute) = time.split_once(':').expect("a time");
+        let [day, hour, minute] = [day, hour, minute].map(|n| n.parse::<u64>().expect("a number"));
+        1_794_787_200_000 + day * DAY_MS + (hour * 60 + minute) * MINUTE_MS
+    }
+
+    #[test]
+    fn the_last_state_of_each_of_the_newest_buckets_is_kept() {
+        let cases: [(&str, &str, &[&str], &[&str]); 8] = [
+            ("nothing", "none", &["0-10:00", "0-11:00"], &[]),
+            (
+                "the last of each hour",
+                "2h",
+                &["0-08:59", "0-09:10", "0-09:59", "0-10:00", "0-10:01"],
+                &["0-09:59", "0-10:01"],
+            ),
+            (
+                "hours without a state do not count",
+                "2h",
+                &["0-01:00", "3-05:00"],
+                &["0-01:00", "3-05:00"],
+            ),
+            (
+                "one state may stand for several units",
+                "1m/1h/1d",
+                &["0-10:00", "0-23:58", "0-23:59"],
+                &["0-23:59"],
+            ),
+            (
+                "days end at midnight",
+                "2d",
+                &["0-23:59", "1-00:00", "1-23:59", "2-00:00"],
+                &["1-23:59", "2-00:00"],
+            ),
+            (
+                "weeks begin with Monday",
+                "2w",
+                &["6-23:59", "7-00:00", "13-12:00", "14-00:00"],
+                &["13-12:00", "14-00:00"],
+            ),
+            (
+                "units together",
+                "2h/2d",
+                &["0-10:00", "0-12:00", "1-08:00", "1-09:00", "1-10:00"],
+                &["0-12:00", "1-09:00", "1-10:00"],
+            ),
+            (
+                "times to come take no place",
+                "1h",
+                &["0-10:00", "0-11:00", "50-10:00", "50-11:00"],
+                &["0-11:00", "50-10:00", "50-11:00"],
+            ),
+        ];
+        for (what, keep, times, expected) in cases {
+            let keep: Keep = keep.parse().expect("a policy");
+            let set = |times: &[&str]| times.iter().copied().map(at).collect::<BTreeSet<u64>>();
+            assert_eq!(keep.kept(&set(times), at("20-00:00")), set(expected), "{what}");
+        }
+    }
+
+    #[test]
+    fn the_finest_unit_separates_states() {
+        let cases = [
+            ("none", "0-10:00", "9-10:00", false),
+            ("24h", "0-10:00", "0-10:59", false),
+            ("24h", "0-10:59", "0-11:00", true),
+            ("7d/4w", "0-10:59", "0-11:00", false),
+            ("5m/7d", "0-10:59", "0-11:00", true),
+            // A clock that went back.
+            ("24h", "0-11:00", "0-10:59", true),
+        ];
+        for (keep, one, other, expected) in cases {
+            let keep: Keep = keep.parse().expect("a policy");
+            assert_eq!(keep.separates(at(one), at(other)), expected, "{keep} {one} {other}");
+        }
+    }
+
+    #[test]
+    fn policies_are_read_and_written() {
+        for text in ["none", "24h/7d/4w", "1m", "1000m/3w"] {
+            assert_eq!(text.parse::<Keep>().expect("a policy").to_string(), text);
+        }
+        assert_eq!("4w/24h/7d".parse(), Ok(Keep::default()));
+        for wrong in ["", "h", "0h", "24", "24x", "1001h", "24h/", "24h/7h", "-1d", "1.5d", "24é"]
+        {
+            let error = wrong.parse::<Keep>().expect_err(wrong);
+            assert!(error.contains("24h/7d/4w"), "{error}");
+        }
+    }
+}
