@@ -41,6 +41,6 @@ pub use read::{
 pub use root::Root;
 pub use sealed_root::RootError;
 pub use write::{
-    FlushError, LeaseKeeper, NoLeaseKeeper, SpoolDirectory, WritableFs, WriteError, WriteOptions,
-    empty_root,
+    Copied, CopyError, FlushError, LeaseKeeper, NoLeaseKeeper, RestoreError, SpoolDirectory,
+    WritableFs, WriteError, WriteOptions, empty_root,
 };

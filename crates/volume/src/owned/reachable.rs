@@ -111,7 +111,8 @@ pub(super) async fn blocks_of(
     root: &Root,
 ) -> Result<Vec<BlockHash>, BlockError> {
     let mut walk = Walk { cache, found: Vec::new(), read: BTreeSet::new() };
-    walk.pass(root, Lost::IsAnError).await?;
+    walk.pass_tree(root, Lost::IsAnError).await?;
+    walk.pass(&[root.mounted.history], Lost::IsSkipped).await?;
     let states = match history::states(cache, root).await {
         Err(error) if is_lost(&error) => {
             tracing::warn!("the leases of old states end: {}", error.at(b""));
@@ -120,7 +121,7 @@ pub(super) async fn blocks_of(
         states => states?,
     };
     for state in states {
-        walk.pass(&state.root, Lost::IsSkipped).await?;
+        walk.pass_tree(&state.root, Lost::IsSkipped).await?;
     }
     Ok(walk.found)
 }
@@ -144,11 +145,14 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Finds what lies below a root and was not passed yet.
-    async fn pass(&mut self, root: &Root, lost: Lost) -> Result<(), BlockError> {
+    async fn pass_tree(&mut self, root: &Root, lost: Lost) -> Result<(), BlockError> {
         self.found.extend(root.xattrs);
-        let tops = [&root.directory, &root.mounted.links, &root.mounted.history];
-        let mut waiting: Vec<Node> = tops.into_iter().filter_map(Node::of_directory).collect();
+        self.pass(&[root.directory, root.mounted.links], lost).await
+    }
+
+    /// Finds what lies in directories, and below them, and was not passed yet.
+    async fn pass(&mut self, tops: &[DirectoryRef], lost: Lost) -> Result<(), BlockError> {
+        let mut waiting: Vec<Node> = tops.iter().filter_map(Node::of_directory).collect();
         let mut fetches = FuturesUnordered::new();
         loop {
             while fetches.len() < FETCHES

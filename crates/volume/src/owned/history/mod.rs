@@ -119,24 +119,24 @@ pub(super) async fn states(cache: &Arc<BlockCache>, root: &Root) -> Result<Vec<S
     stream::iter(reads).buffered(FETCHES).try_collect().await
 }
 
-/// The newest state of `unix_ms` or before.
+/// The newest state of `unix_ms` or before, the present one included.
 pub(super) async fn state_at(
     cache: &Arc<BlockCache>,
     root: &Root,
     unix_ms: u64,
 ) -> Result<State, OpenError> {
-    if root.published_unix_ms <= unix_ms {
-        return Ok(State { unix_ms: root.published_unix_ms, root: root.clone() });
-    }
     let unread = |error: BlockError| OpenError::History(error.at(b""));
     let names = names(cache, &root.mounted.history).await.map_err(unread)?;
-    let Some((unix_ms, stored)) = names.range(..=unix_ms).next_back() else {
-        let oldest = names.keys().next().copied();
-        return Err(OpenError::NotKept {
-            oldest_unix_ms: oldest.unwrap_or(root.published_unix_ms),
-        });
-    };
-    read(cache, *unix_ms, *stored).await.map_err(unread)
+    let present = root.published_unix_ms;
+    let old = names.range(..=unix_ms).next_back();
+    match old.filter(|(time, _)| **time > present || present > unix_ms) {
+        Some((time, stored)) => read(cache, *time, *stored).await.map_err(unread),
+        None if present <= unix_ms => Ok(State { unix_ms: present, root: root.clone() }),
+        None => {
+            let oldest = names.keys().next().copied();
+            Err(OpenError::NotKept { oldest_unix_ms: oldest.unwrap_or(present) })
+        }
+    }
 }
 
 /// Why the history changes.

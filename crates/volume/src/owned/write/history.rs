@@ -1,12 +1,61 @@
 //! Old states are kept, and brought back.
 
+use atoll_dht::GetError;
+
 use super::outbox::Outbox;
-use super::{FlushError, Shared};
+use super::{FlushError, Shared, WritableFs};
 use crate::blocks::error::{BlockError, EditError};
 use crate::format::DirectoryRef;
-use crate::owned::history::{self, Reason};
-use crate::owned::root::Root;
-use atoll_dht::GetError;
+use crate::owned::OpenError;
+use crate::owned::history::{self, Reason, State};
+use crate::owned::root::{MountState, Root};
+
+/// Why an old state was not brought back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    /// It cannot be read, or is not kept.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The ring did not take the new root, or a block.
+    #[error(transparent)]
+    Flush(#[from] FlushError),
+}
+
+impl WritableFs {
+    /// Makes the newest state of `unix_ms` or before the volume's present one, and adds that one to
+    /// the history. `None`: it is the present one.
+    ///
+    /// What this mount shows stays as it was, so it is only to be ended after this.
+    pub async fn restore(&self, unix_ms: u64) -> Result<Option<State>, RestoreError> {
+        self.shared.flushed().await?;
+        let mut head = self.shared.head.lock().await;
+        let present = head.root.clone();
+        let state = history::state_at(&self.shared.cache, &present, unix_ms).await?;
+        if state.unix_ms == present.published_unix_ms {
+            return Ok(None);
+        }
+        let (now, mut outbox) = (self.shared.env.unix_ms(), self.shared.outbox());
+        let (cache, keep) = (&self.shared.cache, present.mounted.keep);
+        let next = history::next(cache, &present, keep, now, Reason::Restore, &mut outbox);
+        let history = next.await.map_err(FlushError::from)?;
+        outbox.finish().await?;
+        let old = state.root.clone();
+        let root = Root {
+            published_unix_ms: now,
+            label: present.label,
+            mounted: MountState {
+                // No file made later may have the number of one that was removed.
+                next_inode: present.mounted.next_inode.max(old.mounted.next_inode),
+                history,
+                keep,
+                ..old.mounted
+            },
+            ..old
+        };
+        self.shared.put_root(&mut head, self.shared.marked(root, true)).await?;
+        Ok(Some(state))
+    }
+}
 
 impl Shared {
     pub(super) fn outbox(&self) -> Outbox<'_> {

@@ -9,6 +9,7 @@
 //! - [`spool`]: what is not on the ring yet, on this machine's disk.
 //! - [`keep`]: the leases of what was written.
 //! - [`history`]: old states are kept, and brought back.
+//! - [`copy`]: a file or directory of one is copied to where it was.
 //! - [`flush`]: one task turns changes into blocks and puts the next root.
 //! - [`fs`]: the calls of [`FileSystem`](atoll_vfs::FileSystem).
 //!
@@ -27,6 +28,7 @@
 //!
 //! It does not know where keys are kept, nor how blocks are replicated.
 
+mod copy;
 mod flush;
 mod fs;
 mod history;
@@ -46,8 +48,10 @@ use atoll_vfs::{Errno, FileTime};
 use bytes::Bytes;
 use futures_channel::oneshot;
 
+pub use self::copy::{Copied, CopyError};
 use self::fs::Fault;
 pub use self::fs::WritableFs;
+pub use self::history::RestoreError;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
 pub use self::spool::SpoolDirectory;

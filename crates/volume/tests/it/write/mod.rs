@@ -1,6 +1,7 @@
 //! A volume mounted read-write.
 
 mod edges;
+mod history;
 mod model;
 mod spool;
 

@@ -41,7 +41,7 @@ const STATUS_XATTR: &[u8] = b"user.atoll.status";
 /// See the module `write`.
 #[derive(Clone)]
 pub struct WritableFs {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     readers: Arc<Mutex<BTreeMap<u64, Reader>>>,
 }
 
