@@ -1,4 +1,5 @@
-//! `atoll:KEY/path` and `atoll:KEY#READKEY/path` on the command line.
+//! `atoll:KEY/path` and `atoll:KEY#READKEY/path` on the command line; before the path may stand a
+//! time, as in `atoll:KEY@2026-11-20T12:00/path`.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,6 +10,7 @@ use atoll_key::{ReadAddress, ReadKey, VolumeAddress};
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 
+use crate::moment::{self, Moment};
 use crate::output::escaped;
 
 /// A volume and a path within it. Messages show it without its read key.
@@ -18,6 +20,8 @@ pub(crate) struct Address {
     pub volume: VolumeAddress,
     /// The read key behind the `#`, if any.
     pub read_key: Option<ReadKey>,
+    /// The newest state of this time or before is meant, not the present one.
+    pub at: Option<Moment>,
     /// Names below its root, any bytes; empty for the root.
     pub path: Vec<Vec<u8>>,
 }
@@ -32,10 +36,11 @@ impl Address {
     pub(crate) fn parse(text: &OsStr) -> Result<Address, AddressError> {
         let bytes = text.as_bytes();
         let end = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
-        let ReadAddress { volume, read_key } = std::str::from_utf8(&bytes[..end])
-            .map_err(|_| ReadAddressError::Volume(TextError::Encoding))
-            .and_then(str::parse)
-            .map_err(AddressError::Volume)?;
+        let volume = std::str::from_utf8(&bytes[..end])
+            .map_err(|_| AddressError::Volume(ReadAddressError::Volume(TextError::Encoding)))?;
+        let (volume, time) = moment::split(volume);
+        let ReadAddress { volume, read_key } = volume.parse().map_err(AddressError::Volume)?;
+        let at = time.map(str::parse).transpose().map_err(AddressError::Time)?;
         let path: Vec<Vec<u8>> = bytes[end..]
             .split(|byte| *byte == b'/')
             .filter(|name| !name.is_empty() && *name != b".")
@@ -44,7 +49,7 @@ impl Address {
         if path.iter().any(|name| name == b"..") {
             return Err(AddressError::DotDot);
         }
-        Ok(Address { volume, read_key, path })
+        Ok(Address { volume, read_key, at, path })
     }
 
     /// The last name of the path: how a copied file is called by default.
@@ -88,6 +93,8 @@ fn without_read_key(text: &[u8]) -> String {
 pub(crate) enum AddressError {
     /// The part before the first slash.
     Volume(ReadAddressError),
+    /// The part behind the `@`.
+    Time(String),
     /// A `..` that leads out of the volume.
     DotDot,
 }
@@ -101,6 +108,7 @@ impl fmt::Display for AddressError {
                     "not the address of a volume (atoll:KEY, as `atoll publish` prints): {error}"
                 )
             }
+            AddressError::Time(why) => write!(f, "not the address of a volume at a time: {why}"),
             AddressError::DotDot => {
                 f.write_str("no path within a volume: it may not contain \"..\"")
             }
@@ -113,6 +121,9 @@ impl std::error::Error for AddressError {}
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.volume)?;
+        if let Some(at) = &self.at {
+            write!(f, "@{at}")?;
+        }
         for name in &self.path {
             write!(f, "/{}", escaped(name))?;
         }
@@ -165,6 +176,24 @@ mod tests {
         let error = error.to_string();
         assert!(error.contains("#…' is not the address") && error.ends_with('\n'), "{error}");
         assert!(!error.contains(&text[70..90]), "{error}");
+    }
+
+    #[test]
+    fn a_time_stands_before_the_path() {
+        let key = ReadKey::from_bytes([9; 32]);
+        let volume = VolumeAddress(VolumeId([7; 32]));
+        for read_key in [None, Some(key)] {
+            let text = ReadAddress { volume, read_key: read_key.clone() }.to_text();
+            let address = parse(&format!("{text}@2026-11-20T12:00/a@b")).expect("valid");
+            assert_eq!(address.at, Some("2026-11-20T12:00".parse().expect("a time")));
+            assert_eq!((address.read_key, address.path), (read_key, vec![b"a@b".to_vec()]));
+        }
+        let address = parse(&format!("{volume}/a@2026")).expect("a name");
+        assert_eq!((address.at, address.path.len()), (None, 1));
+        let address = parse(&format!("{volume}@2026-11-20/a")).expect("valid");
+        assert_eq!(parse(&address.to_string()), Ok(address));
+        let error = parse(&format!("{volume}@noon")).expect_err("no time").to_string();
+        assert!(error.contains("2026-11-20T12:00"), "{error}");
     }
 
     #[test]

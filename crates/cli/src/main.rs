@@ -13,6 +13,7 @@ mod global;
 mod incomplete;
 mod interrupt;
 mod logging;
+mod moment;
 mod mount_server;
 mod output;
 mod own_volume;

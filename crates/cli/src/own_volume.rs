@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, SignedBlock};
+use atoll_key::{BlockHash, SignedBlock, VolumeAddress};
 use atoll_node::{Client, Volume};
 use atoll_volume::owned::{FlushError, LeaseKeeper, WritableFs, WriteError};
 
+use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure};
+use crate::moment::Moment;
+use crate::read_key::Found;
 
 /// How long a mount that has ended tries to bring what was written to the ring.
 const END_LIMIT: Duration = Duration::from_secs(600);
@@ -41,6 +44,19 @@ pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volu
             .advice(format!("Change files there, or mount {} to read it.", known.address)));
     }
     client.named_volume(name).await.map_err(connection::failure)
+}
+
+/// The address of the volume of this name, at a time if one is given, and its read key.
+pub(crate) async fn address(
+    client: &Client,
+    name: &str,
+    at: Option<Moment>,
+    what: &str,
+) -> Result<(Address, Found), Failure> {
+    let id = find(client, name, what).await?.key.volume_id();
+    let key = client.read_key(name).await.map_err(connection::failure)?;
+    let address = Address { volume: VolumeAddress(id), read_key: None, at, path: Vec::new() };
+    Ok((address, Found { key, optional: false }))
 }
 
 /// Why a volume cannot be written.

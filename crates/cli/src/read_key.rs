@@ -132,7 +132,7 @@ mod tests {
     }
 
     fn address(read_key: Option<ReadKey>) -> Address {
-        Address { volume: VOLUME, read_key, path: Vec::new() }
+        Address { volume: VOLUME, read_key, at: None, path: Vec::new() }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
+use crate::moment;
 use crate::read_key::{self, Given};
 
 /// The most links followed on the way to a file, as in Linux.
@@ -52,7 +53,8 @@ impl Reading {
         options: VolumeOptions,
     ) -> Result<Reading, Failure> {
         let open = |read_key| {
-            let options = VolumeOptions { read_key, ..options.clone() };
+            let at_unix_ms = address.at.map(|at| at.unix_ms);
+            let options = VolumeOptions { read_key, at_unix_ms, ..options.clone() };
             Volume::open(env.clone(), blocks.clone(), address.volume.0, options)
         };
         let opened = match open(read_key.key).await {
@@ -158,14 +160,21 @@ impl Reading {
     }
 }
 
-fn open_failure(address: &Address, error: OpenError) -> Failure {
-    let what = format!("cannot open {}", address.volume);
+/// Why the volume of an address, or its state at a time, cannot be read.
+pub(crate) fn open_failure(address: &Address, error: OpenError) -> Failure {
+    let what = format!("cannot open {}", Address { path: Vec::new(), ..address.clone() });
     match error {
         OpenError::Gone(_) => Failure::new(Exit::NotFound, what).because(error).advice(
             "Ask its publisher to run `atoll renew`, or to publish it again; or the address is of \
              another network.",
         ),
         OpenError::Fetch(error) => Failure::get(what, &error),
+        OpenError::NotKept { oldest_unix_ms } => {
+            let oldest = moment::written(oldest_unix_ms);
+            Failure::new(Exit::NotFound, what)
+                .because(format!("{error}; the oldest is of {oldest}"))
+        }
+        OpenError::History(_) => Failure::new(Exit::Failed, what).because(error),
         OpenError::Removed => Failure::new(Exit::NotFound, what).because(error),
         OpenError::Root(RootError::Encrypted) => Failure::new(Exit::Usage, what)
             .because(error)

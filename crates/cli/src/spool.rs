@@ -15,6 +15,8 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::Serialize;
 
+use crate::failure::{Exit, Failure};
+
 const LOCK: &str = "lock";
 const ASIDE: &str = "aside-";
 
@@ -34,6 +36,25 @@ pub(crate) struct Pending {
 /// Where the spool of a volume is.
 pub(crate) fn directory(node: &Path, name: &str) -> PathBuf {
     node.join("spool").join(name)
+}
+
+/// The spool of a volume; `None` if a mount of this machine has it.
+pub(crate) fn open(
+    node: &Path,
+    name: &str,
+    what: &str,
+) -> Result<Option<Arc<dyn SpoolDirectory>>, Failure> {
+    let path = directory(node, name);
+    let opened = SpoolOnDisk::open(path.clone()).map_err(|error| {
+        Failure::io(format!("{what}: its spool {} cannot be used", path.display()), &error)
+    })?;
+    Ok(opened.map(|spool| Arc::new(spool) as Arc<dyn SpoolDirectory>))
+}
+
+/// Why a spool is not there to be opened.
+pub(crate) fn in_use(what: &str) -> Failure {
+    Failure::new(Exit::Unavailable, what)
+        .because("a mount on this machine writes it, or is about to end")
 }
 
 /// What waits in each spool, of volumes of which something does.

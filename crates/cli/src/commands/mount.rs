@@ -15,22 +15,27 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_env::Env;
 use atoll_gateway::fuse::{self, MountError, MountOptions};
+use atoll_node::Client;
 use atoll_vfs::FileSystem;
-use atoll_volume::owned::{SpoolDirectory, VolumeFs, VolumeOptions, WritableFs, WriteOptions};
+use atoll_volume::owned::history::Keep;
+use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
 use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
 
 use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::moment::{self, Moment};
 use crate::mount_server;
 use crate::output::escaped;
 use crate::own_volume;
-use crate::read_key::{self, ReadKeyArgs};
+use crate::read_key::{self, Found, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
-use crate::spool::{self, SpoolOnDisk};
+use crate::spool;
 use crate::units;
 
 /// Arguments of `atoll mount`.
@@ -39,19 +44,22 @@ use crate::units;
   mkdir -p ~/docs && atoll mount atoll:KEY ~/docs
   atoll mount --max-age 5s atoll:KEY /mnt
   atoll volume create work && atoll mount work ~/work
+  atoll mount work@2026-11-20T12:00 /mnt
   atoll unmount ~/docs
 
 A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is
 read-write: what is written is on this machine's disk after close(2), and on the ring after
 fsync(2), or within about ten seconds. What is not there yet when this machine or the mount's
 process dies, the next mount of the name brings there. One mount writes a volume at a time.
+NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
+a date or a minute of UTC; `atoll volume history` lists them.
 A mount runs as a process of its own and survives
 restarts of the node. While the node is down, reads of data that is not in memory fail with
 \"Connection timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
 why. An encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
 pub(crate) struct Args {
-    /// The address of a volume, or the name of one of this node's own
-    #[arg(value_name = "ADDR|NAME", value_parser = Target::parser())]
+    /// The address of a volume, or the name of one of this node's own; with @TIME an old state
+    #[arg(value_name = "ADDR[@TIME]|NAME[@TIME]", value_parser = Target::parser())]
     target: Target,
 
     #[command(flatten)]
@@ -80,6 +88,9 @@ pub(crate) struct Args {
     /// Disk for what the ring does not have yet [default: 1GiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     spool: Option<u64>,
+    /// Which old states are kept from now on, as `atoll volume create` says it (only with a name)
+    #[arg(long, value_name = "COUNTS")]
+    keep: Option<Keep>,
 
     /// Serve the mount here, until Ctrl-C or `atoll unmount`
     #[arg(long)]
@@ -106,18 +117,16 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 .because("only whole volumes can be mounted")
                 .advice(format!("Mount {} and look below it.", address.volume)));
         }
-        Target::Name(name) if args.map_owners => {
+        Target::Name(name, None) if args.map_owners => {
             return Err(Failure::new(Exit::Usage, format!("cannot mount {name}"))
                 .because("a mount that writes keeps owners; --map-owners goes with an address"));
         }
-        Target::Address(address) if args.take_over => {
-            return Err(Failure::new(Exit::Usage, format!("cannot mount {address}"))
-                .because("a mount of an address writes nothing; --take-over goes with a name"));
-        }
-        Target::Address(address) if args.sync || args.spool.is_some() => {
-            return Err(Failure::new(Exit::Usage, format!("cannot mount {address}")).because(
-                "a mount of an address writes nothing; --sync and --spool go with a name",
-            ));
+        target @ (Target::Address(_) | Target::Name(_, Some(_)))
+            if args.take_over || args.keep.is_some() || args.sync || args.spool.is_some() =>
+        {
+            let why = "a mount of an address or of an old state writes nothing; --take-over, \
+                       --keep, --sync and --spool go with a name";
+            return Err(Failure::new(Exit::Usage, format!("cannot mount {target}")).because(why));
         }
         _ => {}
     }
@@ -126,19 +135,35 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
     mount_server::run(args.announce, async {
         match &args.target {
-            Target::Address(address) => serve(args, address, global).await,
-            Target::Name(name) => serve_own(args, name, global).await,
+            Target::Address(address) => {
+                let read_key = args.read_key.given()?.key_for(address)?;
+                let (env, client) = connection::for_mount(global).await?;
+                serve(args, env, client, address, read_key).await
+            }
+            Target::Name(name, Some(at)) => {
+                let (env, client) = connection::for_mount(global).await?;
+                let what = format!("cannot mount {}", args.target);
+                let named = own_volume::address(&client, name, Some(*at), &what).await;
+                let (address, read_key) = named?;
+                serve(args, env, client, &address, read_key).await
+            }
+            Target::Name(name, None) => serve_own(args, name, global).await,
         }
     })
 }
 
-async fn serve(args: &Args, address: &Address, global: &Global) -> Result<(), Failure> {
+/// Serves a volume read-only.
+async fn serve(
+    args: &Args,
+    env: Env,
+    client: Arc<Client>,
+    address: &Address,
+    read_key: Found,
+) -> Result<(), Failure> {
     let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
-    let read_key = args.read_key.given()?.key_for(address)?;
-    let (env, client) = connection::for_mount(global).await?;
     let reading = Reading::through(env, client, address, read_key, options).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let (uid, gid) = (uid.as_raw(), gid.as_raw());
@@ -149,7 +174,7 @@ async fn serve(args: &Args, address: &Address, global: &Global) -> Result<(), Fa
     let options = MountOptions {
         read_only: true,
         allow_other: args.allow_other,
-        fs_name: address.volume.to_string(),
+        fs_name: address.to_string(),
         ..MountOptions::default()
     };
     let handle = tokio::runtime::Handle::current();
@@ -170,6 +195,7 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
         owner: own_volume::owner(),
         take_over: args.take_over,
         sync: args.sync,
+        keep: args.keep,
         ..WriteOptions::default()
     };
     if let Some(bytes) = args.spool {
@@ -178,19 +204,12 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
-    let spool = spool::directory(&global.dir()?, name);
-    let opened = SpoolOnDisk::open(spool.clone());
-    let opened = opened.map_err(|error| {
-        Failure::io(format!("{what}: its spool {} cannot be used", spool.display()), &error)
-    })?;
-    let Some(opened) = opened else {
-        return Err(Failure::new(Exit::Unavailable, &what)
-            .because("a mount on this machine writes it, or is about to end")
-            .advice("`atoll unmount` ends a mount."));
+    let spool = spool::open(&global.dir()?, name, &what)?;
+    let Some(spool) = spool else {
+        return Err(spool::in_use(&what).advice("`atoll unmount` ends a mount."));
     };
     let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
-    let spool: Option<Arc<dyn SpoolDirectory>> = Some(Arc::new(opened));
-    let fs = WritableFs::open(env, client, volume.key.clone(), options, keeper, spool).await;
+    let fs = WritableFs::open(env, client, volume.key.clone(), options, keeper, Some(spool)).await;
     let fs = fs.map_err(|error| own_volume::failure(&what, error))?;
     let options = MountOptions {
         allow_other: args.allow_other,
@@ -242,6 +261,9 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     if let Some(bytes) = args.spool {
         command.arg("--spool").arg(bytes.to_string());
     }
+    if let Some(keep) = args.keep {
+        command.arg("--keep").arg(keep.to_string());
+    }
     if let Some(bytes) = args.cache {
         command.arg("--cache").arg(bytes.to_string());
     }
@@ -251,7 +273,7 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let found = match &args.target {
         Target::Address(address) => args.read_key.given()?.key_for(address)?,
         // The node has it.
-        Target::Name(_) => read_key::Found::default(),
+        Target::Name(..) => Found::default(),
     };
     if found.key.is_some() {
         command.args(["--read-key", "-"]);
@@ -264,7 +286,7 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     if !global.quiet {
         eprintln!("mounted on {}", mountpoint.display());
     }
-    if let Target::Name(name) = &args.target
+    if let Target::Name(name, None) = &args.target
         && !spool::pending_of(&dir, name).set_aside.is_empty()
     {
         eprintln!(
@@ -292,11 +314,11 @@ fn log_name(mountpoint: &Path) -> String {
     format!("mount-{}.log", tail.into_iter().rev().collect::<String>())
 }
 
-/// A volume to mount: any by its address, or one's own by its name.
+/// A volume to mount: any by its address, or one's own by its name, perhaps at a time.
 #[derive(Clone, Debug)]
 enum Target {
     Address(Address),
-    Name(String),
+    Name(String, Option<Moment>),
 }
 
 impl Target {
@@ -309,7 +331,8 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Address(address) => address.fmt(f),
-            Target::Name(name) => f.write_str(name),
+            Target::Name(name, None) => f.write_str(name),
+            Target::Name(name, Some(at)) => write!(f, "{name}@{at}"),
         }
     }
 }
@@ -327,10 +350,15 @@ impl TypedValueParser for TargetParser {
         argument: Option<&clap::Arg>,
         text: &OsStr,
     ) -> Result<Target, clap::Error> {
-        match text.to_str().filter(|text| !text.contains([':', '/', '#'])) {
-            Some(name) => Ok(Target::Name(name.to_owned())),
-            None => Address::parser().parse_ref(command, argument, text).map(Target::Address),
-        }
+        let named = text.to_str().map(moment::split);
+        let Some((name, time)) = named.filter(|(name, _)| !name.contains([':', '/', '#'])) else {
+            return Address::parser().parse_ref(command, argument, text).map(Target::Address);
+        };
+        let at = time.map(str::parse).transpose().map_err(|why: String| {
+            let why = format!("{} is no volume at a time: {why}\n", escaped(text.as_bytes()));
+            clap::Error::raw(ErrorKind::ValueValidation, why).with_cmd(command)
+        })?;
+        Ok(Target::Name(name.to_owned(), at))
     }
 }
 

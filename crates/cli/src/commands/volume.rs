@@ -2,10 +2,11 @@
 
 use atoll_dht::{Blocks, GetError};
 use atoll_key::{ReadAddress, SignedBlock, VolumeAddress, VolumeCipher};
+use atoll_volume::owned::history::Keep;
 use atoll_volume::owned::{LeaseKeeper, empty_root, sealed_root};
 use serde::Serialize;
 
-use super::{recover, volumes};
+use super::{history, recover, restore, volumes};
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -20,6 +21,8 @@ const BLOCK_SIZE_LOG2: u8 = 16;
 #[command(after_help = "Examples:
   atoll volume create work
   atoll volume list
+  atoll volume history work
+  atoll volume restore work@2026-11-20T12:00 docs
 
 The volume is written through a mount of its name on this node, and read anywhere by its
 address. `atoll publish` makes a read-only copy of a directory instead.")]
@@ -34,6 +37,10 @@ enum Command {
     Create(CreateArgs),
     /// List this node's volumes, published ones included: as `atoll volumes`
     List(volumes::Args),
+    /// List the states of a volume that are kept
+    History(history::Args),
+    /// Make an old state of a volume, or a file or directory of it, the present one
+    Restore(restore::Args),
     /// Show, or copy, what was written and is not in the volume
     Recover(recover::Args),
 }
@@ -43,10 +50,15 @@ enum Command {
 #[command(after_help = "Examples:
   atoll volume create work
   atoll volume create --encrypt diary
+  atoll volume create --keep 60m/48h/14d/8w notes
   atoll mount work ~/work
 
 The key that it is written with stays in this node's directory: keep a copy of
-DIR/volumes/NAME in a safe place.")]
+DIR/volumes/NAME in a safe place.
+
+Of old states of the volume those are kept that --keep says: 24h/7d/4w is the last state of each of
+the newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
+they do not share with the present takes room on the ring. `none` keeps nothing.")]
 struct CreateArgs {
     /// The volume's name on this node
     name: String,
@@ -54,6 +66,10 @@ struct CreateArgs {
     /// Encrypt it: it can be read only with the address that has its read key
     #[arg(long)]
     encrypt: bool,
+
+    /// Which old states are kept
+    #[arg(long, value_name = "COUNTS", default_value_t)]
+    keep: Keep,
 
     /// One JSON object
     #[arg(long)]
@@ -72,6 +88,8 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Create(args) => create(args, global).await,
         Command::List(args) => volumes::run(args, global).await,
+        Command::History(args) => history::run(args, global).await,
+        Command::Restore(args) => restore::run(args, global).await,
         Command::Recover(args) => recover::run(args, global).await,
     }
 }
@@ -79,9 +97,9 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
     let name = &args.name;
     let what = format!("cannot make the volume {name}");
-    if name.contains([':', '#']) {
+    if name.contains([':', '#', '@']) {
         return Err(Failure::new(Exit::Usage, what)
-            .because("a name with ':' or '#' would be taken for an address"));
+            .because("a name with ':', '#' or '@' would be taken for an address or a time"));
     }
     let (env, client) = connection::to_node(global).await?;
     let volume = client.named_volume(name).await.map_err(connection::failure)?;
@@ -104,7 +122,8 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
         false => None,
     };
     let cipher = read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
-    let root = empty_root(&env, name, own_volume::owner(), BLOCK_SIZE_LOG2);
+    let mut root = empty_root(&env, name, own_volume::owner(), BLOCK_SIZE_LOG2);
+    root.mounted.keep = args.keep;
     let payload = sealed_root::encode(&root, cipher.as_ref());
     let block = SignedBlock::sign(&volume.key, b"", root.published_unix_ms, &payload);
     client.put_signed(block.clone()).await.map_err(|error| Failure::put(&what, &error))?;

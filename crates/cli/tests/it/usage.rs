@@ -80,6 +80,7 @@ fn wrong_input_is_explained() {
     let short = &nowhere[..38];
     let with_dots = format!("{nowhere}/a/../b");
     let below = format!("{nowhere}/sub");
+    let at_noon = format!("{nowhere}@noon");
     let table: &[(&[&str], i32, &[&str])] = &[
         (&[], 2, &["Usage"]),
         (&["pubish", "x"], 2, &["unrecognized", "publish"]),
@@ -96,6 +97,15 @@ fn wrong_input_is_explained() {
         (&["up", "--join", "-"], 2, &["no join code on standard input"]),
         (&["up", "--join", "hello"], 2, &["should begin with", "atoll-join:"]),
         (&["mount", "atoll:x", "/mnt"], 2, &["atoll:KEY"]),
+        (&["mount", "work@noon", "/mnt"], 2, &["work@noon", "2026-11-20T12:00"]),
+        (&["mount", &at_noon, "/mnt"], 2, &["2026-11-20T12:00"]),
+        (&["mount", "work", "/mnt", "--keep", "24x"], 2, &["--keep", "24h/7d/4w"]),
+        (&["mount", "work@2026-11-20", "/mnt", "--keep", "1h"], 2, &["writes nothing"]),
+        (&["mount", &nowhere, "/mnt", "--keep", "1h"], 2, &["writes nothing"]),
+        (&["volume", "create", "work", "--keep", "0h"], 2, &["--keep", "24h/7d/4w"]),
+        (&["volume", "restore", "work"], 2, &["needs a time", "work@2026-11-20T12:00"]),
+        (&["volume", "restore", "work@noon"], 2, &["2026-11-20T12:00"]),
+        (&["volume", "restore", "work@2026-11-20", "--force"], 2, &["PATH"]),
         (&["mount", &below, "/mnt"], 2, &["only whole volumes"]),
         (&["mount", &nowhere, "/mnt", "--max-age", "soon"], 2, &["30s"]),
         (&["publish", &dir], 4, &["cannot publish", "No such file"]),
@@ -137,6 +147,9 @@ fn without_a_node_every_command_says_how_to_start_one() {
         &["stat", &nowhere],
         &["get", &nowhere, &dest],
         &["mount", &nowhere, &source],
+        &["mount", "work@2026-11-20", &source],
+        &["volume", "history", "work"],
+        &["volume", "restore", "work@2026-11-20"],
     ];
     for arguments in table {
         let said = run(atoll().args(*arguments).arg("--dir").arg(&dir));

@@ -48,6 +48,8 @@ impl WritableFs {
                 next_inode: present.mounted.next_inode.max(old.mounted.next_inode),
                 history,
                 keep,
+                // The spools' records up to now are in the state that this one replaces.
+                merged: present.mounted.merged,
                 ..old.mounted
             },
             ..old
