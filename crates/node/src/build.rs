@@ -26,6 +26,7 @@ use crate::ring::join::{Bootstrap, RingJoin};
 use crate::scope::Scope;
 use crate::settings::{Settings, SettingsStore};
 use crate::subsystem::Subsystem;
+use crate::tree_walk::TreeWalk;
 use crate::volumes::{PublishedVolumes, Volumes};
 
 /// What the subsystems are built from.
@@ -47,6 +48,7 @@ pub(crate) struct Foundation {
     bootstrap: Bootstrap,
     remembered: PeerMemory,
     pub lease: Duration,
+    pub walk: Option<Arc<dyn TreeWalk>>,
     pub join_patience: Duration,
     pub flag: FlagCheck,
 }
@@ -88,6 +90,7 @@ impl Foundation {
             bootstrap: Bootstrap { peers: network.bootstrap, is_new_code: config.has_code },
             remembered,
             lease: config.lease,
+            walk: config.walk,
             join_patience: config.join_patience,
             flag: config.flag,
         })
@@ -165,6 +168,7 @@ impl Foundation {
             dht.clone(),
             self.volumes.clone(),
             self.lease,
+            self.walk.clone(),
         );
         let (env, dir, flag) = (self.env.clone(), self.dir.clone(), self.flag);
         let (settings, store) = (self.settings.clone(), self.store.clone());
@@ -197,10 +201,11 @@ impl Foundation {
 }
 
 /// What a start's configuration says that is not remembered.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct StartConfig {
     pub has_code: bool,
     pub lease: Duration,
+    pub walk: Option<Arc<dyn TreeWalk>>,
     pub join_patience: Duration,
     pub flag: FlagCheck,
     pub protocol: Protocol,

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_key::IdProfile;
@@ -12,6 +13,7 @@ use atoll_store::FlagCheck;
 
 use crate::dir::DirError;
 use crate::join_code::JoinCode;
+use crate::tree_walk::TreeWalk;
 
 /// Where a node listens unless told otherwise: all addresses, an arbitrary port.
 pub const DEFAULT_LISTEN: SocketAddr =
@@ -67,6 +69,9 @@ pub struct NodeConfig {
     pub replicas: u32,
     /// How long a block stays without being renewed.
     pub lease: Duration,
+    /// Lists the blocks of volumes that mounts have written, so that their leases are renewed also
+    /// when the mount died before it said what it wrote.
+    pub walk: Option<Arc<dyn TreeWalk>>,
     /// How long to try to enter the ring before `start` returns regardless.
     pub join_patience: Duration,
     /// Whether a directory that is contributed as transparent must say that it is. Only tests
@@ -139,6 +144,7 @@ impl NodeConfig {
             profile: None,
             replicas: 3,
             lease: Duration::from_secs(30 * 24 * 3600),
+            walk: None,
             join_patience: Duration::from_secs(5),
             flag: FlagCheck::Attribute,
             protocol: Protocol::default(),

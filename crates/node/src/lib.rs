@@ -38,6 +38,7 @@ mod scope;
 mod settings;
 mod status;
 mod subsystem;
+mod tree_walk;
 mod volumes;
 
 pub use atoll_dht::Share;
@@ -66,4 +67,5 @@ pub use status::{
     QuotaAccount, QuotaStatus, Reclaimed, Repair, RingNode, Rotated, Status, VolumeStatus,
     WrongClock,
 };
+pub use tree_walk::TreeWalk;
 pub use volumes::MAX_NAME_BYTES;

@@ -83,7 +83,8 @@ impl Node {
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
         let NodeConfig { lease, join_patience, flag, protocol, .. } = config;
         let has_code = config.join.is_some();
-        let start = StartConfig { has_code, lease, join_patience, flag, protocol };
+        let walk = config.walk.clone();
+        let start = StartConfig { has_code, lease, walk, join_patience, flag, protocol };
         let Opened { dir, lock, identity, network, settings, remembered, is_founder } =
             on_disk_thread(move || open(&config)).await?;
         let scope = Arc::new(Scope::new(Arc::new(TokioRuntime::current())));

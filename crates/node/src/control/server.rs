@@ -140,7 +140,7 @@ mod tests {
         let blocks = Arc::new(MemoryBlocks::new());
         let volumes = Arc::new(Volumes::open(&dir).expect("open"));
         let lease = std::time::Duration::from_secs(1000);
-        let published = PublishedVolumes::new(env, blocks.clone(), volumes.clone(), lease);
+        let published = PublishedVolumes::new(env, blocks.clone(), volumes.clone(), lease, None);
         let mut calls = Calls::default();
         block_calls(blocks, &mut calls);
         Arc::new(published).control_calls(&mut calls);

@@ -6,7 +6,8 @@
 //! altogether before anything is lost: it renews the content blocks in batches, several at
 //! once, in ring order, and puts the signed root again. It has no blocks of its own; those the
 //! ring has lost are counted and shown, because only publishing the directory again can bring
-//! them back.
+//! them back. Of a volume that mounts write it first looks for a newer version than the manifest's
+//! (the module `follow`).
 //!
 //! **Invariant:** every hash of a manifest is tried equally often. How far a pass has come is on
 //! disk (`Kept::pass`), and a restart continues there: if each began with the first hash, a
@@ -26,6 +27,7 @@ use super::manifest::Manifest;
 use super::on_disk::RenewalPass;
 use super::{Kept, Volumes};
 use crate::control::volume_error::VolumeError;
+use crate::tree_walk::TreeWalk;
 
 /// Blocks renewed by one call.
 const BATCH: u64 = 1024;
@@ -48,10 +50,11 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Renews the leases of the volumes published from here.
 pub(crate) struct LeaseRenewer {
-    env: Env,
-    blocks: Arc<dyn Blocks>,
+    pub(super) env: Env,
+    pub(super) blocks: Arc<dyn Blocks>,
     volumes: Arc<Volumes>,
     lease: Duration,
+    pub(super) walk: Option<Arc<dyn TreeWalk>>,
     /// Held during a pass: two at once would save each other's progress.
     renewing: futures_util::lock::Mutex<()>,
     save_every: Duration,
@@ -64,9 +67,10 @@ impl LeaseRenewer {
         blocks: Arc<dyn Blocks>,
         volumes: Arc<Volumes>,
         lease: Duration,
+        walk: Option<Arc<dyn TreeWalk>>,
     ) -> LeaseRenewer {
         let renewing = futures_util::lock::Mutex::default();
-        LeaseRenewer { env, blocks, volumes, lease, renewing, save_every: SAVE_EVERY }
+        LeaseRenewer { env, blocks, volumes, lease, walk, renewing, save_every: SAVE_EVERY }
     }
 
     /// Looks at the volumes again and again; ends only by being aborted.
@@ -115,7 +119,11 @@ impl LeaseRenewer {
     }
 
     async fn pass(&self, name: &str, anew: bool) -> Result<Kept, VolumeError> {
-        let manifest = self.manifest(name).await?;
+        let mut manifest = self.manifest(name).await?;
+        let followed = self.follow(name, manifest.root().version).await;
+        if followed == Ok(true) {
+            manifest = self.manifest(name).await?;
+        }
         let now = self.now_unix_secs();
         let volume = name.to_owned();
         let before = self.off_thread(move |volumes| volumes.kept(&volume)).await;
@@ -126,7 +134,8 @@ impl LeaseRenewer {
         let mut kept = Kept { root_version, tried_unix_secs: now, trouble: None, ..before };
         let trouble = self.renew_rest(name, &manifest, &mut kept, &mut pass).await;
         kept.pass = (pass.next < manifest.count()).then_some(pass);
-        match trouble {
+        let unlisted = |why| format!("what was written last is not renewed: {why}");
+        match trouble.or(followed.err().map(unlisted)) {
             None => {
                 let (blocks, lost) = (manifest.count(), pass.lost_blocks);
                 tracing::info!("volume {name}: {blocks} blocks kept, {lost} lost");
@@ -266,7 +275,7 @@ impl LeaseRenewer {
         }
     }
 
-    async fn off_thread<T: Send + 'static>(
+    pub(super) async fn off_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Volumes) -> T + Send + 'static,
     ) -> T {
@@ -293,7 +302,7 @@ fn is_due(kept: &Kept, now_unix_secs: u64, lease: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::ops::Range;
     use std::path::Path;
     use std::sync::Mutex;
@@ -301,7 +310,7 @@ mod tests {
 
     use atoll_dht::{LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, Renewed};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
-    use atoll_key::{BlockId, SignedBlock};
+    use atoll_key::{BlockId, ReadKey, SignedBlock, VolumeId};
     use bytes::Bytes;
 
     use crate::dir::NodeDir;
@@ -405,14 +414,40 @@ mod tests {
         hashes: Vec<BlockHash>,
     }
 
-    /// A volume `docs` of `count` blocks, committed at `START`.
+    /// A volume `docs` of `count` blocks, committed at `START`, published from a directory.
     async fn scene(count: u32) -> Scene {
+        scene_with(count, Some(Path::new("/docs")), None).await
+    }
+
+    /// Lists of blocks by the version of the root, and those that cannot be made.
+    #[derive(Debug, Default)]
+    struct Trees(Mutex<BTreeMap<u64, Result<Vec<BlockHash>, String>>>);
+
+    impl TreeWalk for Trees {
+        fn blocks_below(
+            &self,
+            _: Env,
+            _: Arc<dyn Blocks>,
+            volume: VolumeId,
+            root: SignedBlock,
+            _: Option<ReadKey>,
+        ) -> BoxFuture<'static, Result<Vec<BlockHash>, String>> {
+            assert_eq!(volume.root_key(), root.key());
+            let found = self.0.lock().expect("a lock")[&root.version].clone();
+            Box::pin(async { found })
+        }
+    }
+
+    async fn scene_with(
+        count: u32,
+        source: Option<&Path>,
+        walk: Option<Arc<dyn TreeWalk>>,
+    ) -> Scene {
         let temp = tempfile::tempdir().expect("temp");
         let dir = NodeDir::at(temp.path());
         dir.prepare().expect("fresh");
         let volumes = Arc::new(Volumes::open(&dir).expect("open"));
-        let (key, _) =
-            volumes.open_or_create("docs", Some(Path::new("/docs")), START).expect("create");
+        let (key, _) = volumes.open_or_create("docs", source, START).expect("create");
         let ring = Arc::new(Ring::default());
         let blocks: Vec<(BlockHash, Bytes)> = (0..count)
             .map(|i| Bytes::copy_from_slice(&i.to_be_bytes()))
@@ -426,7 +461,7 @@ mod tests {
         let root = SignedBlock::sign(&key, b"", 4, b"root");
         volumes.keep_commit("docs", 1, u64::from(count), &root, START).expect("commit");
         let clock = Arc::new(Clock { real: TokioRuntime::current(), secs: AtomicU64::new(START) });
-        let renewer = LeaseRenewer::new(clock.clone(), ring.clone(), volumes, LEASE);
+        let renewer = LeaseRenewer::new(clock.clone(), ring.clone(), volumes, LEASE, walk);
         Scene { _temp: temp, ring, clock, renewer, root, hashes }
     }
 
@@ -511,7 +546,7 @@ mod tests {
                 () = renewed => {}
             }
             secs += 60;
-            renewer = LeaseRenewer::new(clock.clone(), ring.clone(), volumes.clone(), LEASE);
+            renewer = LeaseRenewer::new(clock.clone(), ring.clone(), volumes.clone(), LEASE, None);
         }
         assert!(ring.seen.lock().expect("a lock").contains(hashes.last().expect("some")));
         assert_eq!(ring.seen.lock().expect("a lock").len(), hashes.len());
@@ -560,13 +595,100 @@ mod tests {
 
     #[tokio::test]
     async fn a_newer_root_from_elsewhere_is_left_in_place() {
-        let scene = scene(1).await;
+        // Of a volume that is published from a directory no tree is walked.
+        let walk = Some(Arc::new(Trees::default()) as Arc<dyn TreeWalk>);
+        let scene = scene_with(1, Some(Path::new("/docs")), walk).await;
         let key = scene.renewer.volumes.key("docs").expect("key");
         let newer = SignedBlock::sign(&key, b"", 9, b"newer");
         scene.ring.put_signed(newer.clone()).await.expect("put");
         let kept = scene.look_at(START + 10 * DAY).await;
         assert_eq!(kept.trouble, None);
         assert_eq!(scene.ring.get_signed(newer.key()).await, Ok(newer));
+    }
+
+    /// A mount gives a new list after each change and renews nothing itself: each new list put
+    /// the renewal off, and what a busy volume never changed expired.
+    #[tokio::test]
+    async fn a_volume_that_a_mount_changes_every_day_is_renewed() {
+        let scene = scene_with(3, None, None).await;
+        let key = scene.renewer.volumes.key("docs").expect("key");
+        let mut renewed = Vec::new();
+        for day in 1..=25 {
+            let new = BlockHash([day as u8; 32]);
+            let list = crate::control::message::join_hashes([scene.hashes[0], new].iter());
+            let root = SignedBlock::sign(&key, b"", 4 + day, b"root");
+            let volumes = &scene.renewer.volumes;
+            volumes.keep_add("docs", day, 0, &list).expect("add");
+            volumes.keep_commit("docs", day, 2, &root, START + day * DAY).expect("commit");
+            scene.ring.seen.lock().expect("a lock").clear();
+            scene.look_at(START + day * DAY + 60).await;
+            if scene.ring.seen.lock().expect("a lock").contains(&scene.hashes[0]) {
+                renewed.push(day);
+            }
+        }
+        assert_eq!(renewed, [10, 20]);
+    }
+
+    /// A list that comes during a pass does not undo it.
+    #[tokio::test]
+    async fn a_pass_counts_for_the_list_that_a_mount_has_given_meanwhile() {
+        let scene = scene_with(3, None, None).await;
+        let volumes = scene.renewer.volumes.clone();
+        let kept = Kept { refreshed_unix_secs: START + 10 * DAY, ..volumes.kept("docs") };
+        let key = volumes.key("docs").expect("key");
+        let root = SignedBlock::sign(&key, b"", 5, b"root");
+        volumes.keep_add("docs", 9, 0, &[1; 32]).expect("add");
+        volumes.keep_commit("docs", 9, 1, &root, START + 10 * DAY).expect("commit");
+        assert_eq!(volumes.kept("docs").refreshed_unix_secs, START);
+        volumes.set_kept("docs", &kept).expect("records");
+        let found = volumes.kept("docs");
+        assert_eq!((found.root_version, found.refreshed_unix_secs), (5, START + 10 * DAY));
+    }
+
+    /// A mount that was killed has put roots after the last list that it gave.
+    #[tokio::test]
+    async fn what_a_dead_mount_has_put_last_is_kept() {
+        let trees = Arc::new(Trees::default());
+        let scene = scene_with(2, None, Some(trees.clone())).await;
+        let (volumes, ring) = (scene.renewer.volumes.clone(), &scene.ring);
+        let key = volumes.key("docs").expect("key");
+        let newest = SignedBlock::sign(&key, b"", 9, b"newest");
+        ring.put_signed(newest.clone()).await.expect("put");
+        let bytes = Bytes::from_static(b"written last");
+        let last = BlockHash::of(&bytes);
+        ring.put(vec![(last, bytes)]).await.expect("put");
+
+        // A block of the newest tree cannot be read now: the former list is renewed.
+        let set = |list| trees.0.lock().expect("a lock").insert(9, list);
+        set(Err("a block is nowhere".into()));
+        let kept = scene.look_at(START + 10 * DAY).await;
+        let trouble = kept.trouble.expect("is told");
+        assert!(trouble.contains("written last") && trouble.contains("nowhere"), "{trouble}");
+        assert_eq!((kept.root_version, kept.refreshed_unix_secs), (4, START));
+        assert!(scene.hashes.iter().all(|hash| ring.seen.lock().expect("a lock").contains(hash)));
+
+        set(Ok(vec![last, scene.hashes[1], last]));
+        ring.seen.lock().expect("a lock").clear();
+        let kept = scene.look_at(START + 11 * DAY + 60).await;
+        let now = START + 11 * DAY + 60;
+        assert_eq!((kept.trouble, kept.root_version, kept.refreshed_unix_secs), (None, 9, now));
+        let renewed = ring.seen.lock().expect("a lock").clone();
+        assert_eq!(renewed, BTreeSet::from([last, scene.hashes[1]]));
+        let manifest = volumes.manifest("docs").expect("opens").expect("is there");
+        assert_eq!((manifest.root(), manifest.count()), (&newest, 2));
+    }
+
+    /// The one who unpublishes a volume does not wait for the renewer.
+    #[tokio::test]
+    async fn a_volume_given_up_meanwhile_stays_given_up() {
+        let scene = scene_with(2, None, None).await;
+        let volumes = &scene.renewer.volumes;
+        let key = volumes.key("docs").expect("key");
+        volumes.unpublish("docs").expect("unpublishes");
+        let newest = SignedBlock::sign(&key, b"", 9, b"newest");
+        let adopted = volumes.adopt("docs", 7, &newest, &scene.hashes);
+        assert_eq!(adopted, Err(VolumeError::Unpublished { name: "docs".into() }));
+        assert!(volumes.manifest("docs").expect("opens").is_none());
     }
 
     #[test]

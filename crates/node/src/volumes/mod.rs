@@ -2,8 +2,9 @@
 //! renewal of their leases.
 //!
 //! It does not know files: to it a volume is a key, a source directory's name, and a list of
-//! blocks to keep alive.
+//! blocks to keep alive. A volume without a source is written by mounts.
 
+mod follow;
 mod lease_renewer;
 pub(crate) mod manifest;
 mod on_disk;
@@ -30,6 +31,7 @@ use crate::control::volume_error::VolumeError;
 use crate::dir::path_from_bytes;
 use crate::status::{Status, VolumeStatus};
 use crate::subsystem::Subsystem;
+use crate::tree_walk::TreeWalk;
 
 /// The volumes published from this node, kept alive.
 pub(crate) struct PublishedVolumes {
@@ -41,14 +43,16 @@ pub(crate) struct PublishedVolumes {
 }
 
 impl PublishedVolumes {
-    /// The volumes on disk, whose blocks are leased for `lease` at a time.
+    /// The volumes on disk, whose blocks are leased for `lease` at a time. With a `walk`, what
+    /// mounts have written is found when they are gone.
     pub(crate) fn new(
         env: Env,
         blocks: Arc<dyn Blocks>,
         volumes: Arc<Volumes>,
         lease: Duration,
+        walk: Option<Arc<dyn TreeWalk>>,
     ) -> PublishedVolumes {
-        let renewer = LeaseRenewer::new(env.clone(), blocks, volumes.clone(), lease);
+        let renewer = LeaseRenewer::new(env.clone(), blocks, volumes.clone(), lease, walk);
         PublishedVolumes { env, volumes, renewer: Arc::new(renewer), lease }
     }
 

@@ -21,13 +21,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_key::{ReadKey, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock};
 use minicbor::{Decode, Encode};
 
 use super::manifest::{Manifest, PartialManifest};
+use crate::control::message::join_hashes;
 use crate::control::volume_error::{VolumeError, io_error};
 use crate::dir::{self, DirError, NodeDir, path_from_bytes, path_to_bytes};
 use crate::network::random_seed;
+
+/// Hashes of a list of this node's own that are written at once: 2 MiB.
+const ADOPTED_AT_ONCE: usize = 1 << 16;
 
 /// The longest name of a volume, bytes.
 pub const MAX_NAME_BYTES: usize = 100;
@@ -229,14 +233,19 @@ impl Volumes {
         minicbor::decode(&bytes).unwrap_or_default()
     }
 
-    /// Records `kept`, unless another root has been published since it began.
+    /// Records `kept`, unless another root has been published since it began. Of a newer root of
+    /// a mount, the blocks that were not renewed with the former have been put since.
     pub(crate) fn set_kept(&self, name: &str, kept: &Kept) -> Result<(), VolumeError> {
         let _changing = self.lock();
-        let present = self.manifest(name)?;
-        if present.is_some_and(|manifest| manifest.root().version == kept.root_version) {
-            self.write_kept(name, kept)?;
+        let Some(present) = self.manifest(name)? else { return Ok(()) };
+        if present.root().version == kept.root_version {
+            return self.write_kept(name, kept);
         }
-        Ok(())
+        let newer = self.kept(name);
+        if self.source(name)?.is_some() || kept.refreshed_unix_secs <= newer.refreshed_unix_secs {
+            return Ok(());
+        }
+        self.write_kept(name, &Kept { refreshed_unix_secs: kept.refreshed_unix_secs, ..newer })
     }
 
     /// Appends hashes (32 bytes each) to the manifest that `session` is writing.
@@ -261,11 +270,45 @@ impl Volumes {
         root: &SignedBlock,
         now_unix_secs: u64,
     ) -> Result<(), VolumeError> {
+        let _changing = self.lock();
+        self.commit(name, session, count, root, now_unix_secs)
+    }
+
+    /// Puts a list that this node has made in place of the volume's manifest, unless the volume
+    /// has been unpublished meanwhile.
+    pub(crate) fn adopt(
+        &self,
+        name: &str,
+        session: u64,
+        root: &SignedBlock,
+        blocks: &[BlockHash],
+    ) -> Result<(), VolumeError> {
+        let mut offset = 0;
+        for hashes in blocks.chunks(ADOPTED_AT_ONCE) {
+            self.keep_add(name, session, offset, &join_hashes(hashes.iter()))?;
+            offset += hashes.len() as u64;
+        }
+        let _changing = self.lock();
+        if self.manifest(name)?.is_none() {
+            PartialManifest::at(&self.path(name), session).discard();
+            return Err(VolumeError::Unpublished { name: name.to_owned() });
+        }
+        let refreshed = self.kept(name).refreshed_unix_secs;
+        self.commit(name, session, offset, root, refreshed)
+    }
+
+    fn commit(
+        &self,
+        name: &str,
+        session: u64,
+        count: u64,
+        root: &SignedBlock,
+        now_unix_secs: u64,
+    ) -> Result<(), VolumeError> {
         let key = self.key(name)?;
         if root.key() != key.volume_id().root_key() {
             return Err(VolumeError::WrongRoot { why: "it is signed by another key".into() });
         }
-        let _changing = self.lock();
         let path = self.path(name).join("manifest");
         if let Some(present) = Manifest::open(&path)? {
             let held = present.root().version;
@@ -278,8 +321,11 @@ impl Volumes {
             }
         }
         PartialManifest::at(&self.path(name), session).commit(count, root, &path)?;
+        // A publish has renewed what it took over. A mount has only put what is new.
+        let before = self.kept(name).refreshed_unix_secs;
+        let is_mounted = self.source(name)?.is_none() && before > 0;
         let kept = Kept {
-            refreshed_unix_secs: now_unix_secs,
+            refreshed_unix_secs: if is_mounted { before } else { now_unix_secs },
             root_version: root.version,
             ..Kept::default()
         };
@@ -512,7 +558,7 @@ mod tests {
     #[test]
     fn a_crash_before_the_commit_keeps_the_former_manifest() {
         let (volumes, dir, _temp) = volumes();
-        let (key, _) = volumes.open_or_create("docs", None, 1).expect("create");
+        let (key, _) = volumes.open_or_create("docs", Some(Path::new("/docs")), 1).expect("create");
         let root = |version| SignedBlock::sign(&key, b"", version, b"");
         volumes.keep_add("docs", 1, 0, &[[1; 32], [2; 32]].concat()).expect("add");
         volumes.keep_commit("docs", 1, 2, &root(1), 5).expect("commit");
