@@ -25,6 +25,7 @@ mod source_filter;
 mod spool;
 mod tfs;
 mod units;
+mod volume_walk;
 
 use std::process::ExitCode;
 

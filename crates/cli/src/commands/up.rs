@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use atoll_node::{
     IdProfile, JoinCode, Node, NodeConfig, StartError, VirtualServers, daemon_runtime,
@@ -12,6 +13,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::Output;
 use crate::units;
+use crate::volume_walk::VolumeWalk;
 
 /// Threads of a node: enough for TLS and hashing on several cores, few enough to stay
 /// small when idle. A guess.
@@ -89,6 +91,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         virtual_servers: args.virtual_servers,
         cache_bytes: args.cache,
         profile: args.node_ids,
+        walk: Some(Arc::new(VolumeWalk)),
         ..NodeConfig::new(global.dir()?)
     };
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(MAX_WORKERS);

@@ -5,6 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
+use atoll_dht::Blocks;
+use atoll_key::{SignedBlock, VolumeCipher};
+use atoll_volume::owned::sealed_root;
+
 use crate::processes::{
     Ring, assert_same, atoll, can_mount, make_tree, noise, run, unmount, until,
 };
@@ -108,8 +112,19 @@ fn what_was_synced_survives_the_death_of_mount_and_node() {
     ring.nodes[0].restart();
     until("the ring has it", || sync(&mount.join("waits")).is_ok());
 
+    // Its node finds what it put after the last list that it gave.
+    fs::write(mount.join("last"), noise(1 << 20, 2)).expect("writes");
+    sync(&mount.join("last")).expect("is on the ring");
+    let listed = || run(&mut ring.nodes[0].command(["volume", "list", "--json"])).ok().json();
+    let before = listed();
     kill_server(&mount);
     fs::read_dir(&mount).map(drop).expect_err("its process is gone");
+    run(&mut ring.nodes[0].command(["renew", "work"])).ok();
+    let of = |list: &serde_json::Value, field: &str| list[field].as_u64().expect("a number");
+    let after = listed();
+    assert!(of(&after, "root_version") > of(&before, "root_version"), "{before} {after}");
+    assert!(of(&after, "kept_blocks") >= of(&before, "kept_blocks") + 16, "{before} {after}");
+    assert_eq!(of(&after, "lost_blocks"), 0, "{after}");
     run(atoll().arg("unmount").arg(&mount)).ok();
     let mount = ring.mount(0, "work", &[]);
     assert!(fs::read(mount.join("synced")).expect("reads") == noise(1 << 20, 1));
@@ -212,4 +227,101 @@ fn what_another_node_has_overtaken_is_recovered() {
     let told = run(&mut ring.nodes[0].command(["volume", "recover", "work", "--json"])).ok().json();
     assert_eq!(told["set_aside"].as_array().map(Vec::len), Some(0));
     unmount(atoll().arg("unmount").arg(&mount));
+
+/// As if the present state of an own volume had been written so much earlier.
+fn age(node: &Path, name: &str, hours: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let client = atoll_node::Client::connect(node).await.expect("connects");
+        let key = client.named_volume(name).await.expect("is there").key;
+        let read_key = client.read_key(name).await.expect("is told");
+        let cipher = read_key.map(|read_key| VolumeCipher::new(&read_key, &key.volume_id()));
+        let block = client.get_signed(key.volume_id().root_key()).await.expect("is there");
+        let mut root = sealed_root::decode(&block.payload, cipher.as_ref()).expect("a root");
+        root.published_unix_ms -= hours * 3_600_000;
+        let payload = sealed_root::encode(&root, cipher.as_ref());
+        let block = SignedBlock::sign(&key, b"", block.version + 1, &payload);
+        client.put_signed(block).await.expect("is put");
+    });
+}
+
+#[test]
+fn an_old_state_is_mounted_listed_and_restored() {
+    if !can_mount("an_old_state_is_mounted_listed_and_restored") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let atoll_of = |ring: &Ring, node: usize, arguments: &[&str]| {
+        run(&mut ring.nodes[node].command(arguments))
+    };
+    let create = ["volume", "create", "--encrypt", "--keep", "5m/24h", "work"];
+    let address = atoll_of(&ring, 0, &create).ok().last_line().to_owned();
+    atoll_of(&ring, 0, &["volume", "create", "a@b"]).failed(2, &["'@'"]);
+    age(&ring.nodes[0].dir, "work", 5);
+    let write = |ring: &mut Ring, content: &str| {
+        let mount = ring.mount(0, "work", &[]);
+        fs::create_dir_all(mount.join("dir")).expect("a directory");
+        fs::write(mount.join("dir/file"), content).expect("writes");
+        unmount(atoll().arg("unmount").arg(&mount));
+        until("the mount has ended", || {
+            let probe = ring.path("probe");
+            fs::create_dir_all(&probe).expect("a directory");
+            let mounted = run(ring.nodes[0].command(["mount", "work"]).arg(&probe)).code;
+            if mounted == Some(0) {
+                unmount(atoll().arg("unmount").arg(&probe));
+            }
+            mounted == Some(0)
+        });
+    };
+    write(&mut ring, "old");
+    age(&ring.nodes[0].dir, "work", 2);
+    let mount = ring.mount(0, "work", &[]);
+    fs::write(mount.join("dir/file"), "new").expect("writes");
+    sync(&mount).expect("is on the ring");
+
+    let history = atoll_of(&ring, 0, &["volume", "history", "work", "--json"]).ok().json_lines();
+    let [present, old, empty] = &history[..] else { panic!("{history:?}") };
+    let is_present = |state: &serde_json::Value| state["present"].as_bool().expect("is said");
+    assert!(is_present(present) && !is_present(old) && !is_present(empty), "{history:?}");
+    assert_eq!((&old["files"], &old["bytes"], &empty["files"]), (&1.into(), &3.into(), &0.into()));
+    let table = atoll_of(&ring, 0, &["volume", "history", "work"]).ok().stdout;
+    assert!(table.contains("1 file") && table.contains("kept: 5m/24h"), "{table}");
+    let time = old["time"].as_str().expect("a time").to_owned();
+    assert!(table.contains(&time), "{table}");
+
+    // By name on the node that has it, beside the mount that writes; by address on any.
+    let named = format!("work@{time}");
+    for (node, target) in [(0, named.clone()), (2, format!("{address}@{time}"))] {
+        let old = ring.mount(node, &target, &[]);
+        assert_eq!(fs::read(old.join("dir/file")).expect("reads"), b"old");
+        fs::write(old.join("dir/file"), "x").expect_err("it is read-only");
+    }
+    let file = format!("{address}@{time}/dir/file");
+    assert_eq!(atoll_of(&ring, 1, &["cat", &file]).ok().stdout, "old");
+    let oldest = empty["time"].as_str().expect("a time");
+    let elsewhere = ring.path("elsewhere");
+    fs::create_dir(&elsewhere).expect("a directory");
+    let early = run(ring.nodes[0].command(["mount", "work@2020-01-01"]).arg(&elsewhere));
+    early.failed(4, &["no state that old is kept", oldest]);
+    atoll_of(&ring, 1, &["volume", "history", "work"]).failed(4, &["no volume of that name"]);
+
+    let restore = |ring: &Ring, more: &[&str]| {
+        atoll_of(ring, 0, &[&["volume", "restore", &named], more].concat())
+    };
+    let advice = format!("Mount {named} elsewhere and copy");
+    restore(&ring, &[]).failed(5, &["another mount writes", &advice]);
+    unmount(atoll().arg("unmount").arg(&mount));
+    until("the mount has ended", || restore(&ring, &["dir/none"]).code == Some(4));
+    restore(&ring, &["dir"]).failed(1, &["/dir", "--force"]);
+    let copied = restore(&ring, &["--force", "dir"]).ok();
+    assert!(copied.stderr.contains("1 file restored"), "{copied:?}");
+    let read =
+        |ring: &Ring| atoll_of(ring, 1, &["cat", &format!("{address}/dir/file")]).ok().stdout;
+    assert_eq!(read(&ring), "old");
+    write(&mut ring, "newer");
+    let whole = restore(&ring, &[]).ok();
+    assert!(whole.stderr.contains("as it was on"), "{whole:?}");
+    assert_eq!(read(&ring), "old");
+    let history = atoll_of(&ring, 0, &["volume", "history", "work", "--json"]).ok().json_lines();
+    assert!(history.iter().any(|state| state["bytes"] == 5), "{history:?}");
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use atoll_dht::GetError;
-use atoll_key::BlockHash;
+use atoll_dht::{Blocks, GetError};
+use atoll_env::Env;
+use atoll_key::{BlockHash, ReadKey, SignedBlock, VolumeCipher, VolumeId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::history;
 use super::root::Root;
+use super::{history, sealed_root};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
 use crate::blocks::pace::Wanted;
@@ -22,6 +23,9 @@ const FETCHES: usize = 16;
 
 /// About how long a block of pointers is, bytes.
 const BLOCK_BYTES: u64 = 32 << 10;
+
+/// Blocks kept in memory by a walk of its own: few are read twice.
+const CACHE_BYTES: u64 = 8 << 20;
 
 /// A block that may lead to others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -183,4 +187,20 @@ impl Walk<'_> {
             }
         }
     }
+}
+
+/// All content blocks of the version of `root` and of the old states that it keeps, in no order;
+/// some may come twice. An error is for people.
+pub async fn blocks_below(
+    env: Env,
+    blocks: Arc<dyn Blocks>,
+    volume: VolumeId,
+    root: SignedBlock,
+    read_key: Option<ReadKey>,
+) -> Result<Vec<BlockHash>, String> {
+    let cipher = read_key.map(|key| VolumeCipher::new(&key, &volume));
+    let decoded = sealed_root::decode(&root.payload, cipher.as_ref());
+    let cache = BlockCache::new(env, (blocks, cipher), CACHE_BYTES);
+    let below = blocks_of(&cache, &decoded.map_err(|error| error.to_string())?).await;
+    below.map_err(|error| error.at(b"").to_string())
 }
