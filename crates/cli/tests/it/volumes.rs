@@ -227,6 +227,7 @@ fn what_another_node_has_overtaken_is_recovered() {
     let told = run(&mut ring.nodes[0].command(["volume", "recover", "work", "--json"])).ok().json();
     assert_eq!(told["set_aside"].as_array().map(Vec::len), Some(0));
     unmount(atoll().arg("unmount").arg(&mount));
+}
 
 /// As if the present state of an own volume had been written so much earlier.
 fn age(node: &Path, name: &str, hours: u64) {

@@ -35,9 +35,10 @@ impl LeaseRenewer {
         let below = walk.blocks_below(env, blocks, id, newest.clone(), read_key).await?;
         tracing::info!("volume {name}: version {} is kept from now on", newest.version);
         let (volume, session) = (name.to_owned(), self.env.random_u64());
-        let adopted =
-            self.off_thread(move |volumes| volumes.adopt(&volume, session, &newest, &below));
-        match adopted.await {
+        let now = self.now_unix_secs();
+        let adopt =
+            self.off_thread(move |volumes| volumes.adopt(&volume, session, &newest, &below, now));
+        match adopt.await {
             // The mount lives, and has given a newer list.
             Ok(()) | Err(VolumeError::Superseded { .. }) => Ok(true),
             Err(error) => Err(error.to_string()),

@@ -241,11 +241,12 @@ impl Volumes {
         if present.root().version == kept.root_version {
             return self.write_kept(name, kept);
         }
-        let newer = self.kept(name);
-        if self.source(name)?.is_some() || kept.refreshed_unix_secs <= newer.refreshed_unix_secs {
+        if self.source(name)?.is_some() || kept.pass.is_some() || kept.trouble.is_some() {
             return Ok(());
         }
-        self.write_kept(name, &Kept { refreshed_unix_secs: kept.refreshed_unix_secs, ..newer })
+        let newer = self.kept(name);
+        let refreshed_unix_secs = kept.refreshed_unix_secs.max(newer.refreshed_unix_secs);
+        self.write_kept(name, &Kept { refreshed_unix_secs, pass: None, ..newer })
     }
 
     /// Appends hashes (32 bytes each) to the manifest that `session` is writing.
@@ -282,6 +283,7 @@ impl Volumes {
         session: u64,
         root: &SignedBlock,
         blocks: &[BlockHash],
+        now_unix_secs: u64,
     ) -> Result<(), VolumeError> {
         let mut offset = 0;
         for hashes in blocks.chunks(ADOPTED_AT_ONCE) {
@@ -293,8 +295,7 @@ impl Volumes {
             PartialManifest::at(&self.path(name), session).discard();
             return Err(VolumeError::Unpublished { name: name.to_owned() });
         }
-        let refreshed = self.kept(name).refreshed_unix_secs;
-        self.commit(name, session, offset, root, refreshed)
+        self.commit(name, session, offset, root, now_unix_secs)
     }
 
     fn commit(
@@ -321,14 +322,24 @@ impl Volumes {
             }
         }
         PartialManifest::at(&self.path(name), session).commit(count, root, &path)?;
-        // A publish has renewed what it took over. A mount has only put what is new.
-        let before = self.kept(name).refreshed_unix_secs;
-        let is_mounted = self.source(name)?.is_none() && before > 0;
-        let kept = Kept {
-            refreshed_unix_secs: if is_mounted { before } else { now_unix_secs },
+        let mut kept = Kept {
+            refreshed_unix_secs: now_unix_secs,
             root_version: root.version,
             ..Kept::default()
         };
+        // A publish has renewed what it took over. A mount has only put what is new: the renewal
+        // is due when it was, or now if this node renewed nothing of the volume yet.
+        if self.source(name)?.is_none() {
+            let before = self.kept(name);
+            let is_first = before.refreshed_unix_secs == 0;
+            if !is_first {
+                kept.refreshed_unix_secs = before.refreshed_unix_secs;
+            }
+            if before.pass.is_some() || (is_first && count > 0) {
+                let began_unix_secs = now_unix_secs;
+                kept.pass = Some(RenewalPass { began_unix_secs, ..RenewalPass::default() });
+            }
+        }
         self.write_kept(name, &kept)
     }
 
