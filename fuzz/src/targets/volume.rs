@@ -48,7 +48,7 @@ const SEEKS: usize = 2;
 const PAGE: usize = 7;
 
 pub(super) fn targets() -> Vec<Target> {
-    let seeds = vec![small(), wide(), deep(), long()];
+    let seeds = vec![small(), wide(), deep(), long(), old()];
     let target = target("volume/whole", seeds, |input| {
         let Some(ring) = unpack(input) else { return false };
         let sim = Sim::new(SimConfig::default());
@@ -139,6 +139,9 @@ impl Blocks for Ring {
 /// Reads by path, then as a mount does; the error is of whatever failed last.
 async fn read_through(env: Env, ring: Arc<Ring>) -> Result<(), String> {
     let options = VolumeOptions { cache_bytes: 0, ..VolumeOptions::default() };
+    let at = VolumeOptions { at_unix_ms: Some(OLD_UNIX_MS), ..options.clone() };
+    // Most have no history.
+    let _ = Volume::open(env.clone(), ring.clone(), secret().volume_id(), at).await;
     let opened = Volume::open(env.clone(), ring, secret().volume_id(), options).await;
     let volume = opened.map_err(|error| error.to_string())?;
     let by_path = by_path(&*volume.snapshot().await).await;
@@ -154,6 +157,7 @@ async fn by_path(snapshot: &Snapshot) -> Result<(), String> {
             outcome = Err(error.to_string());
         }
     };
+    note(snapshot.history().await.map(drop));
     let mut queue = VecDeque::from([snapshot.root()]);
     for _ in 0..ITEMS {
         let Some(item) = queue.pop_front() else { break };
@@ -332,6 +336,22 @@ fn small() -> Vec<u8> {
         entry("none", Content::Directory(DirectoryRef::default())),
     ]);
     builder.finish(top)
+}
+
+/// When the state of [`old`] was.
+const OLD_UNIX_MS: u64 = 1_740_000_000_000;
+
+/// An empty volume that has an old state.
+fn old() -> Vec<u8> {
+    let mut builder = Builder::default();
+    let payload = Bytes::from(root(DirectoryRef::default()).encode());
+    let size_bytes = payload.len() as u64;
+    let inode = builder.inode(size_bytes, Data::Inline(payload));
+    let history = builder.directory(vec![file(&format!("{OLD_UNIX_MS:020}"), size_bytes, inode)]);
+    let mut present = root(DirectoryRef::default());
+    present.mounted.history = history;
+    builder.add(&present.encode());
+    builder.out
 }
 
 /// A directory of three levels of blocks, and a file with an indirect block.

@@ -276,7 +276,7 @@ fn an_old_state_is_mounted_listed_and_restored() {
     };
     write(&mut ring, "old");
     age(&ring.nodes[0].dir, "work", 2);
-    let mount = ring.mount(0, "work", &[]);
+    let mount = ring.mount(0, "work", &["--keep", "5m/24h/3d"]);
     fs::write(mount.join("dir/file"), "new").expect("writes");
     sync(&mount).expect("is on the ring");
 
@@ -286,7 +286,7 @@ fn an_old_state_is_mounted_listed_and_restored() {
     assert!(is_present(present) && !is_present(old) && !is_present(empty), "{history:?}");
     assert_eq!((&old["files"], &old["bytes"], &empty["files"]), (&1.into(), &3.into(), &0.into()));
     let table = atoll_of(&ring, 0, &["volume", "history", "work"]).ok().stdout;
-    assert!(table.contains("1 file") && table.contains("kept: 5m/24h"), "{table}");
+    assert!(table.contains("1 file") && table.contains("kept: 5m/24h/3d"), "{table}");
     let time = old["time"].as_str().expect("a time").to_owned();
     assert!(table.contains(&time), "{table}");
 

@@ -289,6 +289,12 @@ fn a_root_payload_that_lies_is_refused() {
         ..root_of(DirectoryRef { entries: 3, subdirectories: 1, hash: Some(hash(4)) })
     };
     let decode = |bytes: Vec<u8>| Root::decode(&Bytes::from(bytes));
+    let mut mounted = good.clone();
+    mounted.mounted.history = DirectoryRef { entries: 2, subdirectories: 0, hash: Some(hash(5)) };
+    for keep in ["none", "5m/1000w", "24h/7d/4w"] {
+        mounted.mounted.keep = keep.parse().expect("a policy");
+        assert_eq!(decode(mounted.encode()).as_ref(), Ok(&mounted));
+    }
     let bytes = good.encode();
     assert_eq!(decode(bytes.clone()), Ok(good));
     let field = |tag: u8, value: &[u8]| {
@@ -312,6 +318,10 @@ fn a_root_payload_that_lies_is_refused() {
         (field(3, &[0; 44]), "number 0"),
         (field(4, &[1; 9]), "1 bytes too many"),
         (field(5, &[1; 23]), "ends too early"),
+        (field(6, &[0; 17]), "1 bytes too many"),
+        (field(6, &[0, 0, 0, 0, 0, 0, 0, 1]), "ends too early"),
+        (field(7, &[0; 9]), "1 bytes too many"),
+        (field(7, &[0; 7]), "ends too early"),
         (field(1, b"again"), "out of order"),
         (field(2, b"short"), "no hash"),
         (field(2, &[0; 32]), "xattr block is zero"),
