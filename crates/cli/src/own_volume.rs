@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, SignedBlock, VolumeAddress};
-use atoll_node::{Client, Volume};
+use atoll_node::{Client, Volume, VolumeStatus};
 use atoll_volume::owned::{FlushError, LeaseKeeper, WritableFs, WriteError};
 
 use crate::address::Address;
@@ -27,14 +27,7 @@ pub(crate) fn owner() -> (u32, u32) {
 
 /// The volume of this name, which was made by `atoll volume create`.
 pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volume, Failure> {
-    let volumes = client.volumes().await.map_err(connection::failure)?;
-    let Some(known) = volumes.iter().find(|volume| volume.name == name) else {
-        return Err(Failure::new(Exit::NotFound, what)
-            .because("this node has no volume of that name")
-            .advice(format!(
-                "`atoll volume create {name}` makes one; `atoll volumes` lists those there are."
-            )));
-    };
+    let known = known(client, name, what).await?;
     if let Some(source) = &known.source {
         return Err(Failure::new(Exit::Failed, what)
             .because(format!(
@@ -46,6 +39,19 @@ pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volu
     client.named_volume(name).await.map_err(connection::failure)
 }
 
+/// What the node knows of the volume of this name, however it was made.
+async fn known(client: &Client, name: &str, what: &str) -> Result<VolumeStatus, Failure> {
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    volumes.into_iter().find(|volume| volume.name == name).ok_or_else(|| {
+        let advice = format!(
+            "`atoll volume create {name}` makes one; `atoll volumes` lists those there are."
+        );
+        Failure::new(Exit::NotFound, what)
+            .because("this node has no volume of that name")
+            .advice(advice)
+    })
+}
+
 /// The address of the volume of this name, at a time if one is given, and its read key.
 pub(crate) async fn address(
     client: &Client,
@@ -53,7 +59,8 @@ pub(crate) async fn address(
     at: Option<Moment>,
     what: &str,
 ) -> Result<(Address, Found), Failure> {
-    let id = find(client, name, what).await?.key.volume_id();
+    known(client, name, what).await?;
+    let id = client.named_volume(name).await.map_err(connection::failure)?.key.volume_id();
     let key = client.read_key(name).await.map_err(connection::failure)?;
     let address = Address { volume: VolumeAddress(id), read_key: None, at, path: Vec::new() };
     Ok((address, Found { key, optional: false }))

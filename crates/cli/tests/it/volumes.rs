@@ -306,6 +306,16 @@ fn an_old_state_is_mounted_listed_and_restored() {
     early.failed(4, &["no state that old is kept", oldest]);
     atoll_of(&ring, 1, &["volume", "history", "work"]).failed(4, &["no volume of that name"]);
 
+    // A published volume has no old states, and is not written otherwise.
+    let source = ring.path("docs");
+    fs::create_dir(&source).expect("a directory");
+    run(ring.nodes[0].command(["publish"]).arg(&source)).ok();
+    let history = atoll_of(&ring, 0, &["volume", "history", "docs", "--json"]).ok();
+    assert_eq!(history.json()["present"], true);
+    atoll_of(&ring, 0, &["volume", "restore", "docs@2030-01-01"]).failed(1, &["published from"]);
+    let early = run(ring.nodes[0].command(["mount", "docs@2020-01-01"]).arg(&elsewhere));
+    early.failed(4, &["no state that old is kept"]);
+
     let restore = |ring: &Ring, more: &[&str]| {
         atoll_of(ring, 0, &[&["volume", "restore", &named], more].concat())
     };

@@ -144,7 +144,7 @@ fn is_lost(error: &BlockError) -> bool {
 struct Walk<'a> {
     cache: &'a Arc<BlockCache>,
     found: Vec<BlockHash>,
-    /// What was passed. By kind too: the bytes of a file may be those of a directory block.
+    /// Those that were read.
     read: BTreeSet<Node>,
 }
 

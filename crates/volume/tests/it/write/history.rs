@@ -614,6 +614,34 @@ async fn a_restored_state_is_the_present_and_the_present_an_old_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_restore_that_dies_between_any_two_puts_leaves_the_present_or_the_old_state() {
+    for lives_for in 0.. {
+        let memory = MemoryBlocks::new();
+        let ring = Arc::new(Mortal { blocks: memory.clone(), puts_left: AtomicU64::new(1000) });
+        let scene = Scene::on(ring.clone(), memory, "24h", None).await;
+        let mut trees = Vec::new();
+        for hour in 1..4 {
+            scene.set_clock(START + hour * HOUR);
+            scene.write("dir/file", &noise(hour, 20_000)).await;
+            trees.push(scene.shown(None).await);
+        }
+        let times = scene.times().await;
+        ring.puts_left.store(lives_for, Ordering::Relaxed);
+        // While the ring takes no root, a restore waits.
+        let limit = std::time::Duration::from_secs(5);
+        let restored = tokio::time::timeout(limit, scene.fs().restore(START + HOUR)).await;
+        let found = (scene.shown(None).await, scene.times().await);
+        if restored.is_ok_and(|restored| restored.is_ok()) {
+            let added = [times, vec![START + 3 * HOUR]].concat();
+            assert_eq!(found, (trees[0].clone(), added));
+            assert_eq!(lives_for, 3, "a state, the history and the root");
+            return;
+        }
+        assert_eq!(found, (trees[2].clone(), times), "{lives_for}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_path_of_an_old_state_is_copied_back() {
     let mut scene = Scene::new("24h").await;
     let me = Caller::default();
