@@ -1,4 +1,4 @@
-//! Old states: which are kept, what they show, whose leases are renewed, and how they come back.
+//! Old states: which are kept, what they show, and whose leases are renewed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,28 +7,26 @@ use std::sync::{Arc, Mutex};
 use atoll_dht::{Blocks, GetError, HeldBlock, MemoryBlocks, OverMemory, Wanted};
 use atoll_env::{BoxFuture, Env, Instant, Runtime, Task, TokioRuntime};
 use atoll_key::{BlockHash, BlockId, ReadKey, SignedBlock};
-use atoll_vfs::{
-    Caller, FileKind, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
-};
+use atoll_vfs::{Caller, FileKind, FileSystem, InodeNumber, OpenFlags, Writer, XattrFlags};
 use atoll_volume::format::inode::{Data, Shape};
 use atoll_volume::format::{
     Content, DirectoryBlock, DirectoryEntry, DirectoryRef, InodeBlock, Nodes,
 };
 use atoll_volume::owned::history::Keep;
 use atoll_volume::owned::{
-    CopyError, LeaseKeeper, OpenError, Snapshot, Volume, VolumeFs, VolumeOptions, WritableFs,
-    WriteOptions, empty_root, sealed_root,
+    LeaseKeeper, OpenError, Snapshot, Volume, VolumeFs, VolumeOptions, WritableFs, WriteOptions,
+    blocks_below, empty_root, sealed_root,
 };
 use bytes::Bytes;
 
-use super::{Mortal, REGULAR, secret};
+use super::{Mortal, secret};
 use crate::ring::{put, root_of};
 
-const MINUTE: u64 = 60_000;
-const HOUR: u64 = 60 * MINUTE;
-const DAY: u64 = 24 * HOUR;
+pub(super) const MINUTE: u64 = 60_000;
+pub(super) const HOUR: u64 = 60 * MINUTE;
+pub(super) const DAY: u64 = 24 * HOUR;
 /// Monday, 2026-11-16, 00:00.
-const START: u64 = 1_794_787_200_000;
+pub(super) const START: u64 = 1_794_787_200_000;
 
 /// A wall clock set by hand.
 struct Clock {
@@ -101,7 +99,7 @@ impl OverMemory for Noted {
 /// What a reader sees, with extended attributes.
 type Shown = BTreeMap<Vec<u8>, (Vec<u8>, Vec<(Bytes, Bytes)>)>;
 
-struct Scene {
+pub(super) struct Scene {
     clock: Arc<Clock>,
     ring: Arc<dyn Blocks>,
     memory: MemoryBlocks,
@@ -111,12 +109,12 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(keep: &str) -> Scene {
+    pub(super) async fn new(keep: &str) -> Scene {
         let memory = MemoryBlocks::new();
         Scene::on(Arc::new(memory.clone()), memory, keep, None).await
     }
 
-    async fn on(
+    pub(super) async fn on(
         ring: Arc<dyn Blocks>,
         memory: MemoryBlocks,
         keep: &str,
@@ -135,7 +133,7 @@ impl Scene {
         scene
     }
 
-    async fn mount(&mut self, keep: Option<&str>) {
+    pub(super) async fn mount(&mut self, keep: Option<&str>) {
         if let Some(fs) = self.fs.take() {
             fs.end().await.expect("ends");
         }
@@ -149,26 +147,26 @@ impl Scene {
         self.fs = Some(fs.expect("mounts"));
     }
 
-    fn fs(&self) -> &WritableFs {
+    pub(super) fn fs(&self) -> &WritableFs {
         self.fs.as_ref().expect("it is mounted")
     }
 
-    fn set_clock(&self, unix_ms: u64) {
+    pub(super) fn set_clock(&self, unix_ms: u64) {
         self.clock.unix_ms.store(unix_ms, Ordering::Relaxed);
     }
 
     /// Writes a file and flushes.
-    async fn write(&self, path: &str, content: &[u8]) {
+    pub(super) async fn write(&self, path: &str, content: &[u8]) {
         write(self.fs(), path, content).await;
         self.fs().sync().await.expect("flushes");
     }
 
-    async fn volume(&self, at_unix_ms: Option<u64>) -> Result<Arc<Volume>, OpenError> {
+    pub(super) async fn volume(&self, at_unix_ms: Option<u64>) -> Result<Arc<Volume>, OpenError> {
         let blocks: Arc<dyn Blocks> = Arc::new(self.memory.clone());
         self.volume_on(blocks, at_unix_ms).await
     }
 
-    async fn volume_on(
+    pub(super) async fn volume_on(
         &self,
         blocks: Arc<dyn Blocks>,
         at_unix_ms: Option<u64>,
@@ -178,25 +176,25 @@ impl Scene {
         Volume::open(self.clock.clone(), blocks, secret().volume_id(), options).await
     }
 
-    async fn shown(&self, at_unix_ms: Option<u64>) -> Shown {
+    pub(super) async fn shown(&self, at_unix_ms: Option<u64>) -> Shown {
         shown(&*self.volume(at_unix_ms).await.expect("opens").snapshot().await).await
     }
 
     /// When the old states were, the oldest first.
-    async fn times(&self) -> Vec<u64> {
+    pub(super) async fn times(&self) -> Vec<u64> {
         let snapshot = self.volume(None).await.expect("opens").snapshot().await;
         let states = snapshot.history().await.expect("reads");
         states.iter().map(|state| state.unix_ms).collect()
     }
 
     /// The old state of a time, as a file system.
-    async fn old(&self, unix_ms: u64) -> VolumeFs {
+    pub(super) async fn old(&self, unix_ms: u64) -> VolumeFs {
         let volume = self.volume(Some(unix_ms)).await.expect("opens");
         VolumeFs::new(self.clock.clone(), volume, 0, 0)
     }
 }
 
-async fn place<'a>(fs: &WritableFs, path: &'a str) -> (InodeNumber, &'a [u8]) {
+pub(super) async fn place<'a>(fs: &WritableFs, path: &'a str) -> (InodeNumber, &'a [u8]) {
     let (mut at, mut names) = (InodeNumber::ROOT, path.split('/'));
     let last = names.next_back().expect("a name");
     for name in names {
@@ -210,7 +208,7 @@ async fn place<'a>(fs: &WritableFs, path: &'a str) -> (InodeNumber, &'a [u8]) {
     (at, last.as_bytes())
 }
 
-async fn write(fs: &WritableFs, path: &str, content: &[u8]) {
+pub(super) async fn write(fs: &WritableFs, path: &str, content: &[u8]) {
     let me = Caller::default();
     let (parent, name) = place(fs, path).await;
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::TRUNCATE);
@@ -221,7 +219,7 @@ async fn write(fs: &WritableFs, path: &str, content: &[u8]) {
     fs.close(inode, handle).await.expect("closes");
 }
 
-async fn unlink(fs: &WritableFs, path: &str) {
+pub(super) async fn unlink(fs: &WritableFs, path: &str) {
     let (parent, name) = place(fs, path).await;
     fs.unlink(Caller::default(), parent, name).await.expect("removes");
 }
@@ -315,7 +313,7 @@ async fn change(scene: &Scene, dice: &mut Dice, step: u64) {
     }
 }
 
-fn noise(seed: u64, len: u64) -> Vec<u8> {
+pub(super) fn noise(seed: u64, len: u64) -> Vec<u8> {
     let mut dice = Dice(seed);
     (0..len).map(|_| dice.below(256) as u8).collect()
 }
@@ -363,6 +361,12 @@ async fn run(seed: u64, keep: &str, units: &[(u64, u64, usize)], read_key: Optio
         }
         let read = noted.read.lock().expect("a lock").clone();
         assert_eq!(*scene.lists.0.lock().expect("a lock"), read, "seed {seed}, step {step}");
+        // And of the list that the node makes itself.
+        let (env, id) = (scene.clock.clone(), secret().volume_id());
+        let root = blocks.get_signed(id.root_key()).await.expect("is there");
+        let below = blocks_below(env, blocks, id, root, scene.read_key.clone()).await;
+        let below: BTreeSet<BlockHash> = below.expect("walks").into_iter().collect();
+        assert_eq!(below, read, "seed {seed}, step {step}");
     }
 }
 
@@ -577,142 +581,4 @@ async fn a_history_of_nonsense_is_an_error_that_says_so() {
         let error = present.history().await.expect_err("it is bad").to_string();
         assert!(error.contains(expected), "{error}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_restored_state_is_the_present_and_the_present_an_old_one() {
-    let mut scene = Scene::new("24h/7d/4w").await;
-    let mut trees = Vec::new();
-    for hour in 1..4 {
-        scene.set_clock(START + hour * HOUR);
-        write(scene.fs(), &format!("dir/{hour}"), &noise(hour, 9000)).await;
-        scene.write("file", &noise(hour, 20_000)).await;
-        trees.push(scene.shown(None).await);
-    }
-    let newest = place(scene.fs(), "dir/3").await;
-    let newest = scene.fs().lookup(Caller::default(), newest.0, newest.1).await.expect("is there");
-    scene.set_clock(START + 3 * HOUR + MINUTE);
-    let restored = scene.fs().restore(START + 2 * HOUR - 1).await.expect("restores");
-    assert_eq!(restored.expect("another").unix_ms, START + HOUR);
-    scene.mount(None).await;
-    assert_eq!(scene.shown(None).await, trees[0]);
-    assert_eq!(scene.shown(Some(START + 3 * HOUR)).await, trees[2]);
-    assert_eq!(scene.fs().restore(START + DAY).await.expect("has nothing to do"), None);
-    let made = scene.fs().mknod(Caller::default(), InodeNumber::ROOT, b"new", REGULAR, 0o644, 0);
-    assert!(made.await.expect("makes").attr.inode > newest.attr.inode, "a number of its own");
-    scene.fs().check_invariants();
-
-    // It stays although it is not the last one of its hour, and goes when all others are newer.
-    for hour in 4..30 * 24 {
-        scene.set_clock(START + hour * HOUR);
-        scene.write("file", &noise(hour, 10)).await;
-        let times = scene.times().await;
-        let oldest = times[0];
-        assert_eq!(times.contains(&(START + 3 * HOUR)), oldest <= START + 3 * HOUR, "{hour}");
-    }
-    assert!(scene.times().await[0] > START + 3 * HOUR);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_restore_that_dies_between_any_two_puts_leaves_the_present_or_the_old_state() {
-    for lives_for in 0.. {
-        let memory = MemoryBlocks::new();
-        let ring = Arc::new(Mortal { blocks: memory.clone(), puts_left: AtomicU64::new(1000) });
-        let scene = Scene::on(ring.clone(), memory, "24h", None).await;
-        let mut trees = Vec::new();
-        for hour in 1..4 {
-            scene.set_clock(START + hour * HOUR);
-            scene.write("dir/file", &noise(hour, 20_000)).await;
-            trees.push(scene.shown(None).await);
-        }
-        let times = scene.times().await;
-        ring.puts_left.store(lives_for, Ordering::Relaxed);
-        // While the ring takes no root, a restore waits.
-        let limit = std::time::Duration::from_secs(5);
-        let restored = tokio::time::timeout(limit, scene.fs().restore(START + HOUR)).await;
-        let found = (scene.shown(None).await, scene.times().await);
-        if restored.is_ok_and(|restored| restored.is_ok()) {
-            let added = [times, vec![START + 3 * HOUR]].concat();
-            assert_eq!(found, (trees[0].clone(), added));
-            assert_eq!(lives_for, 3, "a state, the history and the root");
-            return;
-        }
-        assert_eq!(found, (trees[2].clone(), times), "{lives_for}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_path_of_an_old_state_is_copied_back() {
-    let mut scene = Scene::new("24h").await;
-    let me = Caller::default();
-    scene.set_clock(START + HOUR);
-    write(scene.fs(), "above/dir/file", &noise(1, 20_000)).await;
-    write(scene.fs(), "above/dir/sub/other", b"other").await;
-    write(scene.fs(), "above/single", b"single").await;
-    let (dir, _) = place(scene.fs(), "above/dir/x").await;
-    let link = scene.fs().symlink(me, dir, b"link", b"file").await.expect("links");
-    scene.fs().forget(link.attr.inode, 1);
-    let flags = XattrFlags::default();
-    scene.fs().setxattr(me, dir, b"user.a", Bytes::from_static(b"1"), flags).await.expect("sets");
-    let time = SetTime::To(atoll_vfs::FileTime::from_unix_ms(5000));
-    let attributes = SetAttr {
-        mode: Some(0o2751),
-        uid: Some(7),
-        gid: Some(8),
-        size_bytes: None,
-        atime: Some(time),
-        mtime: Some(time),
-    };
-    scene.fs().setattr(me, dir, None, attributes).await.expect("sets");
-    scene.fs().sync().await.expect("flushes");
-    let entry = |snapshot: Arc<Snapshot>, path: &'static [u8]| async move {
-        let mut entry = snapshot.resolve(path).await.expect("is there").entry;
-        let owner = entry.owner.as_mut().expect("it has one");
-        (owner.inode, owner.ctime) = (0, Default::default());
-        entry
-    };
-    let old = entry(scene.volume(None).await.expect("opens").snapshot().await, b"above/single");
-    let (old, before) = (old.await, scene.shown(None).await);
-
-    scene.set_clock(START + 2 * HOUR);
-    for path in ["above/dir/file", "above/dir/link", "above/dir/sub/other", "above/single"] {
-        unlink(scene.fs(), path).await;
-    }
-    let (above, _) = place(scene.fs(), "above/x").await;
-    scene.fs().rmdir(me, dir, b"sub").await.expect("removes");
-    scene.fs().rmdir(me, above, b"dir").await.expect("removes");
-    scene.fs().rmdir(me, InodeNumber::ROOT, b"above").await.expect("removes");
-    scene.write("else", b"stays").await;
-
-    let (from, fs) = (scene.old(START + HOUR).await, scene.fs().clone());
-    let copied = fs.copy_from(&from, b"above/dir", false).await.expect("copies");
-    assert_eq!((copied.files, copied.bytes), (3, 20_005));
-    fs.copy_from(&from, b"/above/single/", false).await.expect("copies");
-    let exists = fs.copy_from(&from, b"above/single", false).await.expect_err("is there");
-    assert_eq!(exists, CopyError::Exists { path: "/above/single".into() });
-    for missing in [&b"nothing"[..], b"above/no/file", b"above/single/file", b"above/.."] {
-        let error = fs.copy_from(&from, missing, true).await.expect_err("is not there");
-        assert!(matches!(error, CopyError::Call { .. }), "{error}");
-    }
-    fs.sync().await.expect("flushes");
-    let mut expected = before.clone();
-    expected.insert(b"else".to_vec(), (b"stays".to_vec(), Vec::new()));
-    assert_eq!(scene.shown(None).await, expected);
-    let snapshot = scene.volume(None).await.expect("opens").snapshot().await;
-    let owner = snapshot.resolve(b"above/dir").await.expect("is there").entry;
-    assert_eq!((owner.mode, owner.mtime.secs), (0o2751, 5));
-    assert_eq!(owner.owner.map(|owner| (owner.uid, owner.gid)), Some((7, 8)));
-    assert_eq!(entry(snapshot, b"above/single").await, old);
-
-    // What is there now goes, whatever it is.
-    write(scene.fs(), "above/dir/new", b"goes").await;
-    unlink(scene.fs(), "above/single").await;
-    write(scene.fs(), "above/single/is/a/directory", b"now").await;
-    for path in [&b"above/dir"[..], b"above/single"] {
-        fs.copy_from(&from, path, true).await.expect("replaces");
-    }
-    fs.sync().await.expect("flushes");
-    assert_eq!(scene.shown(None).await, expected);
-    scene.mount(None).await;
-    scene.fs().check_invariants();
 }

@@ -3,6 +3,7 @@
 mod edges;
 mod history;
 mod model;
+mod restore;
 mod spool;
 
 use std::collections::{BTreeMap, BTreeSet};
