@@ -246,6 +246,23 @@ fn age(node: &Path, name: &str, hours: u64) {
     });
 }
 
+/// Writes a file of the volume `work` through a mount, and waits until that has ended.
+fn write(ring: &mut Ring, content: &str) {
+    let mount = ring.mount(0, "work", &[]);
+    fs::create_dir_all(mount.join("dir")).expect("a directory");
+    fs::write(mount.join("dir/file"), content).expect("writes");
+    unmount(atoll().arg("unmount").arg(&mount));
+    until("the mount has ended", || {
+        let probe = ring.path("probe");
+        fs::create_dir_all(&probe).expect("a directory");
+        let mounted = run(ring.nodes[0].command(["mount", "work"]).arg(&probe)).code;
+        if mounted == Some(0) {
+            unmount(atoll().arg("unmount").arg(&probe));
+        }
+        mounted == Some(0)
+    });
+}
+
 #[test]
 fn an_old_state_is_mounted_listed_and_restored() {
     if !can_mount("an_old_state_is_mounted_listed_and_restored") {
@@ -259,21 +276,6 @@ fn an_old_state_is_mounted_listed_and_restored() {
     let address = atoll_of(&ring, 0, &create).ok().last_line().to_owned();
     atoll_of(&ring, 0, &["volume", "create", "a@b"]).failed(2, &["'@'"]);
     age(&ring.nodes[0].dir, "work", 5);
-    let write = |ring: &mut Ring, content: &str| {
-        let mount = ring.mount(0, "work", &[]);
-        fs::create_dir_all(mount.join("dir")).expect("a directory");
-        fs::write(mount.join("dir/file"), content).expect("writes");
-        unmount(atoll().arg("unmount").arg(&mount));
-        until("the mount has ended", || {
-            let probe = ring.path("probe");
-            fs::create_dir_all(&probe).expect("a directory");
-            let mounted = run(ring.nodes[0].command(["mount", "work"]).arg(&probe)).code;
-            if mounted == Some(0) {
-                unmount(atoll().arg("unmount").arg(&probe));
-            }
-            mounted == Some(0)
-        });
-    };
     write(&mut ring, "old");
     age(&ring.nodes[0].dir, "work", 2);
     let mount = ring.mount(0, "work", &["--keep", "5m/24h/3d"]);
