@@ -17,6 +17,7 @@ pub mod kinds;
 pub mod read_key;
 pub mod ring;
 pub mod text;
+pub mod volume_secret;
 
 pub use hash::BlockHash;
 pub use identity::{IdProfile, PeerId, SecretKey, VolumeId};
@@ -24,3 +25,4 @@ pub use kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, S
 pub use read_key::{ReadKey, SealError, VolumeCipher};
 pub use ring::{Key, KeyRange, NodeId};
 pub use text::{ReadAddress, VolumeAddress};
+pub use volume_secret::{SecretError, VolumeSecret};

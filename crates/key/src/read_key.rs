@@ -100,7 +100,7 @@ pub enum SealError {
 
 /// The keys of one purpose.
 #[derive(Clone)]
-struct Keys {
+pub(crate) struct Keys {
     tag: [u8; 32],
     cipher: [u8; 32],
 }
@@ -181,6 +181,10 @@ impl VolumeCipher {
 }
 
 impl Keys {
+    pub(crate) fn new(tag: [u8; 32], cipher: [u8; 32]) -> Keys {
+        Keys { tag, cipher }
+    }
+
     fn seal(&self, block: &[u8]) -> Vec<u8> {
         let sealed_len = SEAL_BYTES + padded_len(block.len());
         assert!(sealed_len <= MAX_BLOCK_BYTES, "a block of {} bytes cannot be sealed", block.len());
@@ -192,7 +196,8 @@ impl Keys {
         self.finish(out)
     }
 
-    fn seal_inner(&self, inner: &[u8]) -> Vec<u8> {
+    /// Seals bytes as they are, without length and padding.
+    pub(crate) fn seal_inner(&self, inner: &[u8]) -> Vec<u8> {
         self.finish([&[0; TAG_BYTES], inner].concat())
     }
 
@@ -227,6 +232,18 @@ impl Keys {
             return Err(SealError::Tag);
         }
         Ok(Bytes::from(inner))
+    }
+
+    /// Opens what [`Keys::seal_inner`] sealed.
+    pub(crate) fn open_inner(&self, sealed: &[u8]) -> Result<Vec<u8>, SealError> {
+        let length = SealError::Length(sealed.len());
+        let (tag, inner) = sealed.split_first_chunk::<TAG_BYTES>().ok_or(length)?;
+        let mut inner = inner.to_vec();
+        self.apply(tag, &mut inner);
+        if self.tag(&inner) != *tag {
+            return Err(SealError::Tag);
+        }
+        Ok(inner)
     }
 
     fn tag(&self, inner: &[u8]) -> [u8; TAG_BYTES] {
