@@ -223,19 +223,8 @@ impl Keys {
         Ok(inner.slice(LEN_BYTES..LEN_BYTES + len))
     }
 
-    fn open_inner(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
-        let short = SealError::Length(sealed.len());
-        let (tag, inner) = sealed.split_first_chunk::<TAG_BYTES>().ok_or(short)?;
-        let mut inner = inner.to_vec();
-        self.apply(tag, &mut inner);
-        if self.tag(&inner) != *tag {
-            return Err(SealError::Tag);
-        }
-        Ok(Bytes::from(inner))
-    }
-
     /// Opens what [`Keys::seal_inner`] sealed.
-    pub(crate) fn open_inner(&self, sealed: &[u8]) -> Result<Vec<u8>, SealError> {
+    pub(crate) fn open_inner(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
         let length = SealError::Length(sealed.len());
         let (tag, inner) = sealed.split_first_chunk::<TAG_BYTES>().ok_or(length)?;
         let mut inner = inner.to_vec();
@@ -243,7 +232,7 @@ impl Keys {
         if self.tag(&inner) != *tag {
             return Err(SealError::Tag);
         }
-        Ok(inner)
+        Ok(Bytes::from(inner))
     }
 
     fn tag(&self, inner: &[u8]) -> [u8; TAG_BYTES] {

@@ -10,6 +10,7 @@
 mod blocks;
 mod keep;
 mod membership;
+mod secrets;
 
 pub use self::keep::Keep;
 
@@ -244,7 +245,7 @@ impl Client {
     /// directory.
     pub async fn volume(&self, name: Option<&str>, source: &Path) -> Result<Volume, ClientError> {
         let (name, source) = named(name, source)?;
-        self.open_volume::<calls::VolumeOpen>(name, Some(&source), None).await
+        self.open_volume::<calls::VolumeOpen>(name, Some(&source)).await
     }
 
     /// As [`Client::volume`], for a volume whose directory has moved to `source`. It must
@@ -255,19 +256,13 @@ impl Client {
         source: &Path,
     ) -> Result<Volume, ClientError> {
         let (name, source) = named(name, source)?;
-        self.open_volume::<calls::VolumeMove>(name, Some(&source), None).await
+        self.open_volume::<calls::SourceMove>(name, Some(&source)).await
     }
 
     /// The volume `name`, which need not be published from a directory; made if there
     /// is none.
     pub async fn named_volume(&self, name: &str) -> Result<Volume, ClientError> {
-        self.open_volume::<calls::VolumeOpen>(name.to_owned(), None, None).await
-    }
-
-    /// Takes over a volume whose key was made elsewhere, to publish it from here.
-    pub async fn import_volume(&self, name: &str, key: &SecretKey) -> Result<Volume, ClientError> {
-        let seed = Some(key.seed());
-        self.open_volume::<calls::VolumeImport>(name.to_owned(), None, seed).await
+        self.open_volume::<calls::VolumeOpen>(name.to_owned(), None).await
     }
 
     /// Renews the leases of a published volume's blocks now; its state then.
@@ -404,13 +399,12 @@ impl Client {
         &self,
         name: String,
         source: Option<&Path>,
-        seed: Option<[u8; 32]>,
     ) -> Result<Volume, ClientError>
     where
         C: ControlCall<Request = OpenVolume, Reply = OpenedVolume, Error = VolumeError>,
     {
         let source = source.map(dir::path_to_bytes);
-        let opened = self.ask::<C>(OpenVolume { name: name.clone(), source, seed }).await?;
+        let opened = self.ask::<C>(OpenVolume { name: name.clone(), source }).await?;
         Ok(Volume { name, key: SecretKey::from_seed(&opened.seed), is_new: opened.is_new })
     }
 

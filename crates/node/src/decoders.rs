@@ -15,7 +15,7 @@ use crate::control::blocks::{Get, Outcomes, Renew, Watch};
 use crate::control::calls;
 use crate::control::message::{
     self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
-    KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit,
+    KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit, VolumeKeys,
 };
 use crate::control::volume_error::VolumeError;
 use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
@@ -82,7 +82,14 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Answer::<_, Never>::Done(outcomes)),
         message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
         message::encode(&KeepCommit { volume: volume(), session: 1 << 60, count: 3 }),
-        message::encode(&OpenVolume { name: volume(), source, seed: Some([1; 32]) }),
+        message::encode(&OpenVolume { name: volume(), source: source.clone() }),
+        message::encode(&VolumeKeys {
+            name: volume(),
+            source,
+            seed: [1; 32],
+            read_key: Some([2; 32]),
+            token: Some([3; 16]),
+        }),
         message::encode(&settings),
         message::encode(&quota()),
         message::encode(&Contribute { policy }),

@@ -329,6 +329,9 @@ pub struct VolumeStatus {
     /// Whether it is encrypted: only holders of the read key can read it. The key is not here.
     #[serde(default)]
     pub encrypted: bool,
+    /// Whether it was moved to another node, which has not taken over yet.
+    #[serde(default)]
+    pub is_moved: bool,
 }
 
 /// Lower-case hexadecimal, as keys are shown.

@@ -41,7 +41,9 @@ pub(super) use header_only;
 
 header_only!(
     Empty,
+    message::MarkMoved,
     message::OpenVolume,
+    message::VolumeKeys,
     message::OpenedVolume,
     message::VolumeName,
     message::ChangeSettings,

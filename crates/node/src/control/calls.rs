@@ -11,7 +11,8 @@ use super::blocks::{self, BlockList, Changed, Outcomes};
 use super::body::{Block, Body, Json, WithPart};
 use super::message::{
     self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
-    KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit, VolumeName,
+    KeepAdd, KeepCommit, MarkMoved, Never, OpenVolume, OpenedVolume, Rotate, Unfit, VolumeKeys,
+    VolumeName,
 };
 use super::volume_error::VolumeError;
 use crate::status::{
@@ -169,15 +170,21 @@ calls! {
         OpenVolume ["0 name, 1 source (bytes, may be absent)", "–"]
         => OpenedVolume ["0 secret key (32 bytes), 1 whether it is new", "–"] or VolumeError;
     VolumeImport = 0x0322 "import volume" Owner
-        OpenVolume ["as open volume, and 2 secret key", "–"]
+        VolumeKeys ["0 name, 1 source (bytes, may be absent), 2 secret key, 3 read key (may be absent)", "–"]
         => OpenedVolume ["as open volume", "–"] or VolumeError;
-    VolumeMove = 0x0323 "move volume" Owner
+    SourceMove = 0x0323 "move source" Owner
         OpenVolume ["as open volume, the source present; the volume must be there", "–"]
         => OpenedVolume ["as open volume", "–"] or VolumeError;
     VolumeRenew = 0x0324 "renew volume" Owner
         VolumeName ["0 name", "–"] => Json<VolumeStatus> ["–", "JSON: the volume"] or VolumeError;
     VolumeUnpublish = 0x0325 "unpublish volume" Owner
         VolumeName ["0 name", "–"] => Empty ["–", "–"] or VolumeError;
+    VolumeExport = 0x0326 "export volume" Owner
+        VolumeName ["0 name", "–"]
+        => VolumeKeys ["as the request of import volume, and 4 the move's token (16 bytes, absent if it was not moved)", "–"] or VolumeError;
+    VolumeMoved = 0x0327 "mark volume as moved" Owner
+        MarkMoved ["0 name, 1 whether it was moved to another node", "–"]
+        => VolumeKeys ["as of export volume", "–"] or VolumeError;
     ReadKey = 0x0328 "read key" Owner
         VolumeName ["0 name", "–"]
         => HeldReadKey ["0 read key (32 bytes, absent if there is none)", "–"] or VolumeError;
@@ -186,6 +193,8 @@ calls! {
         => HeldReadKey ["0 read key (32 bytes)", "–"] or VolumeError;
     ForgetReadKey = 0x032a "forget read key" Owner
         VolumeName ["0 name", "–"] => Empty ["–", "–"] or VolumeError;
+    VolumeForget = 0x032b "forget volume" Owner
+        VolumeName ["0 name: its keys go too", "–"] => Empty ["–", "–"] or VolumeError;
     KeepAdding = 0x0330 "keep: add" Owner
         WithPart<KeepAdd> ["0 volume, 1 session, 2 offset in hashes", "hashes (32 bytes each)"]
         => Empty ["–", "–"] or VolumeError;

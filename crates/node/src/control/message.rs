@@ -6,7 +6,8 @@
 use std::fmt;
 
 use atoll_dht::{GetError, PutError};
-use atoll_key::{BlockHash, InvalidBlock, Key};
+use atoll_key::volume_secret::MoveToken;
+use atoll_key::{BlockHash, InvalidBlock, Key, ReadKey, SecretKey, VolumeSecret};
 use minicbor::decode::{Decoder, Error as DecodeError};
 use minicbor::encode::{Encoder, Error as EncodeError, Write};
 use minicbor::{Decode, Encode};
@@ -58,8 +59,8 @@ impl fmt::Debug for Invited {
     }
 }
 
-/// A volume to open, import or move.
-#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+/// A volume to open, or whose directory has moved.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct OpenVolume {
     #[n(0)]
@@ -67,16 +68,65 @@ pub(crate) struct OpenVolume {
     /// Absolute path, the system's bytes.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub source: Option<Vec<u8>>,
-    /// The volume's secret key when it is imported.
-    #[cbor(n(2), with = "minicbor::bytes")]
-    pub seed: Option<[u8; 32]>,
 }
 
-/// Not the key: calls end up in logs.
-impl fmt::Debug for OpenVolume {
+/// All that it takes to write a volume.
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct VolumeKeys {
+    #[n(0)]
+    pub name: String,
+    /// The directory it is published from, the system's bytes.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub source: Option<Vec<u8>>,
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub seed: [u8; 32],
+    #[cbor(n(3), with = "minicbor::bytes")]
+    pub read_key: Option<[u8; 32]>,
+    /// Of the move to another node.
+    #[cbor(n(4), with = "minicbor::bytes")]
+    pub token: Option<MoveToken>,
+}
+
+/// Not the keys: calls end up in logs.
+impl fmt::Debug for VolumeKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenVolume").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("VolumeKeys").field("name", &self.name).finish_non_exhaustive()
     }
+}
+
+impl From<VolumeSecret> for VolumeKeys {
+    fn from(secret: VolumeSecret) -> VolumeKeys {
+        VolumeKeys {
+            name: secret.name,
+            source: secret.source,
+            seed: secret.key.seed(),
+            read_key: secret.read_key.map(|key| *key.bytes()),
+            token: secret.token,
+        }
+    }
+}
+
+impl From<VolumeKeys> for VolumeSecret {
+    fn from(keys: VolumeKeys) -> VolumeSecret {
+        VolumeSecret {
+            key: SecretKey::from_seed(&keys.seed),
+            read_key: keys.read_key.map(ReadKey::from_bytes),
+            name: keys.name,
+            source: keys.source,
+            token: keys.token,
+        }
+    }
+}
+
+/// A volume to mark as moved to another node, or as not moved.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct MarkMoved {
+    #[n(0)]
+    pub name: String,
+    #[n(1)]
+    pub is_moved: bool,
 }
 
 /// A volume published from this node.
@@ -417,8 +467,14 @@ mod tests {
     fn secrets_are_not_printed() {
         let shown = format!("{:?}", HeldReadKey { read_key: Some([77; 32]) });
         assert!(!shown.contains("77") && shown.contains("true"), "{shown}");
-        let open = OpenVolume { name: "docs".into(), source: None, seed: Some([77; 32]) };
-        let shown = format!("{open:?} {:?}", OpenedVolume { seed: [77; 32], is_new: true });
+        let keys = VolumeKeys {
+            name: "docs".into(),
+            source: None,
+            seed: [77; 32],
+            read_key: Some([77; 32]),
+            token: Some([77; 16]),
+        };
+        let shown = format!("{keys:?} {:?}", OpenedVolume { seed: [77; 32], is_new: true });
         assert!(!shown.contains("77") && shown.contains("docs"), "{shown}");
         let invited = Invited { code: "atoll-join:secret".into(), warning: Some("lo".into()) };
         let shown = format!("{invited:?}");
@@ -498,6 +554,7 @@ mod tests {
             assert!(decode::<blocks::Get>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<blocks::Renew>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<OpenVolume>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<VolumeKeys>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<KeepAdd>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<KeepCommit>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<Answer<Empty, GetFailed>>(bytes).is_err(), "{bytes:02x?}");

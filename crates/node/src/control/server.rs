@@ -181,11 +181,10 @@ mod tests {
             let head = [&b"\xa2\x00\x99"[..], &u16::try_from(count).expect("few").to_be_bytes()];
             Bytes::from([&head.concat()[..], &ids, b"\x02\xf4"].concat())
         };
-        let open = |source: Option<&[u8]>, seed| {
+        let open = |source: Option<&[u8]>| {
             message::encode(&message::OpenVolume {
                 name: "docs".into(),
                 source: source.map(<[u8]>::to_vec),
-                seed,
             })
         };
         let add =
@@ -202,9 +201,8 @@ mod tests {
             ("more names than blocks", Put::ROW.number, names(2), vec![part.clone()]),
             ("more blocks than names", Put::ROW.number, names(1), vec![part.clone(), part.clone()]),
             ("too many to renew", Renew::ROW.number, renewal(1025), vec![]),
-            ("a relative source", VolumeOpen::ROW.number, open(Some(b"docs"), None), vec![]),
-            ("a key where none belongs", VolumeOpen::ROW.number, open(None, Some([1; 32])), vec![]),
-            ("an import without a key", VolumeImport::ROW.number, open(None, None), vec![]),
+            ("a relative source", VolumeOpen::ROW.number, open(Some(b"docs")), vec![]),
+            ("an import without a key", VolumeImport::ROW.number, open(None), vec![]),
             (
                 "part of a hash to keep",
                 KeepAdding::ROW.number,

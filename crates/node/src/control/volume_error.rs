@@ -97,6 +97,25 @@ pub enum VolumeError {
         #[n(0)]
         name: String,
     },
+    /// The volume is written from another node from now on.
+    #[error(
+        "the volume {name} was moved to another node; `atoll volume move --cancel {name}` keeps it \
+         here, if no node has it yet"
+    )]
+    #[n(9)]
+    Moved {
+        /// The name.
+        #[n(0)]
+        name: String,
+    },
+    /// The node to which the volume was moved has it now, and this one has forgotten it.
+    #[error("another node writes the volume {name} now; it is forgotten here")]
+    #[n(10)]
+    TakenOver {
+        /// The name.
+        #[n(0)]
+        name: String,
+    },
 }
 
 impl From<DirError> for VolumeError {

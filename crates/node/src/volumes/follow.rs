@@ -18,7 +18,7 @@ impl LeaseRenewer {
         let Some(walk) = &self.walk else { return Ok(false) };
         let volume = name.to_owned();
         let keys = self.off_thread(move |volumes| -> Result<_, VolumeError> {
-            let is_mounted = volumes.source(&volume)?.is_none();
+            let is_mounted = volumes.is_mounted(&volume)?;
             Ok(is_mounted.then_some((volumes.key(&volume)?, volumes.read_key(&volume)?)))
         });
         let Some((key, read_key)) = keys.await.map_err(|error| error.to_string())? else {

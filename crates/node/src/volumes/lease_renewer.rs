@@ -25,7 +25,7 @@ use futures_util::{StreamExt, stream};
 
 use super::manifest::Manifest;
 use super::on_disk::RenewalPass;
-use super::{Kept, Volumes};
+use super::{Kept, Volumes, keys};
 use crate::control::volume_error::VolumeError;
 use crate::tree_walk::TreeWalk;
 
@@ -94,6 +94,8 @@ impl LeaseRenewer {
             let kept = self.off_thread(move |volumes| volumes.kept(&volume)).await;
             if is_due(&kept, self.now_unix_secs(), self.lease) {
                 let _ = self.go_on(&name).await;
+            } else {
+                let _ = self.let_go_if_moved(&name).await;
             }
         }
     }
@@ -119,6 +121,7 @@ impl LeaseRenewer {
     }
 
     async fn pass(&self, name: &str, anew: bool) -> Result<Kept, VolumeError> {
+        self.let_go_if_moved(name).await?;
         let mut manifest = self.manifest(name).await?;
         let followed = self.follow(name, manifest.root().version).await;
         if followed == Ok(true) {
@@ -149,6 +152,30 @@ impl LeaseRenewer {
         }
         self.save(name, &kept).await;
         Ok(kept)
+    }
+
+    /// Forgets a volume if the node to which it was moved has taken over.
+    ///
+    /// # Errors
+    /// If it is gone then, or was before.
+    async fn let_go_if_moved(&self, name: &str) -> Result<(), VolumeError> {
+        let volume = name.to_owned();
+        let secret = self.off_thread(move |volumes| volumes.secret(&volume)).await?;
+        let Some(token) = secret.token else { return Ok(()) };
+        match keys::is_taken_over(&*self.blocks, &secret.key, &token).await {
+            Ok(false) => return Ok(()),
+            Ok(true) => {}
+            Err(error) => {
+                tracing::warn!("volume {name}: cannot see whether it was taken over: {error}");
+                return Ok(());
+            }
+        }
+        let volume = name.to_owned();
+        if !self.off_thread(move |volumes| volumes.forget_moved(&volume, &token)).await? {
+            return Ok(());
+        }
+        tracing::info!("volume {name}: another node has taken over; it is forgotten here");
+        Err(VolumeError::TakenOver { name: name.to_owned() })
     }
 
     /// The list of what to keep of a volume, compared with its checksum.
@@ -310,6 +337,7 @@ mod tests {
 
     use atoll_dht::{LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, Renewed};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
+    use atoll_key::volume_secret::move_receipt;
     use atoll_key::{BlockId, ReadKey, SignedBlock, VolumeId};
     use bytes::Bytes;
 
@@ -486,6 +514,26 @@ mod tests {
         assert_eq!(root, scene.root);
         scene.look_at(START + 11 * DAY).await;
         assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 2500, "not due again");
+    }
+
+    /// Until the new node has said that it renews the leases itself, this one does.
+    #[tokio::test]
+    async fn a_moved_volume_is_renewed_until_the_other_node_has_taken_over() {
+        let scene = scene(5).await;
+        let volumes = scene.renewer.volumes.clone();
+        let token = volumes.set_moved("docs", true).expect("marks").expect("a token");
+        scene.look_at(START + 11 * DAY).await;
+        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 5);
+        let key = volumes.key("docs").expect("there");
+        let receipt = |token| move_receipt(&key, token);
+        scene.ring.put_signed(receipt(&[7; 16])).await.expect("put");
+        scene.look_at(START + 22 * DAY).await;
+        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 10, "that is another move's");
+        scene.ring.put_signed(receipt(&token)).await.expect("put");
+        scene.look_at(START + 22 * DAY + 600).await;
+        let gone = VolumeError::Unknown { name: "docs".into() };
+        assert_eq!(scene.renewer.refresh("docs").await, Err(gone));
+        assert_eq!(volumes.names().expect("list"), Vec::<String>::new());
     }
 
     #[tokio::test]

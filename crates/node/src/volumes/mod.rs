@@ -5,6 +5,7 @@
 //! blocks to keep alive. A volume without a source is written by mounts.
 
 mod follow;
+mod keys;
 mod lease_renewer;
 pub(crate) mod manifest;
 mod on_disk;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{SecretKey, SignedBlock, VolumeAddress};
+use atoll_key::{SignedBlock, VolumeAddress, VolumeSecret};
 
 use self::lease_renewer::LeaseRenewer;
 pub use self::on_disk::MAX_NAME_BYTES;
@@ -22,8 +23,9 @@ pub(crate) use self::on_disk::{Info, Kept, Volumes, name_of};
 use crate::config::StartError;
 use crate::control::body::{Json, WithPart, malformed};
 use crate::control::calls::{
-    self, ControlCall, ForgetReadKey, KeepAdding, KeepCommitting, MakeReadKey, ReadKey,
-    VolumeImport, VolumeMove, VolumeOpen, VolumeRenew, VolumeUnpublish,
+    self, ControlCall, ForgetReadKey, KeepAdding, KeepCommitting, MakeReadKey, ReadKey, SourceMove,
+    VolumeExport, VolumeForget, VolumeImport, VolumeMoved, VolumeOpen, VolumeRenew,
+    VolumeUnpublish,
 };
 use crate::control::message::{Empty, HeldReadKey, OpenVolume, OpenedVolume};
 use crate::control::server::{Calls, Handled, off_thread};
@@ -65,15 +67,10 @@ impl PublishedVolumes {
         self.env.unix_ms() / 1000
     }
 
-    /// Opens a volume, makes one, or takes over one whose key was made elsewhere.
+    /// Opens a volume, or makes one.
     fn open(&self, call: OpenVolume, moves: bool) -> Result<OpenedVolume, VolumeError> {
         let now = self.now_unix_secs();
         let source = call.source.map(path_from_bytes);
-        if let Some(seed) = call.seed {
-            let key = SecretKey::from_seed(&seed);
-            let is_new = self.volumes.import(&call.name, &key, source.as_deref(), now)?;
-            return Ok(OpenedVolume { seed, is_new });
-        }
         if let Some(source) = source.as_deref().filter(|_| moves) {
             self.volumes.set_source(&call.name, source)?;
         }
@@ -82,7 +79,7 @@ impl PublishedVolumes {
     }
 
     fn opening_calls(self: &Arc<Self>, calls: &mut Calls) {
-        fn on<C>(volumes: Arc<PublishedVolumes>, calls: &mut Calls, imports: bool, moves: bool)
+        fn on<C>(volumes: Arc<PublishedVolumes>, calls: &mut Calls, moves: bool)
         where
             C: ControlCall<Request = OpenVolume, Reply = OpenedVolume, Error = VolumeError>,
         {
@@ -93,9 +90,6 @@ impl PublishedVolumes {
                     if source.as_ref().is_some_and(|path| !path.is_absolute()) {
                         return Err(malformed("the source is not an absolute path"));
                     }
-                    if imports != call.seed.is_some() {
-                        return Err(malformed("a key belongs to an import and to nothing else"));
-                    }
                     if moves && source.is_none() {
                         return Err(malformed("a move says where to"));
                     }
@@ -103,9 +97,27 @@ impl PublishedVolumes {
                 })
             });
         }
-        on::<VolumeOpen>(self.clone(), calls, false, false);
-        on::<VolumeImport>(self.clone(), calls, true, false);
-        on::<VolumeMove>(self.clone(), calls, false, true);
+        on::<VolumeOpen>(self.clone(), calls, false);
+        on::<SourceMove>(self.clone(), calls, true);
+    }
+
+    fn secret_calls(self: &Arc<Self>, calls: &mut Calls) {
+        let published = self.clone();
+        calls.on_blocking::<VolumeImport>(move |keys| {
+            let secret = VolumeSecret::from(keys);
+            let is_new = published.volumes.import(&secret, published.now_unix_secs())?;
+            Ok(OpenedVolume { seed: secret.key.seed(), is_new })
+        });
+        let volumes = self.volumes.clone();
+        calls.on_blocking::<VolumeExport>(move |call| Ok(volumes.secret(&call.name)?.into()));
+        let volumes = self.volumes.clone();
+        calls.on_blocking::<VolumeMoved>(move |call| {
+            volumes.set_moved(&call.name, call.is_moved)?;
+            Ok(volumes.secret(&call.name)?.into())
+        });
+        let volumes = self.volumes.clone();
+        calls
+            .on_blocking::<VolumeForget>(move |call| volumes.forget(&call.name).map(|()| Empty {}));
     }
 
     fn manifest_calls(self: &Arc<Self>, calls: &mut Calls) {
@@ -168,6 +180,7 @@ impl Subsystem for PublishedVolumes {
         self.opening_calls(calls);
         self.manifest_calls(calls);
         self.read_key_calls(calls);
+        self.secret_calls(calls);
         let published = self.clone();
         calls.on::<VolumeRenew>(move |call| {
             let published = published.clone();
@@ -238,8 +251,12 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
         Ok(read_key) => status.encrypted = read_key.is_some(),
         Err(error) => trouble.push(error.to_string()),
     }
-    match volumes.source(name) {
-        Ok(source) => status.source = source.map(|path| path.display().to_string()),
+    match volumes.info(name) {
+        Ok(info) => {
+            status.is_moved = info.move_token.is_some();
+            let source = info.source.map(path_from_bytes);
+            status.source = source.map(|path| path.display().to_string());
+        }
         Err(error) => trouble.push(error.to_string()),
     }
     match volumes.manifest(name) {

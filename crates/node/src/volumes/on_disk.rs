@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `key` | the volume's secret key, 32 bytes, written once |
 //! | `read-key` | what readers of an encrypted volume need, as text; only if it is encrypted |
-//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s) |
+//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s), 2 the
+//! token of the move to another node (16 bytes; absent if it was not moved) |
 //! | `manifest` | the blocks to keep alive; see [`crate::volumes::manifest`] |
 //! | `kept` | when that was last done; see [`Kept`] |
 //! | `manifest.SESSION` | a manifest being written |
@@ -14,6 +15,7 @@
 //! A volume appears all at once: it is made under a name beginning with a dot, which no
 //! volume may have, and renamed.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -21,9 +23,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use atoll_key::volume_secret::MoveToken;
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock};
 use minicbor::{Decode, Encode};
 
+use super::keys::OLD_PREFIX;
 use super::manifest::{Manifest, PartialManifest};
 use crate::control::message::join_hashes;
 use crate::control::volume_error::{VolumeError, io_error};
@@ -81,9 +85,11 @@ pub(crate) struct RenewalPass {
 #[cbor(map)]
 pub(crate) struct Info {
     #[cbor(n(0), with = "minicbor::bytes")]
-    source: Option<Vec<u8>>,
+    pub(super) source: Option<Vec<u8>>,
     #[n(1)]
-    created_unix_secs: u64,
+    pub(super) created_unix_secs: u64,
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub(super) move_token: Option<MoveToken>,
 }
 
 /// The node's volumes. Methods block on the disk.
@@ -103,7 +109,10 @@ impl Volumes {
             fs::read_dir(&volumes.dir).map_err(DirError::io("cannot read", &volumes.dir))?
         {
             let path = entry.map_err(DirError::io("cannot read", &volumes.dir))?.path();
-            if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".new-")) {
+            let is_unfinished = |name: &OsStr| {
+                [".new-", OLD_PREFIX].iter().any(|p| name.as_bytes().starts_with(p.as_bytes()))
+            };
+            if path.file_name().is_some_and(is_unfinished) {
                 fs::remove_dir_all(&path).map_err(DirError::io("cannot clear", path))?;
             } else {
                 PartialManifest::clear_old(&path);
@@ -134,33 +143,13 @@ impl Volumes {
         check_name(name)?;
         let _changing = self.lock();
         if self.path(name).join("key").exists() {
+            self.unmoved(name)?;
             self.bind_source(name, source)?;
             return Ok((self.key(name)?, false));
         }
         let key = SecretKey::from_seed(&random_seed());
-        self.create(name, &key, source, now_unix_secs)?;
+        self.create(name, &key, None, source, now_unix_secs)?;
         Ok((key, true))
-    }
-
-    /// Takes over a key made elsewhere; whether it is new here.
-    pub(crate) fn import(
-        &self,
-        name: &str,
-        key: &SecretKey,
-        source: Option<&Path>,
-        now_unix_secs: u64,
-    ) -> Result<bool, VolumeError> {
-        check_name(name)?;
-        let _changing = self.lock();
-        if !self.path(name).join("key").exists() {
-            self.create(name, key, source, now_unix_secs)?;
-            return Ok(true);
-        }
-        if self.key(name)?.seed() != key.seed() {
-            return Err(VolumeError::OtherKey { name: name.into() });
-        }
-        self.bind_source(name, source)?;
-        Ok(false)
     }
 
     /// The secret key of a volume.
@@ -193,9 +182,13 @@ impl Volumes {
             return Ok(key);
         }
         let key = ReadKey::from_bytes(random_seed());
-        let text = format!("{}\n", key.to_text());
-        dir::create_atomically(&self.path(name).join("read-key"), text.as_bytes())?;
+        self.write_read_key(name, &key)?;
         Ok(key)
+    }
+
+    pub(super) fn write_read_key(&self, name: &str, key: &ReadKey) -> Result<(), VolumeError> {
+        let path = self.path(name).join("read-key");
+        Ok(dir::create_atomically(&path, read_key_text(key).as_bytes())?)
     }
 
     /// The volume is not encrypted any more.
@@ -212,13 +205,13 @@ impl Volumes {
     /// The volume, which must be there, is published from `source` from now on.
     pub(crate) fn set_source(&self, name: &str, source: &Path) -> Result<(), VolumeError> {
         let _changing = self.lock();
-        self.key(name)?;
-        self.write_source(name, self.info(name)?, source)
+        let info = self.unmoved(name)?;
+        self.write_source(name, info, source)
     }
 
-    /// The directory a volume is published from.
-    pub(crate) fn source(&self, name: &str) -> Result<Option<PathBuf>, VolumeError> {
-        Ok(self.info(name)?.source.map(path_from_bytes))
+    /// Whether mounts write the volume: it is published from no directory.
+    pub(super) fn is_mounted(&self, name: &str) -> Result<bool, VolumeError> {
+        Ok(self.info(name)?.source.is_none())
     }
 
     /// The manifest of a volume, if it has been published.
@@ -241,7 +234,7 @@ impl Volumes {
         if present.root().version == kept.root_version {
             return self.write_kept(name, kept);
         }
-        if self.source(name)?.is_some() || kept.pass.is_some() || kept.trouble.is_some() {
+        if !self.is_mounted(name)? || kept.pass.is_some() || kept.trouble.is_some() {
             return Ok(());
         }
         let newer = self.kept(name);
@@ -329,7 +322,7 @@ impl Volumes {
         };
         // A publish has renewed what it took over. A mount has only put what is new: the renewal
         // is due when it was, or now if this node renewed nothing of the volume yet.
-        if self.source(name)?.is_none() {
+        if self.is_mounted(name)? {
             let before = self.kept(name);
             let is_first = before.refreshed_unix_secs == 0;
             if !is_first {
@@ -377,21 +370,41 @@ impl Volumes {
     }
 
     fn write_source(&self, name: &str, info: Info, source: &Path) -> Result<(), VolumeError> {
-        let info = Info { source: Some(path_to_bytes(source)), ..info };
+        self.write_info(name, &Info { source: Some(path_to_bytes(source)), ..info })
+    }
+
+    pub(super) fn write_info(&self, name: &str, info: &Info) -> Result<(), VolumeError> {
         Ok(dir::write_atomically(&self.path(name).join("info"), &info.encode())?)
     }
 
-    fn create(
+    /// What is known of a volume, which may be written from here.
+    fn unmoved(&self, name: &str) -> Result<Info, VolumeError> {
+        let info = self.info(name)?;
+        match info.move_token {
+            Some(_) => Err(VolumeError::Moved { name: name.into() }),
+            None => Ok(info),
+        }
+    }
+
+    pub(super) fn create(
         &self,
         name: &str,
         key: &SecretKey,
+        read_key: Option<&ReadKey>,
         source: Option<&Path>,
         now_unix_secs: u64,
     ) -> Result<(), VolumeError> {
         let made = self.dir.join(format!(".new-{name}"));
-        let info = Info { source: source.map(path_to_bytes), created_unix_secs: now_unix_secs };
+        let info = Info {
+            source: source.map(path_to_bytes),
+            created_unix_secs: now_unix_secs,
+            move_token: None,
+        };
         dir::make_private_dir(&made)?;
         dir::write_atomically(&made.join("key"), &key.seed())?;
+        if let Some(key) = read_key {
+            dir::write_atomically(&made.join("read-key"), read_key_text(key).as_bytes())?;
+        }
         dir::write_atomically(&made.join("info"), &info.encode())?;
         let path = self.path(name);
         fs::rename(&made, &path)
@@ -400,14 +413,14 @@ impl Volumes {
         Ok(())
     }
 
-    fn info(&self, name: &str) -> Result<Info, VolumeError> {
+    pub(super) fn info(&self, name: &str) -> Result<Info, VolumeError> {
         self.known(name)?;
         let path = self.path(name).join("info");
         let bytes = dir::read_small(&path)?.unwrap_or_default();
         Ok(minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))?)
     }
 
-    fn known(&self, name: &str) -> Result<(), VolumeError> {
+    pub(super) fn known(&self, name: &str) -> Result<(), VolumeError> {
         check_name(name)?;
         if self.path(name).join("key").exists() {
             return Ok(());
@@ -415,13 +428,17 @@ impl Volumes {
         Err(VolumeError::Unknown { name: name.into() })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+fn read_key_text(key: &ReadKey) -> String {
+    format!("{}\n", key.to_text())
 }
 
 impl Info {
@@ -447,7 +464,7 @@ pub(crate) fn name_of(source: &Path) -> Result<String, VolumeError> {
     Ok(name.to_owned())
 }
 
-fn check_name(name: &str) -> Result<(), VolumeError> {
+pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
     let why = if name.is_empty() {
         "it is empty"
     } else if name.len() > MAX_NAME_BYTES {
@@ -464,8 +481,6 @@ fn check_name(name: &str) -> Result<(), VolumeError> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
-
     use super::*;
 
     fn volumes() -> (Volumes, NodeDir, tempfile::TempDir) {
@@ -493,18 +508,7 @@ mod tests {
         let (volumes, _, _temp) = volumes();
         volumes.open_or_create("docs", None, 1).expect("create");
         volumes.open_or_create("docs", Some(Path::new("/srv/a")), 1).expect("takes it");
-        assert_eq!(volumes.source("docs").expect("read"), Some("/srv/a".into()));
-    }
-
-    #[test]
-    fn an_import_does_not_replace_a_key() {
-        let (volumes, _, _temp) = volumes();
-        let (mine, theirs) = (SecretKey::from_seed(&[1; 32]), SecretKey::from_seed(&[2; 32]));
-        assert_eq!(volumes.import("docs", &mine, None, 1), Ok(true));
-        assert_eq!(volumes.import("docs", &mine, None, 1), Ok(false));
-        let error = VolumeError::OtherKey { name: "docs".into() };
-        assert_eq!(volumes.import("docs", &theirs, None, 1), Err(error));
-        assert_eq!(volumes.key("docs").expect("read").seed(), [1; 32]);
+        assert_eq!(volumes.info("docs").expect("read").source, Some(b"/srv/a".to_vec()));
     }
 
     #[test]
