@@ -35,7 +35,7 @@ pub use publish::{
     AllOfSource, LeaseRecorder, MAX_LISTED, NoLeaseRecorder, Omission, OmissionList, Omissions,
     PublishError, PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,
 };
-pub use reachable::blocks_below;
+pub use reachable::{blocks_below, newest_root};
 pub use read::{
     Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
 };

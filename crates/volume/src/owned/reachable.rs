@@ -8,6 +8,7 @@ use atoll_env::Env;
 use atoll_key::{BlockHash, ReadKey, SignedBlock, VolumeCipher, VolumeId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::read::OpenError;
 use super::root::Root;
 use super::{history, sealed_root};
 use crate::blocks::cache::BlockCache;
@@ -106,6 +107,18 @@ impl Node {
         }
         Ok(below)
     }
+}
+
+/// A volume's newest root, read.
+pub async fn newest_root(
+    blocks: &dyn Blocks,
+    volume: &VolumeId,
+    read_key: Option<&ReadKey>,
+) -> Result<(SignedBlock, Root), OpenError> {
+    let block = blocks.get_signed(volume.root_key()).await?;
+    let cipher = read_key.map(|key| VolumeCipher::new(key, volume));
+    let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+    Ok((block, root))
 }
 
 /// All content blocks of a version and of the old states that it keeps, in no order; some may come
