@@ -84,6 +84,12 @@ pub(super) struct Mount {
     pub(super) source: OsString,
 }
 
+/// Where this machine has mounted what is called `fs_name` (as in [`super::MountOptions`]).
+pub fn mounts_of(fs_name: &OsStr) -> io::Result<Vec<PathBuf>> {
+    let found = mounts()?.into_iter().filter(|mount| mount.source == fs_name);
+    Ok(found.map(|mount| mount.path).collect())
+}
+
 /// All mounts, in the order they were made.
 fn mounts() -> io::Result<Vec<Mount>> {
     Ok(fs::read("/proc/self/mountinfo")?.split(|&b| b == b'\n').filter_map(parse).collect())
