@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Secret(commands::secret::Args),
     /// Publish a directory tree, or update what was published
     Publish(commands::publish::Args),
-    /// Make a volume of your own that can be mounted read-write, or list them
+    /// Make a volume of your own that is mounted read-write; show, copy, move or delete volumes
     Volume(commands::volume::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
@@ -112,6 +112,20 @@ mod tests {
         for command in Arguments::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let example = format!("  atoll {}", command.get_name());
+            assert!(
+                help.starts_with("Examples:\n") && help.contains(&example),
+                "{command}: {help}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_command_for_a_volume_shows_an_example() {
+        let tree = Arguments::command();
+        let volume = tree.find_subcommand("volume").expect("there is one");
+        for command in volume.get_subcommands().filter(|command| command.get_name() != "list") {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = format!("atoll volume {}", command.get_name());
             assert!(
                 help.starts_with("Examples:\n") && help.contains(&example),
                 "{command}: {help}"

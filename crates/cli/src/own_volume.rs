@@ -1,18 +1,22 @@
 //! Finds a node's own volume by its name, and ends a mount that writes one.
 
+use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, SignedBlock, VolumeAddress};
+use atoll_env::{BoxFuture, Env};
+use atoll_gateway::fuse;
+use atoll_key::{BlockHash, SignedBlock, VolumeAddress, VolumeId};
 use atoll_node::{Client, Volume, VolumeStatus};
-use atoll_volume::owned::{FlushError, LeaseKeeper, WritableFs, WriteError};
+use atoll_volume::owned::{FlushError, LeaseKeeper, Root, WritableFs, WriteError};
 
 use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 use crate::read_key::Found;
+use crate::units;
 
 /// How long a mount that has ended tries to bring what was written to the ring.
 const END_LIMIT: Duration = Duration::from_secs(600);
@@ -25,9 +29,52 @@ pub(crate) fn owner() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
+/// What the node knows of its volume of this name.
+pub(crate) async fn status(
+    client: &Client,
+    name: &str,
+    what: &str,
+) -> Result<VolumeStatus, Failure> {
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    volumes.into_iter().find(|volume| volume.name == name).ok_or_else(|| {
+        Failure::new(Exit::NotFound, what).because("this node has no volume of that name").advice(
+            format!(
+                "`atoll volume create {name}` makes one; `atoll volumes` lists those there are."
+            ),
+        )
+    })
+}
+
+/// For how long yet a mount has said that it writes the volume, if one has.
+pub(crate) fn claim(env: &Env, root: &Root) -> Option<Duration> {
+    let until_ms = root.mounted.writer?.until_unix_ms;
+    until_ms.checked_sub(env.unix_ms()).filter(|left| *left > 0).map(Duration::from_millis)
+}
+
+/// That a mount writes the volume.
+pub(crate) fn is_written(what: &str, left: Duration) -> Failure {
+    Failure::new(Exit::Failed, what).because(format!(
+        "a mount writes it; if that is gone without having ended, the volume is free in {}",
+        units::whole_secs(left.as_secs())
+    ))
+}
+
+/// What a mount that writes a volume is called in the kernel's table: also another node of this
+/// machine may have a volume of that name.
+pub(crate) fn fs_name(name: &str, volume: VolumeId) -> String {
+    let address = VolumeAddress(volume).to_string();
+    let (_, key) = address.split_once(':').expect("an address has a scheme");
+    format!("atoll:{name}:{}", &key[..12])
+}
+
+/// Where this machine has mounted a volume to write it.
+pub(crate) fn mounts(name: &str, volume: VolumeId) -> Vec<PathBuf> {
+    fuse::mounts_of(OsStr::new(&fs_name(name, volume))).unwrap_or_default()
+}
+
 /// The volume of this name, which was made by `atoll volume create`.
 pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volume, Failure> {
-    let known = known(client, name, what).await?;
+    let known = status(client, name, what).await?;
     if let Some(source) = &known.source {
         return Err(Failure::new(Exit::Failed, what)
             .because(format!(
@@ -39,19 +86,6 @@ pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volu
     client.named_volume(name).await.map_err(connection::failure)
 }
 
-/// What the node knows of the volume of this name, however it was made.
-async fn known(client: &Client, name: &str, what: &str) -> Result<VolumeStatus, Failure> {
-    let volumes = client.volumes().await.map_err(connection::failure)?;
-    volumes.into_iter().find(|volume| volume.name == name).ok_or_else(|| {
-        let advice = format!(
-            "`atoll volume create {name}` makes one; `atoll volumes` lists those there are."
-        );
-        Failure::new(Exit::NotFound, what)
-            .because("this node has no volume of that name")
-            .advice(advice)
-    })
-}
-
 /// The address of the volume of this name, at a time if one is given, and its read key.
 pub(crate) async fn address(
     client: &Client,
@@ -59,7 +93,7 @@ pub(crate) async fn address(
     at: Option<Moment>,
     what: &str,
 ) -> Result<(Address, Found), Failure> {
-    known(client, name, what).await?;
+    status(client, name, what).await?;
     let id = client.named_volume(name).await.map_err(connection::failure)?.key.volume_id();
     let key = client.read_key(name).await.map_err(connection::failure)?;
     let address = Address { volume: VolumeAddress(id), read_key: None, at, path: Vec::new() };

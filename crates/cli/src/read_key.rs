@@ -57,7 +57,7 @@ impl ReadKeyArgs {
                 true => "cannot take the read key from standard input".to_string(),
                 false => format!("cannot take the read key from {}", path.display()),
             };
-            let text = read(path).map_err(|error| match error.kind() {
+            let text = read_text(path).map_err(|error| match error.kind() {
                 io::ErrorKind::InvalidData => {
                     Failure::new(Exit::Usage, what()).because("what is in it is no text")
                 }
@@ -93,7 +93,8 @@ impl Given {
     }
 }
 
-fn read(path: &Path) -> io::Result<String> {
+/// The text in a file, or on standard input if it is `-`.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     if path.as_os_str() == "-" {
         io::stdin().take(MAX_TEXT_BYTES).read_to_string(&mut text)?;

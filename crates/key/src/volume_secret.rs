@@ -215,7 +215,7 @@ fn keys_of(passphrase: &str, salt: &[u8], cost: Cost) -> Result<Keys, SecretErro
 }
 
 /// The signed block by which a volume's new node tells the former one that it has taken over.
-pub fn move_receipt(key: &SecretKey, token: &MoveToken) -> SignedBlock {
+pub fn move_acceptance(key: &SecretKey, token: &MoveToken) -> SignedBlock {
     SignedBlock::sign(key, &[&b"moved "[..], token].concat(), 1, b"")
 }
 

@@ -209,11 +209,16 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
         return Err(spool::in_use(&what).advice("`atoll unmount` ends a mount."));
     };
     let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
-    let fs = WritableFs::open(env, client, volume.key.clone(), options, keeper, Some(spool)).await;
+    let key = volume.key.clone();
+    let fs = WritableFs::open(env, client.clone(), key, options, keeper, Some(spool)).await;
     let fs = fs.map_err(|error| own_volume::failure(&what, error))?;
+    // A move marks the volume before it looks for a writer: one of the two sees the other.
+    if let Err(error) = own_volume::find(&client, name, &what).await {
+        return own_volume::end(&fs, &what).await.and(Err(error));
+    }
     let options = MountOptions {
         allow_other: args.allow_other,
-        fs_name: format!("atoll:{name}"),
+        fs_name: own_volume::fs_name(name, volume.key.volume_id()),
         ..MountOptions::default()
     };
     let handle = tokio::runtime::Handle::current();

@@ -40,8 +40,7 @@ pub(crate) struct Args {
 
 /// Renews them, one after another.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let options = ClientOptions { limit: LIMIT, ..ClientOptions::default() };
-    let client = Client::connect_with(global.dir()?, options).await.map_err(connection::failure)?;
+    let client = patient(global).await?;
     let mut names = args.names.clone();
     if names.is_empty() {
         let volumes = client.volumes().await.map_err(connection::failure)?;
@@ -64,6 +63,16 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         worst = problem(&volume).or(worst);
     }
     worst.map_or(Ok(()), Err)
+}
+
+async fn patient(global: &Global) -> Result<Client, Failure> {
+    let options = ClientOptions { limit: LIMIT, ..ClientOptions::default() };
+    Client::connect_with(global.dir()?, options).await.map_err(connection::failure)
+}
+
+/// Renews the leases of one volume; its state then.
+pub(super) async fn one(global: &Global, name: &str) -> Result<VolumeStatus, Failure> {
+    renew_watched(&patient(global).await?, name, global.quiet).await
 }
 
 /// Renews one volume, and shows how far that has come.

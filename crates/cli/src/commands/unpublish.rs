@@ -3,6 +3,8 @@
 //! CFS §3.1: "CFS has no explicit delete operation: instead, a publisher can simply stop
 //! asking for extensions." The ring drops the blocks when their leases have run out.
 
+use atoll_node::Client;
+
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
@@ -28,12 +30,17 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let mut output = Output::new();
     for name in &args.names {
-        let volumes = client.volumes().await.map_err(connection::failure)?;
-        client.unpublish_volume(name).await.map_err(connection::failure)?;
-        let expiry = volumes.iter().find(|volume| volume.name == *name);
-        let until = units::unix_date(expiry.map_or(0, |volume| volume.lease_expires_unix_secs));
+        let until = stop(&client, name).await?;
         output.line(format!("{name}: no longer kept; its blocks may go from {until} UTC on"))?;
         output.flush()?;
     }
     Ok(())
+}
+
+/// Stops keeping a volume; until when its leases last.
+pub(super) async fn stop(client: &Client, name: &str) -> Result<String, Failure> {
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    client.unpublish_volume(name).await.map_err(connection::failure)?;
+    let expiry = volumes.iter().find(|volume| volume.name == name);
+    Ok(units::unix_date(expiry.map_or(0, |volume| volume.lease_expires_unix_secs)))
 }

@@ -1,5 +1,9 @@
 //! `atoll volume`: volumes of one's own, which are mounted read-write.
 
+mod delete;
+mod keys;
+mod show;
+
 use atoll_dht::{Blocks, GetError};
 use atoll_key::{ReadAddress, SignedBlock, VolumeAddress, VolumeCipher};
 use atoll_volume::owned::history::Keep;
@@ -23,6 +27,7 @@ const BLOCK_SIZE_LOG2: u8 = 16;
   atoll volume list
   atoll volume history work
   atoll volume restore work@2026-11-20T12:00 docs
+  atoll volume export work > work.key
 
 The volume is written through a mount of its name on this node, and read anywhere by its
 address. `atoll publish` makes a read-only copy of a directory instead.")]
@@ -43,6 +48,18 @@ enum Command {
     Restore(restore::Args),
     /// Show, or copy, what was written and is not in the volume
     Recover(recover::Args),
+    /// Show one of this node's volumes: what it holds, until when, and who writes it
+    Show(show::Args),
+    /// Print a volume's keys, sealed with a passphrase: for paper, or for another node
+    Export(keys::ExportArgs),
+    /// Take over a volume whose keys were exported or moved: reads them from standard input
+    Import(keys::ImportArgs),
+    /// Hand a volume over to another node, which then writes it and renews its leases
+    Move(keys::MoveArgs),
+    /// Take a volume off the ring: its readers are told that it was removed
+    Delete(delete::DeleteArgs),
+    /// Remove a volume's key from this node; the volume stays on the ring
+    Forget(delete::ForgetArgs),
 }
 
 /// Arguments of `atoll volume create`.
@@ -53,8 +70,8 @@ enum Command {
   atoll volume create --keep 60m/48h/14d/8w notes
   atoll mount work ~/work
 
-The key that it is written with stays in this node's directory: keep a copy of
-DIR/volumes/NAME in a safe place.
+The key that it is written with stays in this node's directory: `atoll volume export NAME` prints
+a copy for a safe place.
 
 Of old states of the volume those are kept that --keep says: 24h/7d/4w is the last state of each of
 the newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
@@ -91,6 +108,12 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::History(args) => history::run(args, global).await,
         Command::Restore(args) => restore::run(args, global).await,
         Command::Recover(args) => recover::run(args, global).await,
+        Command::Show(args) => show::run(args, global).await,
+        Command::Export(args) => keys::export(args, global).await,
+        Command::Import(args) => keys::import(args, global).await,
+        Command::Move(args) => keys::move_away(args, global).await,
+        Command::Delete(args) => delete::delete(args, global).await,
+        Command::Forget(args) => delete::forget(args, global).await,
     }
 }
 

@@ -66,6 +66,9 @@ fn describe(volume: &VolumeStatus) -> Vec<String> {
     if volume.encrypted {
         lines.push("encrypted; publishing it again prints the address with its read key".into());
     }
+    if volume.is_moved {
+        lines.push("moved to another node, which has not taken over yet".into());
+    }
     if volume.lost_blocks > 0 {
         let lost = units::counted(volume.lost_blocks, "block", "blocks");
         lines.push(format!(

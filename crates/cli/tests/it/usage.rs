@@ -5,12 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::processes::{NodeProcess, atoll, run, unpublished};
 
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 24] = [
     "up",
     "invite",
     "member",
     "secret",
     "publish",
+    "volume",
     "volumes",
     "renew",
     "unpublish",
@@ -140,6 +141,8 @@ fn without_a_node_every_command_says_how_to_start_one() {
         &["member", "list"],
         &["secret", "rotate"],
         &["volumes"],
+        &["volume", "show", "work"],
+        &["volume", "delete", "work"],
         &["publish", &source],
         &["ls", &nowhere],
         &["tree", &nowhere],

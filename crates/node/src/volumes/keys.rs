@@ -2,15 +2,15 @@
 //!
 //! **A move** hands the writing of a volume over to another node. The former node marks the volume
 //! with a token, lets nothing write it any more, and goes on renewing its leases. The new node
-//! imports the keys, has the list of the volume's blocks on disk, and then puts the move's receipt
-//! on the ring ([`move_receipt`]). Only when the former node has read that, it forgets the volume. So
+//! imports the keys, has the list of the volume's blocks on disk, and then puts its acceptance
+//! on the ring ([`move_acceptance`]). Only when the former node has read that, it forgets the volume. So
 //! at every moment at least one node renews the leases; that two do is harmless.
 
 use std::fs;
 use std::path::Path;
 
 use atoll_dht::{Blocks, GetError};
-use atoll_key::volume_secret::{MoveToken, move_receipt};
+use atoll_key::volume_secret::{MoveToken, move_acceptance};
 use atoll_key::{SecretKey, VolumeSecret};
 
 use super::Volumes;
@@ -120,7 +120,7 @@ pub(super) async fn is_taken_over(
     key: &SecretKey,
     token: &MoveToken,
 ) -> Result<bool, GetError> {
-    match blocks.get_signed(move_receipt(key, token).key()).await {
+    match blocks.get_signed(move_acceptance(key, token).key()).await {
         Ok(_) => Ok(true),
         Err(GetError::NotFound { .. } | GetError::Removed { .. }) => Ok(false),
         Err(error) => Err(error),

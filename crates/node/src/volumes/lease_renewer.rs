@@ -337,7 +337,7 @@ mod tests {
 
     use atoll_dht::{LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, Renewed};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
-    use atoll_key::volume_secret::move_receipt;
+    use atoll_key::volume_secret::move_acceptance;
     use atoll_key::{BlockId, ReadKey, SignedBlock, VolumeId};
     use bytes::Bytes;
 
@@ -525,11 +525,11 @@ mod tests {
         scene.look_at(START + 11 * DAY).await;
         assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 5);
         let key = volumes.key("docs").expect("there");
-        let receipt = |token| move_receipt(&key, token);
-        scene.ring.put_signed(receipt(&[7; 16])).await.expect("put");
+        let acceptance = |token| move_acceptance(&key, token);
+        scene.ring.put_signed(acceptance(&[7; 16])).await.expect("put");
         scene.look_at(START + 22 * DAY).await;
         assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 10, "that is another move's");
-        scene.ring.put_signed(receipt(&token)).await.expect("put");
+        scene.ring.put_signed(acceptance(&token)).await.expect("put");
         scene.look_at(START + 22 * DAY + 600).await;
         let gone = VolumeError::Unknown { name: "docs".into() };
         assert_eq!(scene.renewer.refresh("docs").await, Err(gone));

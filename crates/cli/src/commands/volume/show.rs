@@ -1,0 +1,203 @@
+//! `atoll volume show`: all that is known of one of this node's volumes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use atoll_node::VolumeStatus;
+use atoll_volume::owned::{OpenError, Root, newest_root};
+use serde::Serialize;
+
+use crate::connection;
+use crate::failure::Failure;
+use crate::global::Global;
+use crate::output;
+use crate::own_volume;
+use crate::units;
+
+/// Arguments of `atoll volume show`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volume show work
+  atoll volume show work --json | jq .writer")]
+pub(super) struct Args {
+    /// The volume's name on this node
+    name: String,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A volume of this node, as JSON.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: VolumeStatus,
+    /// `published` from a directory, or written by `mounts`.
+    kind: &'static str,
+    /// What the ring has; absent if it has nothing.
+    root: Option<ShownRoot>,
+    /// Why that cannot be said, or why it has nothing.
+    unread: Option<String>,
+    writer: Option<Writer>,
+}
+
+#[derive(Serialize)]
+struct ShownRoot {
+    version: u64,
+    written_unix_ms: u64,
+    files: u64,
+    dirs: u64,
+    symlinks: u64,
+    bytes: u64,
+}
+
+/// The mount that writes the volume.
+#[derive(Serialize)]
+struct Writer {
+    /// For how long it has said so yet.
+    left_secs: u64,
+    /// Where it is, if it is on this machine.
+    mounted_on: Vec<PathBuf>,
+}
+
+/// Shows it.
+pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let name = &args.name;
+    let (env, client) = connection::to_node(global).await?;
+    let status = own_volume::status(&client, name, &format!("cannot show {name}")).await?;
+    let secret = client.volume_secret(name).await.map_err(connection::failure)?;
+    let id = secret.key.volume_id();
+    let found = newest_root(&*client, &id, secret.read_key.as_ref()).await;
+    let claim = found.as_ref().ok().and_then(|(_, root)| own_volume::claim(&env, root));
+    let writer = claim
+        .map(|left| Writer { left_secs: left.as_secs(), mounted_on: own_volume::mounts(name, id) });
+    let kind = if status.source.is_some() { "published" } else { "mounts" };
+    let (root, unread) = match found {
+        Ok((block, root)) => (Some(ShownRoot::of(block.version, &root)), None),
+        Err(OpenError::Gone(_)) => (None, Some("nothing of it is on the ring".to_owned())),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let shown = Shown { status, kind, root, unread, writer };
+    output::show(args.json, &shown, shown.describe())
+}
+
+impl ShownRoot {
+    fn of(version: u64, root: &Root) -> ShownRoot {
+        let Root { files, dirs, symlinks, bytes, published_unix_ms, .. } = *root;
+        ShownRoot { version, written_unix_ms: published_unix_ms, files, dirs, symlinks, bytes }
+    }
+}
+
+impl Shown {
+    fn describe(&self) -> Vec<String> {
+        let status = &self.status;
+        let mut fields = vec![
+            ("address", status.address.clone()),
+            (
+                "kind",
+                match &status.source {
+                    Some(source) => format!("published from {source}"),
+                    None => "written by mounts".into(),
+                },
+            ),
+            ("encrypted", if status.encrypted { "yes" } else { "no" }.into()),
+        ];
+        if let Some(root) = &self.root {
+            let written = units::unix_date(root.written_unix_ms / 1000);
+            fields.push(("version", format!("{}, written {written} UTC", root.version)));
+            let files = units::counted(root.files, "file", "files");
+            let dirs = units::counted(root.dirs, "directory", "directories");
+            let links = units::counted(root.symlinks, "link", "links");
+            let size = units::size(root.bytes);
+            fields.push(("holds", format!("{files}, {dirs}, {links}; {size}")));
+        }
+        if status.root_version > 0 {
+            let blocks = units::count(status.kept_blocks);
+            let until = units::unix_date(status.lease_expires_unix_secs);
+            fields.push(("blocks", format!("{blocks}, kept until {until} UTC without this node")));
+        }
+        if status.lost_blocks > 0 {
+            fields.push(("lost", units::counted(status.lost_blocks, "block", "blocks")));
+        }
+        fields.push(("writer", self.writer.as_ref().map_or("none".into(), Writer::describe)));
+        if status.is_moved {
+            let moved = "to another node, which has not taken over yet";
+            fields.push(("moved", moved.into()));
+        }
+        let trouble = [&self.unread, &status.trouble].into_iter().flatten();
+        fields.extend(trouble.map(|trouble| ("trouble", trouble.clone())));
+        fields.iter().map(|(name, value)| format!("{name:>10}  {value}")).collect()
+    }
+}
+
+impl Writer {
+    fn describe(&self) -> String {
+        let left = units::duration(Duration::from_secs(self.left_secs));
+        match &self.mounted_on[..] {
+            [] => format!("a mount on another machine, for {left} unless it says so again"),
+            on => {
+                let on: Vec<String> = on.iter().map(|path| path.display().to_string()).collect();
+                format!("the mount on {}", on.join(", "))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_of_a_volume_is_shown() {
+        let status = VolumeStatus {
+            address: "atoll:abc".into(),
+            lease_expires_unix_secs: 4_000_000_000,
+            root_version: 3,
+            kept_blocks: 12,
+            lost_blocks: 1,
+            trouble: Some("the ring is silent".into()),
+            encrypted: true,
+            is_moved: true,
+            ..VolumeStatus::default()
+        };
+        let root = ShownRoot {
+            version: 4,
+            written_unix_ms: 4_000_000_000_000,
+            files: 1,
+            dirs: 2,
+            symlinks: 0,
+            bytes: 1 << 20,
+        };
+        let writer = |on: &[&str]| {
+            let mounted_on = on.iter().map(PathBuf::from).collect();
+            Some(Writer { left_secs: 90, mounted_on })
+        };
+        let shown = |writer| Shown {
+            writer,
+            kind: "mounts",
+            root: None,
+            unread: None,
+            status: status.clone(),
+        };
+        let whole = Shown { root: Some(root), ..shown(writer(&["/w"])) };
+        let text = whole.describe().join("\n");
+        for part in [
+            "address  atoll:abc",
+            "written by mounts",
+            "encrypted  yes",
+            "4, written 2096-10-02",
+            "1 file, 2 directories, 0 links; 1.0 MiB",
+            "12, kept until 2096-10-02",
+            "1 block",
+            "the mount on /w",
+            "has not taken over yet",
+            "the ring is silent",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = shown(writer(&[])).describe().join("\n");
+        assert!(text.contains("on another machine, for 1m 30s"), "{text}");
+        assert!(shown(None).describe().join("\n").contains("writer  none"));
+    }
+}
