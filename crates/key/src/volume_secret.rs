@@ -155,7 +155,8 @@ impl VolumeSecret {
         VolumeSecret::decode(&inner).ok_or(unknown)
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// What is sealed.
+    pub fn encode(&self) -> Vec<u8> {
         let flag = |flag: u8, is_set: bool| if is_set { flag } else { 0 };
         let mut out = vec![
             flag(HAS_READ_KEY, self.read_key.is_some())
@@ -171,7 +172,8 @@ impl VolumeSecret {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Option<VolumeSecret> {
+    /// Reads [`VolumeSecret::encode`].
+    pub fn decode(bytes: &[u8]) -> Option<VolumeSecret> {
         let (flags, rest) = bytes.split_first()?;
         let (seed, mut rest) = rest.split_first_chunk()?;
         let mut read_key = None;

@@ -1,9 +1,10 @@
 //! Signed blocks, blocks under a key, and the texts people copy.
 
 use atoll_key::text::{decode_checked, encode_checked};
+use atoll_key::volume_secret::{Cost, SALT_BYTES};
 use atoll_key::{
     BlockHash, BlockKind, Key, ReadAddress, ReadKey, SecretKey, SignedBlock, VolumeAddress,
-    VolumeCipher, VolumeId,
+    VolumeCipher, VolumeId, VolumeSecret,
 };
 use bytes::Bytes;
 
@@ -71,6 +72,21 @@ pub(super) fn targets() -> Vec<Target> {
                 })
             },
         ),
+        // The passphrase is right: the header and the sealed content are the input.
+        target("key/volume-secret", sealed_volume_secrets(), |input| {
+            let text = encode_checked("atoll-key:", input);
+            // More work and memory are allowed than a fuzzer can do.
+            let is_cheap = input.get(1..6) == Some(&[0, 0, 0, 8, 1]);
+            let is_refused = input.get(1).is_some_and(|memory| *memory > 0);
+            (is_cheap || is_refused) && VolumeSecret::open(&text, "passphrase").is_ok()
+        }),
+        // The tag is right, what it is of is not: the content is the input.
+        target("key/volume-secret-inside", vec![volume_secret().encode()], |input| {
+            VolumeSecret::decode(input).is_some_and(|secret| {
+                assert_eq!(secret.encode(), input, "a secret has two contents");
+                true
+            })
+        }),
         // The checksum is right, what it is of is not: the bytes behind it are the input.
         target("key/address", address_bytes, |input| {
             let text = encode_checked(SCHEME, input);
@@ -85,6 +101,22 @@ pub(super) fn targets() -> Vec<Target> {
 
 fn cipher() -> VolumeCipher {
     VolumeCipher::new(&ReadKey::from_bytes([7; 32]), &VolumeId([9; 32]))
+}
+
+fn volume_secret() -> VolumeSecret {
+    VolumeSecret {
+        key: SecretKey::from_seed(&[1; 32]),
+        read_key: Some(ReadKey::from_bytes([2; 32])),
+        name: "diary".into(),
+        source: Some(b"/home/me".to_vec()),
+        token: Some([3; 16]),
+    }
+}
+
+fn sealed_volume_secrets() -> Vec<Vec<u8>> {
+    let cost = Cost { memory_kib: 8, passes: 1 };
+    let text = volume_secret().seal("passphrase", [7; SALT_BYTES], cost).replace('\n', "");
+    vec![decode_checked("atoll-key:", &text).expect("our own text")]
 }
 
 fn sealed() -> Vec<Vec<u8>> {
