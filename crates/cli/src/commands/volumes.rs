@@ -64,7 +64,10 @@ fn describe(volume: &VolumeStatus) -> Vec<String> {
         lines.insert(0, format!("from {source}"));
     }
     if volume.encrypted {
-        lines.push("encrypted; publishing it again prints the address with its read key".into());
+        let name = &volume.name;
+        lines.push(format!(
+            "encrypted; `atoll volume show {name} --read-key` shows the address with its read key"
+        ));
     }
     if volume.is_moved {
         lines.push("moved to another node, which has not taken over yet".into());
@@ -109,7 +112,7 @@ mod tests {
         for part in [
             "from /srv/docs",
             "version 3, 12 blocks, kept until 2096-10-02",
-            "encrypted; publishing it again prints",
+            "encrypted; `atoll volume show ",
             "1 block on no node that answered",
             "the ring is silent",
         ] {

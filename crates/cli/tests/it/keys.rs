@@ -84,6 +84,10 @@ fn an_exported_key_writes_the_volume_when_its_node_is_gone() {
     let read_key = address.split_once('#').expect("encrypted").1;
     assert!(!key.contains(read_key), "{key}");
     assert_ne!(export(&ring.nodes[0], "diary"), key, "each has a salt of its own");
+    let piped = &mut volume(&ring.nodes[0], &["export", "diary", "--passphrase-file", "-"]);
+    let key = run_typing(piped, &format!("{PASSPHRASE}\n")).ok().stdout;
+    let shown = run(&mut volume(&ring.nodes[0], &["show", "diary", "--read-key"])).ok().stdout;
+    assert!(shown.contains(&address), "{shown}");
     unmount(atoll().arg("unmount").arg(&mount));
     until("the mount has ended", || show(&ring.nodes[0], "diary")["writer"].is_null());
 
@@ -98,7 +102,9 @@ fn an_exported_key_writes_the_volume_when_its_node_is_gone() {
     let mistyped = key.replacen(&key[30..33], "222", 1);
     import(node, &[], &mistyped).failed(2, &["mistyped or cut short"]);
     for end in [key.len() - 9, key.len() / 2] {
-        import(node, &[], &key[..end]).failed(2, &["some are missing"]);
+        let said = import(node, &[], &key[..end]).failed(2, &[]).stderr;
+        // The bits of its last character may fit by chance.
+        assert!(said.contains("some are missing") || said.contains("cut short"), "{said}");
     }
     import(node, &[], "").failed(2, &["no key on standard input"]);
     import(node, &[], &address).failed(2, &["should begin with \"atoll-key:\""]);
@@ -226,8 +232,11 @@ fn a_moved_volume_is_let_go_only_when_the_other_node_has_it() {
     // The key of the move that was cancelled is a copy; it takes nothing away.
     import(&ring.nodes[2], &[], &key).ok();
     ring.nodes[0].atoll(["renew", "work"]).ok();
-    let said = import(&ring.nodes[1], &[], &second).ok();
-    assert!(said.stdout.contains("forgets it"), "{said:?}");
+    for _ in 0..2 {
+        // As after a crash: each step may be repeated.
+        let said = import(&ring.nodes[1], &[], &second).ok();
+        assert!(said.stdout.contains("forgets it"), "{said:?}");
+    }
     run(&mut volume(&ring.nodes[0], &["move", "--cancel", "work"]))
         .failed(1, &["another node has taken it over"]);
     ring.nodes[0].atoll(["renew", "work"]).failed(1, &["another node writes the volume work now"]);

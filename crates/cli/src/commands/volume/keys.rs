@@ -3,10 +3,10 @@
 use std::io::{self, IsTerminal, Read};
 use std::sync::Arc;
 
-use atoll_dht::Blocks;
+use atoll_dht::{Blocks, GetError};
 use atoll_env::Env;
-use atoll_key::VolumeSecret;
 use atoll_key::volume_secret::{Cost, MAX_SECRET_TEXT_BYTES, SALT_BYTES, move_acceptance};
+use atoll_key::{VolumeAddress, VolumeSecret};
 use atoll_node::{Client, ClientError, VolumeError};
 use atoll_volume::owned::{OpenError, blocks_below, newest_root};
 
@@ -141,7 +141,7 @@ async fn cancel(client: &Arc<Client>, name: &str) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Failed, what).because("it was not moved"));
     };
     match client.get_signed(move_acceptance(&secret.key, token).key()).await {
-        Err(atoll_dht::GetError::NotFound { .. }) => {}
+        Err(GetError::NotFound { .. }) => {}
         Ok(_) => {
             return Err(Failure::new(Exit::Failed, what)
                 .because("another node has taken it over")
@@ -171,7 +171,7 @@ pub(super) async fn import(args: &ImportArgs, global: &Global) -> Result<(), Fai
             .advice("Name it otherwise: `atoll volume import NAME`."));
     }
     let (env, client) = connection::to_node(global).await?;
-    let address = atoll_key::VolumeAddress(secret.key.volume_id()).to_string();
+    let address = VolumeAddress(secret.key.volume_id()).to_string();
     let volumes = client.volumes().await.map_err(connection::failure)?;
     if let Some(other) = volumes.iter().find(|v| v.address == address && v.name != name) {
         return Err(Failure::new(Exit::Failed, what)
@@ -233,7 +233,10 @@ async fn keep(
         return Err(failed(&trouble));
     }
     let blocks = units::counted(renewed.kept_blocks, "block", "blocks");
-    Ok(format!("this node renews the leases of its {blocks}"))
+    Ok(match renewed.lost_blocks {
+        0 => format!("this node renews the leases of its {blocks}"),
+        lost => format!("this node renews the leases of its {blocks}; no node has {lost} of them"),
+    })
 }
 
 /// Reads the keys from standard input.

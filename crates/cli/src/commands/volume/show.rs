@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use atoll_key::{ReadAddress, VolumeAddress};
 use atoll_node::VolumeStatus;
 use atoll_volume::owned::{OpenError, Root, newest_root};
 use serde::Serialize;
@@ -18,10 +19,15 @@ use crate::units;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll volume show work
-  atoll volume show work --json | jq .writer")]
+  atoll volume show work --json | jq .writer
+  atoll volume show diary --read-key          the address as its readers need it")]
 pub(super) struct Args {
     /// The volume's name on this node
     name: String,
+
+    /// Show the address of an encrypted volume with its read key
+    #[arg(long)]
+    read_key: bool,
 
     /// One JSON object
     #[arg(long)]
@@ -65,13 +71,17 @@ struct Writer {
 pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let name = &args.name;
     let (env, client) = connection::to_node(global).await?;
-    let status = own_volume::status(&client, name, &format!("cannot show {name}")).await?;
+    let mut status = own_volume::status(&client, name, &format!("cannot show {name}")).await?;
     let secret = client.volume_secret(name).await.map_err(connection::failure)?;
     let id = secret.key.volume_id();
     let found = newest_root(&*client, &id, secret.read_key.as_ref()).await;
     let claim = found.as_ref().ok().and_then(|(_, root)| own_volume::claim(&env, root));
     let writer = claim
         .map(|left| Writer { left_secs: left.as_secs(), mounted_on: own_volume::mounts(name, id) });
+    if args.read_key {
+        let volume = VolumeAddress(id);
+        status.address = ReadAddress { volume, read_key: secret.read_key }.to_text();
+    }
     let kind = if status.source.is_some() { "published" } else { "mounts" };
     let (root, unread) = match found {
         Ok((block, root)) => (Some(ShownRoot::of(block.version, &root)), None),
