@@ -6,14 +6,13 @@
 //! |---|---|
 //! | `key` | the volume's secret key, 32 bytes, written once |
 //! | `read-key` | what readers of an encrypted volume need, as text; only if it is encrypted |
-//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s), 2 the
-//! token of the move to another node (16 bytes; absent if it was not moved) |
+//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s), 2 token of its move; see [`crate::volumes::keys`] |
 //! | `manifest` | the blocks to keep alive; see [`crate::volumes::manifest`] |
 //! | `kept` | when that was last done; see [`Kept`] |
 //! | `manifest.SESSION` | a manifest being written |
 //!
 //! A volume appears all at once: it is made under a name beginning with a dot, which no
-//! volume may have, and renamed.
+//! volume may have, and renamed. It goes all at once too, renamed before it is removed.
 
 use std::ffi::OsStr;
 use std::fs;
