@@ -4,6 +4,10 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use atoll_key::VolumeSecret;
+use atoll_key::volume_secret::{Cost, SALT_BYTES};
 
 use crate::processes::{
     NodeProcess, Ring, Said, assert_same, atoll, can_mount, run, unmount, until,
@@ -249,6 +253,48 @@ fn a_moved_volume_is_let_go_only_when_the_other_node_has_it() {
     sync(&mount);
     assert_eq!(ring.nodes[0].atoll(["cat", &format!("{address}/file")]).ok().stdout, "three");
     unmount(atoll().arg("unmount").arg(&mount));
+}
+
+/// The import and its node are killed at many moments: one node always renews all of the leases,
+/// and the same command goes on.
+#[test]
+fn a_move_that_is_interrupted_anywhere_loses_nothing() {
+    let mut ring = Ring::of(3);
+    let (_, address) = ring.publish_tree();
+    let blocks = show(&ring.nodes[0], "tree")["kept_blocks"].clone();
+    let key = run_with(&mut volume(&ring.nodes[0], &["move", "tree"]), "").ok().stdout;
+    // Opened at once, so that most of the time is the import's.
+    let secret = VolumeSecret::open(&key, PASSPHRASE).expect("opens");
+    let key = secret.seal(PASSPHRASE, [1; SALT_BYTES], Cost { memory_kib: 8, passes: 1 });
+    let renewed = |node: &NodeProcess| {
+        let listed = run(&mut volume(node, &["list", "--json"])).ok().json_lines();
+        let tree = listed.into_iter().find(|volume| volume["name"] == "tree");
+        tree.is_some_and(|tree| tree["kept_blocks"] == blocks)
+    };
+    for round in 0..18 {
+        let mut command = volume(&ring.nodes[1], &["import"]);
+        command.env("ATOLL_PASSPHRASE", PASSPHRASE).stdin(Stdio::piped());
+        let mut import = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
+        let _ = import.stdin.take().expect("piped").write_all(key.as_bytes());
+        std::thread::sleep(Duration::from_millis(5 + 3 * round));
+        if round % 3 == 2 {
+            ring.nodes[1].kill();
+        }
+        let _ = import.kill();
+        import.wait().expect("ends");
+        if round % 3 == 2 {
+            ring.nodes[1].restart();
+        }
+        let is_here = renewed(&ring.nodes[0]);
+        assert!(is_here || renewed(&ring.nodes[1]), "nobody renews the leases, round {round}");
+        // Lets go if the other node has taken over.
+        ring.nodes[0].atoll(["renew", "tree"]);
+    }
+    import(&ring.nodes[1], &[], &key).ok();
+    let gone = ring.nodes[0].atoll(["renew", "tree"]);
+    assert!(gone.stderr.contains("writes the volume tree now") || gone.code == Some(4), "{gone:?}");
+    assert!(renewed(&ring.nodes[1]));
+    ring.nodes[0].atoll(["tree", &address]).ok();
 }
 
 #[test]
