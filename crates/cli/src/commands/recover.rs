@@ -160,7 +160,9 @@ async fn copy(
             WritableFs::open_set_aside(env.clone(), client.clone(), key, options.clone(), spool);
         let fs = opening.await.map_err(|error| own_volume::failure(&what, error))?;
         fs::create_dir(&into).map_err(failed)?;
-        for (path, is_there) in fs.changed_names() {
+        let names = fs.changed_names().await;
+        let unread = |errno: Errno| Failure::new(Exit::Failed, &what).because(os_error(errno));
+        for (path, is_there) in names.map_err(unread)? {
             if !is_there {
                 recovered.removed.push(escaped(&path));
                 continue;
@@ -188,6 +190,10 @@ async fn copy(
     Ok(())
 }
 
+fn os_error(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.0)
+}
+
 async fn find(fs: &WritableFs, path: &[u8]) -> Result<Entry, Errno> {
     let mut at = InodeNumber::ROOT;
     let mut found = Err(Errno::ENOENT);
@@ -206,8 +212,7 @@ async fn copy_file(
     into: &Path,
     recovered: &mut Recovered,
 ) -> io::Result<()> {
-    let failed = |errno: Errno| io::Error::from_raw_os_error(errno.0);
-    let entry = find(fs, path).await.map_err(failed)?;
+    let entry = find(fs, path).await.map_err(os_error)?;
     let target = into.join(OsStr::from_bytes(path));
     let inode = entry.attr.inode;
     match entry.attr.kind {
@@ -216,23 +221,23 @@ async fn copy_file(
             let mut options = OpenOptions::new();
             let mut file = options.write(true).create_new(true).mode(0o600).open(&target)?;
             let opening = fs.open(Caller::default(), inode, OpenFlags::READ).await;
-            let handle = opening.map_err(failed)?.handle;
+            let handle = opening.map_err(os_error)?.handle;
             let mut at = 0;
             loop {
-                let bytes = fs.read(inode, handle, at, READ_BYTES).await.map_err(failed)?;
+                let bytes = fs.read(inode, handle, at, READ_BYTES).await.map_err(os_error)?;
                 if bytes.is_empty() {
                     break;
                 }
                 file.write_all(&bytes)?;
                 at += bytes.len() as u64;
             }
-            fs.close(inode, handle).await.map_err(failed)?;
+            fs.close(inode, handle).await.map_err(os_error)?;
             finish(&file, &entry)?;
             recovered.bytes += at;
         }
         FileKind::Symlink => {
             make_directories_above(&target)?;
-            let link = fs.readlink(inode).await.map_err(failed)?;
+            let link = fs.readlink(inode).await.map_err(os_error)?;
             symlink(OsStr::from_bytes(&link), &target)?;
         }
         _ => return Ok(()),

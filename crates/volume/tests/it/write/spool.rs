@@ -586,5 +586,36 @@ async fn the_end_of_a_fenced_mount_keeps_what_was_written() {
     let disk = Crashing::new(&setting.ring, &setting.spool.below("aside")).spool;
     let opened = WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk);
     let left = opened.await.expect("opens");
-    assert_eq!(left.changed_names(), [(b"mine".to_vec(), true)]);
+    assert_eq!(left.changed_names().await, Ok(vec![(b"mine".to_vec(), true)]));
+}
+
+/// A file with several names is in no directory.
+#[tokio::test(start_paused = true)]
+async fn a_linked_file_that_was_overtaken_is_named() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, _machine) = setting.mount().await;
+    let me = Caller::default();
+    let dir = fs.mkdir(me, InodeNumber::ROOT, b"dir", 0o755).await.expect("makes").attr.inode;
+    save(&fs, "one", b"1").await.expect("closes");
+    let inode = fs.lookup(me, InodeNumber::ROOT, b"one").await.expect("is there").attr.inode;
+    fs.link(me, inode, dir, b"two").await.expect("links");
+    fs.end().await.expect("ends");
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    save(&fs, "one", b"changed").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let by_force = WriteOptions { take_over: true, ..setting.options.clone() };
+    mounted(&blocks, by_force).await.expect("takes over").end().await.expect("ends");
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(again.set_aside().as_deref(), Some("aside"));
+    let disk = Crashing::new(&setting.ring, &setting.spool.below("aside")).spool;
+    let opened =
+        WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk).await;
+    let left = opened.expect("opens");
+    assert_eq!(
+        left.changed_names().await,
+        Ok(vec![(b"dir/two".to_vec(), true), (b"one".to_vec(), true)])
+    );
 }

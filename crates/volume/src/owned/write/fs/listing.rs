@@ -1,8 +1,9 @@
 //! Names of an open directory: those that are stored, joined with those that have changed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use atoll_vfs::FileKind;
+use atoll_vfs::{Caller, DirEntry, Errno, FileKind, FileSystem, InodeNumber};
 use bytes::Bytes;
 
 use super::{Fault, WritableFs};
@@ -13,6 +14,9 @@ use crate::owned::write::tree::OpenDirectory;
 /// Bits of a listing's cookie for the place among changed names; those above are for the place
 /// among the stored ones.
 const CHANGED_BITS: u32 = 24;
+
+/// Names that are read at once where all are.
+const NAMES_AT_ONCE: usize = 1000;
 
 /// A name of a listing.
 pub(super) struct Listed {
@@ -69,5 +73,40 @@ impl WritableFs {
             }
         }
         Ok(listed)
+    }
+
+    /// All names of files, by path. Their table has none: every directory is listed.
+    pub(super) async fn names_of(&self, files: &BTreeSet<u64>) -> Result<Vec<Vec<u8>>, Errno> {
+        let me = Caller::default();
+        let mut paths = Vec::new();
+        let mut waiting = vec![(Vec::new(), InodeNumber::ROOT)];
+        while let Some((above, directory)) = waiting.pop() {
+            let handle = self.opendir(me, directory).await?.handle;
+            let mut cookie = 0;
+            loop {
+                let page = self.readdir(directory, handle, cookie, NAMES_AT_ONCE, true).await?;
+                let Some(last) = page.last() else { break };
+                cookie = last.cookie;
+                for DirEntry { name, kind, inode, .. } in page {
+                    let path = if above.is_empty() {
+                        name.to_vec()
+                    } else {
+                        [&above[..], &name].join(&b'/')
+                    };
+                    match kind {
+                        FileKind::Directory => waiting.push((path, inode)),
+                        _ => {
+                            self.forget(inode, 1);
+                            if files.contains(&inode.0) {
+                                paths.push(path);
+                            }
+                        }
+                    }
+                }
+            }
+            self.closedir(directory, handle).await?;
+            self.forget(directory, 1);
+        }
+        Ok(paths)
     }
 }

@@ -126,9 +126,14 @@ impl WritableFs {
         self.shared.tree().len()
     }
 
-    /// The names whose entries differ from the ring's, by path, and whether they mean something now.
-    pub fn changed_names(&self) -> Vec<(Vec<u8>, bool)> {
-        self.shared.tree().changed_names()
+    /// The names whose files differ from the ring's, by path, and whether they mean something now.
+    pub async fn changed_names(&self) -> Result<Vec<(Vec<u8>, bool)>, Errno> {
+        let (mut all, linked) = self.shared.tree().changed_names();
+        if !linked.is_empty() {
+            all.extend(self.names_of(&linked).await?.into_iter().map(|path| (path, true)));
+        }
+        all.sort();
+        Ok(all)
     }
 
     /// Runs a call on the tree; what it needs is fetched.

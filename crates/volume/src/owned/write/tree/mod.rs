@@ -22,7 +22,7 @@ mod names;
 mod namespace;
 mod open;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -519,20 +519,23 @@ impl Tree {
         })
     }
 
-    /// The changed names of all directories that have a name, by path, and whether they mean a file.
-    pub(super) fn changed_names(&self) -> Vec<(Vec<u8>, bool)> {
+    /// The changed names of all directories that have a name, by path, and whether they mean a file;
+    /// and the changed files of the table of links that none of these names mean.
+    pub(super) fn changed_names(&self) -> (Vec<(Vec<u8>, bool)>, BTreeSet<u64>) {
         let mut all = Vec::new();
+        let mut linked: BTreeSet<u64> = self.links.changes().into_values().flatten().collect();
         for (inode, node) in &self.nodes {
             if let (Body::Directory(names), Some(above)) = (&node.body, self.path(*inode)) {
-                let changes = names.changes().into_iter();
-                all.extend(changes.map(|(name, slot)| {
+                for (name, slot) in names.changes() {
                     let path = [&above[..], &name].join(&b'/');
-                    (path.strip_prefix(b"/").unwrap_or(&path).to_vec(), slot.is_some())
-                }));
+                    all.push((path.strip_prefix(b"/").unwrap_or(&path).to_vec(), slot.is_some()));
+                    if let Some(inode) = slot {
+                        linked.remove(&inode);
+                    }
+                }
             }
         }
-        all.sort();
-        all
+        (all, linked)
     }
 
     /// The path of a directory: empty of the root; none of a removed one.
