@@ -19,6 +19,10 @@ use crate::failure::{Exit, Failure};
 
 const LOCK: &str = "lock";
 const ASIDE: &str = "aside-";
+/// Where files are moved that are set aside, until it has all of them.
+const MOVING: &str = "moving";
+const RECORDS: &str = ".records";
+const BASE: &str = "base";
 
 /// What of a volume is not on the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -74,7 +78,7 @@ pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
     for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
         let file = entry.file_name();
         let file = file.to_string_lossy();
-        if file.ends_with(".records") {
+        if file.ends_with(RECORDS) {
             pending.bytes += entry.metadata().map_or(0, |metadata| metadata.len());
         } else if file.starts_with(ASIDE) {
             pending.set_aside.push(entry.path());
@@ -112,10 +116,17 @@ impl SpoolOnDisk {
         let mut options = OpenOptions::new();
         let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
         match lock_now(&lock) {
-            Ok(()) => Ok(Some(SpoolOnDisk { path, files: Arc::default(), _lock: lock })),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
         }
+        if path.join(MOVING).exists() {
+            // A crash has ended the mount that was about to.
+            let mut names = names_in(&path)?;
+            names.retain(|name| name.ends_with(RECORDS) || name == BASE);
+            move_aside(&path, &names)?;
+        }
+        Ok(Some(SpoolOnDisk { path, files: Arc::default(), _lock: lock }))
     }
 
     fn run<T: Send + 'static>(
@@ -146,23 +157,33 @@ fn nameless_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-fn rename_into(path: &Path, names: &[String], aside: &Path) -> io::Result<()> {
+fn names_in(path: &Path) -> io::Result<Vec<String>> {
+    let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
+    Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+/// Moves files into a directory of their own, which has its name when it has all of them.
+fn move_aside(path: &Path, names: &[String]) -> io::Result<String> {
+    let moving = path.join(MOVING);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&moving)?;
+    sync_directory(path)?;
     for name in names {
-        match fs::rename(path.join(name), aside.join(name)) {
+        match fs::rename(path.join(name), moving.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    sync_directory(aside)?;
-    sync_directory(path)
+    sync_directory(&moving)?;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let name = format!("{ASIDE}{}", now.map_or(0, |since| since.as_millis()));
+    fs::rename(&moving, path.join(&name))?;
+    sync_directory(path)?;
+    Ok(name)
 }
 
 impl SpoolDirectory for SpoolOnDisk {
     fn list(&self) -> BoxFuture<'static, io::Result<Vec<String>>> {
-        self.run(|path, _| {
-            let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
-            Ok(entries.into_iter().filter_map(|e| e.file_name().into_string().ok()).collect())
-        })
+        self.run(|path, _| names_in(path))
     }
 
     fn read(&self, name: String) -> BoxFuture<'static, io::Result<Bytes>> {
@@ -248,12 +269,7 @@ impl SpoolDirectory for SpoolOnDisk {
     fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>> {
         self.run(move |path, files| {
             locked(files).open = None;
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let name = format!("{ASIDE}{}", now.map_or(0, |since| since.as_millis()));
-            let aside = path.join(&name);
-            fs::DirBuilder::new().mode(0o700).create(&aside)?;
-            rename_into(path, &names, &aside)?;
-            Ok(name)
+            move_aside(path, &names)
         })
     }
 }
@@ -296,6 +312,26 @@ mod tests {
         drop(spool);
         let waits = pending_of(node.path(), "work");
         assert_eq!((waits.bytes, waits.mounted, waits.set_aside.len()), (2, false, 1));
+        Ok(())
+    }
+
+    /// A crash may leave files in either place. A part of them is of no use.
+    #[test]
+    fn what_is_set_aside_stays_together() -> io::Result<()> {
+        let node = tempfile::tempdir()?;
+        let path = directory(node.path(), "work");
+        drop(SpoolOnDisk::open(path.clone())?.expect("nobody uses it"));
+        fs::create_dir(path.join(MOVING))?;
+        for name in ["id", "b.records", "base", "moving/a.records"] {
+            fs::write(path.join(name), name)?;
+        }
+        drop(SpoolOnDisk::open(path.clone())?.expect("nobody uses it"));
+        let pending = pending_of(node.path(), "work");
+        assert_eq!((pending.bytes, pending.set_aside.len()), (0, 1));
+        for name in ["a.records", "b.records", "base"] {
+            assert!(pending.set_aside[0].join(name).exists(), "{name}");
+        }
+        assert!(path.join("id").exists() && !path.join(MOVING).exists());
         Ok(())
     }
 }

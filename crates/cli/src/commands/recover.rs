@@ -59,6 +59,8 @@ struct Recovered {
     bytes: u64,
     /// Names that were removed, relative to the volume.
     removed: Vec<String>,
+    /// What could not be copied, and why.
+    missing: Vec<String>,
 }
 
 /// Shows, copies or discards.
@@ -147,45 +149,68 @@ async fn copy(
     };
     fs::create_dir(destination)
         .map_err(|error| Failure::io(format!("{what} to {}", destination.display()), &error))?;
+    let open = async |aside: &Path| {
+        let spool = SpoolOnDisk::open(aside.to_owned()).map_err(|error| error.to_string())?;
+        let spool = Arc::new(spool.ok_or("another command reads it")?);
+        let (key, options) = (volume.key.clone(), options.clone());
+        WritableFs::open_set_aside(env.clone(), client.clone(), key, options, spool)
+            .await
+            .map_err(|error| error.to_string())
+    };
     let mut recovered = Recovered::default();
     for aside in &pending.set_aside {
         let into = destination.join(aside.file_name().unwrap_or_default());
-        let failed =
-            |error: io::Error| Failure::io(format!("{what} to {}", into.display()), &error);
-        let spool = SpoolOnDisk::open(aside.clone()).map_err(failed)?;
-        let busy = || Failure::new(Exit::Unavailable, &what).because("another command reads it");
-        let spool = Arc::new(spool.ok_or_else(busy)?);
-        let key = volume.key.clone();
-        let opening =
-            WritableFs::open_set_aside(env.clone(), client.clone(), key, options.clone(), spool);
-        let fs = opening.await.map_err(|error| own_volume::failure(&what, error))?;
-        fs::create_dir(&into).map_err(failed)?;
-        let names = fs.changed_names().await;
-        let unread = |errno: Errno| Failure::new(Exit::Failed, &what).because(os_error(errno));
-        for (path, is_there) in names.map_err(unread)? {
-            if !is_there {
-                recovered.removed.push(escaped(&path));
-                continue;
+        let copied = match open(aside).await {
+            Ok((fs, missing)) => {
+                let missing = missing.map(|why| format!("later changes cannot be read: {why}"));
+                recovered.missing.extend(missing);
+                copy_all(&fs, &into, &mut recovered).await.map_err(|error| error.to_string())
             }
-            copy_file(&fs, &path, &into, &mut recovered).await.map_err(|error| {
-                Failure::new(Exit::Failed, format!("{what}: {}", escaped(&path))).because(error)
-            })?;
-        }
+            Err(why) => Err(why),
+        };
+        let missing = copied.err().map(|why| format!("{}: {why}", aside.display()));
+        recovered.missing.extend(missing);
     }
+    tell(args, destination, recovered, global)
+}
+
+fn tell(
+    args: &Args,
+    destination: &Path,
+    recovered: Recovered,
+    global: &Global,
+) -> Result<(), Failure> {
     let mut output = Output::new();
+    let Recovered { files, bytes, removed, missing } = &recovered;
     if args.json {
         output.json(&recovered)?;
-        return output.flush();
-    }
-    let Recovered { files, bytes, removed } = recovered;
-    let files = units::counted(files, "file", "files");
-    output.line(format!("{files}, {} to {}", units::size(bytes), destination.display()))?;
-    for name in removed {
-        output.line(format!("removed: {name}"))?;
+    } else {
+        let files = units::counted(*files, "file", "files");
+        output.line(format!("{files}, {} to {}", units::size(*bytes), destination.display()))?;
+        for name in removed {
+            output.line(format!("removed: {name}"))?;
+        }
     }
     output.flush()?;
-    if !global.quiet {
+    if !missing.is_empty() {
+        let what = format!("cannot recover all of {}", args.name);
+        return Err(Failure::new(Exit::Failed, what).because(missing.join("; ")));
+    }
+    if !args.json && !global.quiet {
         eprintln!("`atoll volume recover {} --discard` removes them from the node", args.name);
+    }
+    Ok(())
+}
+
+/// Copies what was written through a mount; what cannot be copied is told.
+async fn copy_all(fs: &WritableFs, into: &Path, recovered: &mut Recovered) -> io::Result<()> {
+    fs::create_dir(into)?;
+    for (path, is_there) in fs.changed_names().await.map_err(os_error)? {
+        if !is_there {
+            recovered.removed.push(escaped(&path));
+        } else if let Err(error) = copy_file(fs, &path, into, recovered).await {
+            recovered.missing.push(format!("{}: {error}", escaped(&path)));
+        }
     }
     Ok(())
 }

@@ -28,10 +28,7 @@ enum Unmade {
 
 impl From<SpoolError> for Unmade {
     fn from(error: SpoolError) -> Unmade {
-        match error {
-            SpoolError::Damaged(why) => Unmade::Damaged(why),
-            SpoolError::Io(_) => Unmade::Failed(error.into()),
-        }
+        Unmade::Damaged(error.to_string())
     }
 }
 
@@ -97,14 +94,14 @@ impl WritableFs {
     }
 
     /// What a mount has left in a spool that was set aside: the volume as that mount showed it,
-    /// without what it had read only. Nothing can be changed.
+    /// and why later changes are missing, if some are. Nothing can be changed.
     pub async fn open_set_aside(
         env: Env,
         blocks: Arc<dyn Blocks>,
         secret: SecretKey,
         options: WriteOptions,
         spool: Arc<dyn SpoolDirectory>,
-    ) -> Result<WritableFs, WriteError> {
+    ) -> Result<(WritableFs, Option<String>), WriteError> {
         let id = secret.volume_id();
         let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
         let spool = Spool::open(&env, spool, cipher.clone()).await?;
@@ -120,14 +117,14 @@ impl WritableFs {
         let keeper = Arc::new(NoLeaseKeeper);
         let shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
         let fs = WritableFs::of(Arc::new(shared));
-        match fs.replay_segments().await {
-            Ok(()) => {}
-            Err(Unmade::Failed(error)) => return Err(error),
-            Err(Unmade::Damaged(why)) => return Err(damaged(&why)),
-        }
+        let missing = match fs.replay_segments().await {
+            Ok(()) => None,
+            Err(Unmade::Failed(error)) => Some(error.to_string()),
+            Err(Unmade::Damaged(why)) => Some(why),
+        };
         *fs.shared().fence.lock().expect("no holder of this lock panics") =
             Some(FlushError::SetAside);
-        Ok(fs)
+        Ok((fs, missing))
     }
 
     /// What was made again so far is forgotten, and the spool set aside.
@@ -156,7 +153,8 @@ impl WritableFs {
         shared.env.spawn(Box::pin(spool::run(shared.env.clone(), Arc::downgrade(spool))));
         let head = shared.head.lock().await.block.clone();
         spool.merged(spool.cut(), head);
-        self.replay_segments().await
+        self.replay_segments().await?;
+        Ok(spool.end_reading().await?)
     }
 
     /// Nothing is asked of the ring: it may have no room, and files could not be removed.

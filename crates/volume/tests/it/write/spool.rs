@@ -1,6 +1,6 @@
 //! What the ring does not have yet survives crashes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,6 +23,8 @@ type File = (Vec<u8>, Vec<u8>);
 pub(super) struct MemorySpool {
     files: Arc<Mutex<BTreeMap<String, File>>>,
     fails: Arc<AtomicBool>,
+    /// Files that lie on bad blocks.
+    unreadable: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl MemorySpool {
@@ -59,7 +61,7 @@ impl MemorySpool {
                 below.files.lock().expect("unpoisoned").insert(name.into(), file.clone());
             }
         }
-        below
+        MemorySpool { unreadable: self.unreadable.clone(), ..below }
     }
 }
 
@@ -140,7 +142,11 @@ impl SpoolDirectory for Disk {
     }
 
     fn read(&self, name: String) -> BoxFuture<'static, io::Result<Bytes>> {
+        let unreadable = self.spool.unreadable.clone();
         self.with(move |files| {
+            if unreadable.lock().expect("unpoisoned").contains(&name) {
+                return Err(io::Error::other("a bad block"));
+            }
             let (durable, rest) = files.get(&name).ok_or(io::ErrorKind::NotFound)?;
             Ok(Bytes::from([&durable[..], rest].concat()))
         })
@@ -383,32 +389,58 @@ async fn what_another_writer_has_overtaken_is_set_aside() {
     let disk = Crashing::new(&setting.ring, &aside).spool;
     let opened =
         WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk).await;
-    let left = opened.expect("opens");
+    let (left, missing) = opened.expect("opens");
+    assert_eq!(missing, None);
     assert_eq!(load(&left, "mine").await.expect("reads"), &b"a secret that waits"[..]);
     assert_eq!(load(&left, "old").await, Err(Errno::ENOENT));
     assert_eq!(save(&left, "more", b"").await, Err(Errno::EROFS));
 }
 
-/// What is damaged is set aside, and the volume can be written.
+/// What is damaged, or lies on a bad disk, is set aside, and the volume can be written; what comes
+/// before can be recovered.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_spool_locks_nobody_out() {
-    let setting = Setting::new(WriteOptions::default()).await;
-    let (fs, machine) = setting.mount().await;
-    setting.ring_is_away(true);
-    save(&fs, "a", b"1").await.expect("closes");
-    // Each flush begins a segment.
-    let _ = fs.sync().await;
-    save(&fs, "b", b"1").await.expect("closes");
-    machine.crash(0);
-    setting.ring_is_away(false);
-    let first = setting.spool.records().remove(0);
-    setting.spool.files.lock().expect("unpoisoned").get_mut(&first).expect("is there").0[40] ^= 1;
-    let (again, machine) = setting.mount().await;
-    assert_eq!(again.set_aside().as_deref(), Some("aside"));
-    save(&again, "c", b"1").await.expect("closes");
-    machine.crash(0);
-    let (last, _machine) = setting.mount().await;
-    assert_eq!(load(&last, "c").await.expect("reads"), &b"1"[..]);
+    for (place, left) in [(Some(0), ""), (Some(1), "a"), (None, "a")] {
+        let setting = Setting::new(WriteOptions::default()).await;
+        let (fs, machine) = setting.mount().await;
+        setting.ring_is_away(true);
+        for name in ["a", "b", "c"] {
+            save(&fs, name, b"1").await.expect("closes");
+            // Each flush begins a segment.
+            let _ = fs.sync().await;
+        }
+        machine.crash(0);
+        setting.ring_is_away(false);
+        let all = setting.spool.records();
+        {
+            let mut files = setting.spool.files.lock().expect("unpoisoned");
+            match place {
+                Some(place) => files.get_mut(&all[place]).expect("is there").0[40] ^= 1,
+                None => drop(
+                    setting.spool.unreadable.lock().expect("unpoisoned").insert(all[1].clone()),
+                ),
+            }
+        }
+        let (again, machine) = setting.mount().await;
+        assert_eq!(again.set_aside().as_deref(), Some("aside"));
+        save(&again, "d", b"1").await.expect("closes");
+        machine.crash(0);
+        let (last, _machine) = setting.mount().await;
+        assert_eq!(load(&last, "d").await.expect("reads"), &b"1"[..]);
+        assert_eq!(load(&last, "a").await, Err(Errno::ENOENT));
+
+        let aside = setting.spool.below("aside");
+        assert_eq!(aside.records(), all);
+        let disk = Crashing::new(&setting.ring, &aside).spool;
+        let (blocks, options) = (setting.ring.clone(), setting.options.clone());
+        let opened = WritableFs::open_set_aside(env(), blocks, secret(), options, disk).await;
+        let (found, missing) = opened.expect("opens");
+        assert!(missing.is_some());
+        let names = found.changed_names().await.expect("lists");
+        let names: Vec<String> =
+            names.into_iter().map(|(n, _)| String::from_utf8(n).expect("text")).collect();
+        assert_eq!(names.concat(), left);
+    }
 }
 
 /// What a killed process had not made durable is so before the next one's records are.
@@ -585,7 +617,8 @@ async fn the_end_of_a_fenced_mount_keeps_what_was_written() {
     assert_eq!(again.set_aside().as_deref(), Some("aside"));
     let disk = Crashing::new(&setting.ring, &setting.spool.below("aside")).spool;
     let opened = WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk);
-    let left = opened.await.expect("opens");
+    let (left, missing) = opened.await.expect("opens");
+    assert_eq!(missing, None);
     assert_eq!(left.changed_names().await, Ok(vec![(b"mine".to_vec(), true)]));
 }
 
@@ -613,7 +646,8 @@ async fn a_linked_file_that_was_overtaken_is_named() {
     let disk = Crashing::new(&setting.ring, &setting.spool.below("aside")).spool;
     let opened =
         WritableFs::open_set_aside(env(), blocks, secret(), setting.options.clone(), disk).await;
-    let left = opened.expect("opens");
+    let (left, missing) = opened.expect("opens");
+    assert_eq!(missing, None);
     assert_eq!(
         left.changed_names().await,
         Ok(vec![(b"dir/two".to_vec(), true), (b"one".to_vec(), true)])

@@ -177,10 +177,8 @@ impl Spool {
     /// The records of the next segment. All before have been made again, and count from now on.
     pub(super) async fn read_next(&self) -> Result<Option<Vec<Record>>, SpoolError> {
         let next = self.state().next;
-        let Some(first) = self.state().segments.range(next..).next().map(|(first, _)| *first)
-        else {
-            return Ok(None);
-        };
+        let first = self.state().segments.range(next..).next().map(|(first, _)| *first);
+        let Some(first) = first else { return Ok(None) };
         if first != next {
             return Err(SpoolError::Damaged(format!("records {next} to {first} are missing")));
         }
@@ -195,13 +193,21 @@ impl Spool {
             );
         }
         if records.is_empty() {
-            // The next record has its name.
-            self.directory.remove(name_of(first)).await?;
-            self.state().segments.remove(&first);
-            return Box::pin(self.read_next()).await;
+            let is_last = self.state().segments.keys().next_back() == Some(&first);
+            let damaged = || SpoolError::Damaged(format!("segment {first} cannot be read"));
+            return if is_last { Ok(None) } else { Err(damaged()) };
         }
         self.state().segments.insert(first, len);
         Ok(Some(records))
+    }
+
+    /// Removes the segment that nothing was read of: the next record has its name.
+    pub(super) async fn end_reading(&self) -> Result<(), SpoolError> {
+        let next = self.state().next;
+        if self.state().segments.remove(&next).is_some() {
+            self.directory.remove(name_of(next)).await?;
+        }
+        Ok(())
     }
 
     /// Counts the records that were made again.
