@@ -113,6 +113,8 @@ impl SpoolOnDisk {
     /// Opens a directory, which is made if it is not there. `None` if another process uses it.
     pub(crate) fn open(path: PathBuf) -> io::Result<Option<SpoolOnDisk>> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        // Files in a directory whose name a crash takes away are gone, too.
+        path.ancestors().skip(1).take(2).try_for_each(sync_directory)?;
         let mut options = OpenOptions::new();
         let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
         match lock_now(&lock) {
