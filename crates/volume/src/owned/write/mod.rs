@@ -301,7 +301,7 @@ impl Shared {
         if is_kept { Ok(()) } else { self.flushed().await }
     }
 
-    /// Makes room in memory: on disk if there is a spool with room, else on the ring.
+    /// Makes room in memory: on disk if there is a spool, else on the ring.
     async fn make_room(&self) -> Result<(), FlushError> {
         let most = self.options.max_changed_bytes;
         let (held, changed) = {
@@ -311,19 +311,17 @@ impl Shared {
         if changed >= most / 2 {
             self.wake.notify();
         }
-        let Some(spool) = &self.spool else {
-            return if held >= most { self.flushed().await } else { Ok(()) };
-        };
-        spool.room().await;
-        let is_full = spool.bytes() >= self.options.max_spool_bytes;
-        if held < most && !is_full {
+        if held < most {
             return Ok(());
         }
-        // What is being flushed stays in memory.
-        if !is_full && changed >= most / 4 && self.swap_out(spool).await.is_ok() {
-            return Ok(());
+        if let Some(spool) = &self.spool {
+            // What is being flushed stays in memory.
+            let is_swapped = changed >= most / 4 && self.swap_out(spool).await.is_ok();
+            if is_swapped || held < 2 * most {
+                return Ok(());
+            }
         }
-        if is_full || held >= 2 * most { self.flushed().await } else { Ok(()) }
+        self.flushed().await
     }
 
     /// Writes changed blocks to the swap file until few are left in memory.

@@ -653,3 +653,53 @@ async fn a_linked_file_that_was_overtaken_is_named() {
         Ok(vec![(b"dir/two".to_vec(), true), (b"one".to_vec(), true)])
     );
 }
+
+/// Names, attributes and removals cost memory and disk, too.
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_silent_ring_is_bounded() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, _machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    let me = Caller::default();
+    let mut made = 0;
+    let refused = loop {
+        assert!(made < 300_000, "all are taken");
+        let name = format!("{made}");
+        match fs.mknod(me, InodeNumber::ROOT, name.as_bytes(), super::REGULAR, 0o644, 0).await {
+            Ok(entry) => fs.forget(entry.attr.inode, 1),
+            Err(errno) => break errno,
+        }
+        made += 1;
+        if made % 10_000 == 0 {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    };
+    assert_eq!(refused, Errno::ETIMEDOUT);
+    let mut removed = 0;
+    while fs.unlink(me, InodeNumber::ROOT, format!("{removed}").as_bytes()).await.is_ok() {
+        removed += 1;
+    }
+    assert_eq!(removed, made);
+}
+
+/// An attribute that is changed again and again costs no memory, and more and more of the disk.
+#[tokio::test(start_paused = true)]
+async fn changes_that_bring_no_data_fill_no_disk() {
+    let options = WriteOptions { max_spool_bytes: 1 << 20, ..WriteOptions::default() };
+    let setting = Setting::new(options).await;
+    let (fs, _machine) = setting.mount().await;
+    save(&fs, "file", b"1").await.expect("closes");
+    fs.sync().await.expect("flushes");
+    setting.ring_is_away(true);
+    let me = Caller::default();
+    let inode = fs.lookup(me, InodeNumber::ROOT, b"file").await.expect("is there").attr.inode;
+    let changes = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let mut made = 0;
+    while fs.setattr(me, inode, None, changes).await.is_ok() {
+        made += 1;
+        assert!(made < 200_000, "the disk is full: {} bytes", setting.spool.all().len());
+        if made % 10_000 == 0 {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    }
+}

@@ -32,8 +32,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// place in the table of links and the same of the name it replaces; each may change meanwhile.
 const MAX_LOADS: usize = 64;
 
-/// Changes kept in memory before a flush begins: each costs some hundred bytes.
-const MAX_CHANGES: u64 = 100_000;
+/// Changed names kept in memory before a flush begins: each costs some hundred bytes.
+const MAX_NAMES: u64 = 100_000;
 
 /// The attribute of the root directory that says whether the mount works, and why not.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
@@ -166,7 +166,10 @@ impl WritableFs {
         call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
     ) -> Result<T, Fault> {
         self.shared.check_fence()?;
-        self.shared.make_room().await?;
+        match self.is_full(1) {
+            true => self.shared.flushed().await?,
+            false => self.shared.make_room().await?,
+        }
         self.take_away(call).await
     }
 
@@ -177,10 +180,20 @@ impl WritableFs {
         call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
     ) -> Result<T, Fault> {
         self.shared.check_fence()?;
-        if self.shared.tree().changes() >= MAX_CHANGES {
+        if let Some(spool) = &self.shared.spool {
+            spool.room().await;
+        }
+        if self.is_full(2) {
             self.shared.flushed().await?;
         }
         self.on_tree(call).await
+    }
+
+    /// Whether so many times as much waits for the ring as may, names in memory or records on disk.
+    fn is_full(&self, times: u64) -> bool {
+        let spooled = self.shared.spool.as_ref().map_or(0, |spool| spool.bytes());
+        spooled >= self.shared.options.max_spool_bytes.saturating_mul(times)
+            || self.shared.tree().unflushed_names() >= MAX_NAMES * times
     }
 
     fn answer<T, W>(&self, work: impl FnOnce(WritableFs) -> W) -> Answer<T>

@@ -126,6 +126,7 @@ impl Tree {
         }
         let slots = begin(&mut self.links.changed, &mut self.links.flushing);
         plan.links.changes = self.templates(&slots, true, &mut files);
+        self.unflushed_names = self.count_unflushed_names();
         files.insert(ROOT);
         // Files that are open and have no name would fill the memory; what is written of them ends
         // with its lease.
@@ -292,6 +293,7 @@ impl Tree {
                 _ => {}
             }
         }
+        self.unflushed_names = self.count_unflushed_names();
         dropped.into_iter().for_each(|inode| self.unrefer(inode));
         // Directories that were removed while their names were written.
         let removed = self.nodes.iter().filter(|(_, node)| node.place == Place::Removed);

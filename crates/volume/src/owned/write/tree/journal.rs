@@ -214,8 +214,16 @@ impl Record {
     pub(in crate::owned::write) fn len(&self) -> usize {
         100 + match self {
             Record::Write { data, .. } => data.len(),
-            Record::SetXattr { value: Some(Value(value)), .. } => value.len(),
-            _ => 0,
+            Record::SetXattr { name, value, .. } => {
+                name.len() + value.as_ref().map_or(0, |Value(value)| value.len())
+            }
+            Record::Make { name, target, .. } => name.name.len() + target.len(),
+            Record::Rename { from, to, .. } => from.name.len() + to.name.len(),
+            Record::Found { name, .. }
+            | Record::Link { name, .. }
+            | Record::Unlink { name, .. }
+            | Record::Rmdir { name, .. } => name.name.len(),
+            Record::FoundLinked { .. } | Record::Set { .. } | Record::Allocate { .. } => 0,
         }
     }
 }

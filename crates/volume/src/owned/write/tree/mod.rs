@@ -195,6 +195,8 @@ pub(super) struct Tree {
     is_root_changed: bool,
     /// Changes since the last flush began.
     changes: u64,
+    /// Names that have changed and are not in a flush.
+    unflushed_names: u64,
     held_bytes: u64,
     /// About how many of them are being flushed.
     flushing_bytes: u64,
@@ -224,6 +226,7 @@ impl Tree {
             },
             is_root_changed: false,
             changes: 0,
+            unflushed_names: 0,
             held_bytes: 0,
             flushing_bytes: 0,
             entered: Vec::new(),
@@ -283,6 +286,20 @@ impl Tree {
     /// Changes since the last flush began.
     pub(super) fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// Names that have changed and are not in a flush; a flush that fails gives its own back.
+    pub(super) fn unflushed_names(&self) -> u64 {
+        self.unflushed_names
+    }
+
+    fn count_unflushed_names(&self) -> u64 {
+        let count = |names: &Names| names.changed.len() as u64;
+        let in_directories = self.nodes.values().filter_map(|node| match &node.body {
+            Body::Directory(names) => Some(count(names)),
+            _ => None,
+        });
+        in_directories.sum::<u64>() + count(&self.links)
     }
 
     /// Files in the table.
@@ -417,11 +434,13 @@ impl Tree {
     /// Changes what a name means. Counts are the caller's.
     fn set_name(&mut self, parent: u64, name: Bytes, slot: Option<u64>) {
         let before = self.names_mut(parent).changed.insert(name, slot);
+        self.unflushed_names += u64::from(before.is_none());
         self.refer(slot, before.flatten());
     }
 
     fn set_link(&mut self, inode: u64, slot: Option<u64>) {
         let before = self.links.changed.insert(link_name(inode), slot);
+        self.unflushed_names += u64::from(before.is_none());
         self.refer(slot, before.flatten());
     }
 
@@ -452,8 +471,10 @@ impl Tree {
             && !node.has_changed_names()
         {
             let node = self.nodes.remove(&inode).expect("it was there a moment ago");
-            if let Body::File(content) = &node.body {
-                self.held_bytes -= content.held_bytes;
+            match &node.body {
+                Body::File(content) => self.held_bytes -= content.held_bytes,
+                Body::Directory(names) => self.unflushed_names -= names.changed.len() as u64,
+                _ => {}
             }
             let Place::Named(parent, _) = node.place else { break };
             self.nodes.get_mut(&parent).expect("a place is in the table").children -= 1;
@@ -590,6 +611,7 @@ impl Tree {
         }
         assert!(changes.is_empty() && children.is_empty(), "references to files that are gone");
         assert_eq!(self.held_bytes, held_bytes);
+        assert_eq!(self.unflushed_names, self.count_unflushed_names());
     }
 }
 
