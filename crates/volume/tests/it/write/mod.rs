@@ -1,5 +1,6 @@
 //! A volume mounted read-write.
 
+mod crashes;
 mod edges;
 mod history;
 mod model;

@@ -50,10 +50,10 @@ impl OverMemory for Unsteady {
     }
 }
 
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -64,7 +64,7 @@ impl Dice {
 
 /// One call, by paths.
 #[derive(Clone, Debug)]
-enum Call {
+pub(super) enum Call {
     Mkdir(Vec<u8>),
     Make(Vec<u8>, FileKind),
     Symlink(Vec<u8>),
@@ -86,7 +86,7 @@ fn path(dice: &mut Dice) -> Vec<u8> {
     (0..=depth).map(|_| name(dice)).collect::<Vec<_>>().join(&b'/')
 }
 
-fn call(dice: &mut Dice) -> Call {
+pub(super) fn call(dice: &mut Dice) -> Call {
     // Some offsets lie so far out that small blocks need indirect ones.
     let at = |dice: &mut Dice| {
         dice.below(5) * 65_536 / 2 + dice.below(300) + (dice.below(10) / 9) * 2_000_000
@@ -138,7 +138,7 @@ async fn place<'a>(fs: &dyn FileSystem, path: &'a [u8]) -> Result<(InodeNumber, 
     }
 }
 
-async fn opened<T>(
+pub(super) async fn opened<T>(
     fs: &dyn FileSystem,
     path: &[u8],
     work: impl AsyncFnOnce(InodeNumber, atoll_vfs::Handle) -> Result<T, Errno>,
@@ -150,7 +150,7 @@ async fn opened<T>(
     done
 }
 
-async fn make(fs: &dyn FileSystem, call: &Call) -> Result<(), Errno> {
+pub(super) async fn make(fs: &dyn FileSystem, call: &Call) -> Result<(), Errno> {
     let me = Caller::default();
     match call {
         Call::Mkdir(path) => {
@@ -222,7 +222,7 @@ async fn make(fs: &dyn FileSystem, call: &Call) -> Result<(), Errno> {
 }
 
 /// What a tree shows, by path: attributes, and contents.
-async fn shown(fs: &dyn FileSystem) -> BTreeMap<Vec<u8>, String> {
+pub(super) async fn shown(fs: &dyn FileSystem) -> BTreeMap<Vec<u8>, String> {
     let mut shown = BTreeMap::new();
     // Two names of one file are told by the first.
     let mut first_names: BTreeMap<InodeNumber, Vec<u8>> = BTreeMap::new();

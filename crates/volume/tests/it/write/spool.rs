@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -48,13 +48,21 @@ impl MemorySpool {
         files.values().flat_map(|(durable, rest)| [&durable[..], rest].concat()).collect()
     }
 
+    /// Removes a directory, if it is there.
+    pub(super) fn discard(&self, directory: &str) -> bool {
+        let mut files = self.files.lock().expect("unpoisoned");
+        let before = files.len();
+        files.retain(|name, _| !name.starts_with(&format!("{directory}/")));
+        files.len() < before
+    }
+
     fn records(&self) -> Vec<String> {
         let files = self.files.lock().expect("unpoisoned");
         files.keys().filter(|name| name.ends_with(".records")).cloned().collect()
     }
 
     /// The directory of this name in it.
-    fn below(&self, directory: &str) -> MemorySpool {
+    pub(super) fn below(&self, directory: &str) -> MemorySpool {
         let below = MemorySpool::default();
         for (name, file) in &*self.files.lock().expect("unpoisoned") {
             if let Some(name) = name.strip_prefix(&format!("{directory}/")) {
@@ -71,30 +79,59 @@ pub(super) struct Crashing<T> {
     memory: MemoryBlocks,
     pub(super) spool: Arc<dyn SpoolDirectory>,
     disk: MemorySpool,
-    has_crashed: Arc<AtomicBool>,
+    life: Arc<Life>,
 }
 
 struct Disk {
     spool: MemorySpool,
-    has_crashed: Arc<AtomicBool>,
+    life: Arc<Life>,
+}
+
+/// How much longer a machine works.
+struct Life {
+    has_crashed: AtomicBool,
+    /// So many puts and calls of the disk are done yet.
+    left: AtomicU64,
+}
+
+impl Life {
+    /// Whether something is done.
+    fn spend(&self) -> bool {
+        let left = self.left.load(Ordering::Relaxed);
+        if left == 0 {
+            self.has_crashed.store(true, Ordering::Relaxed);
+        }
+        self.left.store(left.saturating_sub(u64::from(left < u64::MAX)), Ordering::Relaxed);
+        !self.has_crashed.load(Ordering::Relaxed)
+    }
 }
 
 impl<T: OverMemory> Crashing<T> {
     pub(super) fn new(blocks: &Arc<T>, spool: &MemorySpool) -> Crashing<T> {
-        let has_crashed = Arc::new(AtomicBool::new(false));
-        let disk = Disk { spool: spool.clone(), has_crashed: has_crashed.clone() };
+        let has_crashed = AtomicBool::new(false);
+        let life = Arc::new(Life { has_crashed, left: AtomicU64::new(u64::MAX) });
+        let disk = Disk { spool: spool.clone(), life: life.clone() };
         Crashing {
             blocks: blocks.clone(),
             memory: blocks.memory().clone(),
             spool: Arc::new(disk),
             disk: spool.clone(),
-            has_crashed,
+            life,
         }
     }
 
     /// The mount's process ends.
-    fn kill(&self) {
-        self.has_crashed.store(true, Ordering::Relaxed);
+    pub(super) fn kill(&self) {
+        self.life.has_crashed.store(true, Ordering::Relaxed);
+    }
+
+    /// It ends after so many more puts and calls of the disk.
+    pub(super) fn lives_for(&self, calls: u64) {
+        self.life.left.store(calls, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_crashed(&self) -> bool {
+        self.life.has_crashed.load(Ordering::Relaxed)
     }
 
     /// The machine crashes: of what is not durable, so many percent are left.
@@ -110,7 +147,7 @@ impl<T: OverMemory> OverMemory for Crashing<T> {
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
-        if self.has_crashed.load(Ordering::Relaxed) {
+        if !self.life.spend() {
             return Box::pin(std::future::pending());
         }
         self.blocks.put_blocks(blocks)
@@ -122,10 +159,10 @@ impl Disk {
         &self,
         work: impl FnOnce(&mut BTreeMap<String, File>) -> io::Result<T> + Send + 'static,
     ) -> BoxFuture<'static, io::Result<T>> {
-        let (spool, has_crashed) = (self.spool.clone(), self.has_crashed.clone());
+        let (spool, life) = (self.spool.clone(), self.life.clone());
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            if has_crashed.load(Ordering::Relaxed) {
+            if !life.spend() {
                 return std::future::pending().await;
             }
             if spool.fails.load(Ordering::Relaxed) {
