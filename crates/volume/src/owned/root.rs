@@ -127,11 +127,14 @@ pub struct Merged {
     pub records: u64,
 }
 
+/// No spool has ever had more records, whatever a root says; later numbers can be counted on.
+const MAX_RECORDS: u64 = 1 << 62;
+
 impl MountState {
     /// How many records of a spool this version has.
     pub(super) fn records_of(&self, spool: [u8; 16]) -> u64 {
         let found = self.merged.iter().find(|merged| merged.spool == spool);
-        found.map_or(0, |merged| merged.records)
+        found.map_or(0, |merged| merged.records.min(MAX_RECORDS))
     }
 
     /// Notes that a version has so many records of a spool, whose mount puts it.

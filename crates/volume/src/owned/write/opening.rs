@@ -112,7 +112,7 @@ impl WritableFs {
         }
         let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
         let merged = root.mounted.merged.first().ok_or(damaged("no mount has put its base"))?;
-        spool.begin_at(merged.records);
+        spool.begin_at(root.mounted.records_of(merged.spool));
         let spool = (Some(Arc::new(spool)), merged.spool);
         let keeper = Arc::new(NoLeaseKeeper);
         let shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::BoxFuture;
-use atoll_key::ReadKey;
+use atoll_key::{ReadKey, SignedBlock};
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer};
-use atoll_volume::owned::{SpoolDirectory, WritableFs, WriteError, WriteOptions};
+use atoll_volume::owned::{SpoolDirectory, WritableFs, WriteError, WriteOptions, sealed_root};
 use bytes::Bytes;
 
 use super::{created, env, mounted, mounted_with, secret};
@@ -739,4 +739,26 @@ async fn changes_that_bring_no_data_fill_no_disk() {
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
     }
+}
+
+/// A root that lies about how many records it has of this spool.
+#[tokio::test(start_paused = true)]
+async fn a_count_of_records_at_its_end_does_no_harm() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, _machine) = setting.mount().await;
+    fs.end().await.expect("ends");
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let block = blocks.get_signed(secret().volume_id().root_key()).await.expect("is there");
+    let mut root = sealed_root::decode(&block.payload, None).expect("reads");
+    root.mounted.merged[0].records = u64::MAX;
+    let payload = sealed_root::encode(&root, None);
+    let lie = SignedBlock::sign(&secret(), b"", block.version + 1, &payload);
+    blocks.put_signed(lie).await.expect("memory takes it");
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    save(&fs, "file", b"1").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(load(&again, "file").await.expect("reads"), &b"1"[..]);
 }
