@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use atoll_env::BoxFuture;
 use atoll_volume::owned::SpoolDirectory;
@@ -94,6 +94,17 @@ fn lock_now(file: &File) -> Result<(), Errno> {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
 }
 
+/// Whoever asks what waits in a spool has its lock for a moment.
+fn lock_soon(file: &File) -> Result<(), Errno> {
+    for _ in 0..10 {
+        match lock_now(file) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
+            done => return done,
+        }
+    }
+    lock_now(file)
+}
+
 #[derive(Default)]
 struct Files {
     /// The file that was appended to last.
@@ -117,7 +128,7 @@ impl SpoolOnDisk {
         path.ancestors().skip(1).take(2).try_for_each(sync_directory)?;
         let mut options = OpenOptions::new();
         let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
-        match lock_now(&lock) {
+        match lock_soon(&lock) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -334,6 +345,23 @@ mod tests {
             assert!(pending.set_aside[0].join(name).exists(), "{name}");
         }
         assert!(path.join("id").exists() && !path.join(MOVING).exists());
+        Ok(())
+    }
+
+    /// `atoll status` looks at spools while a mount begins.
+    #[test]
+    fn a_look_at_a_spool_keeps_no_mount_out() -> io::Result<()> {
+        let node = tempfile::tempdir()?;
+        let path = directory(node.path(), "work");
+        drop(SpoolOnDisk::open(path.clone())?);
+        let looking = File::open(path.join(LOCK))?;
+        assert!(lock_now(&looking).is_ok());
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            drop(looking);
+        });
+        assert!(SpoolOnDisk::open(path)?.is_some());
+        ends.join().expect("does not panic");
         Ok(())
     }
 }
