@@ -35,6 +35,8 @@ pub(crate) struct Pending {
     pub(crate) mounted: bool,
     /// Directories with changes that another writer has overtaken.
     pub(crate) set_aside: Vec<PathBuf>,
+    /// Their bytes.
+    pub(crate) set_aside_bytes: u64,
 }
 
 /// Where the spool of a volume is.
@@ -81,6 +83,7 @@ pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
         if file.ends_with(RECORDS) {
             pending.bytes += entry.metadata().map_or(0, |metadata| metadata.len());
         } else if file.starts_with(ASIDE) {
+            pending.set_aside_bytes += bytes_in(&entry.path());
             pending.set_aside.push(entry.path());
         }
     }
@@ -88,6 +91,42 @@ pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
     let lock = File::open(path.join(LOCK));
     pending.mounted = lock.is_ok_and(|file| lock_now(&file).is_err());
     pending
+}
+
+fn bytes_in(path: &Path) -> u64 {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.metadata().map_or(0, |metadata| metadata.len())).sum()
+}
+
+/// Removes what waits for the ring; fails if a mount has the spool.
+pub(crate) fn remove_records(node: &Path, name: &str) -> io::Result<()> {
+    let path = directory(node, name);
+    let Some(_lock) = SpoolOnDisk::open(path.clone())? else {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    };
+    for name in names_in(&path)?.iter().filter(|name| name.ends_with(RECORDS)) {
+        fs::remove_file(path.join(name))?;
+    }
+    Ok(())
+}
+
+/// That nothing of a volume, which this node is about to let go of, waits here.
+pub(crate) fn check_empty(node: &Path, name: &str, what: &str) -> Result<(), Failure> {
+    let Pending { bytes, set_aside_bytes, .. } = pending_of(node, name);
+    if bytes + set_aside_bytes == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Failed, what)
+        .because("changes that are not in the volume are on this node")
+        .advice(format!(
+            "`atoll volume recover {name}` says more; with --discard it removes them."
+        )))
+}
+
+/// Removes the spool of a volume that this node has forgotten.
+pub(crate) fn remove(node: &Path, name: &str) {
+    // What is left is of no volume, and hurts nobody.
+    let _ = fs::remove_dir_all(directory(node, name));
 }
 
 fn lock_now(file: &File) -> Result<(), Errno> {

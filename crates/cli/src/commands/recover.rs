@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(value_name = "DIR")]
     destination: Option<PathBuf>,
 
-    /// Remove for good what was set aside
+    /// Remove for good what was set aside and, unless it is mounted, what waits for the ring
     #[arg(long, conflicts_with = "destination")]
     discard: bool,
 
@@ -66,9 +66,13 @@ struct Recovered {
 /// Shows, copies or discards.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let node = global.dir()?;
+    if args.name.starts_with('.') || args.name.contains('/') || args.name.is_empty() {
+        return Err(Failure::new(Exit::Usage, format!("cannot recover {:?}", args.name))
+            .because("no volume has such a name"));
+    }
     let pending = spool::pending_of(&node, &args.name);
     if args.discard {
-        return discard(args, &pending);
+        return discard(args, &pending, &node);
     }
     match &args.destination {
         None => show(args, &pending),
@@ -89,7 +93,7 @@ fn show(args: &Args, pending: &Pending) -> Result<(), Failure> {
 }
 
 fn describe(pending: &Pending) -> Vec<String> {
-    let Pending { name, bytes, mounted, set_aside } = pending;
+    let Pending { name, bytes, mounted, set_aside, .. } = pending;
     let mut lines = Vec::new();
     let size = units::size(*bytes);
     match (*bytes, mounted) {
@@ -111,17 +115,22 @@ fn describe(pending: &Pending) -> Vec<String> {
     lines
 }
 
-fn discard(args: &Args, pending: &Pending) -> Result<(), Failure> {
+fn discard(args: &Args, pending: &Pending, node: &Path) -> Result<(), Failure> {
     for directory in &pending.set_aside {
         let what = format!("cannot remove {}", directory.display());
         fs::remove_dir_all(directory).map_err(|error| Failure::io(what, &error))?;
     }
+    let mut bytes = pending.set_aside_bytes;
+    if pending.bytes > 0 && !pending.mounted {
+        spool::remove_records(node, &args.name)
+            .map_err(|error| Failure::io(format!("cannot discard {}", args.name), &error))?;
+        bytes += pending.bytes;
+    }
     let mut output = Output::new();
     if args.json {
-        output.json(&serde_json::json!({ "discarded": pending.set_aside.len() }))?;
+        output.json(&serde_json::json!({ "discarded_bytes": bytes }))?;
     } else {
-        let count = pending.set_aside.len() as u64;
-        output.line(format!("discarded {}", units::counted(count, "spool", "spools")))?;
+        output.line(format!("discarded {} of changes", units::size(bytes)))?;
     }
     output.flush()
 }

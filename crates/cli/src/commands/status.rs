@@ -103,7 +103,7 @@ struct JsonStatus<'a> {
 
 /// What waits for the ring, a line for each volume.
 fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
-    let lines = pending.iter().flat_map(|Pending { name, bytes, mounted, set_aside }| {
+    let lines = pending.iter().flat_map(|Pending { name, bytes, mounted, set_aside, .. }| {
         let waits = (*bytes > 0).then(|| {
             let how = if *mounted { "" } else { ", and it is not mounted" };
             format!("{} of changes to {name} wait for the ring{how}", units::size(*bytes))

@@ -223,6 +223,10 @@ fn what_another_node_has_overtaken_is_recovered() {
     assert_eq!(fs::read(aside.join("dir/mine")).expect("reads"), b"not on the ring");
     assert_eq!(fs::read(aside.join("empty")).expect("reads"), b"");
     run(ring.nodes[0].command(["volume", "recover", "work"]).arg(&saved)).failed(1, &["saved"]);
+    for lets_go in [["volume", "forget", "work", "--yes"], ["volume", "move", "work", "-q"]] {
+        run(&mut ring.nodes[0].command(lets_go)).failed(1, &["not in the volume", "--discard"]);
+    }
+    run(&mut ring.nodes[0].command(["volume", "recover", "../work", "--discard"])).failed(2, &[]);
     run(&mut ring.nodes[0].command(["volume", "recover", "work", "--discard"])).ok();
     let told = run(&mut ring.nodes[0].command(["volume", "recover", "work", "--json"])).ok().json();
     assert_eq!(told["set_aside"].as_array().map(Vec::len), Some(0));

@@ -10,6 +10,7 @@ use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
 use crate::output::Output;
 use crate::own_volume;
+use crate::spool;
 use crate::terminal;
 use crate::units;
 
@@ -144,6 +145,7 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
         return output.flush();
     }
     client.forget_volume(name).await.map_err(connection::failure)?;
+    spool::remove(&global.dir()?, name);
     output.flush()
 }
 
@@ -158,8 +160,10 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
         return Err(Failure::new(Exit::Failed, what)
             .because(format!("it is mounted on {}", mount.display())));
     }
+    spool::check_empty(&global.dir()?, name, &what)?;
     args.confirmed.check(&what, name)?;
     client.forget_volume(name).await.map_err(connection::failure)?;
+    spool::remove(&global.dir()?, name);
     let mut output = Output::new();
     let until = units::unix_date(status.lease_expires_unix_secs);
     output.line(format!("{name}: forgotten; unless another node renews its leases, its blocks may go from {until} UTC on"))?;

@@ -17,6 +17,7 @@ use crate::global::Global;
 use crate::output::Output;
 use crate::own_volume;
 use crate::passphrase::PassphraseArgs;
+use crate::spool;
 use crate::units;
 
 /// Arguments of `atoll volume export`.
@@ -107,6 +108,7 @@ pub(super) async fn move_away(args: &MoveArgs, global: &Global) -> Result<(), Fa
     if args.cancel {
         return cancel(&client, name).await;
     }
+    spool::check_empty(&global.dir()?, name, &what)?;
     let passphrase = args.passphrase.take(&what, true)?;
     let secret = client.mark_moved(name, true).await.map_err(connection::failure)?;
     let id = secret.key.volume_id();
