@@ -224,7 +224,9 @@ impl<S: Sink<EditError> + Send> Work<'_, S> {
             None => None,
             Some(bytes) => {
                 let hash = self.sink.emit(bytes)?;
-                self.sink.pace().await;
+                if !self.sink.pace().await {
+                    return Err(EditError::Refused);
+                }
                 Some(hash)
             }
         })

@@ -25,6 +25,8 @@ pub(crate) enum EditError {
     Read(BlockError),
     /// What was swapped out cannot be read.
     Swap(String),
+    /// Whoever takes the new blocks takes no more.
+    Refused,
     /// The new one is more than the format can hold.
     Format(FormatError),
 }

@@ -25,9 +25,9 @@ const MIN_DIRECTORY_BLOCK_BYTES: usize = 16 << 10;
 pub(crate) trait Sink<E> {
     fn emit(&mut self, block: Vec<u8>) -> Result<BlockHash, E>;
 
-    /// Resolves when it can take more.
-    fn pace(&mut self) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
+    /// Resolves when it can take more; false if it never will.
+    fn pace(&mut self) -> BoxFuture<'_, bool> {
+        Box::pin(async { true })
     }
 }
 

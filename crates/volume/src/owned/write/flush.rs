@@ -286,7 +286,11 @@ impl Shared {
         let Stored { inode, size_bytes, blocks_512 } = plan.stored;
         let old = File::open(&self.cache, inode, size_bytes).await.map_err(EditError::Read)?;
         let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new, swap: self };
-        let written = edit_file(&edit, blocks_512, outbox).await?;
+        let written = edit_file(&edit, blocks_512, outbox).await;
+        if written == Err(EditError::Refused) {
+            outbox.advance().await?;
+        }
+        let written = written?;
         Ok(Stored {
             inode: Some(written.inode),
             size_bytes: shape.size_bytes,
@@ -318,6 +322,7 @@ impl From<EditError> for FlushError {
         match error {
             EditError::Read(error) => FlushError::Read(error.at(b"").to_string()),
             EditError::Swap(error) => FlushError::Read(error),
+            EditError::Refused => FlushError::Read("new blocks are not taken".into()),
             EditError::Format(error) => FlushError::Format(error.to_string()),
         }
     }

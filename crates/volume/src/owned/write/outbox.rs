@@ -107,11 +107,12 @@ impl<E: Send> Sink<E> for Outbox<'_> {
         Ok(hash)
     }
 
-    fn pace(&mut self) -> BoxFuture<'_, ()> {
+    fn pace(&mut self) -> BoxFuture<'_, bool> {
         Box::pin(async {
             if !self.full.is_empty() && self.failure.is_none() {
                 self.failure = self.advance().await.err();
             }
+            self.failure.is_none()
         })
     }
 }
