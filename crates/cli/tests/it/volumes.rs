@@ -223,6 +223,7 @@ fn what_another_node_has_overtaken_is_recovered() {
     assert_eq!(fs::read(aside.join("dir/mine")).expect("reads"), b"not on the ring");
     assert_eq!(fs::read(aside.join("empty")).expect("reads"), b"");
     run(ring.nodes[0].command(["volume", "recover", "work"]).arg(&saved)).failed(1, &["saved"]);
+    unmount(atoll().arg("unmount").arg(&mount));
     for lets_go in [["volume", "forget", "work", "--yes"], ["volume", "move", "work", "-q"]] {
         run(&mut ring.nodes[0].command(lets_go)).failed(1, &["not in the volume", "--discard"]);
     }
@@ -230,7 +231,6 @@ fn what_another_node_has_overtaken_is_recovered() {
     run(&mut ring.nodes[0].command(["volume", "recover", "work", "--discard"])).ok();
     let told = run(&mut ring.nodes[0].command(["volume", "recover", "work", "--json"])).ok().json();
     assert_eq!(told["set_aside"].as_array().map(Vec::len), Some(0));
-    unmount(atoll().arg("unmount").arg(&mount));
 }
 
 /// As if the present state of an own volume had been written so much earlier.
@@ -326,7 +326,7 @@ fn an_old_state_is_mounted_listed_and_restored() {
         atoll_of(ring, 0, &[&["volume", "restore", &named], more].concat())
     };
     let advice = format!("Mount {named} elsewhere and copy");
-    restore(&ring, &[]).failed(5, &["another mount writes", &advice]);
+    restore(&ring, &[]).failed(5, &["a mount on this machine writes", &advice]);
     unmount(atoll().arg("unmount").arg(&mount));
     until("the mount has ended", || restore(&ring, &["dir/none"]).code == Some(4));
     restore(&ring, &["dir"]).failed(1, &["/dir", "--force"]);
