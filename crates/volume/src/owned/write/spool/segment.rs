@@ -33,21 +33,25 @@ pub(super) fn encode(
     let mut out = Vec::new();
     let mut left = records;
     while !left.is_empty() {
-        let mut plain = Vec::new();
+        let start = out.len();
+        let payload = start + HEADER_BYTES;
+        out.resize(payload, 0);
         let mut count = 0;
-        while count < left.len() && (count == 0 || plain.len() + left[count].len() <= FRAME_BYTES) {
-            minicbor::encode(&left[count], &mut plain).expect("memory takes it");
+        while count < left.len()
+            && (count == 0 || out.len() - payload + left[count].len() <= FRAME_BYTES)
+        {
+            minicbor::encode(&left[count], &mut out).expect("memory takes it");
             count += 1;
         }
-        let payload = match cipher {
-            Some(cipher) => cipher.seal_local(&plain),
-            None => plain,
-        };
-        out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&(payload.len() as u32).to_be_bytes());
-        out.extend_from_slice(&first.to_be_bytes());
-        out.extend_from_slice(&check(segment, first, &payload));
-        out.extend_from_slice(&payload);
+        if let Some(cipher) = cipher {
+            let sealed = cipher.seal_local(&out[payload..]);
+            out.truncate(payload);
+            out.extend_from_slice(&sealed);
+        }
+        let len = (out.len() - payload) as u32;
+        let check = check(segment, first, &out[payload..]);
+        let header = [&MAGIC[..], &len.to_be_bytes(), &first.to_be_bytes(), &check].concat();
+        out[start..payload].copy_from_slice(&header);
         first += count as u64;
         left = &left[count..];
     }
