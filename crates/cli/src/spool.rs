@@ -147,15 +147,15 @@ fn lock_soon(file: &File) -> Result<(), Errno> {
 #[derive(Default)]
 struct Files {
     /// The file that was appended to last.
-    open: Option<(String, File)>,
-    /// Without a name: it goes with this process.
-    swap: Option<Arc<File>>,
+    open: Mutex<Option<(String, File)>>,
+    /// Without a name: it goes with this process. Reads of it do not wait for syncs of the other.
+    swap: Mutex<Option<Arc<File>>>,
 }
 
 /// A spool's directory, in the use of this process alone.
 pub(crate) struct SpoolOnDisk {
     path: PathBuf,
-    files: Arc<Mutex<Files>>,
+    files: Arc<Files>,
     _lock: File,
 }
 
@@ -183,7 +183,7 @@ impl SpoolOnDisk {
 
     fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Path, &Mutex<Files>) -> io::Result<T> + Send + 'static,
+        work: impl FnOnce(&Path, &Files) -> io::Result<T> + Send + 'static,
     ) -> BoxFuture<'static, io::Result<T>> {
         let (path, files) = (self.path.clone(), self.files.clone());
         let work = tokio::task::spawn_blocking(move || work(&path, &files));
@@ -191,8 +191,8 @@ impl SpoolOnDisk {
     }
 }
 
-fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
-    files.lock().expect("no holder of this lock panics")
+fn locked<T>(file: &Mutex<T>) -> MutexGuard<'_, T> {
+    file.lock().expect("no holder of this lock panics")
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {
@@ -244,7 +244,7 @@ impl SpoolDirectory for SpoolOnDisk {
 
     fn append(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
         self.run(move |path, files| {
-            let open = &mut locked(files).open;
+            let open = &mut *locked(&files.open);
             if open.as_ref().is_none_or(|(opened, _)| *opened != name) {
                 let mut options = OpenOptions::new();
                 let file = options.create(true).append(true).mode(0o600).open(path.join(&name))?;
@@ -257,7 +257,7 @@ impl SpoolDirectory for SpoolOnDisk {
     }
 
     fn sync(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
-        self.run(move |path, files| match &locked(files).open {
+        self.run(move |path, files| match &*locked(&files.open) {
             Some((opened, file)) if *opened == name => file.sync_data(),
             _ => File::open(path.join(name))?.sync_data(),
         })
@@ -278,7 +278,7 @@ impl SpoolDirectory for SpoolOnDisk {
 
     fn remove(&self, name: String) -> BoxFuture<'static, io::Result<()>> {
         self.run(move |path, files| {
-            let open = &mut locked(files).open;
+            let open = &mut *locked(&files.open);
             if open.as_ref().is_some_and(|(opened, _)| *opened == name) {
                 *open = None;
             }
@@ -291,10 +291,10 @@ impl SpoolDirectory for SpoolOnDisk {
 
     fn swap_out(&self, bytes: Bytes) -> BoxFuture<'static, io::Result<u64>> {
         self.run(move |path, files| {
-            let mut files = locked(files);
-            let swap = match &files.swap {
+            let swap = &mut *locked(&files.swap);
+            let swap = match swap {
                 Some(swap) => swap,
-                None => files.swap.insert(Arc::new(nameless_file(path)?)),
+                None => swap.insert(Arc::new(nameless_file(path)?)),
             };
             let at = swap.metadata()?.len();
             swap.write_all_at(&bytes, at)?;
@@ -304,7 +304,7 @@ impl SpoolDirectory for SpoolOnDisk {
 
     fn swap_in(&self, offset: u64, len: u32) -> BoxFuture<'static, io::Result<Bytes>> {
         self.run(move |_, files| {
-            let swap = locked(files).swap.clone().ok_or(io::ErrorKind::NotFound)?;
+            let swap = locked(&files.swap).clone().ok_or(io::ErrorKind::NotFound)?;
             let mut bytes = vec![0; len as usize];
             swap.read_exact_at(&mut bytes, offset)?;
             Ok(bytes.into())
@@ -313,14 +313,14 @@ impl SpoolDirectory for SpoolOnDisk {
 
     fn swap_clear(&self) -> BoxFuture<'static, io::Result<()>> {
         self.run(|_, files| {
-            locked(files).swap = None;
+            *locked(&files.swap) = None;
             Ok(())
         })
     }
 
     fn set_aside(&self, names: Vec<String>) -> BoxFuture<'static, io::Result<String>> {
         self.run(move |path, files| {
-            locked(files).open = None;
+            *locked(&files.open) = None;
             move_aside(path, &names)
         })
     }
