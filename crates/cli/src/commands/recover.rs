@@ -31,9 +31,9 @@ const READ_BYTES: u32 = 1 << 20;
   atoll volume recover work ~/recovered
   atoll volume recover work --discard
 
-What a mount has written waits in the node's directory until the ring has it; the next
-`atoll mount NAME` on this node brings it there. Where another writer has changed the volume
-meanwhile, it is set aside instead: this command copies the files that were written, each as it was
+Changes made through a mount wait in the node's directory until the ring has stored them; the next
+`atoll mount NAME` on this node brings them there. Where another writer has changed the volume
+meanwhile, they are set aside instead: this command copies the files that were written, each as it was
 then, into DIR, and says which names were removed.")]
 pub(crate) struct Args {
     /// The volume's name on this node
@@ -52,14 +52,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What was copied.
+/// The files that were copied, and those that were not.
 #[derive(Default, Serialize)]
 struct Recovered {
     files: u64,
     bytes: u64,
     /// Names that were removed, relative to the volume.
     removed: Vec<String>,
-    /// What could not be copied, and why.
+    /// The paths that could not be copied, each with the reason.
     missing: Vec<String>,
 }
 

@@ -97,11 +97,11 @@ impl Wish {
 struct JsonStatus<'a> {
     #[serde(flatten)]
     status: &'a Status,
-    /// What mounts of this machine have written and the ring does not have.
+    /// Changes that mounts of this machine have made and the ring has not stored.
     pending: &'a [Pending],
 }
 
-/// What waits for the ring, a line for each volume.
+/// The changes that wait for the ring: a line for each volume.
 fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
     let lines = pending.iter().flat_map(|Pending { name, bytes, mounted, set_aside, .. }| {
         let waits = (*bytes > 0).then(|| {

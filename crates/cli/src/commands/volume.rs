@@ -73,8 +73,8 @@ enum Command {
 The key that it is written with stays in this node's directory: `atoll volume export NAME` prints
 a copy for a safe place.
 
-Of old states of the volume those are kept that --keep says: 24h/7d/4w is the last state of each of
-the newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
+--keep says which old states of the volume are kept: 24h/7d/4w keeps the last state of each of the
+newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
 they do not share with the present takes room on the ring. `none` keeps nothing.")]
 struct CreateArgs {
     /// The volume's name on this node

@@ -49,7 +49,7 @@ it, or publish its directory (with --moved if that is elsewhere now). A volume t
 can be written from both nodes, by one mount at a time; one that was moved (`atoll volume move`)
 only from this one. The same command again goes on after an error.")]
 pub(super) struct ImportArgs {
-    /// What to call it on this node [default: its name where it comes from]
+    /// The volume's name on this node [default: the name in the key text]
     name: Option<String>,
 
     #[command(flatten)]

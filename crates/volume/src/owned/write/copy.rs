@@ -24,7 +24,7 @@ const CHUNK_BYTES: u32 = 1 << 20;
 /// Entries listed at once.
 const PAGE: usize = 256;
 
-/// What was copied.
+/// The files and bytes that a copy has written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Copied {
     /// Everything but directories.
