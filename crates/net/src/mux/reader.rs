@@ -19,8 +19,8 @@ use crate::frame::{Frame, FrameError, HEAD_BYTES, Head};
 /// Size of the staging buffer, in bytes: one TLS record.
 const STAGING_BYTES: usize = 16 << 10;
 /// What a large frame gets before its first byte has arrived: a block of 64 KiB and a
-/// few more fit without growing.
-pub(super) const FIRST_CHUNK_BYTES: usize = 128 << 10;
+/// few more, as a root is sent them, fit without growing.
+pub(super) const FIRST_CHUNK_BYTES: usize = 512 << 10;
 
 /// Cuts a byte stream into frames.
 pub(super) struct FrameReader {
