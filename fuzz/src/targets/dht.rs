@@ -66,6 +66,7 @@ seeds! {
             lease_secs: 5,
             as_root: true,
             receipt,
+            will_be_put: Some(true),
         })
         .collect();
     RenewReply: vec![RenewReply {

@@ -46,7 +46,7 @@ impl Origin {
             let off = (issued / 3600).abs_diff(hours);
             return bad(format!("the receipt was made {off} hours from now, by the clock here"));
         }
-        if !receipt.is_signed(&*accounting.attestor) {
+        if !accounting.verified.is_signed(&receipt, &*accounting.attestor) {
             return bad("the receipt is not signed by its publisher".to_owned());
         }
         let publisher = receipt.publisher;
@@ -67,6 +67,7 @@ impl Origin {
         let keys = keys.iter().copied();
         let receipt = Receipt::sign(&*accounting.attestor, me, now, lease_secs, keys);
         accounting.confirmations.issued(receipt.digest());
+        accounting.verified.remember(receipt.fingerprint());
         Origin::Publisher { receipt, owner: owner_of(&me.id, me.addr.ip()) }
     }
 

@@ -126,7 +126,8 @@ impl Confirmations {
 
     /// Whether this node made the receipt with this digest, not too many receipts ago.
     pub(crate) fn is_mine(&self, digest: &[u8; 32]) -> bool {
-        self.lock().issued.contains(digest)
+        // The newest come last, and are shown first.
+        self.lock().issued.iter().rev().any(|issued| issued == digest)
     }
 
     /// Makes sure that `publisher` is where it says, and made the receipt with this digest

@@ -7,6 +7,7 @@ mod confirm;
 pub(crate) mod owner;
 pub mod quota;
 pub mod receipt;
+mod verified;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::holdings::Holdings;
 use confirm::Confirmations;
 use quota::Quota;
 use receipt::Attestor;
+use verified::VerifiedReceipts;
 
 /// Quotas and reservations, confirmed publishers, and this node's own receipts.
 pub(crate) struct Accounting {
@@ -24,13 +26,20 @@ pub(crate) struct Accounting {
     attestor: Arc<dyn Attestor>,
     pub quota: Quota,
     pub confirmations: Confirmations,
+    verified: VerifiedReceipts,
 }
 layer_above!(Accounting, holdings: Arc<Holdings>);
 
 impl Accounting {
     pub(crate) fn new(holdings: Arc<Holdings>, attestor: Arc<dyn Attestor>) -> Accounting {
         let quota = Quota::new(holdings.config.quota);
-        Accounting { holdings, attestor, quota, confirmations: Confirmations::default() }
+        Accounting {
+            holdings,
+            attestor,
+            quota,
+            confirmations: Confirmations::default(),
+            verified: VerifiedReceipts::default(),
+        }
     }
 
     /// Makes sure that a publisher, or a node that brings copies, is where it says; `from` has

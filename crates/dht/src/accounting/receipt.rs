@@ -141,6 +141,13 @@ impl Receipt {
         *blake3::hash(&self.message()).as_bytes()
     }
 
+    /// Tells it from all others, also from those that say the same with another signature.
+    pub(super) fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.message()).update(&self.signature);
+        *hasher.finalize().as_bytes()
+    }
+
     /// Whether the publisher has signed it.
     pub fn is_signed(&self, attestor: &dyn Attestor) -> bool {
         attestor.verify(&self.publisher.id, &self.message(), &self.signature)
@@ -209,6 +216,16 @@ impl Receipt {
 }
 
 #[cfg(test)]
+impl Receipt {
+    /// The same with a signature that is not its publisher's.
+    pub(super) fn with_other_signature(&self) -> Receipt {
+        let mut signature = self.signature;
+        signature[9] ^= 1;
+        Receipt { signature, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::rpc::{from_header, to_header};
@@ -233,8 +250,6 @@ mod tests {
         let another = Peer { id: other.peer_id(), ..sound.publisher };
         let mut tags = sound.tags.clone();
         tags[3][0] ^= 1;
-        let mut signature = sound.signature;
-        signature[9] ^= 1;
         for forged in [
             Receipt { publisher: elsewhere, ..sound.clone() },
             Receipt { publisher: another, ..sound.clone() },
@@ -242,7 +257,7 @@ mod tests {
             Receipt { lease_secs: 500_001, ..sound.clone() },
             Receipt { tags, ..sound.clone() },
             Receipt { tags: sound.tags[1..].to_vec(), ..sound.clone() },
-            Receipt { signature, ..sound.clone() },
+            sound.with_other_signature(),
         ] {
             assert!(!forged.is_signed(&secret), "{forged:?}");
             assert!(!forged.is_signed(&other), "{forged:?}");

@@ -16,19 +16,23 @@ use std::time::Duration;
 
 use atoll_env::{Instant, sleep, timeout};
 use atoll_key::{BlockId, Key, PeerId};
+use atoll_overlay::Node;
 use futures_util::future::join_all;
 
 use super::get_mutable::saw;
 use super::put_batch::{Outcome, put_batch};
 use super::put_mutable::put_mutable;
 use super::{Client, FIRST_PAUSE};
+use crate::accounting::admission::Origin;
 use crate::blocks::{NewBlock, PutError};
 use crate::placement::{Groups, add_to, expected_replicas, present_replicas, replica_sets};
-use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS};
+use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS, MAX_KEYS, NAME_BYTES};
 
 /// The most bytes of blocks in one message to a root, unless a single block is longer. Over a
 /// slow line fewer are sent at a time.
 const MOST_BATCH_BYTES: usize = 1 << 20;
+/// The tags of a receipt for several messages may take one in so many bytes. A guess.
+const SHARED_RECEIPT_SHARE: usize = 64;
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -179,18 +183,49 @@ async fn put_through_roots(
     }
     let room = usize::try_from(client.put_times.room_bytes()).unwrap_or(usize::MAX);
     let batch_bytes = room.min(MOST_BATCH_BYTES);
-    let sends = groups.values().flat_map(|(set, indices)| {
-        batches(pending, indices, batch_bytes).into_iter().map(move |batch| (set, batch))
-    });
+    let sends: Vec<(&[Node], Vec<usize>)> = groups
+        .values()
+        .flat_map(|(set, indices)| {
+            batches(pending, indices, batch_bytes).into_iter().map(move |batch| (&set[..], batch))
+        })
+        .collect();
+    let shared = shared_receipt(client, pending, &sends);
     attempts.extend(
-        join_all(sends.map(|(set, batch)| {
-            let blocks = batch.iter().map(|i| pending[*i].block.clone()).collect();
+        join_all(sends.into_iter().map(|(set, batch)| {
+            let blocks: Vec<Block> = batch.iter().map(|i| pending[*i].block.clone()).collect();
             let holders = batch.iter().map(|i| pending[*i].holders.clone()).collect();
-            async move { (batch, put_batch(client, set, blocks, holders).await) }
+            let origin = shared.clone().unwrap_or_else(|| {
+                let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+                Origin::own(client, blocks[0].header.lease_secs, &keys)
+            });
+            async move { (batch, put_batch(client, set, &origin, blocks, holders).await) }
         }))
         .await,
     );
     attempts
+}
+
+/// One receipt for all blocks of these batches, so that it is signed once, and verified once by each
+/// node. None if its tags, which each batch then carries, are not few beside the blocks.
+fn shared_receipt(
+    client: &Client,
+    pending: &[Pending],
+    sends: &[(&[Node], Vec<usize>)],
+) -> Option<Origin> {
+    let blocks: Vec<&Block> =
+        sends.iter().flat_map(|(_, batch)| batch).map(|index| &pending[*index].block).collect();
+    let lease_secs = blocks.first()?.header.lease_secs;
+    let block_bytes: usize = blocks.iter().map(|block| block.bytes.len()).sum();
+    let tag_bytes = sends.len() * blocks.len() * NAME_BYTES;
+    if sends.len() == 1
+        || blocks.len() > MAX_KEYS
+        || tag_bytes > block_bytes / SHARED_RECEIPT_SHARE
+        || blocks.iter().any(|block| block.header.lease_secs != lease_secs)
+    {
+        return None;
+    }
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    Some(Origin::own(client, lease_secs, &keys))
 }
 
 /// Cuts a group into batches of so many bytes and one lease, each of which fits one message.

@@ -60,23 +60,22 @@ pub(super) fn over_quota(root: &Node, over: OverQuota) -> PutError {
     PutError::OverQuota { used_bytes, allowed_bytes, who }
 }
 
-/// Puts a batch at the first of its replica set, and sees to it that it is where that says; if
+/// Puts a batch of `origin`'s at the first of its replica set, and sees to it that it is where that says; if
 /// the root does not answer in its usual time, puts it at all of the set. `holders` have blocks
 /// of the batch already.
 pub(super) async fn put_batch(
     client: &Arc<Client>,
     set: &[Node],
+    origin: &Origin,
     blocks: Vec<Block>,
     holders: Vec<BTreeSet<PeerId>>,
 ) -> Vec<Outcome> {
     let root = set[0];
-    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
-    let origin = Origin::own(client, blocks[0].header.lease_secs, &keys);
     let all_again = |told: String| {
         holders.iter().map(|holders| Outcome::Again(holders.clone(), told.clone())).collect()
     };
     if client.is_me(&root) {
-        let (put, parts) = put_message(&origin, blocks, true);
+        let (put, parts) = put_message(origin, blocks, true);
         return match client.call(&root, &put, parts).await {
             Ok((reply, _)) => {
                 reply.statuses.0.into_iter().map(|status| judge(&root, status)).collect()
@@ -89,9 +88,9 @@ pub(super) async fn put_batch(
     let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
         let all = ((0..blocks.len()).collect(), blocks.clone());
-        ask_to_store(client, &mut calls, root, &origin, true, all);
+        ask_to_store(client, &mut calls, root, origin, true, all);
     }
-    let mut direct = Direct::new(client, set, &origin, &blocks, holders.clone());
+    let mut direct = Direct::new(client, set, origin, &blocks, holders.clone());
     let mut told = format!("root {root} does not answer");
     let mut tally = None;
     loop {
@@ -106,7 +105,7 @@ pub(super) async fn put_batch(
         }
         match calls.next().await {
             Some(Event::Answer(node, Ok(Said { mut statuses, .. }))) if by_root && node == root => {
-                if is_other_root(client, &statuses, &keys[0], &root).await {
+                if is_other_root(client, &statuses, &blocks[0].header.key, &root).await {
                     by_root = false;
                     told = format!("{root} does not know yet that it is the root");
                     direct.counted = set.len() - 1;
@@ -116,7 +115,7 @@ pub(super) async fn put_batch(
                     continue;
                 }
                 calls.finish();
-                check_put(client, set, &origin, &blocks, &mut statuses).await;
+                check_put(client, set, origin, &blocks, &mut statuses).await;
                 return statuses.into_iter().map(|status| judge(&root, status)).collect();
             }
             Some(Event::Answer(node, Ok(said))) => {

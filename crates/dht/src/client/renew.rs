@@ -156,7 +156,8 @@ async fn renew_batch(
     let origin = Origin::own(client, lease_secs, &keys);
     let receipt = origin.to_wire(keys.iter().copied());
     let names = keys.iter().map(Name::of).collect();
-    let renew = Renew { names, lease_secs, as_root: true, receipt };
+    let will_be_put_field = will_be_put.then_some(true);
+    let renew = Renew { names, lease_secs, as_root: true, receipt, will_be_put: will_be_put_field };
     if client.is_me(&root) {
         return Ok(client.call(&root, &renew, Vec::new()).await?.0);
     }

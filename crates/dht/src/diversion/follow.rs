@@ -188,7 +188,7 @@ async fn renew_at(
 ) -> Option<RenewReply> {
     let receipt = origin.to_wire(keys.iter().copied());
     let names = keys.iter().map(Name::of).collect();
-    let renew = Renew { names, lease_secs, as_root: false, receipt };
+    let renew = Renew { names, lease_secs, as_root: false, receipt, will_be_put: None };
     let (reply, _) = diversion.call(&Node::of(*holder), &renew, Vec::new()).await.ok()?;
     Some(reply)
 }

@@ -68,6 +68,16 @@ pub struct Renew {
     /// The publisher's; without one no lease is extended.
     #[n(3)]
     pub receipt: Option<WireReceipt>,
+    /// The caller puts what is lacking. The root may say so of a block without asking its replicas.
+    #[n(4)]
+    pub will_be_put: Option<bool>,
+}
+
+impl Renew {
+    /// See the field. Older nodes do not send it.
+    pub(crate) fn will_be_put(&self) -> bool {
+        self.will_be_put == Some(true)
+    }
 }
 
 /// The answer to a [`Renew`].

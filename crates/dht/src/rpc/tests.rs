@@ -94,7 +94,13 @@ fn messages_of_puts_and_renewals_read_back() {
     round_trip(PutReply { statuses: statuses.into(), set: Some(u64::MAX) });
     for receipt in [None, whole] {
         let names = keys.iter().map(Name::of).collect();
-        round_trip(Renew { names, lease_secs: 5, as_root: false, receipt });
+        round_trip(Renew {
+            names,
+            lease_secs: 5,
+            as_root: false,
+            receipt,
+            will_be_put: Some(true),
+        });
     }
     use RenewStatus::*;
     let all = [Lacking, Held, NotRoot, Undecided, OverQuota, Late];

@@ -32,13 +32,31 @@ impl Handle<Renew> for Arc<Server> {
         mut renew: Renew,
         _: Vec<Bytes>,
     ) -> Result<Answered<Renew>, Refusal> {
-        let keys: Vec<Key> = renew.names.iter().map(Name::first).collect();
-        let origin = Origin::of(self, &from, renew.receipt.take(), &keys).await?;
+        let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
+        let keys = resolve_all(self, &renew)?;
+        if keys.iter().all(Option::is_none) && (!renew.as_root || renew.will_be_put()) {
+            // No lease is extended and no other node is asked: the receipt need not be verified.
+            return Ok((none_held(self, &renew, &firsts), Vec::new()));
+        }
+        let origin = Origin::of(self, &from, renew.receipt.take(), &firsts).await?;
         let here = renew_alone(self, &origin, &renew).await?;
         let reply =
             if renew.as_root { renew_as_root(self, &origin, &renew, here).await } else { here };
         Ok((reply, Vec::new()))
     }
+}
+
+/// The answer of a node that holds none of the blocks.
+fn none_held(server: &Server, renew: &Renew, firsts: &[Key]) -> RenewReply {
+    let mut statuses = vec![RenewStatus::Lacking; firsts.len()];
+    if renew.as_root {
+        statuses.fill(RenewStatus::NotRoot);
+        let mine = server.overlay.group_by_own_root(firsts);
+        for index in mine.into_iter().flat_map(|(_, indices)| indices) {
+            statuses[index] = RenewStatus::Lacking;
+        }
+    }
+    RenewReply { statuses, over: None }
 }
 
 /// Extends leases at the replicas of this node, which has itself what `here` says.
@@ -52,7 +70,7 @@ async fn renew_as_root(
     let parts = server.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
         let names = indices.iter().map(|index| renew.names[*index]).collect();
         let here = indices.iter().map(|index| statuses[*index]).collect();
-        let part = Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt: None };
+        let part = Renew { names, as_root: false, receipt: None, ..*renew };
         let here = RenewReply { statuses: here, over };
         async move { (indices, renew_at_replicas(server, origin, &root, &part, here).await) }
     });
@@ -73,13 +91,17 @@ async fn renew_alone(
     origin: &Origin,
     renew: &Renew,
 ) -> Result<RenewReply, Refusal> {
-    let resolved: Result<Vec<Option<Key>>, StoreError> =
-        renew.names.iter().map(|name| resolve(server, name)).collect();
-    let keys = resolved.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+    let keys = resolve_all(server, renew)?;
     let _arriving = server.pending.keep(keys.iter().flatten()).await;
     let mut reply = renew_stored(server, origin, &keys, renew.lease_secs)?;
     follow::renew(server, origin, &keys, renew.lease_secs, &mut reply).await;
     Ok(reply)
+}
+
+fn resolve_all(server: &Server, renew: &Renew) -> Result<Vec<Option<Key>>, Refusal> {
+    let resolved: Result<Vec<Option<Key>>, StoreError> =
+        renew.names.iter().map(|name| resolve(server, name)).collect();
+    resolved.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))
 }
 
 /// The key that is meant by a name, of those that this node holds or points to; none if there
@@ -150,10 +172,16 @@ async fn renew_at_replicas(
     here: RenewReply,
 ) -> RenewReply {
     let RenewReply { mut statuses, mut over } = here;
+    // What will be put reaches the replicas then, those that have it as well.
+    let is_settled = |status| status == RenewStatus::Lacking && renew.will_be_put();
+    let asked: Vec<usize> = (0..statuses.len()).filter(|i| !is_settled(statuses[*i])).collect();
+    if asked.is_empty() {
+        return RenewReply { statuses, over };
+    }
     let mut calls = Calls::new(server, WaitsFor::Replica);
     let set = replica_set(server, root);
     for node in &set[1..] {
-        ask_to_renew(server, &mut calls, *node, origin, renew, (0..statuses.len()).collect());
+        ask_to_renew(server, &mut calls, *node, origin, renew, asked.clone());
     }
     let (mut lacking, mut answered) = (false, 1);
     let mut copies: Vec<u32> = statuses.iter().map(|status| u32::from(status.is_held())).collect();
@@ -166,7 +194,7 @@ async fn renew_at_replicas(
         if let Event::Answer(_, Ok((_, theirs))) = event {
             answered += 1;
             over = over.or(theirs.over);
-            for (i, theirs) in theirs.statuses.into_iter().enumerate() {
+            for (&i, theirs) in asked.iter().zip(theirs.statuses) {
                 copies[i] += u32::from(theirs.is_held());
                 refused[i] |= theirs == RenewStatus::OverQuota;
                 lacking |= statuses[i].is_held() != theirs.is_held();
@@ -179,7 +207,8 @@ async fn renew_at_replicas(
         server.requests.kick();
     }
     let wanted = u32::try_from(expected_replicas(server) + 1).expect("k is small");
-    for (i, status) in statuses.iter_mut().enumerate() {
+    for i in asked {
+        let status = &mut statuses[i];
         // A minority cannot say that the ring lacks a block either. What most of the others
         // have is not lacking: this node has yet to fetch it.
         let unsure = match *status {
@@ -204,7 +233,7 @@ async fn renew_at_replicas(
 pub(crate) fn part_of(origin: &Origin, renew: &Renew, indices: &[usize]) -> Renew {
     let names: Vec<Name> = indices.iter().map(|index| renew.names[*index]).collect();
     let receipt = origin.to_wire(names.iter().map(Name::first));
-    Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt }
+    Renew { names, as_root: false, receipt, ..*renew }
 }
 
 /// Renews, at one replica, those of the names with these numbers.

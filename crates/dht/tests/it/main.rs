@@ -33,6 +33,7 @@ mod paper;
 mod patience;
 mod perfect;
 mod quotas;
+mod receipts;
 mod renewing;
 mod ring;
 mod soak;

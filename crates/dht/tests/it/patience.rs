@@ -139,7 +139,7 @@ fn renew(
     let receipt = Receipt::sign(&signer, publisher, now, lease_secs, keys.iter().copied());
     let receipt = Some(receipt.to_wire(keys.iter().copied()));
     let names = keys.iter().map(Name::of).collect();
-    let renew = Renew { names, lease_secs, as_root: false, receipt };
+    let renew = Renew { names, lease_secs, as_root: false, receipt, will_be_put: None };
     let header = rpc::to_header(&renew);
     let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
     let call = from.call(ring.node(0).peer, request, Duration::from_secs(20));

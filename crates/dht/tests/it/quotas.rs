@@ -473,7 +473,7 @@ fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
     let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
     for lease_secs in [0, 1000] {
         let names = keys.iter().map(Name::of).collect();
-        let renew = Renew { names, lease_secs, as_root: false, receipt: None };
+        let renew = Renew { names, lease_secs, as_root: false, receipt: None, will_be_put: None };
         let answer = ring.call(&ring.outsider(), 2, &renew, Vec::new());
         let refused = answer.expect_err("no receipt");
         assert!(matches!(&refused, CallError::Refused(r) if r.code == BAD_RECEIPT), "{refused}");
