@@ -130,10 +130,10 @@ pub(crate) async fn end(fs: &WritableFs, what: &str) -> Result<(), Failure> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(left()
             .because(error)
-            .advice("The next mount sets it aside for `atoll volume recover`.")),
-        Err(_) => Err(left()
-            .because("the ring did not take it")
-            .advice("The next mount of the volume brings it to the ring.")),
+            .advice("The next mount, or the node, sets it aside for `atoll volume recover`.")),
+        Err(_) => Err(left().because("the ring did not take it").advice(
+            "The node brings it to the ring when it can, or the next mount of the volume.",
+        )),
     }
 }
 

@@ -56,6 +56,36 @@ fn a_tree_published_by_one_node_is_read_through_another() {
     assert_eq!(fs::read(into.join("renamed")).expect("got"), b"this is file 7\n");
 }
 
+#[test]
+fn files_that_have_not_changed_for_a_minute_are_not_read_again() {
+    let ring = Ring::of(1);
+    let node = &ring.nodes[0];
+    // Files that have been there for a while.
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let kind = rustix::fs::statfs(source).expect("is there").f_type as u64 & 0xffff_ffff;
+    if ![0xef53, 0x5846_5342, 0x9123_683e].contains(&kind) {
+        eprintln!("SKIPPED: the sources are not on ext4, XFS or Btrfs");
+        return;
+    }
+    let publish =
+        |flags: &[&str]| node.atoll([&["publish", "--json", source], flags].concat()).ok().json();
+    publish(&[]);
+    until("they are remembered", || {
+        let again = publish(&[]);
+        assert_eq!(again["unchanged"], true);
+        again["unread_files"] == again["files"]
+    });
+    let said = node.atoll(["publish", source]).ok().stdout;
+    assert!(said.contains("files not read: unchanged since an earlier publish"), "{said}");
+    assert_eq!(publish(&["--checksum"])["unread_files"], 0);
+    let cache = node.dir.join("stat-cache/src");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&cache).expect("made").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    node.atoll(["volume", "forget", "--yes", "src"]).ok();
+    assert!(!cache.exists());
+}
+
 /// A link to "." was taken for a file: `ls` showed its name instead of the directory.
 #[test]
 fn links_are_followed_within_the_volume() {

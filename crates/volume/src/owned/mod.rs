@@ -16,6 +16,7 @@
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
 //! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
 
+mod batch;
 mod fs;
 mod get;
 pub mod history;
@@ -42,6 +43,6 @@ pub use read::{
 pub use root::Root;
 pub use sealed_root::RootError;
 pub use write::{
-    Copied, CopyError, FlushError, LeaseKeeper, NoLeaseKeeper, RestoreError, SpoolDirectory,
-    WritableFs, WriteError, WriteOptions, empty_root,
+    Copied, CopyError, FlushError, LeaseKeeper, NoLeaseKeeper, RestoreError, SPOOL_BASE,
+    SPOOL_RECORDS, SpoolDirectory, WritableFs, WriteError, WriteOptions, empty_root,
 };

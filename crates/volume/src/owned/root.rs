@@ -131,10 +131,10 @@ pub struct Merged {
 const MAX_RECORDS: u64 = 1 << 62;
 
 impl MountState {
-    /// How many records of a spool this version has.
-    pub(super) fn records_of(&self, spool: [u8; 16]) -> u64 {
-        let found = self.merged.iter().find(|merged| merged.spool == spool);
-        found.map_or(0, |merged| merged.records.min(MAX_RECORDS))
+    /// How many records of a spool, which has had these names, this version has.
+    pub(super) fn records_of(&self, spool: &[[u8; 16]]) -> u64 {
+        let found = self.merged.iter().filter(|merged| spool.contains(&merged.spool));
+        found.map(|merged| merged.records.min(MAX_RECORDS)).max().unwrap_or(0)
     }
 
     /// Notes that a version has so many records of a spool, whose mount puts it.

@@ -15,5 +15,6 @@ mod ring;
 mod roots;
 mod scale;
 mod trees;
+mod unread;
 mod window;
 mod write;

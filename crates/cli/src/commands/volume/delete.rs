@@ -11,6 +11,7 @@ use crate::global::Global;
 use crate::output::Output;
 use crate::own_volume;
 use crate::spool;
+use crate::stat_cache;
 use crate::terminal;
 use crate::units;
 
@@ -146,6 +147,7 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
     }
     client.forget_volume(name).await.map_err(connection::failure)?;
     spool::remove(&global.dir()?, name);
+    stat_cache::remove(&global.dir()?, name);
     output.flush()
 }
 
@@ -164,6 +166,7 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
     args.confirmed.check(&what, name)?;
     client.forget_volume(name).await.map_err(connection::failure)?;
     spool::remove(&global.dir()?, name);
+    stat_cache::remove(&global.dir()?, name);
     let mut output = Output::new();
     let until = units::unix_date(status.lease_expires_unix_secs);
     output.line(format!("{name}: forgotten; unless another node renews its leases, its blocks may go from {until} UTC on"))?;

@@ -6,7 +6,7 @@
 //! contents and attributes of files without limit.
 //!
 //! A published tree has no owners: everything belongs to the user who mounts. A volume that was
-//! written through a mount has them. A file with several names has a number for each of them here.
+//! written through a mount has them.
 
 mod inodes;
 

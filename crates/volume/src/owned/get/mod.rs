@@ -297,12 +297,12 @@ impl Copy {
 
     async fn link(&self, found: Found, target: Bytes) -> Result<(), GetTreeError> {
         let Found { item, into, name, part } = found;
-        let mtime = item.entry.mtime;
+        let (mtime, dir) = (item.entry.mtime, into.clone());
         let made = move || {
             dest::make_link(into.fd(), &part, &name, &target, mtime)
                 .map_err(wrong(&into.path_of(&name)))
         };
-        self.pool.run(made).await?;
+        self.pool.run_on(dir.fd(), made).await?;
         add(&self.tallies.symlinks, 1);
         Ok(())
     }
@@ -334,12 +334,13 @@ impl Copy {
         match file.inline() {
             Some(bytes) => {
                 let Found { into, name, part, .. } = found;
+                let dir = into.clone();
                 let write = move || {
                     let written = dest::write_whole(into.fd(), &part, &name, &bytes, &attributes);
                     drop(permit);
                     written.map_err(wrong(&into.path_of(&name)))
                 };
-                self.pool.run(write).await?;
+                self.pool.run_on(dir.fd(), write).await?;
                 add(&self.tallies.bytes, size_bytes);
                 self.progress.done(1, size_bytes);
             }
@@ -371,7 +372,7 @@ impl Copy {
             }
             Ok((Arc::new(fd), len > 0))
         };
-        let (fd, resumed) = self.pool.run(open).await?;
+        let (fd, resumed) = self.pool.run_on(found.into.fd(), open).await?;
         let all = self.all_blocks(&found, &file, &fd, &path, resumed);
         let (data_bytes, resumed_bytes) = all.await?;
         add(&self.tallies.bytes_resumed, resumed_bytes);
@@ -379,9 +380,10 @@ impl Copy {
         // Progress heard of the data; the rest is holes.
         self.progress.done(1, shape.size_bytes - data_bytes);
         let Found { into, name, part, .. } = found;
+        let dir = into.clone();
         let complete =
             move || dest::complete(into.fd(), &part, &name, &fd, &attributes).map_err(wrong(&path));
-        self.pool.run(complete).await
+        self.pool.run_on(dir.fd(), complete).await
     }
 
     /// Fetches and writes every block, also past those that cannot be read. Returns how many
@@ -456,13 +458,13 @@ impl Copy {
         let fetched = file.fetch_once(block, hash).await;
         let bytes = fetched.map_err(|error| error.at(&found.item.path))?;
         self.failures.heard();
-        let (fd, path) = (fd.clone(), path.to_path_buf());
+        let (file_fd, path) = (fd.clone(), path.to_path_buf());
         let write = move || {
-            let written = dest::write_at(&fd, &bytes, offset);
+            let written = dest::write_at(&file_fd, &bytes, offset);
             drop((bytes, permit));
             written.map_err(wrong(&path))
         };
-        self.pool.run(write).await?;
+        self.pool.run_on(fd, write).await?;
         self.progress.done(0, len as u64);
         Ok((len as u64, false))
     }

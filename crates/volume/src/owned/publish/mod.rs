@@ -5,12 +5,16 @@
 //!       └────────── directories, put together as their entries come ─┘
 //! ```
 //!
-//! Every file is read once and streamed: no more than `max_in_flight_bytes` of blocks are
-//! read and not yet acknowledged, whatever the size of the tree. The root is replaced when
-//! every other block is acknowledged, so readers see the old tree or the new one.
+//! Files are streamed: no more than `max_in_flight_bytes` of blocks are read and not yet
+//! acknowledged, whatever the size of the tree. The root is replaced when every other block is
+//! acknowledged, so readers see the old tree or the new one.
 //!
 //! Only the upload is protocol and runs on the [`Env`]; reading the source is threads of
 //! this machine.
+//!
+//! A file that has not changed since an earlier publish from this machine is not read
+//! ([`stat_cache`]): its blocks are renewed by the hashes that are remembered. If the ring lacks one,
+//! the source is walked again, and that file read.
 //!
 //! The tree may change meanwhile. A file that is gone when its turn comes is not in the volume. A
 //! file that changes while it is read is read again; one that never stays the same, and (if
@@ -22,9 +26,11 @@ mod previous;
 mod report;
 mod run;
 mod source;
+mod stat_cache;
 mod upload;
 mod walk;
 
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -40,6 +46,8 @@ use self::previous::Previous;
 pub use self::report::{MAX_LISTED, Omission, OmissionList, Omissions};
 use self::run::{Run, StopOnDrop};
 use self::source::SourceDir;
+use self::stat_cache::StatCache;
+use self::upload::Uploaded;
 use self::walk::count;
 use super::progress::{Phase, Progress};
 use super::{
@@ -50,6 +58,10 @@ use crate::format::{MAX_BLOCK_SIZE_LOG2, MIN_BLOCK_SIZE_LOG2};
 
 /// How often a newer root than we knew of may turn up while ours is put.
 const MAX_ROOT_ATTEMPTS: u32 = 3;
+
+/// How often the source is walked because the ring lacks blocks of files that were not read, before
+/// all are read.
+const MAX_UNREAD_PASSES: u32 = 3;
 
 /// How to publish.
 #[derive(Clone, Debug)]
@@ -76,6 +88,11 @@ pub struct PublishOptions {
     /// Let a volume that was published in the clear become an encrypted one, or one of
     /// another read key, or the other way round. Readers need another address then.
     pub convert: bool,
+    /// The file that remembers what was read, so that unchanged files need not be read again. It is
+    /// made if it is missing.
+    pub stat_cache: Option<PathBuf>,
+    /// Read all files, also those that seem unchanged.
+    pub checksum: bool,
 }
 
 impl Default for PublishOptions {
@@ -91,7 +108,15 @@ impl Default for PublishOptions {
             reader_threads: 4,
             read_key: None,
             convert: false,
+            stat_cache: None,
+            checksum: false,
         }
+    }
+}
+
+impl PublishOptions {
+    fn block_size_log2(&self) -> u8 {
+        self.block_size_bytes.trailing_zeros() as u8
     }
 }
 
@@ -120,6 +145,12 @@ pub trait SourceFilter: std::fmt::Debug + Send + Sync + 'static {
     /// Why the file system of this number (`st_dev`) is not entered where it is mounted below
     /// the source; `None` if it may be. Asked before anything of it is opened.
     fn withholds_mount(&self, device: u64) -> Option<String>;
+
+    /// Whether a file below `directory`, on its file system, has another time of status change after
+    /// each change. If not, no file there is remembered as unchanged.
+    fn trusts_times(&self, directory: BorrowedFd<'_>) -> bool {
+        source::keeps_ctime(directory)
+    }
 }
 
 /// Withholds nothing.
@@ -174,6 +205,8 @@ pub struct Published {
     pub omissions: Omissions,
     /// Blocks of previous versions that are in this one and that the ring has lost.
     pub lost_blocks: u64,
+    /// Files that had not changed since an earlier publish and were not read.
+    pub unread_files: u64,
     /// Lengths of all files together.
     pub bytes: u64,
     /// Blocks of the tree (the root not counted).
@@ -305,14 +338,14 @@ pub async fn publish(
     blocks: Arc<dyn Blocks>,
     source: &Path,
     secret: &SecretKey,
-    options: PublishOptions,
+    mut options: PublishOptions,
     progress: Arc<dyn Progress>,
     recorder: Arc<dyn LeaseRecorder>,
 ) -> Result<Published, PublishError> {
     check_options(&options)?;
     let unreadable = |reason: String| PublishError::Source { path: source.to_path_buf(), reason };
-    let open = || SourceDir::top(source).map_err(|error| unreadable(error.to_string()));
-    progress.phase(Phase::Upload);
+    let filter = options.filter.clone();
+    let open = || SourceDir::top(source, &*filter).map_err(|error| unreadable(error.to_string()));
     let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &secret.volume_id()));
     // Before anything is uploaded. A question that fails now is asked again at the end.
     let root = Replaced { secret, cipher: cipher.as_ref(), convert: options.convert };
@@ -320,25 +353,47 @@ pub async fn publish(
     if let Ok(present) = &present {
         root.check(present)?;
     }
-    let previous = Previous::new(&env, &blocks, secret.volume_id(), cipher.as_ref(), present);
-    let (outbox, inbox) = futures_channel::mpsc::unbounded();
-    let (asks, asked) = futures_channel::mpsc::unbounded();
-    let run = Arc::new(Run::new(options, cipher.clone(), progress.clone(), outbox, asks));
-    let _stopper = StopOnDrop(run.clone());
-    walk::start_scan(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
-    walk::start(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
-    let uploading = pin!(upload::upload(&run, &blocks, &recorder, inbox));
-    let answering = pin!(previous.serve(run.clone(), asked));
-    // When everything is uploaded, nothing is left to be answered.
-    let uploaded = match select(uploading, answering).await {
-        Either::Left((uploaded, _)) => uploaded?,
-        Either::Right(((), uploading)) => uploading.await?,
+    let mut lost = BTreeSet::new();
+    let mut uploaded = Uploaded::default();
+    let mut passes = 0;
+    let (run, (top, omissions)) = loop {
+        // A node that denies another block each time must not make this endless.
+        passes += 1;
+        options.checksum |= passes > MAX_UNREAD_PASSES;
+        uploaded.lost_blocks = 0;
+        progress.phase(Phase::Upload);
+        let cache = open_stat_cache(&options, &secret.volume_id(), cipher.as_ref(), &lost);
+        let (env, present) = (env.clone(), present.clone());
+        let previous = Previous::new(&env, &blocks, secret.volume_id(), cipher.as_ref(), present);
+        let (outbox, inbox) = futures_channel::mpsc::unbounded();
+        let (asks, asked) = futures_channel::mpsc::unbounded();
+        let cipher = cipher.clone();
+        let run = Run::new(env, options.clone(), cache, cipher, progress.clone(), outbox, asks);
+        let run = Arc::new(run);
+        let _stopper = StopOnDrop(run.clone());
+        walk::start_scan(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
+        walk::start(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
+        uploaded += {
+            let uploading = pin!(upload::upload(&run, &blocks, &recorder, inbox));
+            let answering = pin!(previous.serve(run.clone(), asked));
+            // When everything is uploaded, nothing is left to be answered.
+            match select(uploading, answering).await {
+                Either::Left((uploaded, _)) => uploaded?,
+                Either::Right(((), uploading)) => uploading.await?,
+            }
+        };
+        let outcome = run.outcome().map_err(|error| error.within(source))?;
+        let lost_now = run.take_lost();
+        if lost_now.is_empty() {
+            run.remember(true);
+            break (run.clone(), outcome);
+        }
+        lost.extend(lost_now);
     };
-    let (top, omissions) = run.outcome().map_err(|error| error.within(source))?;
 
     let tallies = &run.tallies;
     let tree = Root {
-        block_size_log2: run.block_size_log2,
+        block_size_log2: options.block_size_log2(),
         mode: top.mode,
         mtime: top.mtime,
         published_unix_ms: env.unix_ms(),
@@ -363,11 +418,32 @@ pub async fn publish(
         special: count(&tallies.special),
         omissions,
         lost_blocks: uploaded.lost_blocks,
+        unread_files: count(&tallies.unread_files),
         bytes: tree.bytes,
         blocks: count(&tallies.blocks),
         new_blocks: uploaded.new_blocks,
         new_bytes: uploaded.new_bytes,
     })
+}
+
+/// What is remembered of the source, without files that need one of the blocks `lost`. A publish does not fail for
+/// lack of it.
+fn open_stat_cache(
+    options: &PublishOptions,
+    volume: &VolumeId,
+    cipher: Option<&VolumeCipher>,
+    lost: &BTreeSet<BlockHash>,
+) -> Option<StatCache> {
+    let path = options.stat_cache.as_ref()?;
+    // The same bytes are other blocks under another read key or block size.
+    let sealed = cipher.map_or_else(Vec::new, |cipher| cipher.seal(b""));
+    let of = BlockHash::of(&[&volume.0[..], &sealed, &[options.block_size_log2()]].concat());
+    match StatCache::open(path, of, lost.clone()) {
+        Ok(Some(cache)) => return Some(cache),
+        Ok(None) => tracing::warn!("another publish of this volume runs: all files are read"),
+        Err(error) => tracing::warn!("all files are read: {}: {error}", path.display()),
+    }
+    None
 }
 
 fn check_options(options: &PublishOptions) -> Result<(), PublishError> {

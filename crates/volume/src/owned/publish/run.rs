@@ -7,10 +7,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 
+use atoll_env::Env;
 use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_channel::mpsc::UnboundedSender;
 
+use super::stat_cache::StatCache;
 use super::{Omission, Omissions, PublishError, PublishOptions};
 use crate::blocks::budget::Permit;
 use crate::format::{DirectoryEntry, DirectoryRef, FormatError};
@@ -42,7 +44,12 @@ pub(super) enum Block {
         /// Held until it is renewed.
         _permit: Permit,
     },
+    /// It is one of a file that was not read, to be renewed.
+    Unread,
 }
+
+/// What a block that was not read counts in the budget: about its memory.
+const UNREAD_BYTES: usize = 128;
 
 impl Block {
     /// What it counts in the budget of bytes in flight.
@@ -50,6 +57,7 @@ impl Block {
         match self {
             Block::Read(bytes) => bytes.len(),
             Block::Previous { .. } => 0,
+            Block::Unread => UNREAD_BYTES,
         }
     }
 }
@@ -105,6 +113,7 @@ pub(super) struct Tallies {
     pub(super) special: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) blocks: AtomicU64,
+    pub(super) unread_files: AtomicU64,
 }
 
 impl Tallies {
@@ -114,8 +123,9 @@ impl Tallies {
 }
 
 pub(super) struct Run {
+    pub(super) env: Env,
     pub(super) options: PublishOptions,
-    pub(super) block_size_log2: u8,
+    pub(super) stat_cache: Option<StatCache>,
     pub(super) progress: Arc<dyn Progress>,
     pub(super) tallies: Tallies,
     cipher: Option<VolumeCipher>,
@@ -128,6 +138,10 @@ pub(super) struct Run {
     /// Kept apart from `seen`: a block that was queued to be renewed may be read later, and must
     /// then be uploaded if the ring lacks it.
     renewed: Mutex<Seen>,
+    /// The same, of files that were not read: if the ring lacks such a block, its file is read.
+    unread: Mutex<Seen>,
+    /// Blocks of files that were not read which the ring lacks.
+    lost: Mutex<BTreeSet<BlockHash>>,
     outcome: Mutex<Outcome>,
 }
 
@@ -175,15 +189,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Run {
     pub(super) fn new(
+        env: Env,
         options: PublishOptions,
+        stat_cache: Option<StatCache>,
         cipher: Option<VolumeCipher>,
         progress: Arc<dyn Progress>,
         outbox: UnboundedSender<Outgoing>,
         asks: UnboundedSender<Ask>,
     ) -> Run {
         Run {
-            block_size_log2: options.block_size_bytes.trailing_zeros() as u8,
+            env,
             options,
+            stat_cache,
             progress,
             tallies: Tallies::default(),
             cipher,
@@ -194,6 +211,8 @@ impl Run {
             room: Condvar::new(),
             seen: Mutex::default(),
             renewed: Mutex::default(),
+            unread: Mutex::default(),
+            lost: Mutex::default(),
             outcome: Mutex::default(),
         }
     }
@@ -207,7 +226,9 @@ impl Run {
         };
         let hash = BlockHash::of(&block);
         if lock(&self.seen).insert(hash) {
-            Tallies::add(&self.tallies.blocks, 1);
+            if !lock(&self.unread).contains(&hash) {
+                Tallies::add(&self.tallies.blocks, 1);
+            }
             self.acquire(block.len())?;
             let block = Block::Read(Bytes::from(block));
             self.outbox.unbounded_send(Outgoing { hash, block }).map_err(|_| Stopped)?;
@@ -225,6 +246,28 @@ impl Run {
         let _ = self
             .outbox
             .unbounded_send(Outgoing { hash, block: Block::Previous { _permit: permit } });
+    }
+
+    /// Hands a block of a file that was not read on to be renewed; waits while too much is on its
+    /// way.
+    pub(super) fn renew_unread(&self, hash: BlockHash) -> Result<(), Stopped> {
+        if lock(&self.seen).contains(&hash) || !lock(&self.unread).insert(hash) {
+            return Ok(());
+        }
+        Tallies::add(&self.tallies.blocks, 1);
+        let block = Block::Unread;
+        self.acquire(block.len())?;
+        self.outbox.unbounded_send(Outgoing { hash, block }).map_err(|_| Stopped)
+    }
+
+    /// The ring lacks these blocks of files that were not read.
+    pub(super) fn lose(&self, blocks: BTreeSet<BlockHash>) {
+        lock(&self.lost).extend(blocks);
+    }
+
+    /// The blocks whose files must be read after all.
+    pub(super) fn take_lost(&self) -> BTreeSet<BlockHash> {
+        std::mem::take(&mut lock(&self.lost))
     }
 
     fn acquire(&self, bytes: usize) -> Result<(), Stopped> {
@@ -328,6 +371,16 @@ impl Run {
         lock(&self.outcome).omissions.withheld.add(Omission { path, reason });
     }
 
+    /// Makes durable what is remembered of the files that were read; what is read later is not.
+    /// `is_whole`: all of the source was walked, so what was not met is not of it any more.
+    pub(super) fn remember(&self, is_whole: bool) {
+        if let Some(cache) = &self.stat_cache
+            && let Err(error) = cache.finish(is_whole)
+        {
+            tracing::warn!("the next publish may read all files: {error}");
+        }
+    }
+
     /// The top directory is finished: no more blocks come.
     pub(super) fn finish(&self, top: Top) {
         lock(&self.outcome).top = Some(top);
@@ -345,12 +398,13 @@ impl Run {
     }
 }
 
-/// Stops the run when dropped: the publish was cancelled.
+/// Stops the run when dropped: it has ended, or the publish was cancelled.
 pub(super) struct StopOnDrop(pub(super) Arc<Run>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop();
+        self.0.remember(false);
     }
 }
 

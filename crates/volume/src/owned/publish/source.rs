@@ -2,7 +2,7 @@
 //! meanwhile can lead us out of it: every name is opened relative to its directory and
 //! never through a symbolic link.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use bytes::Bytes;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
-use super::PublishOptions;
 use super::run::Stopped;
+use super::{PublishOptions, SourceFilter};
 use crate::format::xattrs;
 
 /// An open directory of the source.
@@ -22,6 +22,8 @@ pub(super) struct SourceDir {
     pub(super) path: PathBuf,
     /// Its file system's number.
     device: u64,
+    /// Whether a file on it that has changed has another time.
+    pub(super) has_times: bool,
 }
 
 /// Why a directory is not read.
@@ -63,11 +65,12 @@ fn device_of(dir: impl AsFd, name: &[u8], flags: AtFlags) -> rustix::io::Result<
 }
 
 impl SourceDir {
-    pub(super) fn top(source: &Path) -> rustix::io::Result<SourceDir> {
+    pub(super) fn top(source: &Path, filter: &dyn SourceFilter) -> rustix::io::Result<SourceDir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(source, flags, Mode::empty())?;
         let device = device_of(&fd, b"", AtFlags::EMPTY_PATH)?;
-        Ok(SourceDir { fd, path: PathBuf::new(), device })
+        let has_times = filter.trusts_times(fd.as_fd());
+        Ok(SourceDir { fd, path: PathBuf::new(), device, has_times })
     }
 
     /// Opens a directory below this one, unless it is on a file system that is not entered.
@@ -82,7 +85,11 @@ impl SourceDir {
         // Opening it may have mounted something there.
         let device = device_of(&fd, b"", AtFlags::EMPTY_PATH)?;
         self.check_mount(device, options)?;
-        Ok(SourceDir { fd, path: self.path_of(name), device })
+        let has_times = match device == self.device {
+            true => self.has_times,
+            false => options.filter.trusts_times(fd.as_fd()),
+        };
+        Ok(SourceDir { fd, path: self.path_of(name), device, has_times })
     }
 
     fn check_mount(&self, device: u64, options: &PublishOptions) -> Result<(), DirError> {
@@ -144,6 +151,39 @@ impl SourceDir {
         names.sort();
         Ok(names)
     }
+}
+
+/// Whether some process has the file open for writing, or mapped so, as far as the kernel tells: it
+/// grants a lease for reading where none has, to the file's owner (fcntl(2), `F_SETLEASE`). For a
+/// moment other processes wait when they open it for writing.
+#[allow(unsafe_code)]
+pub(super) fn is_open_for_writing(file: &OwnedFd) -> bool {
+    // From fcntl.h.
+    const F_SETSIG: i32 = 10;
+    let set = |command: i32, argument: i32| {
+        // SAFETY: on a descriptor that is open, with a number; no memory of this process is touched.
+        unsafe { libc::fcntl(file.as_raw_fd(), command, argument) }
+    };
+    // Who waits sends this signal, which is ignored unless it is caught; else it were SIGIO, which
+    // ends a process.
+    set(F_SETSIG, libc::SIGURG);
+    match set(libc::F_SETLEASE, libc::F_RDLCK) {
+        -1 => std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN),
+        _ => {
+            set(libc::F_SETLEASE, libc::F_UNLCK);
+            false
+        }
+    }
+}
+
+/// Whether files of the file system of `directory` have a time of status change that is the kernel's
+/// word, and moves with every change.
+pub(super) fn keeps_ctime(directory: BorrowedFd<'_>) -> bool {
+    // ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, ZFS.
+    const KEEP: [u64; 6] =
+        [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x2fc1_2fc1];
+    let found = rustix::fs::fstatfs(directory);
+    found.is_ok_and(|found| KEEP.contains(&(found.f_type as u64 & 0xffff_ffff)))
 }
 
 pub(super) fn kind_of(stat: &Stat) -> FileKind {

@@ -4,6 +4,8 @@
 //! A batch takes the blocks that wait when an earlier batch ends, so batches are small when
 //! reading is slower than the ring, and full when the ring is slower.
 
+use std::collections::BTreeSet;
+use std::ops::AddAssign;
 use std::sync::Arc;
 
 use atoll_dht::{Blocks, PutError};
@@ -15,15 +17,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::run::{Block, Outgoing, Run};
 use super::{LeaseRecorder, PublishError};
+use crate::owned::batch::{MAX_BATCH_BLOCKS, MAX_BATCH_BYTES, MAX_BATCHES};
 
-/// Batches on their way at once.
-const MAX_BATCHES: usize = 8;
-
-/// Blocks in a batch.
-const MAX_BATCH_BLOCKS: usize = 64;
-
-/// Bytes in a batch, unless one block alone has more.
-const MAX_BATCH_BYTES: usize = 1 << 20;
+/// Blocks that the ring is asked for at once, of which few need be put.
+const MAX_ASKED: usize = 1024;
 
 /// Hashes given to the recorder in one call.
 const MAX_KEEP_HASHES: usize = 1024;
@@ -37,7 +34,23 @@ pub(super) struct Uploaded {
     pub(super) lost_blocks: u64,
 }
 
-type Step = BoxFuture<'static, Result<Uploaded, PublishError>>;
+impl AddAssign for Uploaded {
+    fn add_assign(&mut self, more: Uploaded) {
+        self.new_blocks += more.new_blocks;
+        self.new_bytes += more.new_bytes;
+        self.lost_blocks += more.lost_blocks;
+    }
+}
+
+/// A batch, or a call of the recorder, that has ended.
+#[derive(Default)]
+struct Done {
+    uploaded: Uploaded,
+    /// Blocks that the ring has, of which the recorder has not heard.
+    stored: Vec<BlockHash>,
+}
+
+type Step = BoxFuture<'static, Result<Done, PublishError>>;
 
 /// Uploads until the outbox is closed and everything is acknowledged and kept.
 pub(super) async fn upload(
@@ -47,13 +60,15 @@ pub(super) async fn upload(
     mut outbox: UnboundedReceiver<Outgoing>,
 ) -> Result<Uploaded, PublishError> {
     let mut steps: FuturesUnordered<Step> = FuturesUnordered::new();
-    let mut total = Uploaded::default();
-    let mut to_record = Vec::new();
+    let (mut total, mut stored) = (Uploaded::default(), Vec::new());
     let mut carried = None;
     loop {
+        while stored.len() >= MAX_KEEP_HASHES {
+            steps.push(record(recorder, stored.drain(..MAX_KEEP_HASHES).collect()));
+        }
         if steps.len() >= MAX_BATCHES {
             let done = steps.next().await.expect("there are steps");
-            add(run, &mut total, done?);
+            add(run, &mut total, &mut stored, done?);
             continue;
         }
         let first = match carried.take() {
@@ -61,34 +76,34 @@ pub(super) async fn upload(
             None => match next(&mut outbox, &mut steps).await {
                 Either::Left(block) => block,
                 Either::Right(done) => {
-                    add(run, &mut total, done?);
+                    add(run, &mut total, &mut stored, done?);
                     continue;
                 }
             },
         };
         let Some(first) = first else { break };
         let batch = gather(first, &mut outbox, &mut carried);
-        to_record.extend(batch.iter().map(|block| block.hash));
-        if to_record.len() + MAX_BATCH_BLOCKS > MAX_KEEP_HASHES {
-            steps.push(record(recorder, std::mem::take(&mut to_record)));
-        }
         steps.push(Box::pin(store(run.clone(), blocks.clone(), batch)));
     }
-    if !to_record.is_empty() {
-        steps.push(record(recorder, to_record));
-    }
     run.progress.phase(crate::owned::progress::Phase::Flush);
-    while let Some(done) = steps.next().await {
-        add(run, &mut total, done?);
+    loop {
+        while let Some(done) = steps.next().await {
+            add(run, &mut total, &mut stored, done?);
+        }
+        if stored.is_empty() {
+            return Ok(total);
+        }
+        let calls = stored.chunks(MAX_KEEP_HASHES);
+        steps.extend(calls.map(|hashes| record(recorder, hashes.to_vec())));
+        stored.clear();
     }
-    Ok(total)
 }
 
 /// The next block (`None` at the end), or the next finished step.
 async fn next(
     outbox: &mut UnboundedReceiver<Outgoing>,
     steps: &mut FuturesUnordered<Step>,
-) -> Either<Option<Outgoing>, Result<Uploaded, PublishError>> {
+) -> Either<Option<Outgoing>, Result<Done, PublishError>> {
     if steps.is_empty() {
         return Either::Left(outbox.next().await);
     }
@@ -106,9 +121,12 @@ fn gather(
 ) -> Vec<Outgoing> {
     let mut bytes = first.block.len();
     let mut batch = vec![first];
-    while batch.len() < MAX_BATCH_BLOCKS && bytes < MAX_BATCH_BYTES {
+    let is_read = |block: &Outgoing| usize::from(matches!(block.block, Block::Read(_)));
+    let mut read = is_read(&batch[0]);
+    while read < MAX_BATCH_BLOCKS && batch.len() < MAX_ASKED && bytes < MAX_BATCH_BYTES {
         let Ok(block) = outbox.try_recv() else { break };
         bytes += block.block.len();
+        read += is_read(&block);
         if bytes > MAX_BATCH_BYTES {
             *carried = Some(block);
             break;
@@ -118,20 +136,18 @@ fn gather(
     batch
 }
 
-fn add(run: &Run, total: &mut Uploaded, done: Uploaded) {
-    total.new_blocks += done.new_blocks;
-    total.new_bytes += done.new_bytes;
-    total.lost_blocks += done.lost_blocks;
-    if done.new_blocks > 0 {
-        run.progress.uploaded(done.new_blocks, done.new_bytes);
+fn add(run: &Run, total: &mut Uploaded, stored: &mut Vec<BlockHash>, done: Done) {
+    let Uploaded { new_blocks, new_bytes, .. } = done.uploaded;
+    *total += done.uploaded;
+    stored.extend(done.stored);
+    if new_blocks > 0 {
+        run.progress.uploaded(new_blocks, new_bytes);
     }
 }
 
 fn record(recorder: &Arc<dyn LeaseRecorder>, hashes: Vec<BlockHash>) -> Step {
     let recorded = recorder.record(hashes);
-    Box::pin(
-        async move { recorded.await.map(|()| Uploaded::default()).map_err(PublishError::Record) },
-    )
+    Box::pin(async move { recorded.await.map(|()| Done::default()).map_err(PublishError::Record) })
 }
 
 /// Gives the bytes back to the budget, also when the batch is dropped halfway.
@@ -151,15 +167,16 @@ async fn store(
     run: Arc<Run>,
     blocks: Arc<dyn Blocks>,
     batch: Vec<Outgoing>,
-) -> Result<Uploaded, PublishError> {
+) -> Result<Done, PublishError> {
     let bytes = batch.iter().map(|block| block.block.len()).sum();
-    let _held = Held { run, bytes };
-    let lacking = blocks.renew_or_lack(batch.iter().map(|block| block.hash).collect()).await?;
+    let _held = Held { run: run.clone(), bytes };
+    let mut stored: Vec<BlockHash> = batch.iter().map(|block| block.hash).collect();
+    let lacking = blocks.renew_or_lack(stored.clone()).await?;
     if lacking.is_empty() {
-        return Ok(Uploaded::default());
+        return Ok(Done { stored, ..Done::default() });
     }
     let mut wanted = lacking.iter().peekable();
-    let mut lost_blocks = 0;
+    let (mut uploaded, mut unread) = (Uploaded::default(), BTreeSet::new());
     let mut puts = Vec::new();
     for Outgoing { hash, block } in batch {
         if wanted.next_if_eq(&&hash).is_none() {
@@ -167,18 +184,22 @@ async fn store(
         }
         match block {
             Block::Read(bytes) => puts.push((hash, bytes)),
-            Block::Previous { .. } => lost_blocks += 1,
+            Block::Previous { .. } => uploaded.lost_blocks += 1,
+            Block::Unread => {
+                unread.insert(hash);
+            }
         }
     }
     if wanted.next().is_some() {
         let told = "it says that it lacks blocks it was not asked about";
         return Err(PutError::Unavailable(told.into()).into());
     }
-    if puts.is_empty() {
-        return Ok(Uploaded { lost_blocks, ..Uploaded::default() });
+    if !puts.is_empty() {
+        uploaded.new_blocks = puts.len() as u64;
+        uploaded.new_bytes = puts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        blocks.put(puts).await?;
     }
-    let new_blocks = puts.len() as u64;
-    let new_bytes = puts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-    blocks.put(puts).await?;
-    Ok(Uploaded { new_blocks, new_bytes, lost_blocks })
+    stored.retain(|hash| !unread.contains(hash));
+    run.lose(unread);
+    Ok(Done { uploaded, stored })
 }
