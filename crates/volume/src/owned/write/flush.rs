@@ -53,6 +53,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
         if !waiters.is_empty() || due || mount.tree().is_changed() {
             let outcome = mount.flush().await;
             mount.note(&outcome);
+            mount.flush_ends.lock().expect("no holder of this lock panics").clear();
             for waiter in waiters {
                 // Those that waited may have given up.
                 let _ = waiter.send(outcome.clone());
@@ -80,7 +81,9 @@ impl Shared {
         let (plan, records) = {
             let mut tree = self.tree();
             // What has changed until now, and nothing later, is in the records until now.
-            (tree.begin_flush(), self.spool.as_ref().map_or(0, |spool| spool.cut()))
+            let plan = tree.begin_flush();
+            let spool = self.spool.as_ref().filter(|_| plan.is_some());
+            (plan, spool.map_or(0, |spool| spool.cut()))
         };
         let Some(mut plan) = plan else {
             if head.unsure.is_none() && !self.writer_is_due(&head) {
@@ -129,7 +132,7 @@ impl Shared {
         let lease_ms = WRITER_LEASE.as_millis() as u64;
         let until_unix_ms = self.env.unix_ms().saturating_add(lease_ms);
         root.mounted.writer = writes.then_some(Writer { spool: self.spool_id, until_unix_ms });
-        let records = root.mounted.records_of(self.spool_id);
+        let records = root.mounted.records_of(&[self.spool_id]);
         root.mounted.merge(self.spool_id, records);
         root
     }

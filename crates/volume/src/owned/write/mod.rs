@@ -40,9 +40,10 @@ mod tree;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError, PutError};
-use atoll_env::{BoxFuture, Env, Notify};
+use atoll_env::{BoxFuture, Env, Notify, timeout};
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::{Errno, FileTime};
 use bytes::Bytes;
@@ -54,7 +55,7 @@ pub use self::fs::WritableFs;
 pub use self::history::RestoreError;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
-pub use self::spool::SpoolDirectory;
+pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS, SpoolDirectory};
 use self::tree::{Loaded, Need, Tree};
 use super::history::Keep;
 use super::root::{MountState, Root};
@@ -187,7 +188,7 @@ struct Shared {
     options: WriteOptions,
     /// Where changes wait for the ring.
     spool: Option<Arc<Spool>>,
-    /// Names the spool among those of all writers; without a spool, this mount.
+    /// Names this mount, and its spool, among all writers.
     spool_id: [u8; 16],
     /// Where changes lie that an earlier mount has left and that could not be made again.
     set_aside: Mutex<Option<String>>,
@@ -197,6 +198,8 @@ struct Shared {
     /// Wakes the flush task.
     wake: Arc<Notify>,
     waiters: Mutex<Vec<Waiter>>,
+    /// Dropped when a flush ends.
+    flush_ends: Mutex<Vec<oneshot::Sender<()>>>,
     /// Why this mount may not write, or not any more.
     fence: Mutex<Option<FlushError>>,
     /// Why the last flush failed, if it did.
@@ -208,6 +211,10 @@ struct Shared {
 
 /// Bytes swapped out at once.
 const SWAP_BYTES: u64 = 8 << 20;
+
+/// How long a writer waits for a flush before changes are swapped out: a ring that takes less than
+/// half of [`WriteOptions::max_changed_bytes`] in this time is slower than the disk. Guess.
+const FLUSH_PATIENCE: Duration = Duration::from_millis(500);
 
 type Waiter = oneshot::Sender<Result<(), FlushError>>;
 
@@ -304,24 +311,37 @@ impl Shared {
     /// Makes room in memory: on disk if there is a spool, else on the ring.
     async fn make_room(&self) -> Result<(), FlushError> {
         let most = self.options.max_changed_bytes;
-        let (held, changed) = {
-            let tree = self.tree();
-            (tree.held_bytes(), tree.changed_bytes())
-        };
-        if changed >= most / 2 {
+        if self.tree().changed_bytes() >= most / 2 {
             self.wake.notify();
         }
-        if held < most {
+        if self.tree().held_bytes() < most {
             return Ok(());
         }
         if let Some(spool) = &self.spool {
-            // What is being flushed stays in memory.
-            let is_swapped = changed >= most / 4 && self.swap_out(spool).await.is_ok();
-            if is_swapped || held < 2 * most {
+            // Whatever a flush takes away need not be written to the disk and read again.
+            if self.has_trouble() || !self.flush_ends_soon().await {
+                // A disk that fails has been said; what is being flushed stays in memory.
+                let _ = self.swap_out(spool).await;
+            }
+            if self.tree().held_bytes() < 2 * most {
                 return Ok(());
             }
         }
         self.flushed().await
+    }
+
+    fn has_trouble(&self) -> bool {
+        self.trouble.lock().expect("no holder of this lock panics").is_some()
+    }
+
+    /// Resolves when the flush that is under way has ended, or takes too long; whether there is
+    /// room then.
+    async fn flush_ends_soon(&self) -> bool {
+        let (sender, receiver) = oneshot::channel();
+        self.flush_ends.lock().expect("no holder of this lock panics").push(sender);
+        // No answer comes; the sender is dropped.
+        let ended = timeout(&*self.env, FLUSH_PATIENCE, receiver).await.is_ok();
+        ended && self.tree().held_bytes() < self.options.max_changed_bytes
     }
 
     /// Writes changed blocks to the swap file until few are left in memory.

@@ -54,35 +54,39 @@ impl WritableFs {
         let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
         let block: SignedBlock = blocks.get_signed(id.root_key()).await?;
         let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
-        let spool = match spool {
+        let mut spool = match spool {
             Some(directory) => Some(Spool::open(&env, directory, cipher.clone()).await?),
             None => None,
         };
-        let spool_id = spool.as_ref().map_or_else(|| random_id(&env), Spool::id);
+        let former_ids = spool.as_ref().map_or(Vec::new(), |spool| spool.former_ids().to_vec());
         let now = env.unix_ms();
         if let Some(writer) = root.mounted.writer.filter(|writer| writer.until_unix_ms > now)
             // An earlier mount of this spool has ended, or it would still hold the spool.
-            && writer.spool != spool_id
+            && !former_ids.contains(&writer.spool)
             && !options.take_over
         {
             let left_secs = (writer.until_unix_ms - now).div_ceil(1000);
             return Err(WriteError::Busy { left_secs });
         }
         let mut set_aside = None;
-        if let Some(spool) = &spool {
-            let merged = root.mounted.records_of(spool_id);
+        let merged = root.mounted.records_of(&former_ids);
+        if let Some(spool) = &mut spool {
+            let newest = root.mounted.merged.first().map(|merged| merged.spool);
+            let mut has_more = spool.begin_at(merged).await;
             // Else nothing tells on which tree the records were made.
-            let is_newest = root.mounted.merged.first().is_some_and(|m| m.spool == spool_id);
-            if spool.has_more_than(merged) && !is_newest {
+            let is_newest = newest.is_some_and(|newest| former_ids.contains(&newest));
+            if has_more && !is_newest {
                 tracing::warn!("another writer has put a root since the spool was written");
                 set_aside = Some(spool.set_aside().await?);
+                has_more = false;
             }
-            spool.begin_at(merged);
+            spool.keep_id(newest, has_more).await?;
         }
+        let spool_id = spool.as_ref().map_or_else(|| random_id(&env), Spool::id);
         let spool = (spool.map(Arc::new), spool_id);
         let mut shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
         shared.set_aside = Mutex::new(set_aside);
-        shared.claim().await?;
+        shared.claim(&former_ids, merged).await?;
         let fs = WritableFs::of(Arc::new(shared));
         match fs.replay().await {
             Ok(()) => {}
@@ -112,7 +116,7 @@ impl WritableFs {
         }
         let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
         let merged = root.mounted.merged.first().ok_or(damaged("no mount has put its base"))?;
-        spool.begin_at(root.mounted.records_of(merged.spool));
+        spool.begin_at(root.mounted.records_of(&[merged.spool])).await;
         let spool = (Some(Arc::new(spool)), merged.spool);
         let keeper = Arc::new(NoLeaseKeeper);
         let shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
@@ -138,8 +142,8 @@ impl WritableFs {
             let head = shared.head.lock().await;
             (head.root.clone(), head.block.clone())
         };
-        let records = root.mounted.records_of(shared.spool_id);
-        spool.begin_at(records);
+        let records = root.mounted.records_of(&[shared.spool_id]);
+        spool.begin_at(records).await;
         spool.merged(records, block);
         *shared.tree() = Tree::new(&root, shared.options.owner);
         *shared.set_aside.lock().expect("no holder of this lock panics") = Some(name);
@@ -214,6 +218,7 @@ impl Shared {
             head,
             wake: Arc::default(),
             waiters: Mutex::default(),
+            flush_ends: Mutex::default(),
             fence: Mutex::default(),
             trouble: Mutex::default(),
             listed: Mutex::default(),
@@ -222,10 +227,13 @@ impl Shared {
         }
     }
 
-    /// Says on the ring that this mount writes the volume.
-    async fn claim(&self) -> Result<(), FlushError> {
+    /// Says on the ring that this mount writes the volume, and that the root has so many records of
+    /// its spool, which had other names before.
+    async fn claim(&self, former_ids: &[[u8; 16]], records: u64) -> Result<(), FlushError> {
         let mut head = self.head.lock().await;
-        let root = self.with_policy(head.root.clone()).await?;
+        let mut root = self.with_policy(head.root.clone()).await?;
+        root.mounted.merged.retain(|merged| !former_ids.contains(&merged.spool));
+        root.mounted.merge(self.spool_id, records);
         let root = self.marked(root, true);
         self.put_root(&mut head, root).await
     }

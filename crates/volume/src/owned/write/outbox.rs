@@ -12,12 +12,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::FlushError;
 use crate::blocks::cache::BlockCache;
 use crate::format::build::Sink;
-
-/// Batches on their way at once, blocks in a batch, and its bytes unless one block has more: as a
-/// publish has them.
-const MAX_BATCHES: usize = 8;
-const MAX_BATCH_BLOCKS: usize = 64;
-const MAX_BATCH_BYTES: usize = 1 << 20;
+use crate::owned::batch::{MAX_BATCH_BLOCKS, MAX_BATCH_BYTES, MAX_BATCHES};
 
 /// Blocks that are written and not on the ring yet.
 pub(super) struct Outbox<'a> {

@@ -62,6 +62,8 @@ struct Story {
     ring: Arc<Unsteady>,
     spools: [MemorySpool; 2],
     overtaken: [Option<Overtaken>; 2],
+    /// The spool is a copy of the other machine's.
+    is_copy: [bool; 2],
     current: usize,
     /// All calls, and what the tree was before and after each.
     calls: Vec<Call>,
@@ -104,6 +106,7 @@ impl Story {
             ring,
             spools: Default::default(),
             overtaken: [None, None],
+            is_copy: [false; 2],
             current: 0,
             calls: Vec::new(),
             trees,
@@ -210,6 +213,10 @@ impl Story {
         let overtaken = self.overtaken[self.current].take();
         let aside = self.spools[self.current].below("aside");
         let is_there = self.spools[self.current].discard("aside");
+        if std::mem::take(&mut self.is_copy[self.current]) {
+            // It may have what the other machine has not written yet, or has written since.
+            return;
+        }
         let Some(trees) = overtaken else {
             assert!(!is_there, "seed {}: set aside, and not overtaken", self.seed);
             return;
@@ -235,6 +242,11 @@ impl Story {
             }
             let steps = self.dice.below(25);
             self.work(&fs, &machine, steps).await;
+            if self.dice.below(6) == 0 {
+                self.spools[1 - self.current] = self.spools[self.current].copied();
+                self.overtaken[1 - self.current] = None;
+                self.is_copy[1 - self.current] = true;
+            }
             match self.dice.below(4) {
                 0 => {
                     if ended(&fs).await == Some(true) {

@@ -356,6 +356,72 @@ async fn numbers_of_a_lying_root_do_no_harm() {
     }
 }
 
+/// POSIX, `rewinddir`: the listing is of the directory as it is then.
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_begins_again_shows_what_has_changed() {
+    let (_, fs) = new_mount(16).await;
+    let me = Caller::default();
+    let dir = fs.mkdir(me, ROOT, b"dir", 0o755).await.expect("makes").attr.inode;
+    let handle = fs.opendir(me, dir).await.expect("opens").handle;
+    let names = async || {
+        let page = fs.readdir(dir, handle, 0, 10, false).await.expect("lists");
+        page.into_iter()
+            .map(|entry| String::from_utf8_lossy(&entry.name).into())
+            .collect::<Vec<String>>()
+    };
+    assert!(names().await.is_empty());
+    for name in ["a", "b"] {
+        fs.mknod(me, dir, name.as_bytes(), REGULAR, 0o644, 0).await.expect("makes");
+    }
+    assert_eq!(names().await, ["a", "b"]);
+    fs.sync().await.expect("flushes");
+    fs.unlink(me, dir, b"a").await.expect("removes");
+    assert_eq!(names().await, ["b"]);
+    fs.unlink(me, dir, b"b").await.expect("removes");
+    fs.rmdir(me, ROOT, b"dir").await.expect("removes");
+    assert!(names().await.is_empty());
+    fs.closedir(dir, handle).await.expect("closes");
+    fs.check_invariants();
+}
+
+/// Nothing of a file costs what its length says.
+#[tokio::test(start_paused = true)]
+async fn a_sparse_file_of_a_tebibyte_takes_what_it_has_of_data() {
+    let memory = MemoryBlocks::new();
+    let blocks: Arc<dyn Blocks> = Arc::new(memory.clone());
+    created(&blocks, None, 16).await;
+    let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
+    let file = open(&fs, "file", OpenFlags::READ_WRITE).await;
+    let size = 1u64 << 40;
+    let places = [0, size / 3, size - 5];
+    for place in places {
+        write(&fs, file, place, vec![7; 5]).await;
+    }
+    fs.end().await.expect("ends");
+    let puts = memory.counts().puts;
+    assert!(puts < 30, "{puts} blocks");
+
+    let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts again");
+    let file = open(&fs, "file", OpenFlags::READ_WRITE).await;
+    let attr = fs.getattr(file.0, None).await.expect("is there").attr;
+    assert_eq!(attr.size_bytes, size);
+    assert!(attr.blocks_512 <= 3 * 128, "{} sectors", attr.blocks_512);
+    for place in places {
+        assert_eq!(fs.read(file.0, file.1, place, 5).await.expect("reads"), [7; 5][..]);
+    }
+    let block = |place: u64| place & !0xffff;
+    assert_eq!(fs.seek(file.0, file.1, 1 << 30, SeekTo::Data).await, Ok(block(size / 3)));
+    let mode = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+    let range = (size / 3 - (1 << 30), 2 << 30);
+    let punched = fs.fallocate(Caller::default(), file.0, file.1, range.0, range.1, mode);
+    punched.await.expect("is punched");
+    assert_eq!(fs.seek(file.0, file.1, 1 << 30, SeekTo::Data).await, Ok(block(size - 5)));
+    fs.sync().await.expect("flushes");
+    fs.check_invariants();
+    resize(&fs, file.0, 3).await;
+    fs.end().await.expect("ends");
+}
+
 /// Few blocks can describe a file of 4 TiB without a hole: a search for one ends.
 #[tokio::test(start_paused = true)]
 async fn a_search_for_a_hole_in_endless_data_ends() {

@@ -1,5 +1,6 @@
 //! A volume mounted read-write.
 
+mod churn;
 mod crashes;
 mod edges;
 mod history;
@@ -122,19 +123,19 @@ async fn it_conforms_encrypted() {
 /// A directory of many names is changed here and there: what is listed and found is what was made,
 /// and a change writes few blocks.
 #[tokio::test(start_paused = true)]
-async fn a_change_in_a_large_directory_writes_few_blocks() {
+async fn a_change_in_a_directory_of_100_000_names_writes_few_blocks() {
     let memory = MemoryBlocks::new();
     let blocks: Arc<dyn Blocks> = Arc::new(memory.clone());
     created(&blocks, None, 16).await;
     let fs = mounted(&blocks, WriteOptions::default()).await.expect("mounts");
     let me = Caller::default();
     let mut names = BTreeSet::new();
-    let name = |number: u64| format!("name-{:05}", number * 7919 % 20_000);
-    for number in 0..20_000 {
+    let name = |number: u64| format!("name-{:05}", number * 7919 % 100_000);
+    for number in 0..100_000 {
         let entry = fs.mknod(me, InodeNumber::ROOT, name(number).as_bytes(), REGULAR, 0o644, 0);
         fs.forget(entry.await.expect("makes").attr.inode, 1);
         names.insert(name(number));
-        if number % 3_000 == 0 {
+        if number % 15_000 == 0 {
             fs.sync().await.expect("flushes");
         }
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{ReadKey, SignedBlock};
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer};
+use atoll_vfs::{
+    Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
+};
 use atoll_volume::owned::{SpoolDirectory, WritableFs, WriteError, WriteOptions, sealed_root};
 use bytes::Bytes;
 
@@ -23,6 +25,8 @@ type File = (Vec<u8>, Vec<u8>);
 pub(super) struct MemorySpool {
     files: Arc<Mutex<BTreeMap<String, File>>>,
     fails: Arc<AtomicBool>,
+    /// Nothing more can be written to it.
+    is_full: Arc<AtomicBool>,
     /// Reads of the swap file.
     swap_ins: Arc<AtomicU64>,
     /// Files that lie on bad blocks.
@@ -56,6 +60,27 @@ impl MemorySpool {
         let before = files.len();
         files.retain(|name, _| !name.starts_with(&format!("{directory}/")));
         files.len() < before
+    }
+
+    /// Another directory with the same files.
+    pub(super) fn copied(&self) -> MemorySpool {
+        let mut files = self.files.lock().expect("unpoisoned").clone();
+        files.remove("swap");
+        MemorySpool { files: Arc::new(Mutex::new(files)), ..MemorySpool::default() }
+    }
+
+    /// Changes one bit of a file.
+    fn flip(&self, name: &str, at: usize) {
+        let mut files = self.files.lock().expect("unpoisoned");
+        let (durable, rest) = files.get_mut(name).expect("is there");
+        let byte = durable.iter_mut().chain(rest).nth(at);
+        *byte.expect("the file is that long") ^= 1;
+    }
+
+    fn len_of(&self, name: &str) -> usize {
+        let files = self.files.lock().expect("unpoisoned");
+        let (durable, rest) = &files[name];
+        durable.len() + rest.len()
     }
 
     fn records(&self) -> Vec<String> {
@@ -192,7 +217,11 @@ impl SpoolDirectory for Disk {
     }
 
     fn append(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
+        let is_full = self.spool.is_full.load(Ordering::Relaxed);
         self.with(move |files| {
+            if is_full {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
             files.entry(name).or_default().1.extend_from_slice(&bytes);
             Ok(())
         })
@@ -207,7 +236,11 @@ impl SpoolDirectory for Disk {
     }
 
     fn replace(&self, name: String, bytes: Bytes) -> BoxFuture<'static, io::Result<()>> {
+        let is_full = self.spool.is_full.load(Ordering::Relaxed);
         self.with(move |files| {
+            if is_full {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
             files.insert(name, (bytes.to_vec(), Vec::new()));
             Ok(())
         })
@@ -446,7 +479,7 @@ async fn a_damaged_spool_locks_nobody_out() {
         setting.ring_is_away(true);
         for name in ["a", "b", "c"] {
             save(&fs, name, b"1").await.expect("closes");
-            // Each flush begins a segment.
+            // The first flush begins a segment.
             let _ = fs.sync().await;
         }
         machine.crash(0);
@@ -481,6 +514,153 @@ async fn a_damaged_spool_locks_nobody_out() {
             names.into_iter().map(|(n, _)| String::from_utf8(n).expect("text")).collect();
         assert_eq!(names.concat(), left);
     }
+}
+
+/// No bit of a spool can change such that something closed is lost and nobody is told; of the last
+/// close nothing more is known where the machine has crashed right after it.
+#[tokio::test(start_paused = true)]
+async fn damage_is_no_end_of_what_was_written() {
+    for (is_killed, names) in [(true, ["a", "b", "c"]), (false, ["a", "b", "b"])] {
+        let setting = Setting::new(WriteOptions::default()).await;
+        let (fs, machine) = setting.mount().await;
+        setting.ring_is_away(true);
+        for name in ["a", "b", "c"] {
+            save(&fs, name, b"1").await.expect("closes");
+        }
+        match is_killed {
+            true => machine.kill(),
+            false => machine.crash(0),
+        }
+        let segments = setting.spool.records();
+        let bytes = segments
+            .iter()
+            .flat_map(|segment| (0..setting.spool.len_of(segment)).map(move |at| (segment, at)));
+        let mut losses = 0;
+        for (segment, at) in bytes {
+            let spool = setting.spool.copied();
+            spool.flip(segment, at);
+            let disk = Crashing::new(&setting.ring, &spool).spool;
+            let (blocks, options) = (setting.ring.clone(), setting.options.clone());
+            let opened = WritableFs::open_set_aside(env(), blocks, secret(), options, disk).await;
+            let (left, missing) = opened.expect("opens");
+            let mut is_whole = true;
+            for name in names {
+                is_whole &= load(&left, name).await.is_ok();
+            }
+            assert!(is_whole || missing.is_some(), "killed: {is_killed}, byte {at} of {segment}");
+            losses += u64::from(!is_whole);
+        }
+        assert!(losses > 0);
+        // The same when the volume is mounted: it is said, and set aside.
+        setting.spool.flip(&segments[0], 40);
+        let (again, _machine) = setting.mount().await;
+        assert_eq!(again.set_aside().as_deref(), Some("aside"));
+    }
+}
+
+/// Days without the ring: each flush fails, and the files are as few as before.
+#[tokio::test(start_paused = true)]
+async fn failed_flushes_leave_few_files() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    let mut number = 0;
+    for _ in 0..3 {
+        setting.ring_is_away(true);
+        for _ in 0..20 {
+            save(&fs, &format!("{number}"), b"1").await.expect("closes");
+            fs.sync().await.expect_err("the ring is away");
+            number += 1;
+        }
+        assert!(setting.spool.records().len() <= 2, "{:?}", setting.spool.records());
+        setting.ring_is_away(false);
+        // This flush has the first records of a segment that goes on.
+        let flushed = fs.sync();
+        save(&fs, &format!("{number}"), b"1").await.expect("closes");
+        number += 1;
+        flushed.await.expect("flushes");
+    }
+    setting.ring_is_away(true);
+    save(&fs, "last", b"1").await.expect("closes");
+    machine.crash(0);
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(again.set_aside(), None);
+    for name in (0..number).map(|number| format!("{number}")).chain(["last".into()]) {
+        assert_eq!(load(&again, &name).await.expect("reads"), &b"1"[..], "{name}");
+    }
+}
+
+/// The directory of a node was copied, and both machines mount the volume, one after the other. What
+/// the root has of one spool is not taken for what it has of the other.
+#[tokio::test(start_paused = true)]
+async fn a_copied_spool_counts_for_itself() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, _machine) = setting.mount().await;
+    save(&fs, "both", b"1").await.expect("closes");
+    fs.end().await.expect("ends");
+    let copy = setting.spool.copied();
+    let (fs, machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    save(&fs, "mine", b"1").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let other = Setting { ring: setting.ring.clone(), spool: copy, ..setting };
+    let disk = Crashing::new(&other.ring, &other.spool).spool;
+    let refused = mounted_with(&blocks, other.options.clone(), Some(disk)).await.err();
+    assert!(matches!(refused, Some(WriteError::Busy { .. })), "{refused:?}");
+    let by_force = WriteOptions { take_over: true, ..other.options.clone() };
+    let other = Setting { options: by_force, ..other };
+    let (theirs, _machine) = other.mount().await;
+    assert_eq!(theirs.set_aside(), None);
+    for name in ["x", "y", "z"] {
+        save(&theirs, name, b"1").await.expect("closes");
+        theirs.sync().await.expect("flushes");
+    }
+    theirs.end().await.expect("ends");
+
+    let setting = Setting { spool: setting.spool, ..other };
+    let (again, _machine) = setting.mount().await;
+    assert_eq!(load(&again, "z").await.expect("reads"), &b"1"[..]);
+    assert_eq!(load(&again, "mine").await, Err(Errno::ENOENT));
+    assert_eq!(again.set_aside().as_deref(), Some("aside"));
+}
+
+/// A disk without room keeps nobody from the volume, unless something is in the spool that would then
+/// be passed over.
+#[tokio::test(start_paused = true)]
+async fn a_full_disk_locks_nobody_out() {
+    // Without the spool nothing says that the mount which is named as the writer is gone.
+    let options = WriteOptions { take_over: true, ..WriteOptions::default() };
+    let setting = Setting::new(options).await;
+    setting.spool.is_full.store(true, Ordering::Relaxed);
+    for attempt in 0..2 {
+        let (fs, machine) = setting.mount().await;
+        let status = fs.getxattr(InodeNumber::ROOT, b"user.atoll.status").await.expect("is told");
+        assert!(String::from_utf8_lossy(&status).contains("nothing is spooled"), "{status:?}");
+        save(&fs, &format!("{attempt}"), b"1").await.expect("closes");
+        setting.ring_is_away(true);
+        assert_eq!(save(&fs, "late", b"1").await, Err(Errno::ETIMEDOUT));
+        setting.ring_is_away(false);
+        machine.crash(0);
+    }
+    setting.spool.is_full.store(false, Ordering::Relaxed);
+    let (fs, machine) = setting.mount().await;
+    for attempt in 0..2 {
+        load(&fs, &format!("{attempt}")).await.expect("close has waited for the ring");
+    }
+    setting.ring_is_away(true);
+    save(&fs, "waits", b"1").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+    setting.spool.is_full.store(true, Ordering::Relaxed);
+    let disk = Crashing::new(&setting.ring, &setting.spool).spool;
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let refused = mounted_with(&blocks, setting.options.clone(), Some(disk)).await.err();
+    assert!(matches!(refused, Some(WriteError::Spool(_))), "{refused:?}");
+    setting.spool.is_full.store(false, Ordering::Relaxed);
+    let (fs, _machine) = setting.mount().await;
+    assert_eq!(load(&fs, "waits").await.expect("reads"), &b"1"[..]);
 }
 
 /// What a killed process had not made durable is so before the next one's records are.
@@ -725,6 +905,40 @@ async fn what_waits_for_a_silent_ring_is_bounded() {
         removed += 1;
     }
     assert_eq!(removed, made);
+}
+
+/// Extended attributes are kept in memory until the ring has them.
+#[tokio::test(start_paused = true)]
+async fn extended_attributes_that_wait_for_a_silent_ring_are_bounded() {
+    let options = WriteOptions { max_changed_bytes: 1 << 20, ..WriteOptions::default() };
+    let setting = Setting::new(options).await;
+    let (fs, _machine) = setting.mount().await;
+    setting.ring_is_away(true);
+    let me = Caller::default();
+    let value = Bytes::from(noise(60_000, 1));
+    let mut number = 0;
+    let refused = loop {
+        assert!(number < 200, "all are taken");
+        number += 1;
+        let name = format!("{number}");
+        let made = fs.mknod(me, InodeNumber::ROOT, name.as_bytes(), super::REGULAR, 0o644, 0).await;
+        let made = match made {
+            Ok(made) => made.attr.inode,
+            Err(errno) => break errno,
+        };
+        let set = fs.setxattr(me, made, b"user.a", value.clone(), XattrFlags::default()).await;
+        fs.forget(made, 1);
+        if let Err(errno) = set {
+            break errno;
+        }
+    };
+    assert_eq!(refused, Errno::ETIMEDOUT);
+    assert!(fs.held_bytes() < 3 << 20, "{} bytes", fs.held_bytes());
+    fs.check_invariants();
+    setting.ring_is_away(false);
+    fs.sync().await.expect("flushes");
+    assert_eq!(fs.held_bytes(), 0);
+    fs.check_invariants();
 }
 
 /// An attribute that is changed again and again costs no memory, and more and more of the disk.

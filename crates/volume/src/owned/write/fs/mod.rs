@@ -561,7 +561,12 @@ impl FileSystem for WritableFs {
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
         self.answer(move |fs| async move {
-            let open = fs.on_tree(|tree, _| tree.opened_directory(inode.0, handle.0)).await?;
+            let open = fs
+                .on_tree(|tree, _| match cookie {
+                    0 => tree.rewind_directory(inode.0, handle.0),
+                    _ => tree.opened_directory(inode.0, handle.0),
+                })
+                .await?;
             let mut entries = Vec::new();
             let mut cookie = cookie;
             while entries.is_empty() {

@@ -1,16 +1,22 @@
 //! What a mount has written and the ring does not have yet, on this machine's disk.
 //!
 //! Each change is a [`Record`]. Records are numbered for as long as the spool's directory is there,
-//! and lie in *segments*, files that are named by the number of their first record; a flush begins a
-//! new one, and so does one that is long. The root on the ring says how many records of which spools
-//! it has ([`MountState::merged`]): when a mount begins, older segments are removed, and the records
-//! of the others are made again, on the very version that they followed.
+//! and lie in *segments*, files that are named by the number of their first record. A segment ends when
+//! it is long, and when a flush begins, unless the last flush has failed: then there would be as many
+//! files as failures. The root on the ring says how many records of which spools it has
+//! ([`MountState::merged`]): when a mount begins, these are passed over, and the later ones are made
+//! again, on the very version that they followed.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `id` | 16 random bytes that name the spool |
-//! | `base` | the newest root that this mount has put: what the first segment follows |
+//! | `id` | names of the spool, 16 random bytes each, the newest last |
+//! | `base` | a root that this mount has put: the records after those that it has follow it |
 //! | `NNNNNNNNNNNNNNNNNNNN.records` | a segment ([`segment`]) |
+//!
+//! Each mount draws a new name, under which its roots count the records. A copy of the directory
+//! has the old name only: what it counts is never mistaken for what the original has. The new name is in `id`
+//! before a root has it, beside the former one: the next mount finds one of the two in the newest
+//! root.
 //!
 //! Beside that, changed bytes that are too many for the memory are in a file that dies with the mount
 //! ([`swap`]).
@@ -19,7 +25,8 @@
 //!
 //! - When [`Spool::synced`] has returned, the records before it survive a crash of the machine.
 //! - Records are made again in order, from the first that the root does not have; after a crash the
-//!   last ones may be missing, none in between.
+//!   last ones may be missing, none in between, and none that was durable: segments say in marks how
+//!   many were. If one of these cannot be read, the spool is damaged.
 //! - Where another writer has put a root meanwhile, nothing is made again: the segments and `base`
 //!   are set aside, in a directory of their own.
 //! - If the disk fails, no record is written any more; whoever would have waited for the spool waits
@@ -41,13 +48,14 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use atoll_env::{Env, Notify, sleep};
+use atoll_env::{Env, Instant, Notify, sleep};
 use atoll_key::{SignedBlock, VolumeCipher};
 use bytes::Bytes;
 use futures_channel::oneshot;
 use futures_util::future::select;
 
 pub use self::directory::SpoolDirectory;
+use self::segment::Segment;
 use self::swap::Swap;
 use super::tree::Record;
 
@@ -64,12 +72,26 @@ const SYNC_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 const ID: &str = "id";
-const BASE: &str = "base";
-const SUFFIX: &str = ".records";
+
+/// The file with the root that the records follow.
+pub const SPOOL_BASE: &str = "base";
+
+/// How the names of the files with records end.
+pub const SPOOL_RECORDS: &str = ".records";
+
+/// Names that a spool remembers. It gets one by each mount, and loses the older ones when a root has
+/// it.
+const MAX_NAMES: usize = 64;
+
+/// Names a spool in roots.
+type Id = [u8; 16];
 
 /// See the module.
 pub(super) struct Spool {
-    id: [u8; 16],
+    /// Its names until now.
+    former: Vec<Id>,
+    /// Its name in the roots of this mount.
+    id: Id,
     directory: Arc<dyn SpoolDirectory>,
     cipher: Option<VolumeCipher>,
     state: Mutex<State>,
@@ -83,8 +105,12 @@ struct State {
     next: u64,
     /// The first record of the segment that is written.
     segment: u64,
-    /// Segments with records, and their bytes.
-    segments: BTreeMap<u64, u64>,
+    /// Segments with records, by the first.
+    segments: BTreeMap<u64, Extent>,
+    /// The bytes of all of them.
+    bytes: u64,
+    /// A flush has begun since the ring took records the last time.
+    is_cut: bool,
     queue: Vec<Work>,
     queued_bytes: usize,
     /// Records below are durable here, or on the ring.
@@ -93,13 +119,35 @@ struct State {
     failure: Option<String>,
 }
 
+/// How far a segment goes.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    /// The number after its last record; `None` before it is read.
+    end: Option<u64>,
+    bytes: u64,
+}
+
+/// What the task has done on the disk.
+#[derive(Default)]
+struct Disk {
+    /// Segments that were written to and are not durable, and since when.
+    unsynced: BTreeMap<u64, Instant>,
+    /// Records below are written.
+    written: u64,
+    /// The root that is to be the base, the segments of which it has all records, and since when they
+    /// are not needed.
+    merged: Option<(SignedBlock, Vec<u64>, Instant)>,
+}
+
 enum Work {
     /// Appends to a segment records from a number on.
     Append { segment: u64, first: u64, records: Vec<Record> },
-    /// The ring has all records before a number, by this root.
-    Merged { records: u64, root: SignedBlock },
-    /// Says that everything before is done.
+    /// The ring has all records before a number, by this root, and thereby all of some segments.
+    Merged { records: u64, root: SignedBlock, segments: Vec<u64> },
+    /// Says that everything before is written.
     Say(oneshot::Sender<()>),
+    /// Says that everything before is written, and the base.
+    Finish(oneshot::Sender<()>),
 }
 
 /// Why a spool cannot be read.
@@ -121,91 +169,147 @@ impl Spool {
         cipher: Option<VolumeCipher>,
     ) -> Result<Spool, SpoolError> {
         let names = directory.list().await?;
-        let id = match names.iter().any(|name| name == ID) {
-            true => directory.read(ID.into()).await?[..].try_into().ok(),
-            false => None,
+        let ids = match names.iter().any(|name| name == ID) {
+            true => directory.read(ID.into()).await?,
+            false => Bytes::new(),
         };
-        let id = match id {
-            Some(id) => id,
-            None => {
-                let id = super::random_id(env);
-                directory.replace(ID.into(), Bytes::copy_from_slice(&id)).await?;
-                id
-            }
-        };
+        let former = ids.as_chunks().0.to_vec();
         // Their sizes count once they are read.
-        let segments = names.iter().filter_map(|name| Some((first_of(name)?, 0))).collect();
-        let state = Mutex::new(State { segments, ..State::default() });
-        Ok(Spool { id, directory, cipher, state, wake: Arc::default(), swap: Swap::default() })
+        let segments = names.iter().filter_map(|name| Some((first_of(name)?, Extent::default())));
+        let state = Mutex::new(State { segments: segments.collect(), ..State::default() });
+        let (id, wake, swap) = (super::random_id(env), Arc::default(), Swap::default());
+        Ok(Spool { former, id, directory, cipher, state, wake, swap })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Names the spool in roots.
-    pub(super) fn id(&self) -> [u8; 16] {
+    /// Names the spool in the roots of this mount.
+    pub(super) fn id(&self) -> Id {
         self.id
     }
 
-    /// Whether there are segments with records from `merged` on.
-    pub(super) fn has_more_than(&self, merged: u64) -> bool {
-        self.state().segments.keys().any(|first| *first >= merged)
+    /// Names the spool in the roots of earlier mounts.
+    pub(super) fn former_ids(&self) -> &[Id] {
+        &self.former
     }
 
-    /// The root that the first segment follows, if it is known.
+    /// Makes sure that the next mount knows this one's name. `newest` is in the newest root. If the
+    /// disk fails, and nothing has to be made again, the mount goes on without the spool.
+    pub(super) async fn keep_id(
+        &mut self,
+        newest: Option<Id>,
+        has_more: bool,
+    ) -> Result<(), SpoolError> {
+        let known = self.former.iter().position(|id| Some(*id) == newest);
+        let mut ids = known.map_or(Vec::new(), |at| self.former[at..].to_vec());
+        ids.push(self.id);
+        while ids.len() > MAX_NAMES {
+            // The first is in the newest root.
+            ids.remove(1);
+        }
+        match self.directory.replace(ID.into(), ids.concat().into()).await {
+            Err(error) if !has_more => {
+                self.id = self.former.last().copied().unwrap_or(self.id);
+                self.fail(&error);
+                Ok(())
+            }
+            kept => Ok(kept?),
+        }
+    }
+
+    /// The root that the records follow, if it is known.
     pub(super) async fn base(&self) -> Result<SignedBlock, SpoolError> {
-        let bytes = self.directory.read(BASE.into()).await?;
+        let bytes = self.directory.read(SPOOL_BASE.into()).await?;
         SignedBlock::decode(&bytes).map_err(|error| SpoolError::Damaged(error.to_string()))
     }
 
     /// Moves all segments and `base` into a directory of their own; returns its name.
     pub(super) async fn set_aside(&self) -> Result<String, SpoolError> {
-        let first: Vec<u64> = std::mem::take(&mut self.state().segments).into_keys().collect();
-        let mut names: Vec<String> = first.into_iter().map(name_of).collect();
-        names.push(BASE.into());
+        let segments = {
+            let mut state = self.state();
+            state.bytes = 0;
+            std::mem::take(&mut state.segments)
+        };
+        let mut names: Vec<String> = segments.into_keys().map(name_of).collect();
+        names.push(SPOOL_BASE.into());
         Ok(self.directory.set_aside(names).await?)
     }
 
-    /// Begins after so many records, which the ring has.
-    pub(super) fn begin_at(&self, merged: u64) {
-        let mut state = self.state();
-        state.segments.retain(|first, _| *first >= merged);
-        (state.next, state.segment, state.durable) = (merged, merged, merged);
+    /// Begins after so many records, which the ring has; says whether there are more.
+    pub(super) async fn begin_at(&self, merged: u64) -> bool {
+        let segments: Vec<u64> = {
+            let mut state = self.state();
+            (state.next, state.segment, state.durable) = (merged, merged, merged);
+            state.segments.keys().copied().collect()
+        };
+        let Some(last) = segments.last() else { return false };
+        for (first, end) in segments.iter().zip(&segments[1..]) {
+            self.state().segments.insert(*first, Extent { end: Some(*end), bytes: 0 });
+        }
+        if *last > merged {
+            return true;
+        }
+        // If it cannot be read now, that is said when it is to be made again.
+        let Ok(read) = self.read(*last).await else { return true };
+        let end = last.saturating_add(read.records.len() as u64);
+        if end > *last {
+            self.state().segments.insert(*last, Extent { end: Some(end), bytes: 0 });
+        }
+        end.max(read.durable) > merged
     }
 
-    /// The records of the next segment. All before have been made again, and count from now on.
-    pub(super) async fn read_next(&self) -> Result<Option<Vec<Record>>, SpoolError> {
-        let next = self.state().next;
-        let first = self.state().segments.range(next..).next().map(|(first, _)| *first);
-        let Some(first) = first else { return Ok(None) };
-        if first != next {
-            return Err(SpoolError::Damaged(format!("records {next} to {first} are missing")));
-        }
+    async fn read(&self, first: u64) -> io::Result<Segment> {
         let bytes = self.directory.read(name_of(first)).await?;
-        // Later segments are of no use without it.
-        self.directory.sync(name_of(first)).await?;
-        let len = bytes.len() as u64;
-        let (records, left) = segment::decode(first, &bytes, self.cipher.as_ref());
-        if left > 0 {
-            tracing::warn!(
-                "the last {left} bytes of a segment of the spool were not written whole"
-            );
-        }
-        if records.is_empty() {
-            let is_last = self.state().segments.keys().next_back() == Some(&first);
-            let damaged = || SpoolError::Damaged(format!("segment {first} cannot be read"));
-            return if is_last { Ok(None) } else { Err(damaged()) };
-        }
-        self.state().segments.insert(first, len);
-        Ok(Some(records))
+        Ok(segment::decode(first, &bytes, self.cipher.as_ref()))
     }
 
-    /// Removes the segment that nothing was read of: the next record has its name.
+    /// The records of the next segment that were not made again yet; `None` if there are no more.
+    pub(super) async fn read_next(&self) -> Result<Option<Vec<Record>>, SpoolError> {
+        let (next, segments) = {
+            let state = self.state();
+            (state.next, state.segments.keys().copied().collect::<Vec<u64>>())
+        };
+        let (upto, later) = segments.split_at(segments.partition_point(|first| *first <= next));
+        let (mut durable, mut is_torn) = (0, !later.is_empty());
+        if let Some(first) = upto.last() {
+            let mut read = self.read(*first).await?;
+            // What follows is of no use without it.
+            self.directory.sync(name_of(*first)).await?;
+            let done = usize::try_from(next - first).unwrap_or(usize::MAX);
+            if read.records.len() > done {
+                let extent =
+                    Extent { end: Some(first + read.records.len() as u64), bytes: read.bytes };
+                let mut state = self.state();
+                let before = state.segments.insert(*first, extent).map_or(0, |s| s.bytes);
+                state.bytes = state.bytes - before + extent.bytes;
+                return Ok(Some(read.records.split_off(done)));
+            }
+            (durable, is_torn) = (read.durable, is_torn || read.rest > 0);
+        }
+        for first in later {
+            durable = durable.max(self.read(*first).await?.durable);
+        }
+        if durable > next {
+            let lost = format!("records {next} to {durable} were durable and cannot be read");
+            return Err(SpoolError::Damaged(lost));
+        }
+        if is_torn {
+            tracing::warn!("records from {next} on were not durable when the last mount ended");
+        }
+        Ok(None)
+    }
+
+    /// Removes segments that nothing was read of: the next records may have their names.
     pub(super) async fn end_reading(&self) -> Result<(), SpoolError> {
-        let next = self.state().next;
-        if self.state().segments.remove(&next).is_some() {
-            self.directory.remove(name_of(next)).await?;
+        let unread = {
+            let mut state = self.state();
+            let next = state.next;
+            state.segments.split_off(&next)
+        };
+        for first in unread.into_keys() {
+            self.directory.remove(name_of(first)).await?;
         }
         Ok(())
     }
@@ -228,9 +332,12 @@ impl Spool {
         }
         let len: usize = records.iter().map(Record::len).sum();
         state.queued_bytes += len;
-        let bytes = state.segments.entry(segment).or_default();
-        *bytes += len as u64;
-        let is_full = *bytes >= SEGMENT_BYTES;
+        state.bytes += len as u64;
+        let next = state.next;
+        let extent = state.segments.entry(segment).or_default();
+        extent.end = Some(next);
+        extent.bytes += len as u64;
+        let is_full = extent.bytes >= SEGMENT_BYTES;
         state.queue.push(Work::Append { segment, first, records });
         if is_full {
             state.segment = state.next;
@@ -240,22 +347,35 @@ impl Spool {
         is_full
     }
 
-    /// How many records there are so far; later ones go to another segment.
+    /// How many records there are so far. Later ones go to another segment, unless the last flush has
+    /// failed.
     pub(super) fn cut(&self) -> u64 {
         let mut state = self.state();
-        state.segment = state.next;
+        if !state.is_cut {
+            state.is_cut = true;
+            state.segment = state.next;
+        }
         state.next
     }
 
     /// The ring has so many records, by this root.
     pub(super) fn merged(&self, records: u64, root: SignedBlock) {
         let mut state = self.state();
-        state.durable = state.durable.max(records);
-        state.segments.retain(|first, _| *first >= records);
+        state.is_cut = false;
+        let is_done = |extent: &Extent| extent.end.is_some_and(|end| end <= records);
+        let done = state.segments.iter().filter(|(_, extent)| is_done(extent));
+        let segments: Vec<u64> = done.map(|(first, _)| *first).collect();
+        for first in &segments {
+            state.bytes -= state.segments.remove(first).map_or(0, |extent| extent.bytes);
+        }
+        if segments.contains(&state.segment) {
+            state.segment = state.next;
+        }
         if state.failure.is_none() {
-            state.queue.push(Work::Merged { records, root });
+            state.queue.push(Work::Merged { records, root, segments });
         }
         drop(state);
+        self.answer(records);
         self.wake.notify();
     }
 
@@ -269,7 +389,7 @@ impl Spool {
             if state.failure.is_some() {
                 return;
             }
-            state.queue.push(Work::Say(sender));
+            state.queue.push(Work::Finish(sender));
         }
         self.wake.notify();
         let _ = receiver.await;
@@ -277,7 +397,7 @@ impl Spool {
 
     /// Bytes on disk: records that the ring does not have, and what is swapped out.
     pub(super) fn bytes(&self) -> u64 {
-        self.state().segments.values().sum::<u64>() + self.swap.bytes()
+        self.state().bytes + self.swap.bytes()
     }
 
     /// Why nothing is written here any more.
@@ -287,10 +407,16 @@ impl Spool {
 
     /// Resolves when not too much waits for the disk.
     pub(super) async fn room(&self) {
-        if self.state().queued_bytes > MAX_QUEUED_BYTES {
-            // If the disk has failed, nothing waits for it.
-            let _ = self.synced().await;
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut state = self.state();
+            if state.queued_bytes <= MAX_QUEUED_BYTES {
+                return;
+            }
+            state.queue.push(Work::Say(sender));
         }
+        // If the disk has failed, nothing waits for it.
+        let _ = receiver.await;
     }
 
     /// Resolves when all records so far are durable; an error if the disk has failed.
@@ -312,9 +438,8 @@ impl Spool {
         receiver.await.map_err(drop)
     }
 
-    /// Writes what is queued; notes the segment that is not synced yet, and how many records are
-    /// written.
-    async fn write(&self, unsynced: &mut Option<u64>, written: &mut u64) -> io::Result<()> {
+    /// Writes what is queued.
+    async fn write(&self, disk: &mut Disk, now: Instant) -> io::Result<()> {
         let queue = {
             let mut state = self.state();
             state.queued_bytes = 0;
@@ -327,42 +452,64 @@ impl Spool {
                     while let Some(Work::Append { records: more, .. }) =
                         work.next_if(|next| match next {
                             Work::Append { segment: other, .. } => *other == segment,
-                            Work::Merged { .. } | Work::Say(_) => false,
+                            Work::Merged { .. } | Work::Say(_) | Work::Finish(_) => false,
                         })
                     {
                         records.extend(more);
                     }
-                    // No segment is read beyond a gap in the one before.
-                    if unsynced.is_some_and(|other| other != segment) {
-                        self.sync(unsynced).await?;
-                    }
                     let bytes = segment::encode(segment, first, &records, self.cipher.as_ref());
-                    *unsynced = Some(segment);
+                    disk.unsynced.entry(segment).or_insert(now);
                     self.directory.append(name_of(segment), bytes.into()).await?;
-                    *written = first + records.len() as u64;
+                    disk.written = first + records.len() as u64;
                 }
-                Work::Merged { records, root } => {
-                    self.directory.replace(BASE.into(), root.bytes().clone()).await?;
-                    for name in self.directory.list().await? {
-                        if first_of(&name).is_some_and(|first| first < records) {
-                            self.directory.remove(name).await?;
-                        }
-                    }
-                    *unsynced = unsynced.filter(|segment| *segment >= records);
-                    *written = records.max(*written);
+                Work::Merged { records, root, mut segments } => {
+                    disk.unsynced.retain(|segment, _| !segments.contains(segment));
+                    disk.written = disk.written.max(records);
+                    let (more, since) = match disk.merged.take() {
+                        Some((_, more, since)) => (more, since),
+                        None => (Vec::new(), now),
+                    };
+                    segments.extend(more);
+                    disk.merged = Some((root, segments, since));
                 }
-                // Whoever waited may have given up.
-                Work::Say(done) => drop(done.send(())),
+                Work::Say(done) => {
+                    // Whoever waited may have given up.
+                    let _ = done.send(());
+                }
+                Work::Finish(done) => {
+                    self.replace_base(disk).await?;
+                    // Whoever waited may have given up.
+                    let _ = done.send(());
+                }
             }
         }
         Ok(())
     }
 
-    async fn sync(&self, unsynced: &mut Option<u64>) -> io::Result<()> {
-        match unsynced.take() {
-            Some(segment) => self.directory.sync(name_of(segment)).await,
-            None => Ok(()),
+    /// Makes what is written durable.
+    async fn sync(&self, disk: &mut Disk) -> io::Result<()> {
+        self.replace_base(disk).await?;
+        let unsynced = std::mem::take(&mut disk.unsynced);
+        for segment in unsynced.keys() {
+            self.directory.sync(name_of(*segment)).await?;
         }
+        if let Some((last, _)) = unsynced.last_key_value() {
+            let mark = segment::mark(*last, disk.written);
+            self.directory.append(name_of(*last), mark.into()).await?;
+        }
+        self.answer(disk.written);
+        Ok(())
+    }
+
+    /// Writes the base, and removes what it has. Records that follow it count as durable only after
+    /// this; most flushes are not worth the disk's time.
+    async fn replace_base(&self, disk: &mut Disk) -> io::Result<()> {
+        let Some((root, segments, _)) = disk.merged.take() else { return Ok(()) };
+        self.directory.replace(SPOOL_BASE.into(), root.bytes().clone()).await?;
+        for segment in segments {
+            self.directory.remove(name_of(segment)).await?;
+        }
+        Ok(())
     }
 
     /// Answers those that wait for records below `durable`.
@@ -389,27 +536,36 @@ impl Spool {
     }
 }
 
+impl Disk {
+    /// When something has waited long enough for the disk: a segment to become durable, or a base.
+    fn due(&self) -> (Option<Instant>, Option<Instant>) {
+        let segment = self.unsynced.values().min().map(|since| *since + SYNC_EVERY);
+        let base = self.merged.as_ref().map(|(_, _, since)| *since + SYNC_EVERY);
+        (segment, base)
+    }
+}
+
 /// Writes a spool until its mount is gone.
 pub(super) async fn run(env: Env, spool: Weak<Spool>) {
-    let mut unsynced = None;
-    let mut written = 0;
-    let mut due = env.now();
+    let mut disk = Disk::default();
     loop {
         let Some(wake) = spool.upgrade().map(|spool| spool.wake.clone()) else { return };
-        let pause = if unsynced.is_some() { due.since(env.now()) } else { LOOK_EVERY };
+        let (segment, base) = disk.due();
+        let due = [segment, base].into_iter().flatten().min();
+        let pause = due.map_or(LOOK_EVERY, |due| due.since(env.now()));
         select(pin!(wake.notified()), sleep(&*env, pause)).await;
         let Some(spool) = spool.upgrade() else { return };
-        if unsynced.is_none() {
-            due = env.now() + SYNC_EVERY;
-        }
         let work = async {
-            spool.write(&mut unsynced, &mut written).await?;
+            let now = env.now();
+            spool.write(&mut disk, now).await?;
             let is_awaited = !spool.state().waiters.is_empty();
-            if is_awaited || env.now() >= due {
-                spool.sync(&mut unsynced).await?;
-                spool.answer(written);
+            let (segment, base) = disk.due();
+            match segment {
+                _ if is_awaited => spool.sync(&mut disk).await,
+                Some(due) if due <= now => spool.sync(&mut disk).await,
+                _ if base.is_some_and(|due| due <= now) => spool.replace_base(&mut disk).await,
+                _ => Ok(()),
             }
-            Ok(())
         };
         if let Err(error) = work.await {
             spool.fail(&error);
@@ -419,10 +575,10 @@ pub(super) async fn run(env: Env, spool: Weak<Spool>) {
 }
 
 fn name_of(first: u64) -> String {
-    format!("{first:020}{SUFFIX}")
+    format!("{first:020}{SPOOL_RECORDS}")
 }
 
 fn first_of(name: &str) -> Option<u64> {
-    let digits = name.strip_suffix(SUFFIX).filter(|digits| digits.len() == 20)?;
+    let digits = name.strip_suffix(SPOOL_RECORDS).filter(|digits| digits.len() == 20)?;
     digits.parse().ok()
 }

@@ -9,6 +9,16 @@ use super::journal::{Record, Value};
 use super::{Body, Loaded, NodeXattrs, Stop, Tree, Xattrs};
 use crate::format::xattrs;
 
+impl NodeXattrs {
+    /// Bytes in memory that are not stored yet.
+    pub(super) fn held_bytes(&self) -> u64 {
+        match self {
+            NodeXattrs::Stored(_) => 0,
+            NodeXattrs::Changed(all) => all.iter().map(|(n, v)| (n.len() + v.len()) as u64).sum(),
+        }
+    }
+}
+
 impl Tree {
     /// Changes attributes, and the length of a file.
     pub(in crate::owned::write) fn set(
@@ -120,8 +130,10 @@ impl Tree {
     ) -> Result<(), Stop> {
         let is_recorded = self.note_place(inode);
         let node = self.node_mut(inode)?;
-        node.xattrs = NodeXattrs::Changed(all);
+        let before = std::mem::replace(&mut node.xattrs, NodeXattrs::Changed(all));
+        let held = node.xattrs.held_bytes();
         node.ctime = now;
+        self.held_bytes = self.held_bytes - before.held_bytes() + held;
         self.touch(inode);
         self.record(is_recorded, || {
             let (name, value) = (Bytes::copy_from_slice(name), value.map(Value::new));

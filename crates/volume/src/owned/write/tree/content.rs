@@ -12,6 +12,7 @@ use super::{Loaded, Stop};
 use crate::blocks::edit_file::{NewData, Swapped};
 use crate::format::MAX_FILE_BYTES;
 use crate::format::inode::Shape;
+use crate::format::is_zero;
 use atoll_key::BlockHash;
 use atoll_vfs::Errno;
 
@@ -302,7 +303,9 @@ impl Content {
             if from < upto {
                 Arc::make_mut(&mut bytes)[from..upto].fill(0);
             }
-            self.put(block, NewData::Data(bytes));
+            if !is_zero(&bytes) {
+                self.put(block, NewData::Data(bytes));
+            }
         }
         self.is_changed = true;
         Ok(())

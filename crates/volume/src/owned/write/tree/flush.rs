@@ -254,6 +254,7 @@ impl Tree {
                 && let NodeXattrs::Changed(now) = &node.xattrs
                 && Arc::ptr_eq(now, xattrs)
             {
+                self.held_bytes -= node.xattrs.held_bytes();
                 node.xattrs = NodeXattrs::Stored(flushed.xattrs.get(inode).copied().flatten());
             }
         }

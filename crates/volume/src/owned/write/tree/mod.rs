@@ -197,6 +197,7 @@ pub(super) struct Tree {
     changes: u64,
     /// Names that have changed and are not in a flush.
     unflushed_names: u64,
+    /// Bytes of files and extended attributes that are not stored yet.
     held_bytes: u64,
     /// About how many of them are being flushed.
     flushing_bytes: u64,
@@ -234,12 +235,12 @@ impl Tree {
         }
     }
 
-    /// Bytes of files that are not stored yet.
+    /// Bytes of files and extended attributes that are not stored yet.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// Bytes of files that no flush has begun to store.
+    /// Those of them that no flush has begun to store.
     pub(super) fn changed_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.flushing_bytes)
     }
@@ -471,6 +472,7 @@ impl Tree {
             && !node.has_changed_names()
         {
             let node = self.nodes.remove(&inode).expect("it was there a moment ago");
+            self.held_bytes -= node.xattrs.held_bytes();
             match &node.body {
                 Body::File(content) => self.held_bytes -= content.held_bytes,
                 Body::Directory(names) => self.unflushed_names -= names.changed.len() as u64,
@@ -605,6 +607,7 @@ impl Tree {
             let is_kept = *inode == ROOT || held > 0 || node.has_changed_names();
             assert!(is_kept, "{inode} is kept for nothing");
             assert_eq!(node.links == 0, node.place == Place::Removed, "links of {inode}");
+            held_bytes += node.xattrs.held_bytes();
             if let Body::File(content) = &node.body {
                 held_bytes += content.held_bytes;
             }

@@ -23,7 +23,7 @@ pub(super) enum Open {
 /// What a name means: a file and its kind, or that it is gone.
 pub(in crate::owned::write) type Meaning = Option<(u64, FileKind)>;
 
-/// A directory as it was when it was opened.
+/// A directory as it was when its listing began.
 #[derive(Clone, Debug)]
 pub(in crate::owned::write) struct OpenDirectory {
     pub(in crate::owned::write) stored: DirectoryRef,
@@ -98,12 +98,28 @@ impl Tree {
 
     /// Opens a directory as it is now.
     pub(in crate::owned::write) fn open_directory(&mut self, inode: u64) -> Result<u64, Stop> {
+        let open = self.directory_now(inode)?;
+        Ok(self.new_open(inode, Open::Directory(inode, open)))
+    }
+
+    fn directory_now(&self, inode: u64) -> Result<OpenDirectory, Stop> {
         let names = self.names(inode)?;
         let meaning = |inode: u64| (inode, self.nodes[&inode].kind());
         let changes = names.changes().into_iter();
         let changes = changes.map(|(name, slot)| (name, slot.map(meaning))).collect();
-        let open = OpenDirectory { stored: names.stored, changes: Arc::new(changes) };
-        Ok(self.new_open(inode, Open::Directory(inode, open)))
+        Ok(OpenDirectory { stored: names.stored, changes: Arc::new(changes) })
+    }
+
+    /// Lists an open directory from its beginning: as it is now (POSIX, `rewinddir`).
+    pub(in crate::owned::write) fn rewind_directory(
+        &mut self,
+        inode: u64,
+        handle: u64,
+    ) -> Result<OpenDirectory, Stop> {
+        self.opened_directory(inode, handle)?;
+        let now = self.directory_now(inode)?;
+        self.opens.insert(handle, Open::Directory(inode, now.clone()));
+        Ok(now)
     }
 
     /// The open directory of a handle.
