@@ -21,13 +21,17 @@ const FILE_BYTES: usize = 100 << 20;
 const SMALL_FILES: usize = 2_000;
 const SMALL_BYTES: usize = 2_000;
 const SYNCED_FILES: usize = 50;
+const C_FILES: usize = 60;
+/// Functions in each: a compiler is busy for some 50 ms.
+const FUNCTIONS: usize = 60;
 /// The version that a reader shows may be so old.
 const MAX_AGE: &str = "1s";
 
 /// The phases: name, amount of work, and the unit of its rate.
-const PHASES: [(&str, f64, &str); 9] = [
+const PHASES: [(&str, f64, &str); 10] = [
     ("copy a source tree", 0.0, "files/s"),
     ("and sync it", 0.0, "files/s"),
+    ("make a program of 60 C files", C_FILES as f64, "files/s"),
     ("write 2,000 files of 2,000 bytes", SMALL_FILES as f64, "files/s"),
     ("and sync them", SMALL_FILES as f64, "files/s"),
     ("write 50 files, each with fsync", SYNCED_FILES as f64, "files/s"),
@@ -90,6 +94,12 @@ fn measure(mount: &Path, reader: &Path, tree: &Path, round: u64) -> Vec<f64> {
         assert!(copied.expect("cp runs").success());
     });
     time(&mut || sync(&place));
+    write_program(&place.join("program"));
+    time(&mut || {
+        let mut make = Command::new("make");
+        let made = make.args(["-s", "-j2", "-C"]).arg(place.join("program")).status();
+        assert!(made.expect("make and cc are installed").success());
+    });
     let small = noise(SMALL_FILES * SMALL_BYTES, round + 100);
     fs::create_dir(place.join("small")).expect("a directory");
     time(&mut || {
@@ -121,6 +131,35 @@ fn measure(mount: &Path, reader: &Path, tree: &Path, round: u64) -> Vec<f64> {
         assert!(read == big);
     });
     seconds
+}
+
+/// Sources of a program, and how it is made.
+fn write_program(place: &Path) {
+    fs::create_dir(place).expect("a directory");
+    let file = |name: &str, text: String| fs::write(place.join(name), text).expect("writes");
+    let files = 0..C_FILES;
+    file("all.h", files.clone().map(|n| format!("int f{n}(int);\n")).collect());
+    for n in files.clone() {
+        let mut text =
+            String::from("#include <stdio.h>\n#include <stdlib.h>\n#include \"all.h\"\n");
+        for k in 0..FUNCTIONS {
+            write!(text, "static int g{k}(int a) {{ int i, s = {n}; for (i = 0; i < a; i++) ")
+                .and_then(|()| writeln!(text, "s += rand() % (i + {k} + 1); return s; }}"))
+                .expect("a string takes it");
+        }
+        let sum: Vec<String> = (0..FUNCTIONS).map(|k| format!("g{k}(a)")).collect();
+        file(
+            &format!("f{n}.c"),
+            format!("{text}int f{n}(int a) {{ return {}; }}\n", sum.join("+")),
+        );
+    }
+    let sum: Vec<String> = files.map(|n| format!("f{n}(1)")).collect();
+    let main =
+        format!("#include \"all.h\"\nint main(void) {{ return ({}) == 0; }}\n", sum.join("+"));
+    file("main.c", main);
+    let rules = "objects := $(patsubst %.c,%.o,$(wildcard *.c))\n\
+                 program: $(objects) ; cc -o $@ $^\n%.o: %.c ; cc -MMD -O1 -c -o $@ $<\n";
+    file("Makefile", rules.into());
 }
 
 /// Makes everything below `place` durable. What syncfs(2) does for a disk, FUSE file systems are

@@ -1,5 +1,6 @@
 //! Connecting to the local node, and the messages when that fails.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +25,13 @@ const MOUNT_SILENCE: Duration = Duration::from_secs(2);
 /// A client of this directory's node: fails at once if none runs now, waits if the node
 /// is restarted later.
 pub(crate) async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
+    to_node_in(&global.dir()?).await
+}
+
+/// A client of the node in `dir`, as [`to_node`].
+pub(crate) async fn to_node_in(dir: &Path) -> Result<(Env, Arc<Client>), Failure> {
     let options = ClientOptions { patience: PATIENCE, ..ClientOptions::default() };
-    connect(global, options).await
+    connect(dir, options).await
 }
 
 /// A client for a mount, which reports soon that the node is gone.
@@ -35,13 +41,12 @@ pub(crate) async fn for_mount(global: &Global) -> Result<(Env, Arc<Client>), Fai
         gone_when_silent_for: Some(MOUNT_SILENCE),
         ..ClientOptions::default()
     };
-    connect(global, options).await
+    connect(&global.dir()?, options).await
 }
 
-async fn connect(global: &Global, options: ClientOptions) -> Result<(Env, Arc<Client>), Failure> {
-    let dir = global.dir()?;
-    Client::connect(&dir).await.map_err(failure)?;
-    let client = Client::connect_with(&dir, options).await.map_err(failure)?;
+async fn connect(dir: &Path, options: ClientOptions) -> Result<(Env, Arc<Client>), Failure> {
+    Client::connect(dir).await.map_err(failure)?;
+    let client = Client::connect_with(dir, options).await.map_err(failure)?;
     Ok((Arc::new(TokioRuntime::current()), Arc::new(client)))
 }
 

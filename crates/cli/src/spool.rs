@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use atoll_env::BoxFuture;
-use atoll_volume::owned::SpoolDirectory;
+use atoll_volume::owned::{SPOOL_BASE, SPOOL_RECORDS, SpoolDirectory};
 use bytes::Bytes;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -21,8 +21,6 @@ const LOCK: &str = "lock";
 const ASIDE: &str = "aside-";
 /// Where files are moved that are set aside, until it has all of them.
 const MOVING: &str = "moving";
-const RECORDS: &str = ".records";
-const BASE: &str = "base";
 
 /// What of a volume is not on the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -59,8 +57,10 @@ pub(crate) fn open(
 
 /// Why a spool is not there to be opened.
 pub(crate) fn in_use(what: &str) -> Failure {
-    Failure::new(Exit::Unavailable, what)
-        .because("a mount on this machine writes it, or is about to end")
+    Failure::new(Exit::Unavailable, what).because(
+        "a mount on this machine writes it, or is about to end, or the node brings to the ring \
+             what one has left",
+    )
 }
 
 /// What waits in each spool, of volumes of which something does.
@@ -80,7 +80,7 @@ pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
     for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
         let file = entry.file_name();
         let file = file.to_string_lossy();
-        if file.ends_with(RECORDS) {
+        if file.ends_with(SPOOL_RECORDS) {
             pending.bytes += entry.metadata().map_or(0, |metadata| metadata.len());
         } else if file.starts_with(ASIDE) {
             pending.set_aside_bytes += bytes_in(&entry.path());
@@ -104,7 +104,7 @@ pub(crate) fn remove_records(node: &Path, name: &str) -> io::Result<()> {
     let Some(_lock) = SpoolOnDisk::open(path.clone())? else {
         return Err(io::ErrorKind::ResourceBusy.into());
     };
-    for name in names_in(&path)?.iter().filter(|name| name.ends_with(RECORDS)) {
+    for name in names_in(&path)?.iter().filter(|name| name.ends_with(SPOOL_RECORDS)) {
         fs::remove_file(path.join(name))?;
     }
     Ok(())
@@ -112,9 +112,15 @@ pub(crate) fn remove_records(node: &Path, name: &str) -> io::Result<()> {
 
 /// That nothing of a volume, which this node is about to let go of, waits here.
 pub(crate) fn check_empty(node: &Path, name: &str, what: &str) -> Result<(), Failure> {
-    let Pending { bytes, set_aside_bytes, .. } = pending_of(node, name);
+    let Pending { bytes, set_aside_bytes, mounted, .. } = pending_of(node, name);
     if bytes + set_aside_bytes == 0 {
         return Ok(());
+    }
+    if mounted && set_aside_bytes == 0 {
+        // It removes what the ring has, within a second.
+        return Err(Failure::new(Exit::Failed, what)
+            .because("a mount writes it, or its process is about to end")
+            .advice("Unmount it first."));
     }
     Err(Failure::new(Exit::Failed, what)
         .because("changes that are not in the volume are on this node")
@@ -125,7 +131,7 @@ pub(crate) fn check_empty(node: &Path, name: &str, what: &str) -> Result<(), Fai
 
 /// Removes the spool of a volume that this node has forgotten.
 pub(crate) fn remove(node: &Path, name: &str) {
-    // What is left is of no volume, and hurts nobody.
+    // A file that cannot be removed belongs to no volume any more and does no harm.
     let _ = fs::remove_dir_all(directory(node, name));
 }
 
@@ -156,35 +162,62 @@ struct Files {
 pub(crate) struct SpoolOnDisk {
     path: PathBuf,
     files: Arc<Files>,
-    _lock: File,
+    /// Or why it cannot be used.
+    lock: Result<File, String>,
+}
+
+/// Locks a directory, which is made if it is not there. `None` if another process uses it.
+fn lock_directory(path: &Path) -> io::Result<Option<File>> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    // Files in a directory whose name a crash takes away are gone, too.
+    path.ancestors().skip(1).take(2).try_for_each(sync_directory)?;
+    let mut options = OpenOptions::new();
+    let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
+    match lock_soon(&lock) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    if path.join(MOVING).exists() {
+        // A crash has ended the mount that was about to.
+        let mut names = names_in(path)?;
+        names.retain(|name| name.ends_with(SPOOL_RECORDS) || name == SPOOL_BASE);
+        move_aside(path, &names)?;
+    }
+    Ok(Some(lock))
+}
+
+/// Whether a directory has no records, and none that are being set aside.
+fn has_no_records(path: &Path) -> bool {
+    match names_in(path) {
+        Ok(names) => !names.iter().any(|name| name.ends_with(SPOOL_RECORDS) || name == MOVING),
+        Err(error) => {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        }
+    }
 }
 
 impl SpoolOnDisk {
-    /// Opens a directory, which is made if it is not there. `None` if another process uses it.
+    /// Opens a directory, which is made if it is not there. `None` if another process uses it. If the
+    /// disk fails, and no records are there, it is empty and cannot be written.
     pub(crate) fn open(path: PathBuf) -> io::Result<Option<SpoolOnDisk>> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-        // Files in a directory whose name a crash takes away are gone, too.
-        path.ancestors().skip(1).take(2).try_for_each(sync_directory)?;
-        let mut options = OpenOptions::new();
-        let lock = options.create(true).append(true).mode(0o600).open(path.join(LOCK))?;
-        match lock_soon(&lock) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
-        if path.join(MOVING).exists() {
-            // A crash has ended the mount that was about to.
-            let mut names = names_in(&path)?;
-            names.retain(|name| name.ends_with(RECORDS) || name == BASE);
-            move_aside(&path, &names)?;
-        }
-        Ok(Some(SpoolOnDisk { path, files: Arc::default(), _lock: lock }))
+        let lock = match lock_directory(&path) {
+            Ok(Some(lock)) => Ok(lock),
+            Ok(None) => return Ok(None),
+            Err(error) if has_no_records(&path) => Err(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        Ok(Some(SpoolOnDisk { path, files: Arc::default(), lock }))
     }
 
     fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Path, &Files) -> io::Result<T> + Send + 'static,
     ) -> BoxFuture<'static, io::Result<T>> {
+        if let Err(why) = &self.lock {
+            let error = io::Error::other(why.clone());
+            return Box::pin(async { Err(error) });
+        }
         let (path, files) = (self.path.clone(), self.files.clone());
         let work = tokio::task::spawn_blocking(move || work(&path, &files));
         Box::pin(async move { work.await.map_err(io::Error::other)? })
@@ -235,7 +268,10 @@ fn move_aside(path: &Path, names: &[String]) -> io::Result<String> {
 
 impl SpoolDirectory for SpoolOnDisk {
     fn list(&self) -> BoxFuture<'static, io::Result<Vec<String>>> {
-        self.run(|path, _| names_in(path))
+        match self.lock {
+            Ok(_) => self.run(|path, _| names_in(path)),
+            Err(_) => Box::pin(async { Ok(Vec::new()) }),
+        }
     }
 
     fn read(&self, name: String) -> BoxFuture<'static, io::Result<Bytes>> {
@@ -384,6 +420,24 @@ mod tests {
             assert!(pending.set_aside[0].join(name).exists(), "{name}");
         }
         assert!(path.join("id").exists() && !path.join(MOVING).exists());
+        Ok(())
+    }
+
+    /// A disk without room, or that takes nothing, keeps nobody from the volume; unless there is
+    /// something in the spool that would be passed over.
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_made_is_empty_and_cannot_be_written() -> io::Result<()> {
+        let node = tempfile::tempdir()?;
+        fs::write(node.path().join("spool"), "in the way")?;
+        let spool = SpoolOnDisk::open(directory(node.path(), "work"))?.expect("nobody uses it");
+        assert_eq!(spool.list().await?, Vec::<String>::new());
+        assert!(spool.append("a.records".into(), Bytes::from_static(b"x")).await.is_err());
+
+        let path = node.path().join("other");
+        fs::create_dir_all(path.join(LOCK))?;
+        assert!(SpoolOnDisk::open(path.clone())?.expect("nobody uses it").lock.is_err());
+        fs::write(path.join("a.records"), "x")?;
+        assert!(SpoolOnDisk::open(path).is_err());
         Ok(())
     }
 

@@ -50,7 +50,8 @@ use crate::units;
 A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is
 read-write: what is written is on this machine's disk after close(2), and on the ring after
 fsync(2), or within about ten seconds. What is not there yet when this machine or the mount's
-process dies, the next mount of the name brings there. One mount writes a volume at a time.
+process dies, the next mount of the name brings there, or the node within a minute. One mount
+writes a volume at a time.
 NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
 a date or a minute of UTC; `atoll volume history` lists them.
 A mount runs as a process of its own and survives
@@ -85,7 +86,7 @@ pub(crate) struct Args {
     #[arg(long)]
     sync: bool,
 
-    /// Disk for what the ring does not have yet [default: 1GiB]
+    /// Disk for what the ring does not have yet, at least 1MiB [default: 1GiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     spool: Option<u64>,
     /// Which old states are kept from now on, as `atoll volume create` says it (only with a name)
@@ -109,6 +110,9 @@ pub(crate) struct Args {
     announce: bool,
 }
 
+/// The least that `--spool` takes.
+const MIN_SPOOL_BYTES: u64 = 1 << 20;
+
 /// Mounts.
 pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.target {
@@ -120,6 +124,11 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Target::Name(name, None) if args.map_owners => {
             return Err(Failure::new(Exit::Usage, format!("cannot mount {name}"))
                 .because("a mount that writes keeps owners; --map-owners goes with an address"));
+        }
+        Target::Name(name, None) if args.spool.is_some_and(|bytes| bytes < MIN_SPOOL_BYTES) => {
+            return Err(Failure::new(Exit::Usage, format!("cannot mount {name}"))
+                .because("a spool of less than 1MiB is full at once")
+                .advice("With --sync close(2) waits until the ring has what was written."));
         }
         target @ (Target::Address(_) | Target::Name(_, Some(_)))
             if args.take_over || args.keep.is_some() || args.sync || args.spool.is_some() =>
@@ -291,15 +300,26 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     if !global.quiet {
         eprintln!("mounted on {}", mountpoint.display());
     }
+    if let Some(status) = without_spool(&mountpoint) {
+        eprintln!("the mount works without its spool: {status}");
+    }
     if let Target::Name(name, None) = &args.target
         && !spool::pending_of(&dir, name).set_aside.is_empty()
     {
         eprintln!(
-            "earlier changes were set aside, since another writer has changed the volume; \
-             `atoll volume recover {name}` tells more"
+            "earlier changes were set aside, since another writer has changed the volume or the \
+             spool is damaged; `atoll volume recover {name}` tells more"
         );
     }
     Ok(())
+}
+
+/// The reason why a mount has no spool, if it has none: a part of its status.
+fn without_spool(mountpoint: &Path) -> Option<String> {
+    let mut status = vec![0; 4096];
+    let len = rustix::fs::getxattr(mountpoint, "user.atoll.status", &mut status).ok()?;
+    let status = String::from_utf8_lossy(&status[..len]);
+    status.find("nothing is spooled").map(|at| status[at..].to_owned())
 }
 
 /// `DIR/logs/mount-….log`, for this user only.

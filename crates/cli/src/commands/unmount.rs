@@ -17,7 +17,7 @@ use crate::tfs;
 
 The command first stores unsaved changes to your own volume on the ring. If that fails, the mount
 stays; with --lazy it is detached, its process tries for ten more minutes, and what the ring has not
-taken then waits on disk for the next mount.")]
+taken then waits on disk for the node, which tries each minute, or the next mount.")]
 pub(crate) struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]

@@ -11,7 +11,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::heap;
 use crate::output::Output;
+use crate::spool_replay;
 use crate::units;
 use crate::volume_walk::VolumeWalk;
 
@@ -94,9 +96,11 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         walk: Some(Arc::new(VolumeWalk)),
         ..NodeConfig::new(global.dir()?)
     };
+    heap::keep();
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(MAX_WORKERS);
     let runtime = daemon_runtime(threads)
         .map_err(|error| Failure::new(Exit::Failed, "cannot start threads").because(error))?;
+    runtime.spawn(heap::give_back());
     let result = runtime.block_on(serve(config));
     runtime.shutdown_background();
     result
@@ -132,6 +136,7 @@ async fn serve(config: NodeConfig) -> Result<(), Failure> {
     output.line(format!("listening on {}", node.listen()))?;
     output.flush()?;
     drop(output);
+    let replaying = tokio::spawn(spool_replay::run(node.dir().to_owned()));
     let why = loop {
         tokio::select! {
             why = node.until_told_to_stop() => break why,
@@ -143,6 +148,7 @@ async fn serve(config: NodeConfig) -> Result<(), Failure> {
         }
     };
     eprintln!("{why}: leaving the ring");
+    replaying.abort();
     node.stop().await;
     Ok(())
 }

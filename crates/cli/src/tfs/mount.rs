@@ -7,7 +7,6 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions};
 use atoll_tfs::fs::MountOptions;
@@ -15,6 +14,7 @@ use atoll_tfs::fs::MountOptions;
 use super::device;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::heap;
 use crate::mount_server;
 use crate::units;
 
@@ -149,7 +149,7 @@ async fn serve(args: &Args) -> Result<(), Failure> {
             return Err(mount_failure(args, &error));
         }
     };
-    let trimming = tokio::spawn(give_back_memory());
+    let trimming = tokio::spawn(heap::give_back());
     let ended = mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await;
     trimming.abort();
     let closed = tfs.unmount().map_err(|errno| {
@@ -159,32 +159,6 @@ async fn serve(args: &Args) -> Result<(), Failure> {
     });
     ended.and(closed)
 }
-
-/// How often memory is given back. A guess: soon enough for who looks, too rare to cost anything.
-const TRIM_EVERY: Duration = Duration::from_secs(10);
-
-/// Gives memory back that is free, again and again. Entries that the kernel looks up and forgets
-/// stand in the heap between others that stay; the allocator of glibc keeps that memory, unless it
-/// is told not to.
-async fn give_back_memory() {
-    loop {
-        tokio::time::sleep(TRIM_EVERY).await;
-        trim_heap();
-    }
-}
-
-#[cfg(target_env = "gnu")]
-#[allow(unsafe_code)]
-fn trim_heap() {
-    unsafe extern "C" {
-        fn malloc_trim(pad: usize) -> i32;
-    }
-    // SAFETY: malloc_trim(3) may be called by any thread at any time, and frees no allocation.
-    unsafe { malloc_trim(0) };
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn trim_heap() {}
 
 fn mount_failure(args: &Args, error: &MountError) -> Failure {
     let exit = match error {
