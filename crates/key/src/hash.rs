@@ -16,6 +16,10 @@ static NODE: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 node identity"));
 static ADDRESS: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 node address"));
+static INODE: LazyLock<blake3::Hasher> =
+    LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 inode binding"));
+static STATE: LazyLock<blake3::Hasher> =
+    LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 certified block"));
 
 /// The hash of a content block: its identity and, padded, its [`Key`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,6 +61,18 @@ pub(crate) fn signed_key(public_key: &[u8; 32], name: &[u8]) -> Key {
     let mut hasher = SIGNED.clone();
     hasher.update(public_key).update(name);
     Key::hashed(*hasher.finalize().as_bytes())
+}
+
+/// The key of an inode: hash of its binding.
+pub(crate) fn inode_key(binding: &[u8]) -> Key {
+    let mut hasher = INODE.clone();
+    Key::hashed(*hasher.update(binding).finalize().as_bytes())
+}
+
+/// What tells two certified blocks of one height apart.
+pub(crate) fn state_hash(block: &[u8]) -> [u8; 32] {
+    let mut hasher = STATE.clone();
+    *hasher.update(block).finalize().as_bytes()
 }
 
 /// The ring position of a node's virtual server.

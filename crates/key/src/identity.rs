@@ -76,16 +76,54 @@ impl VolumeId {
     }
 
     /// Whether `signature` over `message` was made by the volume's secret key.
-    /// Strict: malleable signatures and weak keys are refused.
     pub fn verify(&self, message: &[u8], signature: &[u8; 64]) -> bool {
-        VerifyingKey::from_bytes(&self.0)
-            .is_ok_and(|key| key.verify_strict(message, &Signature::from_bytes(signature)).is_ok())
+        verify(&self.0, message, signature)
     }
+}
+
+/// Strict: malleable signatures and weak keys are refused.
+fn verify(public: &[u8; 32], message: &[u8], signature: &[u8; 64]) -> bool {
+    VerifyingKey::from_bytes(public)
+        .is_ok_and(|key| key.verify_strict(message, &Signature::from_bytes(signature)).is_ok())
 }
 
 impl fmt::Debug for VolumeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VolumeId({})", Key::hashed(self.0))
+    }
+}
+
+/// A user's public key: who writes in shared volumes (Pastis §3.4).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserId(pub [u8; 32]);
+
+/// A group's public key: its holder says who belongs to the group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub [u8; 32]);
+
+impl UserId {
+    /// Whether `signature` over `message` was made by the user's secret key.
+    pub fn verify(&self, message: &[u8], signature: &[u8; 64]) -> bool {
+        verify(&self.0, message, signature)
+    }
+}
+
+impl GroupId {
+    /// Whether `signature` over `message` was made by the group's secret key.
+    pub fn verify(&self, message: &[u8], signature: &[u8; 64]) -> bool {
+        verify(&self.0, message, signature)
+    }
+}
+
+impl fmt::Debug for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UserId({})", Key::hashed(self.0))
+    }
+}
+
+impl fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GroupId({})", Key::hashed(self.0))
     }
 }
 

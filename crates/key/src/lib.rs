@@ -20,8 +20,10 @@ pub mod text;
 pub mod volume_secret;
 
 pub use hash::BlockHash;
-pub use identity::{IdProfile, PeerId, SecretKey, VolumeId};
-pub use kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, SignedBlock};
+pub use identity::{GroupId, IdProfile, PeerId, SecretKey, UserId, VolumeId};
+pub use kinds::{
+    BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES, NotAdmitted, QuotaClass, SignedBlock,
+};
 pub use read_key::{ReadKey, SealError, VolumeCipher};
 pub use ring::{Key, KeyRange, NodeId};
 pub use text::{ReadAddress, VolumeAddress};

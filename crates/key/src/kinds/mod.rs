@@ -5,8 +5,11 @@
 //! `BlockKind::rules`. Nodes verify a block before storing it, and clients after fetching it.
 //!
 //! For every kind a version is a number, 0 if there is only one, that only the block's bytes say.
-//! Of two versions under one key at most one supersedes the other.
+//! Of two versions under one key at most one supersedes the other. Blocks of some kinds are *joined*
+//! instead: no version supersedes another, and a node that holds one and is given another keeps what
+//! both say ([`BlockKind::join`]).
 
+pub mod certified;
 mod content;
 #[cfg(any(test, feature = "test-kind"))]
 pub mod counter;
@@ -27,6 +30,8 @@ pub enum BlockKind {
     Content = 1,
     /// Named by the hash of a public key (and name); the key's holder may replace it.
     Signed = 2,
+    /// Named by the hash of who may write it; versions of several writers are joined.
+    Certified = 3,
     /// For tests, see [`counter`].
     #[cfg(any(test, feature = "test-kind"))]
     Counter = 255,
@@ -53,6 +58,23 @@ trait Rules: Sync {
     /// Whether a block of version `offered` takes the place of one of version `held`.
     fn supersedes(&self, offered: u64, held: u64) -> bool {
         self.is_mutable() && offered > held
+    }
+
+    /// See [`BlockKind::joins`].
+    fn joins(&self) -> bool {
+        false
+    }
+
+    /// See [`BlockKind::join`].
+    fn join(&self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
+        let _ = (held, offered);
+        None
+    }
+
+    /// See [`BlockKind::admit`].
+    fn admit(&self, held: Option<&[u8]>, offered: &[u8], now_ms: u64) -> Result<(), NotAdmitted> {
+        let _ = (held, offered, now_ms);
+        Ok(())
     }
 
     /// What part of a quota it may use.
@@ -101,11 +123,34 @@ pub enum InvalidBlock {
     UnknownKind(u8),
 }
 
+/// Why a replica does not take a block that is new, although its signatures are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAdmitted {
+    /// Its writer has not seen enough of what is held: it should read the block, and write again.
+    #[error("what is held has to be read first")]
+    Outdated,
+    /// It was not written now.
+    #[error("written {} s from now: a clock is wrong", time_ms.abs_diff(*now_ms) / 1000)]
+    Clock {
+        /// When its writer says it was written, milliseconds since 1970.
+        time_ms: u64,
+        /// The replica's time.
+        now_ms: u64,
+    },
+    /// The writer's certificate is valid no longer, or not yet.
+    #[error("the writer's certificate ended at {not_after_secs} s since 1970, or has not begun")]
+    Expired {
+        /// Until when it was valid, seconds since 1970.
+        not_after_secs: u64,
+    },
+}
+
 impl BlockKind {
     /// All kinds.
     pub const ALL: &[BlockKind] = &[
         BlockKind::Content,
         BlockKind::Signed,
+        BlockKind::Certified,
         #[cfg(any(test, feature = "test-kind"))]
         BlockKind::Counter,
     ];
@@ -114,6 +159,7 @@ impl BlockKind {
         match self {
             BlockKind::Content => &content::Content,
             BlockKind::Signed => &signed::Signed,
+            BlockKind::Certified => &certified::Certified,
             #[cfg(any(test, feature = "test-kind"))]
             BlockKind::Counter => &counter::Counter,
         }
@@ -143,6 +189,35 @@ impl BlockKind {
     /// meet under one key. If neither supersedes the other, the one that is held stays.
     pub fn supersedes(self, offered: u64, held: u64) -> bool {
         self.rules().supersedes(offered, held)
+    }
+
+    /// Whether two versions that meet under one key are joined: a node keeps what both say.
+    pub fn joins(self) -> bool {
+        self.rules().joins()
+    }
+
+    /// What two verified blocks of one key say together; for kinds that are joined. Joining is
+    /// commutative and idempotent. `None` if the bytes are not two blocks of one key.
+    pub fn join(self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
+        self.rules().join(held, offered)
+    }
+
+    /// Whether a store that holds version `held` and is given `offered` keeps that instead: if it
+    /// supersedes what is held, or, where blocks are joined, whenever it differs, since only joined
+    /// blocks are stored.
+    pub fn replaces(self, offered: u64, held: u64) -> bool {
+        if self.joins() { offered != held } else { self.supersedes(offered, held) }
+    }
+
+    /// Whether a replica takes a verified block that its writer has just written, and of which it
+    /// holds `held`. What other replicas bring is not asked about.
+    pub fn admit(
+        self,
+        held: Option<&[u8]>,
+        offered: &[u8],
+        now_ms: u64,
+    ) -> Result<(), NotAdmitted> {
+        self.rules().admit(held, offered, now_ms)
     }
 
     /// What part of its publisher's quota a block may use.
