@@ -121,6 +121,9 @@ impl Failure {
                 "This volume was published with the same key from elsewhere; publish from \
                  there, or under another --name.",
             ),
+            PutError::NotAdmitted(_) => failure.advice(
+                "Ask the owner of the group for a new certificate, and see `atoll status` for clocks.",
+            ),
             PutError::Invalid(_) => failure,
         }
     }
@@ -141,7 +144,9 @@ fn put_exit(error: &PutError) -> Exit {
     match error {
         PutError::Full(_) | PutError::OverQuota { .. } => Exit::Full,
         PutError::Unavailable(_) => Exit::Unavailable,
-        PutError::Superseded { .. } | PutError::Invalid(_) => Exit::Failed,
+        PutError::Superseded { .. } | PutError::Invalid(_) | PutError::NotAdmitted(_) => {
+            Exit::Failed
+        }
     }
 }
 

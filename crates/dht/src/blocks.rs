@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use atoll_env::{BoxFuture, Notify};
-use atoll_key::{BlockHash, BlockId, InvalidBlock, Key, SignedBlock};
+use atoll_key::{BlockHash, BlockId, InvalidBlock, Key, NotAdmitted, SignedBlock};
 use bytes::Bytes;
 
 /// Which version of a block a reader needs. Blocks that never change have one version, 0.
@@ -163,8 +163,8 @@ pub enum PutError {
     /// Too few of the nodes that should hold them acknowledged in time.
     #[error("the ring did not take the blocks: {0}")]
     Unavailable(String),
-    /// A higher version of the signed block exists.
-    #[error("version {offered} of the signed block is older than the ring's {held}")]
+    /// The ring holds a version that this one does not supersede, or that its writer has to read first.
+    #[error("version {offered} of the block is older than the ring's {held}")]
     Superseded {
         /// What was put.
         offered: u64,
@@ -174,6 +174,9 @@ pub enum PutError {
     /// The block is not what its key says.
     #[error("refused: {0}")]
     Invalid(#[from] InvalidBlock),
+    /// The block's signatures are right, but its writer may not write it now.
+    #[error("refused: {0}")]
+    NotAdmitted(#[from] NotAdmitted),
 }
 
 /// The ring, as a place to keep blocks. Calls may run many at a time; a caller bounds how many.
@@ -328,7 +331,17 @@ impl Held {
     }
 
     fn put(&mut self, NewBlock { id, bytes, .. }: NewBlock) -> Result<(), PutError> {
-        let new = HeldBlock { version: id.verify(&bytes)?, bytes };
+        let mut new = HeldBlock { version: id.verify(&bytes)?, bytes };
+        if id.kind.joins() {
+            // There is no clock here: every certificate counts as valid.
+            if let Some(old) = self.blocks.get(&id) {
+                let joined = id.kind.join(&old.bytes, &new.bytes).expect("both are verified");
+                new = HeldBlock { version: id.verify(&joined)?, bytes: joined.into() };
+            }
+            self.blocks.insert(id, new);
+            self.watchers.drain(..).for_each(|watcher| watcher.notify());
+            return Ok(());
+        }
         if let Some(old) = self.blocks.get(&id).filter(|old| **old != new)
             && !id.kind.supersedes(new.version, old.version)
         {
@@ -492,7 +505,7 @@ impl Blocks for MemoryBlocks {
                 let changed = Arc::new(Notify::default());
                 {
                     let mut held = blocks.lock();
-                    if held.blocks.get(&id).is_some_and(|now| now.version > seen) {
+                    if held.blocks.get(&id).is_some_and(|now| id.kind.is_news(now.version, seen)) {
                         return held.get(id).map(Some);
                     }
                     held.watchers.push(changed.clone());

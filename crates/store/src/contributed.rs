@@ -484,7 +484,7 @@ impl BlockStore for ContributedStore {
                 // A block has the lease of the one that it replaces, if that is longer: its own
                 // would end first and uncover the older version.
                 if let Some(held) = former.store().info(&info.key)?
-                    && info.kind.supersedes(info.version, held.version)
+                    && info.kind.replaces(info.version, held.version)
                 {
                     let expires_unix_secs = held.expires_unix_secs;
                     present.store().renew(&[info.key], expires_unix_secs, Owner::NOBODY)?;

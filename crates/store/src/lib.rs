@@ -158,8 +158,8 @@ pub struct ScrubStep {
 pub trait BlockStore: Send + Sync + 'static {
     /// Keeps a batch, all or nothing; resolves when it would survive power loss.
     ///
-    /// A block already held under its key is replaced only by a version that supersedes it (see
-    /// [`BlockKind::supersedes`]), whose owner it then has; otherwise just its lease is extended (a
+    /// A block already held under its key is replaced only as [`BlockKind::replaces`] says, and
+    /// then has the new owner; otherwise just its lease is extended (a
     /// lease never shortens), and with the lease the block passes to the owner given, unless that
     /// is [`Owner::NOBODY`]. Not cancel-safe in one sense: a dropped future may still have stored
     /// its batch.

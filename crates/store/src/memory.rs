@@ -105,7 +105,7 @@ impl State {
             };
             let is_longer = block.info.expires_unix_secs > held.info.expires_unix_secs;
             let expires = held.info.expires_unix_secs.max(block.info.expires_unix_secs);
-            if block.info.kind.supersedes(block.info.version, held.info.version) {
+            if block.info.kind.replaces(block.info.version, held.info.version) {
                 used_bytes -= u64::from(held.info.len_bytes);
                 used_bytes += u64::from(block.info.len_bytes);
             } else {

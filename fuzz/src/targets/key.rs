@@ -1,10 +1,11 @@
 //! Signed blocks, blocks under a key, and the texts people copy.
 
+use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, WriterId};
 use atoll_key::text::{decode_checked, encode_checked};
 use atoll_key::volume_secret::{Cost, SALT_BYTES};
 use atoll_key::{
-    BlockHash, BlockKind, Key, ReadAddress, ReadKey, SecretKey, SignedBlock, VolumeAddress,
-    VolumeCipher, VolumeId, VolumeSecret,
+    BlockHash, BlockKind, GroupId, Key, ReadAddress, ReadKey, SecretKey, SignedBlock, UserId,
+    VolumeAddress, VolumeCipher, VolumeId, VolumeSecret,
 };
 use bytes::Bytes;
 
@@ -22,6 +23,9 @@ pub(super) fn targets() -> Vec<Target> {
     let mut keyed = vec![keyed(BlockKind::Content, BlockHash::of(b"content").key(), b"content")];
     keyed.push(self::keyed(BlockKind::Signed, root_key, &blocks[0]));
     keyed.push(self::keyed(BlockKind::Signed, own_key, &blocks[2]));
+    let certified = certified();
+    let blocks_of = |block: &CertifiedBlock| block.bytes().to_vec();
+    keyed.push(self::keyed(BlockKind::Certified, certified[1].key(), certified[1].bytes()));
     let address = VolumeAddress(VolumeId([9; 32])).to_string();
     let texts = vec![
         address.clone().into_bytes(),
@@ -31,6 +35,7 @@ pub(super) fn targets() -> Vec<Target> {
     let address_bytes = vec![decode_checked(SCHEME, &address).expect("our own text")];
     vec![
         target("key/signed-block", blocks, decode_signed),
+        target("key/certified-block", certified.iter().map(blocks_of).collect(), join_certified),
         target("key/verify", keyed, verify),
         target("key/text", texts, |input| {
             std::str::from_utf8(input).is_ok_and(|text| {
@@ -133,6 +138,39 @@ fn read_addresses() -> Vec<Vec<u8>> {
 fn decode_signed(input: &[u8]) -> bool {
     let Ok(block) = SignedBlock::decode(&Bytes::copy_from_slice(input)) else { return false };
     assert_eq!(block.bytes()[..], *input, "a signed block has one encoding");
+    true
+}
+
+/// An inode as its creator made it, and after two others have written it at once.
+fn certified() -> Vec<CertifiedBlock> {
+    let group = SecretKey::from_seed(&[4; 32]);
+    let author = |n: u8| {
+        let secret = SecretKey::from_seed(&[n; 32]);
+        let user = UserId(secret.public());
+        let certificate = Certificate::issue(&group, user, 0, u64::MAX);
+        Author { secret, certificate, writer: WriterId::new(&user, [n; 8]) }
+    };
+    let binding = Binding::new(VolumeId([9; 32]), [1; 16], &[GroupId(group.public())]);
+    let first = CertifiedBlock::create(binding.expect("a group"), &author(5), 1, b"first");
+    let first = first.expect("a member");
+    let write = |n, payload| first.write(&author(n), 2, Some(payload)).expect("a member");
+    let both = write(6, &b"one"[..]).join(&write(7, &b"two"[..])).expect("one inode");
+    vec![first, both]
+}
+
+/// Decoding without signatures, which no input guesses, and joining what comes of it.
+fn join_certified(input: &[u8]) -> bool {
+    let Ok(block) = CertifiedBlock::decode_verified(&Bytes::copy_from_slice(input)) else {
+        return false;
+    };
+    assert_eq!(block.bytes()[..], *input, "a certified block has one encoding");
+    for other in certified() {
+        if let (Some(one), Some(two)) = (block.join(&other), other.join(&block)) {
+            assert_eq!(one, two, "joining depends on the order");
+            let again = one.join(&block).expect("one inode");
+            assert_eq!(again, one, "joining again changes something");
+        }
+    }
     true
 }
 

@@ -200,7 +200,7 @@ pub(crate) fn expires(accounting: &Accounting, origin: &Origin, key: &Key, charg
 pub(crate) fn added_bytes(accounting: &Accounting, new: &BlockInfo) -> u64 {
     let whole = cost_bytes(new.len_bytes);
     let Ok(Some(held)) = accounting.store.info(&new.key) else { return whole };
-    let is_replaced = new.version > held.version;
+    let is_replaced = new.kind.replaces(new.version, held.version);
     match (is_replaced, new.owner.publisher == held.owner.publisher) {
         (true, true) => whole.saturating_sub(cost_bytes(held.len_bytes)),
         (true, false) => whole,

@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{Peer, Refusal};
 use atoll_overlay::Node;
-use atoll_store::Owner;
+use atoll_store::{BlockInfo, Owner};
 use futures_util::future::join_all;
 
 use crate::accounting::Accounting;
@@ -164,7 +164,7 @@ impl Hearing {
         let mut by_owner: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
         for said in self.said[place].iter().filter_map(|(_, said)| said.as_ref()) {
             // A carrier bears out that it is there, not whose it is.
-            if said.version >= copy.version && !is_carrier(&said.owner()) {
+            if copy.kind.reaches(said.version, copy.version) && !is_carrier(&said.owner()) {
                 by_owner.entry(said.owner()).or_default().push(said.lease_secs);
             }
         }
@@ -188,8 +188,8 @@ enum Held {
 
 fn held(accounting: &Accounting, copy: &Copy) -> Held {
     let held = accounting.known(&copy.key);
-    match held.filter(|held| held.version >= copy.version).map(|held| accounting.lease_left(&held))
-    {
+    let is_as_new = |held: &BlockInfo| !copy.kind.replaces(copy.version, held.version);
+    match held.filter(is_as_new).map(|held| accounting.lease_left(&held)) {
         None | Some(0) => Held::Not,
         Some(left) if left < least_lease(copy.lease_secs) => Held::Shorter(left),
         Some(_) => Held::ForAsLong,

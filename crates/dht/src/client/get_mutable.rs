@@ -6,6 +6,10 @@
 //! replica that says a higher version has to show the block. A version older than one that this
 //! node has read or written before is never returned (`seen`). A reader that needs *at least* some
 //! version takes the first block that fits (Pastis §3.3).
+//!
+//! Of a kind whose versions are joined, each different block that a replica speaks of is fetched, and
+//! the reader gets all of them joined: of three updates each pair may have one replica in common
+//! and all three none.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +29,7 @@ use super::replica_selection::by_nearness;
 use super::{Client, FIRST_PAUSE};
 use crate::blocks::{GetError, HeldBlock, Wanted};
 use crate::rpc::quorum::answers;
-use crate::rpc::{Block, Read, ReadReply, Stamp, Watch};
+use crate::rpc::{Block, BlockHeader, Read, ReadReply, Stamp, Watch};
 use crate::stats::add;
 
 /// A newer version that was seen before is looked for at so many further replica sets' worth of
@@ -188,15 +192,33 @@ impl Reading<'_> {
         stamps().max_by_key(|stamp| (stamp.version, holders(stamp), stamp.digest))
     }
 
+    /// The blocks that are needed, of those that were said to be held: the newest, or each different
+    /// one where they are joined.
+    fn needed(&self) -> BTreeSet<Stamp> {
+        match self.id.kind.joins() {
+            true => self.said().filter_map(|(_, said)| said.held).collect(),
+            false => self.newest_said().into_iter().collect(),
+        }
+    }
+
     fn sent(&self) -> impl Iterator<Item = Sent> {
         self.said()
             .filter_map(|(_, said)| Some(Sent { stamp: said.held?, block: said.block.clone()? }))
     }
 
-    /// The block that was said to be the newest, if it has come.
+    /// The block that was said to be the newest, if it has come; all that have come where they are
+    /// joined.
     fn newest(&self) -> Option<Sent> {
+        if self.id.kind.joins() {
+            return self.sent().fold(None, |all, one| newer(self.id, all, Some(one)));
+        }
         let newest = self.newest_said()?;
         self.sent().find(|sent| sent.stamp == newest)
+    }
+
+    /// Of the blocks that are needed, one that has not come.
+    fn missing_block(&self) -> Option<Stamp> {
+        self.needed().into_iter().rev().find(|stamp| self.sent().all(|sent| sent.stamp != *stamp))
     }
 
     /// The newest block that has come, if a version that is new enough is all that is wanted.
@@ -204,7 +226,7 @@ impl Reading<'_> {
         let Wanted::AtLeast(least) = self.wanted else { return None };
         let least = least.max(self.client.seen.version(&self.id.key));
         let newest = self.sent().max_by_key(|sent| sent.stamp);
-        newest.filter(|sent| sent.stamp.version >= least)
+        newest.filter(|sent| self.id.kind.reaches(sent.stamp.version, least))
     }
 
     fn is_confirmed(&self) -> bool {
@@ -229,15 +251,15 @@ impl Reading<'_> {
         self.said().filter(|(_, said)| said.held.is_some()).count()
     }
 
-    /// If the newest block that is spoken of has not come, asks the nearest replica that holds it.
+    /// If a block that is needed has not come, asks the nearest replica that holds it.
     fn ask_for_newest(&mut self) {
         let under_way = self.sends.iter().any(|at| self.heard[*at].is_none());
-        if self.newest().is_some() || under_way {
+        if under_way {
             return;
         }
-        let Some(newest) = self.newest_said() else { return };
+        let Some(missing) = self.missing_block() else { return };
         let can_send =
-            self.said().filter(|(at, s)| s.held == Some(newest) && !self.sends.contains(at));
+            self.said().filter(|(at, s)| s.held == Some(missing) && !self.sends.contains(at));
         let can_send: Vec<usize> = can_send.map(|(at, _)| at).collect();
         if let Some(at) = self.nearest(can_send.into_iter()) {
             self.heard[at] = None;
@@ -256,15 +278,16 @@ impl Reading<'_> {
         if wants_more && 2 * self.holders() <= self.replicas.len() && client.config.routes > 1 {
             // Hardly any replica has it: they may not be its replica set at all.
             let found = search(client, id.key, false, limits(client, deadline)).await;
-            best = newer(best, found.ok().and_then(|found| sent(id, found.block)));
+            best = newer(id, best, found.ok().and_then(|found| sent(id, found.block)));
         }
         let seen = client.seen.version(&id.key);
         let least = seen.max(self.wanted.least());
-        if best.as_ref().is_none_or(|best| best.stamp.version < least) {
-            best = newer(best, beyond_set(client, &self.named.nodes, id, least).await);
+        let reaches = |best: &Sent| id.kind.reaches(best.stamp.version, least);
+        if !best.as_ref().is_some_and(reaches) {
+            best = newer(id, best, beyond_set(client, &self.named.nodes, id, least).await);
         }
         let Some(best) = best else { return Err(self.missing()) };
-        if best.stamp.version < least {
+        if !reaches(&best) {
             return Err(too_old(id.key, best.stamp.version, seen, least));
         }
         self.update_stale(&best);
@@ -278,7 +301,9 @@ impl Reading<'_> {
             return;
         }
         let version = stamp.version;
-        let is_stale = move |said: &Said| said.held.is_none_or(|held| held.version < version);
+        let kind = self.id.kind;
+        let is_stale =
+            move |said: &Said| said.held.is_none_or(|held| kind.replaces(version, held.version));
         let stale = self.said().filter(|(_, said)| is_stale(said)).map(|(at, _)| at);
         let mut stale: Vec<Node> = stale.map(|at| self.replicas[at]).collect();
         let (client, block, replicas, mut late) =
@@ -318,8 +343,16 @@ impl Reading<'_> {
     }
 }
 
-fn newer(a: Option<Sent>, b: Option<Sent>) -> Option<Sent> {
-    a.into_iter().chain(b).max_by_key(|sent| sent.stamp.version)
+/// The newer of two blocks, or both of them joined.
+fn newer(id: BlockId, a: Option<Sent>, b: Option<Sent>) -> Option<Sent> {
+    let (a, b) = match (a, b) {
+        (Some(a), Some(b)) if id.kind.joins() => (a, b),
+        (a, b) => return a.into_iter().chain(b).max_by_key(|sent| sent.stamp.version),
+    };
+    let lease_secs = a.block.header.lease_secs.max(b.block.header.lease_secs);
+    let joined = id.kind.join(&a.block.bytes, &b.block.bytes)?;
+    let header = BlockHeader { lease_secs, ..a.block.header };
+    sent(id, Block { header, bytes: joined.into() })
 }
 
 /// Why a block will not do that is older than it must be.
@@ -349,7 +382,7 @@ async fn beyond_set(client: &Arc<Client>, nodes: &[Node], id: BlockId, least: u6
         std::iter::once(me).chain(near).map(|node| ask(client, node, id, true)).collect();
     while let Some(said) = calls.next().await {
         if let Ok(Said { held: Some(stamp), block: Some(block), .. }) = said
-            && stamp.version >= least
+            && id.kind.reaches(stamp.version, least)
         {
             return Some(Sent { stamp, block });
         }
@@ -394,12 +427,12 @@ pub(crate) async fn watch(
     let named = named.map_err(|error| unavailable(error.to_string()))?;
     let replicas = distinct_peers(&named.nodes, client.config.replicas);
     let mut calls: FuturesUnordered<_> =
-        replicas.into_iter().map(|node| watch_at(client, node, id.key, seen)).collect();
+        replicas.into_iter().map(|node| watch_at(client, node, id, seen)).collect();
     let (mut is_quiet, mut told) = (false, Vec::new());
     while let Some((node, newer)) = calls.next().await {
         match newer {
             Ok(Some(_)) => match get_mutable(client, id, Wanted::Newest).await {
-                Ok(held) if held.version > seen => return Ok(Some(held)),
+                Ok(held) if id.kind.is_news(held.version, seen) => return Ok(Some(held)),
                 Err(error @ GetError::Removed { version, .. }) if version > seen => {
                     return Err(error);
                 }
@@ -419,9 +452,10 @@ pub(crate) async fn watch(
 async fn watch_at(
     client: &Arc<Client>,
     node: Node,
-    key: Key,
+    id: BlockId,
     seen: u64,
 ) -> (Node, Result<Option<u64>, CallError>) {
-    let called = client.call(&node, &Watch { key, seen }, Vec::new()).await;
-    (node, called.map(|(reply, _)| reply.version.filter(|version| *version > seen)))
+    let called = client.call(&node, &Watch { key: id.key, seen }, Vec::new()).await;
+    let is_news = |version: &u64| id.kind.is_news(*version, seen);
+    (node, called.map(|(reply, _)| reply.version.filter(is_news)))
 }

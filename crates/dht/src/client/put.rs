@@ -47,15 +47,17 @@ pub(crate) async fn put_blocks(
     for (place, NewBlock { id, bytes, lease_secs }) in blocks.into_iter().enumerate() {
         // The nodes that store it check a block that never changes.
         let version = if id.kind.is_mutable() { id.verify(&bytes) } else { Ok(0) };
-        match version {
-            Ok(version) => {
+        // Replicas ask the same; a certificate that has run out is known at once here.
+        let admitted = id.kind.admit(None, &bytes, client.env.unix_ms());
+        match version.map_err(PutError::from).and_then(|version| Ok((version, admitted?))) {
+            Ok((version, ())) => {
                 let BlockId { key, kind } = id;
                 let header = BlockHeader { key, kind, lease_secs: lease(lease_secs) };
                 let block = Block { header, bytes };
                 let (holders, told) = (BTreeSet::new(), String::new());
                 pending.push(Pending { place, block, version, holders, told });
             }
-            Err(error) => outcomes[place] = Err(error.into()),
+            Err(error) => outcomes[place] = Err(error),
         }
     }
     put_all(client, pending, &mut outcomes).await;

@@ -49,6 +49,9 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
             Outcome::Refused(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))
         }
         PutStatus::Invalid => Outcome::Refused(InvalidBlock::WrongHash.into()),
+        PutStatus::NotAdmitted => again(format!(
+            "{root} says that its writer's certificate is not valid now, or that it was not written now"
+        )),
         // Of a mutable block the replica has to show the newer version (`Direct::note`).
         PutStatus::Superseded { .. } => again(format!("{root} does not keep it")),
     }

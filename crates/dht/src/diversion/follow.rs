@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_key::{Key, PeerId};
+use atoll_key::{Key, NotAdmitted, PeerId};
 use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
 use bytes::Bytes;
@@ -94,8 +94,8 @@ pub(crate) async fn bytes_at(diversion: &Diversion, node: &Node, key: Key) -> Op
     parts.into_iter().next()
 }
 
-/// The version of the block that a node holds instead of this one, which does not supersede it. Any
-/// node can say that there is one, and name any number.
+/// The version of the block that a node holds instead of this one, because this one does not supersede
+/// it or its writer has not seen enough of it. Any node can say that there is one, and name any number.
 pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Block) -> Option<u64> {
     let BlockHeader { key, kind, .. } = block.header;
     if !kind.is_mutable() {
@@ -104,7 +104,13 @@ pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Bloc
     let bytes = bytes_at(diversion, node, key).await?;
     let held = kind.verify(&key, &bytes).ok()?;
     let offered = kind.verify(&key, &block.bytes).ok()?;
-    let stays = bytes != block.bytes && !kind.supersedes(offered, held);
+    let stays = match kind.joins() {
+        true => {
+            let admitted = kind.admit(Some(&bytes), &block.bytes, diversion.env.unix_ms());
+            admitted == Err(NotAdmitted::Outdated)
+        }
+        false => bytes != block.bytes && !kind.supersedes(offered, held),
+    };
     stays.then_some(held)
 }
 

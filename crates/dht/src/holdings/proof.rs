@@ -127,20 +127,26 @@ async fn shows(
     if proof.lease_secs < least_lease(holdings.lease_left(info)) {
         return false;
     }
-    if info.kind.supersedes(proof.version, info.version) {
-        return shows_newer(prover, info, time).await;
+    if info.kind.replaces(proof.version, info.version) {
+        return shows_newer(holdings, prover, info, time).await;
     }
     proof.version == info.version && proof.mac == *mac
 }
 
-/// Whether the prover sends a sound block of a higher version.
-async fn shows_newer(prover: &Node, info: &BlockInfo, time: &mut PeerBudget<'_>) -> bool {
+/// Whether the prover sends a sound block that makes the one held here superfluous.
+async fn shows_newer(
+    holdings: &Holdings,
+    prover: &Node,
+    info: &BlockInfo,
+    time: &mut PeerBudget<'_>,
+) -> bool {
+    let (key, kind) = (&info.key, info.kind);
     let fetch = Fetch { keys: vec![info.key] };
     let Ok(Some((_, parts))) = time.call(prover, &fetch, Vec::new()).await else {
         return false;
     };
     let [bytes] = &parts[..] else { return false };
-    info.kind
-        .verify(&info.key, bytes)
-        .is_ok_and(|version| info.kind.supersedes(version, info.version))
+    let Ok(version) = kind.verify(key, bytes) else { return false };
+    let held = holdings.read(key).await;
+    held.is_some_and(|held| kind.includes(bytes, &held.bytes, (version, held.info.version)))
 }

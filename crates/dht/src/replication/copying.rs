@@ -106,8 +106,10 @@ pub(super) async fn take(
     let me = replication.transport.local().id;
     let mut wanted = offered(replication, &me, items, &mut outcome);
     let versions: BTreeMap<Key, u64> = items.iter().map(|item| (item.key, item.version)).collect();
-    let is_lacking =
-        |key: &Key| replication.known(key).is_none_or(|known| known.version < versions[key]);
+    let is_lacking = |key: &Key| {
+        let known = replication.known(key);
+        known.is_none_or(|known| known.kind.replaces(versions[key], known.version))
+    };
     let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
     while !wanted.is_empty() {
         // Another exchange may have brought some of them since, or be about to.

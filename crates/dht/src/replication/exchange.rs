@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use atoll_key::KeyRange;
+use atoll_key::{Key, KeyRange};
 use atoll_net::{CallError, Refusal};
 use atoll_overlay::Node;
 use futures_util::future::{Either, select};
@@ -140,7 +140,9 @@ impl Session<'_> {
             let part = KeyRange::new(range.after, upto);
             let there: Vec<Item> =
                 theirs.iter().filter(|item| part.contains(&item.key)).copied().collect();
-            self.level(difference(part, &ours, &there)).await?;
+            let known = |key: &Key| self.replication.known(key);
+            let joins = |key: &Key| known(key).is_some_and(|held| held.kind.joins());
+            self.level(difference(part, &ours, &there, joins)).await?;
             todo = rest;
         }
         Ok(())

@@ -27,8 +27,8 @@ use crate::lease_clock::least_lease;
 use crate::replication::Replication;
 use crate::replication::eviction::drop_proven;
 use crate::replication::reconcile::Item;
-use crate::rpc::MAX_BATCH_BLOCKS;
 use crate::rpc::budget::PeerBudget;
+use crate::rpc::{HeldCopy, MAX_BATCH_BLOCKS};
 
 /// Ranges remembered; of more, the grace of some begins again.
 const MAX_STRAY_RANGES: usize = 4096;
@@ -315,14 +315,15 @@ async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]
         };
         let mut lacking = Vec::new();
         for ((info, said), given) in live.iter().zip(said).zip(&mut given) {
-            let has = said.is_some_and(|said| {
-                said.version >= info.version
-                    && said.lease_secs >= least_lease(replication.lease_left(info))
-            });
+            let lasts =
+                |said: &HeldCopy| said.lease_secs >= least_lease(replication.lease_left(info));
+            let said = said.filter(lasts);
+            let has = said.is_some_and(|said| !info.kind.replaces(info.version, said.version));
             if !has && !std::mem::replace(given, true) {
                 lacking.push(Item { key: info.key, version: info.version });
             }
-            is_settled &= has;
+            // Where blocks are joined it may hold more than is given to it.
+            is_settled &= said.is_some_and(|said| info.kind.reaches(said.version, info.version));
         }
         let mut time = PeerBudget::of(replication, member.peer.id);
         let given_to = give(replication, member, &lacking, &mut time).await;

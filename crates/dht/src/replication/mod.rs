@@ -4,6 +4,7 @@ mod copying;
 pub(crate) mod eviction;
 mod exchange;
 pub(crate) mod handoff;
+mod joining;
 mod losses;
 pub(crate) mod pointer_upkeep;
 pub mod reconcile;
@@ -24,6 +25,7 @@ use crate::multiset::UnderWay;
 use crate::placement::present_replicas;
 use crate::rpc::Background;
 use handoff::Handoff;
+use joining::JoinTurns;
 use losses::Losses;
 use state::Repair;
 use status::RepairStatus;
@@ -37,6 +39,8 @@ pub(crate) struct Replication {
     losses: Losses,
     /// Ranges of blocks that belong to other nodes.
     pub handoff: Handoff,
+    /// Whose turn it is to be joined with what is held.
+    pub join_turns: JoinTurns,
     /// Held while copies are dropped.
     eviction: futures_util::lock::Mutex<()>,
     /// Blocks that this node is sending to replicas, as the root of a put. A replica that is compared
@@ -56,6 +60,7 @@ impl Replication {
             diversion,
             repair: Repair::default(),
             handoff: Handoff::default(),
+            join_turns: JoinTurns::default(),
             eviction: futures_util::lock::Mutex::default(),
             in_flight: UnderWay::default(),
             abandoned: Background::new(MAX_ABANDONED),

@@ -14,7 +14,7 @@
 //!
 //! This module is plain data and pure functions; the exchange itself is in `exchange`.
 
-use atoll_key::KeyRange;
+use atoll_key::{Key, KeyRange};
 use atoll_store::MAX_PARTS;
 
 pub use crate::rpc::{Answer, Claim, Item, MAX_ITEMS, Summary};
@@ -54,8 +54,14 @@ pub struct Difference {
 }
 
 /// Compares all items of one range on both sides; each list sorted in ring order from
-/// the same start, without two items of one key.
-pub fn difference(range: KeyRange, ours: &[Item], theirs: &[Item]) -> Difference {
+/// the same start, without two items of one key. `joins` says of which blocks that we hold the
+/// versions are joined: both sides need the other's.
+pub fn difference(
+    range: KeyRange,
+    ours: &[Item],
+    theirs: &[Item],
+    joins: impl Fn(&Key) -> bool,
+) -> Difference {
     let place = |item: &Item| item.key.distance_from(&range.after.next());
     let mut found = Difference::default();
     let (mut i, mut j) = (0, 0);
@@ -75,10 +81,13 @@ pub fn difference(range: KeyRange, ours: &[Item], theirs: &[Item]) -> Difference
                 j += 1;
             }
             std::cmp::Ordering::Equal => {
-                match ours[i].version.cmp(&theirs[j].version) {
-                    std::cmp::Ordering::Less => found.take.push(theirs[j]),
-                    std::cmp::Ordering::Greater => found.give.push(ours[i]),
-                    std::cmp::Ordering::Equal => {}
+                let (our, their) = (ours[i], theirs[j]);
+                let both = our.version != their.version && joins(&our.key);
+                if both || our.version < their.version {
+                    found.take.push(their);
+                }
+                if both || our.version > their.version {
+                    found.give.push(our);
                 }
                 i += 1;
                 j += 1;
@@ -117,7 +126,7 @@ pub fn well_formed_parts(range: KeyRange, parts: &[Claim]) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use atoll_key::{BlockKind, Key};
+    use atoll_key::BlockKind;
     use atoll_store::{BlockInfo, BlockStore, MemoryStore, Owner, StoredBlock};
     use bytes::Bytes;
     use futures_util::FutureExt;
@@ -196,7 +205,7 @@ mod tests {
                 Answer::Items(items) => {
                     assert!(well_formed_items(range, &items));
                     sent += items.len();
-                    let d = difference(range, &mine, &items);
+                    let d = difference(range, &mine, &items, |_| false);
                     all.give.extend(d.give);
                     all.take.extend(d.take);
                 }

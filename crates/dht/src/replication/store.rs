@@ -6,6 +6,7 @@ use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use bytes::Bytes;
 
+use super::joining::{Joined, Turn, join_held};
 use super::writes::Write;
 use crate::accounting::admission::{Admitted, Origin, Sound, admit, answers};
 use crate::accounting::quota::Reservation;
@@ -58,7 +59,9 @@ pub(crate) async fn store_admitted(
     if sound.is_empty() {
         return Vec::new();
     }
-    let statuses = store_or_divert(replication, origin, sound, room, overflow).await;
+    let joined = join_held(replication, origin, sound).await;
+    let stored = store_or_divert(replication, origin, &joined, room, overflow).await;
+    let statuses = answers(joined.refused, stored);
     for Sound { block, .. } in sound.iter().filter(|sound| sound.block.is_mutable()) {
         replication.watches.changed(&block.header.key);
     }
@@ -68,14 +71,17 @@ pub(crate) async fn store_admitted(
 async fn store_or_divert(
     replication: &Replication,
     origin: &Origin,
-    sound: &[Sound],
+    Joined { sound, turn, .. }: &Joined,
     room: Reservation,
     overflow: Overflow,
 ) -> Vec<PutStatus> {
-    let Err(failed) = store_batch(replication, to_store(sound), Some(room)).await else {
+    let Err(failed) =
+        store_batch(replication, to_store(sound), (Some(room), Some(turn.clone()))).await
+    else {
         return stored_statuses(replication, sound).await;
     };
-    // What is here already needs no room: only its lease is extended.
+    // What is here already needs no room: only its lease is extended. Blocks that are joined are not
+    // diverted: there would be two places where they are joined.
     let is_held: Vec<bool> =
         sound.iter().map(|new| is_held(replication, &new.stored.info)).collect();
     let of = |wanted: bool| -> Vec<Sound> {
@@ -83,14 +89,18 @@ async fn store_or_divert(
         places.map(|(sound, _)| sound.clone()).collect()
     };
     let (held, lacking) = (of(true), of(false));
-    let extended = match store_batch(replication, to_store(&held), None).await {
+    let extended = match store_batch(replication, to_store(&held), (None, Some(turn.clone()))).await
+    {
         Ok(()) => stored_statuses(replication, &held).await,
         Err(failed) => vec![failed; held.len()],
     };
-    let elsewhere = match overflow {
-        Overflow::Diverted => divert(replication, origin, &lacking).await,
-        Overflow::Refused => vec![failed; lacking.len()],
-    };
+    let may_leave =
+        |sound: &Sound| overflow == Overflow::Diverted && !sound.stored.info.kind.joins();
+    let leaving: Vec<Sound> = lacking.iter().filter(|s| may_leave(s)).cloned().collect();
+    let mut diverted = divert(replication, origin, &leaving).await.into_iter();
+    let elsewhere = lacking
+        .iter()
+        .map(|sound| may_leave(sound).then(|| diverted.next()).flatten().unwrap_or(failed));
     let mut extended = extended.into_iter();
     let held = is_held.into_iter().map(|is_held| if is_held { extended.next() } else { None });
     answers(held.collect(), elsewhere)
@@ -102,7 +112,7 @@ fn to_store(sound: &[Sound]) -> Vec<StoredBlock> {
 
 fn is_held(replication: &Replication, new: &BlockInfo) -> bool {
     let held = replication.store.info(&new.key).ok().flatten();
-    held.is_some_and(|held| held.version >= new.version)
+    held.is_some_and(|held| !new.kind.replaces(new.version, held.version))
 }
 
 /// What is said of blocks that the store has taken.
@@ -115,7 +125,8 @@ async fn stored_statuses(replication: &Replication, sound: &[Sound]) -> Vec<PutS
     statuses
 }
 
-/// Puts verified blocks into this node's store, where `room` is reserved for those that need it.
+/// Puts verified blocks into this node's store, where `room` is reserved for those that need it, in
+/// the `turn` of those that were joined.
 /// They stay even if they were about to leave, and are no longer needed where other nodes keep
 /// them.
 ///
@@ -124,14 +135,14 @@ async fn stored_statuses(replication: &Replication, sound: &[Sound]) -> Vec<PutS
 async fn store_batch(
     replication: &Replication,
     batch: Vec<StoredBlock>,
-    room: Option<Reservation>,
+    (room, turn): (Option<Reservation>, Option<Turn>),
 ) -> Result<(), PutStatus> {
     if batch.is_empty() {
         return Ok(());
     }
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
     let arriving = replication.pending.keep(keys.iter()).await;
-    match Write::new(replication, batch, (room, arriving)).await {
+    match Write::new(replication, batch, (room, arriving, turn)).await {
         Ok(()) => {
             follow::come_home(replication, keys).await;
             Ok(())
@@ -149,16 +160,22 @@ async fn store_batch(
 
 /// Stores a block that another node has kept for this one; whether there was room.
 pub(crate) async fn store_home(replication: &Replication, block: StoredBlock) -> bool {
-    store_batch(replication, vec![block], None).await.is_ok()
+    store_batch(replication, vec![block], (None, None)).await.is_ok()
 }
 
-/// After a signed block was put into the store: whether that keeps another one.
+/// After a mutable block was put into the store: whether that keeps another one, without what this
+/// one says.
 async fn other_held(replication: &Replication, block: &Block) -> Option<PutStatus> {
     if !block.is_mutable() {
         return None;
     }
     match replication.store.get(&block.header.key).await {
         Ok(Some(held)) if held.bytes == block.bytes => None,
+        Ok(Some(held)) if held.info.kind.joins() => {
+            let versions = (held.info.version, 0);
+            let includes = held.info.kind.includes(&held.bytes, &block.bytes, versions);
+            (!includes).then_some(PutStatus::Failed)
+        }
         Ok(Some(held)) => Some(PutStatus::Superseded { held: held.info.version }),
         Ok(None) | Err(_) => Some(PutStatus::Failed),
     }

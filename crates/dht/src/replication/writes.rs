@@ -4,7 +4,8 @@
 //! A caller may cancel a request at any time, and its handler is dropped then. The store may have
 //! the batch in its queue already and keep it. If the reservation ended at once, a publisher that
 //! puts and cancels again and again would fill more than its share (CFS §5.4). So a background task
-//! keeps the reservation until the store has decided.
+//! keeps the reservation until the store has decided, and with it the turn of blocks that were joined
+//! with what was held: the next ones are joined with the result.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,6 +17,7 @@ use atoll_store::{StoreError, StoredBlock};
 use crate::accounting::quota::Reservation;
 use crate::holdings::pending_removals::Arriving;
 use crate::replication::Replication;
+use crate::replication::joining::Turn;
 use crate::rpc::Background;
 
 /// Batches that a background task waits for after their callers gave up. Beyond so many they are
@@ -23,7 +25,7 @@ use crate::rpc::Background;
 pub(super) const MAX_ABANDONED: usize = 32;
 
 /// What is kept until the store has decided.
-type Guards = (Option<Reservation>, Arriving);
+type Guards = (Option<Reservation>, Arriving, Option<Turn>);
 
 /// A batch that the store takes into the room of its guards. Dropped before it resolves, the batch
 /// may be stored or not; the guards are kept until that is decided.

@@ -109,6 +109,9 @@ pub enum PutStatus {
         #[n(2)]
         of: QuotaOf,
     },
+    /// Its writer's certificate is not valid now, or it was not written now.
+    #[n(7)]
+    NotAdmitted,
 }
 
 impl From<OverQuota> for PutStatus {

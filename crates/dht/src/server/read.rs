@@ -59,9 +59,9 @@ impl Handle<Watch> for Arc<Server> {
         let watching = self.watches.watch(from.id, key, from.id == own).ok_or_else(too_many)?;
         let mut pause = sleep(&*self.env, WATCH_WAIT);
         let version = loop {
-            let held = self.known(&key).map(|info| info.version);
-            if held.is_some_and(|version| version > seen) {
-                break held;
+            let held = self.known(&key).filter(|info| info.kind.is_news(info.version, seen));
+            if let Some(held) = held {
+                break Some(held.version);
             }
             let changed = Box::pin(watching.changed());
             match select(changed, pause).await {

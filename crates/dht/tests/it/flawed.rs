@@ -24,6 +24,8 @@ pub(crate) struct Flawed {
     pub refuses_renewals: AtomicBool,
     /// What it says of its disk.
     pub failure: Mutex<Option<DiskFailure>>,
+    /// The next batch waits so long before it reaches the store's queue, and those after it do not.
+    pub stall: Mutex<Option<(Env, Duration)>>,
     read: AtomicU64,
 }
 
@@ -32,8 +34,8 @@ impl Flawed {
         let inner = Arc::new(MemoryStore::new(capacity_bytes));
         let (damaged, read) = (Mutex::new(None), AtomicU64::new(0));
         let (refuses_renewals, failure) = (AtomicBool::new(false), Mutex::new(None));
-        let (queue, is_broken) = (None, false);
-        Flawed { inner, damaged, queue, is_broken, refuses_renewals, failure, read }
+        let (queue, is_broken, stall) = (None, false, Mutex::new(None));
+        Flawed { inner, damaged, queue, is_broken, refuses_renewals, failure, stall, read }
     }
 
     /// One that reads and does not write.
@@ -69,6 +71,14 @@ impl BlockStore for Flawed {
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
         if self.is_broken {
             return Box::pin(async { Err(StoreError::Io("input/output error".to_owned())) });
+        }
+        let stall = self.stall.lock().expect("not poisoned").take();
+        if let Some((env, delay)) = stall {
+            let (inner, pause) = (self.inner.clone(), sleep(&*env, delay));
+            return Box::pin(async move {
+                pause.await;
+                inner.put(batch).await
+            });
         }
         let Some((env, delay)) = self.queue.clone() else { return self.inner.put(batch) };
         let (inner, pause) = (self.inner.clone(), sleep(&*env, delay));

@@ -4,6 +4,7 @@
 mod acknowledged;
 mod attribution;
 mod caching;
+mod certified;
 mod claims;
 mod clocks;
 mod coming_back;

@@ -65,6 +65,11 @@ trait Rules: Sync {
         false
     }
 
+    /// That part of a version which never decreases when blocks are joined.
+    fn rank(&self, version: u64) -> u64 {
+        version
+    }
+
     /// See [`BlockKind::join`].
     fn join(&self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
         let _ = (held, offered);
@@ -207,6 +212,31 @@ impl BlockKind {
     /// blocks are stored.
     pub fn replaces(self, offered: u64, held: u64) -> bool {
         if self.joins() { offered != held } else { self.supersedes(offered, held) }
+    }
+
+    /// Whether a reader who has seen version `seen` learns anything from version `held`.
+    pub fn is_news(self, held: u64, seen: u64) -> bool {
+        if self.joins() { held != seen } else { held > seen }
+    }
+
+    /// Whether version `held` will do for a reader who wants one that is at least as new as
+    /// `least`. Where blocks are joined only heights are compared: of two blocks of one height
+    /// neither is newer.
+    pub fn reaches(self, held: u64, least: u64) -> bool {
+        if self.joins() {
+            self.rules().rank(held) >= self.rules().rank(least)
+        } else {
+            held >= least
+        }
+    }
+
+    /// Whether a node that holds the verified block `held` has no use for `offered`, a verified block
+    /// of the same key.
+    pub fn includes(self, held: &[u8], offered: &[u8], versions: (u64, u64)) -> bool {
+        match self.joins() {
+            true => self.join(held, offered).is_some_and(|joined| joined == held),
+            false => held == offered || self.supersedes(versions.0, versions.1),
+        }
     }
 
     /// Whether a replica takes a verified block that its writer has just written, and of which it

@@ -7,7 +7,7 @@ use std::fmt;
 
 use atoll_dht::{GetError, PutError};
 use atoll_key::volume_secret::MoveToken;
-use atoll_key::{BlockHash, InvalidBlock, Key, ReadKey, SecretKey, VolumeSecret};
+use atoll_key::{BlockHash, InvalidBlock, Key, NotAdmitted, ReadKey, SecretKey, VolumeSecret};
 use minicbor::decode::{Decoder, Error as DecodeError};
 use minicbor::encode::{Encoder, Error as EncodeError, Write};
 use minicbor::{Decode, Encode};
@@ -327,6 +327,44 @@ pub(crate) enum PutFailed {
         #[n(2)]
         who: String,
     },
+    #[n(5)]
+    NotAdmitted(#[n(0)] Refused),
+}
+
+/// [`NotAdmitted`] on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) enum Refused {
+    #[n(0)]
+    Outdated,
+    #[n(1)]
+    Clock {
+        #[n(0)]
+        time_ms: u64,
+        #[n(1)]
+        now_ms: u64,
+    },
+    #[n(2)]
+    Expired(#[n(0)] u64),
+}
+
+impl From<NotAdmitted> for Refused {
+    fn from(why: NotAdmitted) -> Refused {
+        match why {
+            NotAdmitted::Outdated => Refused::Outdated,
+            NotAdmitted::Clock { time_ms, now_ms } => Refused::Clock { time_ms, now_ms },
+            NotAdmitted::Expired { not_after_secs } => Refused::Expired(not_after_secs),
+        }
+    }
+}
+
+impl From<Refused> for NotAdmitted {
+    fn from(why: Refused) -> NotAdmitted {
+        match why {
+            Refused::Outdated => NotAdmitted::Outdated,
+            Refused::Clock { time_ms, now_ms } => NotAdmitted::Clock { time_ms, now_ms },
+            Refused::Expired(not_after_secs) => NotAdmitted::Expired { not_after_secs },
+        }
+    }
 }
 
 /// [`InvalidBlock`] on the wire.
@@ -375,7 +413,7 @@ impl From<Invalid> for InvalidBlock {
             Invalid::WrongHash => InvalidBlock::WrongHash,
             Invalid::Malformed(what) => {
                 let known = MALFORMATIONS.into_iter().find(|known| *known == what);
-                InvalidBlock::Malformed(known.unwrap_or(MALFORMATIONS[4]))
+                InvalidBlock::Malformed(known.unwrap_or(MALFORMATIONS[MALFORMATIONS.len() - 1]))
             }
             Invalid::WrongSignature => InvalidBlock::WrongSignature,
             Invalid::UnknownKind(number) => InvalidBlock::UnknownKind(number),
@@ -414,6 +452,7 @@ impl PutFailed {
             PutError::Unavailable(told) => PutFailed::Unavailable(cut(told)),
             PutError::Superseded { offered, held } => PutFailed::Superseded { offered, held },
             PutError::Invalid(error) => PutFailed::Invalid(error.into()),
+            PutError::NotAdmitted(why) => PutFailed::NotAdmitted(why.into()),
             PutError::OverQuota { used_bytes, allowed_bytes, who } => {
                 PutFailed::OverQuota { used_bytes, allowed_bytes, who: cut(who) }
             }
@@ -428,6 +467,7 @@ impl From<PutFailed> for PutError {
             PutFailed::Unavailable(told) => PutError::Unavailable(told),
             PutFailed::Superseded { offered, held } => PutError::Superseded { offered, held },
             PutFailed::Invalid(error) => PutError::Invalid(error.into()),
+            PutFailed::NotAdmitted(why) => PutError::NotAdmitted(why.into()),
             PutFailed::OverQuota { used_bytes, allowed_bytes, who } => {
                 PutError::OverQuota { used_bytes, allowed_bytes, who }
             }
@@ -499,6 +539,9 @@ mod tests {
             PutError::Unavailable("nobody".into()),
             PutError::Superseded { offered: 3, held: u64::MAX },
             PutError::OverQuota { used_bytes: 9, allowed_bytes: 8, who: "node 7".into() },
+            PutError::NotAdmitted(NotAdmitted::Outdated),
+            PutError::NotAdmitted(NotAdmitted::Clock { time_ms: 1, now_ms: 2 }),
+            PutError::NotAdmitted(NotAdmitted::Expired { not_after_secs: 3 }),
             PutError::Invalid(InvalidBlock::TooLong(7)),
             PutError::Invalid(InvalidBlock::WrongHash),
             PutError::Invalid(InvalidBlock::Malformed("unknown form")),

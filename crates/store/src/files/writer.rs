@@ -92,7 +92,7 @@ impl Writer {
         }
         let lease = held.map_or(0, |held| held.expires_unix_secs);
         let expires_unix_secs = info.expires_unix_secs.max(lease);
-        if let Some(held) = held.filter(|held| !info.kind.supersedes(info.version, held.version)) {
+        if let Some(held) = held.filter(|held| !info.kind.replaces(info.version, held.version)) {
             let entry = held.extended(expires_unix_secs, info.owner);
             return Ok((expires_unix_secs > lease).then_some(Planned { entry, bytes: None }));
         }

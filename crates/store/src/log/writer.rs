@@ -468,7 +468,7 @@ fn plan(
     let lease = held.map_or(0, |held| held.expires_unix_secs);
     let expires_unix_secs = info.expires_unix_secs.max(lease);
     if let Some(held) = held
-        && !info.kind.supersedes(info.version, held.version)
+        && !info.kind.replaces(info.version, held.version)
     {
         let body = RecordBody::Lease { expires_unix_secs };
         let header = RecordHeader { key: info.key, sequence, owner: info.owner, body };

@@ -20,7 +20,7 @@ pub const MAX_SIBLINGS: usize = 2 * MAX_ADMITTED_SIBLINGS;
 const MAGIC: &[u8; 4] = b"ATCB";
 const LAYOUT: u8 = 1;
 /// Bits of a version below the height.
-const HASH_BITS: u32 = 24;
+pub(super) const HASH_BITS: u32 = 24;
 
 /// An inode: who may write it, and its concurrent versions.
 ///

@@ -85,6 +85,10 @@ impl Rules for Certified {
         false
     }
 
+    fn rank(&self, version: u64) -> u64 {
+        version >> block::HASH_BITS
+    }
+
     fn join(&self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
         let decode = |bytes: &[u8]| CertifiedBlock::decode_verified(&Bytes::copy_from_slice(bytes));
         let (held, offered) = (decode(held).ok()?, decode(offered).ok()?);
