@@ -4,9 +4,12 @@
 //! - [`blocks`]: fetching blocks, checked and cached, so many at once as the line bears.
 //! - [`owned`]: the file system of CFS (§3): one publisher signs, everybody reads.
 //!
+//! - [`shared`]: the file system of Pastis: many people write, no server.
+//!
 //! Each knows only those before it. The ring is seen only as [`atoll_dht::Blocks`]; nothing here
 //! knows routing, replicas or peers.
 
 pub mod blocks;
 pub mod format;
 pub mod owned;
+pub mod shared;

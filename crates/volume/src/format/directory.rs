@@ -231,7 +231,7 @@ impl DirectoryEntry {
         let content = match kind {
             Some(FileKind::Regular) => decode_regular(cursor)?,
             Some(FileKind::Directory) => Content::Directory(take_directory(cursor)?),
-            Some(FileKind::Symlink) => decode_symlink(cursor)?,
+            Some(FileKind::Symlink) => Content::Symlink(take_target(cursor)?),
             Some(kind @ (FileKind::CharDevice | FileKind::BlockDevice)) => {
                 Content::Special { kind, rdev: cursor.u64()? }
             }
@@ -279,7 +279,7 @@ impl Owner {
     }
 }
 
-fn kind_code(kind: FileKind) -> u8 {
+pub(crate) fn kind_code(kind: FileKind) -> u8 {
     match kind {
         FileKind::Regular => 1,
         FileKind::Directory => 2,
@@ -291,7 +291,7 @@ fn kind_code(kind: FileKind) -> u8 {
     }
 }
 
-fn kind_of(code: u8) -> Result<FileKind, FormatError> {
+pub(crate) fn kind_of(code: u8) -> Result<FileKind, FormatError> {
     Ok(match code {
         1 => FileKind::Regular,
         2 => FileKind::Directory,
@@ -337,7 +337,8 @@ fn decode_regular(cursor: &mut Cursor) -> Result<Content, FormatError> {
     Ok(Content::Regular { size_bytes, blocks_512, inode })
 }
 
-fn decode_symlink(cursor: &mut Cursor) -> Result<Content, FormatError> {
+/// The target of a symbolic link: length and bytes.
+pub(crate) fn take_target(cursor: &mut Cursor) -> Result<Bytes, FormatError> {
     let len = usize::from(cursor.u16()?);
     if len == 0 {
         return Err(FormatError::BadTarget("it is empty"));
@@ -349,7 +350,7 @@ fn decode_symlink(cursor: &mut Cursor) -> Result<Content, FormatError> {
     if target.contains(&0) {
         return Err(FormatError::BadTarget("it has a NUL in it"));
     }
-    Ok(Content::Symlink(target))
+    Ok(target)
 }
 
 /// DirectoryEntry counts and hash of a directory, as the root and entries hold them.
@@ -385,13 +386,13 @@ fn take_counts(cursor: &mut Cursor) -> Result<(u64, u64), FormatError> {
     Ok((entries, subdirectories))
 }
 
-fn put_name(out: &mut Vec<u8>, name: &[u8]) {
+pub(crate) fn put_name(out: &mut Vec<u8>, name: &[u8]) {
     assert!(name.len() <= MAX_NAME_BYTES, "a name is at most 255 bytes long");
     out.push(name.len() as u8);
     out.extend_from_slice(name);
 }
 
-fn take_name(cursor: &mut Cursor) -> Result<Bytes, FormatError> {
+pub(crate) fn take_name(cursor: &mut Cursor) -> Result<Bytes, FormatError> {
     let len = usize::from(cursor.u8()?);
     let name = cursor.take(len)?;
     let reason = match &name[..] {

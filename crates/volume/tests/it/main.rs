@@ -14,6 +14,7 @@ mod publish;
 mod ring;
 mod roots;
 mod scale;
+mod shared;
 mod trees;
 mod unread;
 mod window;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::Fields;
 use super::access::{Binding, Rebinding};
-use super::sibling::{Author, Context, MAX_HEIGHT, Sibling};
+use super::sibling::{Author, Context, Dot, MAX_HEIGHT, Sibling, WriterId};
 use crate::hash;
 use crate::identity::GroupId;
 use crate::kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES};
@@ -67,6 +67,11 @@ impl CertifiedBlock {
         let seen = (self.binding_version(), &self.siblings[..]);
         let sibling = Sibling::sign(author, &self.key, seen, time_ms, payload)?;
         CertifiedBlock::signed(self.binding.clone(), self.key, self.rebindings.clone(), sibling)
+    }
+
+    /// The dot of the version that `writer` would write in place of this block.
+    pub fn next_dot(&self, writer: WriterId) -> Dot {
+        Dot { writer, height: self.height() + 1 }
     }
 
     /// This block under a newer binding; who it shuts out can cover nothing written under it. Takes

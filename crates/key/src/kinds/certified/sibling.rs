@@ -35,6 +35,21 @@ impl WriterId {
         WriterId(id)
     }
 
+    /// From its 16 bytes.
+    pub fn from_bytes(bytes: [u8; 16]) -> WriterId {
+        WriterId(bytes)
+    }
+
+    /// Its 16 bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// How its user's public key begins.
+    pub fn user_prefix(&self) -> [u8; USER_PREFIX_BYTES] {
+        *self.0.first_chunk().expect("16 bytes")
+    }
+
     fn is_of(&self, user: &UserId) -> bool {
         self.0[..USER_PREFIX_BYTES] == user.0[..USER_PREFIX_BYTES]
     }

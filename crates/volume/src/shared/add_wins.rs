@@ -1,0 +1,50 @@
+//! Sets whose concurrent versions merge: an element that one writer adds stays, even if another
+//! removes its like at the same time (an *add-wins*, or *observed-remove*, set: Shapiro et al. 2011,
+//! INRIA RR-7506, §3.3.5).
+//!
+//! Each element carries the dot of the write that added it. A version of the set comes with the
+//! dot of its writer and the context, what the writer had seen. So for an element that a version lacks it is known
+//! why: either its writer had seen it and has removed it, or had not seen it. Pastis resolves no
+//! conflicts of directories (§3.1: "directory conflicts cannot be automatically solved").
+//!
+//! **Invariants.** Merging does not depend on the order of versions. An element is in the merged set
+//! if a version has it and each version that lacks it was written without having seen it.
+
+use std::collections::BTreeSet;
+
+use atoll_key::kinds::certified::{Context, Dot};
+
+/// An element of an add-wins set.
+pub trait Element: Ord + Clone {
+    /// The write that added it.
+    fn added(&self) -> Dot;
+}
+
+/// One version of a set.
+#[derive(Clone, Copy, Debug)]
+pub struct Version<'a, T> {
+    /// The write that made it.
+    pub dot: Dot,
+    /// What its writer had seen.
+    pub context: &'a Context,
+    /// What is in it.
+    pub elements: &'a BTreeSet<T>,
+}
+
+impl<T: Element> Version<'_, T> {
+    /// Whether its writer knew of the write, and so has removed the elements of it that are not here.
+    fn has_seen(&self, dot: &Dot) -> bool {
+        self.dot == *dot || self.context.includes(dot)
+    }
+}
+
+/// What concurrent versions of one set say together.
+pub fn merge<T: Element>(versions: &[Version<'_, T>]) -> BTreeSet<T> {
+    let all: BTreeSet<&T> = versions.iter().flat_map(|version| version.elements).collect();
+    let stays = |element: &&T| {
+        versions.iter().all(|version| {
+            version.elements.contains(*element) || !version.has_seen(&element.added())
+        })
+    };
+    all.into_iter().filter(stays).cloned().collect()
+}

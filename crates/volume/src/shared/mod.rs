@@ -1,0 +1,17 @@
+//! Shared volumes: the file system of Pastis, in which many people write without a server.
+//!
+//! Each file, directory or other object is an *inode* in a certified block of its own
+//! ([`atoll_key::kinds::certified`]); a directory names the keys of inodes (Pastis §3, Figure 1).
+//! Changing a file replaces its inode and no other, up to no root: that is what Pastis gains over
+//! CFS.
+//!
+//! - [`add_wins`]: sets whose concurrent versions merge.
+//! - [`inode`]: the bytes of an inode, which are the payload of a sibling.
+//! - [`merged`]: what the siblings of a block say together, as a mount shows it.
+//!
+//! Each knows only those before it. None of them fetches or stores, knows who may write (the
+//! certified block does) or reads a clock.
+
+pub mod add_wins;
+pub mod inode;
+pub mod merged;
