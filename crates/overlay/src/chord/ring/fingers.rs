@@ -51,6 +51,10 @@ impl Fingers {
         self.0.remove(&exponent);
     }
 
+    pub(in crate::chord) fn replace(&mut self, now: &dyn Fn(&Node) -> Node) {
+        self.0.values_mut().for_each(|node| *node = now(node));
+    }
+
     pub(in crate::chord) fn remove(&mut self, gone: &dyn Fn(&Node) -> bool) {
         self.0.retain(|_, node| !gone(node));
     }

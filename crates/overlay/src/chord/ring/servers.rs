@@ -17,6 +17,7 @@
 
 mod changes;
 mod estimate;
+mod moved;
 mod rounds;
 
 use std::collections::BTreeSet;
@@ -180,7 +181,7 @@ impl Servers {
     }
 
     /// The peer address was found right, and its node runs so many virtual servers. No node in the
-    /// tables is forgotten for it.
+    /// tables is forgotten for it; its own entries there have this address from now on.
     pub fn admit(&mut self, peer: Peer, servers: u16, now: Instant) {
         if self.admission.is_full_for(&peer.id) {
             let known: BTreeSet<PeerId> =
@@ -188,6 +189,7 @@ impl Servers {
             self.admission.make_room(&|id| known.contains(id));
         }
         self.admission.admit(peer, servers, now);
+        self.relocate(peer);
     }
 
     /// Which of this node's virtual servers `node` is.

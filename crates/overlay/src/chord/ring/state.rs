@@ -286,6 +286,15 @@ impl ChordState {
         }
     }
 
+    /// Replaces each node by what `now` says: the same position of the same node at another
+    /// address.
+    pub(in crate::chord) fn replace(&mut self, now: &dyn Fn(&Node) -> Node) {
+        self.fingers.replace(now);
+        self.corroborated.iter_mut().for_each(|node| *node = now(node));
+        self.set_predecessor(self.predecessor.map(|node| now(&node)));
+        self.set_successors(self.successors.iter().map(now).collect());
+    }
+
     /// Forgets every node that is `gone`: dead, or left. Returns whether one of them was a
     /// neighbour.
     pub fn forget(&mut self, gone: &dyn Fn(&Node) -> bool) -> bool {

@@ -222,14 +222,16 @@ impl Chord {
 
     /// A peer address is right. Forgets those of the claimed virtual servers that it does not run.
     fn found_genuine(&self, peer: Peer, servers: u16, joined: bool, claimed: &[Node]) {
-        let now = self.env.now();
         let is_there = |node: &Node| joined && node.virtual_server.index < servers;
-        {
-            let mut inner = self.lock();
-            if claimed.iter().any(is_there) || inner.servers.admission.was_checked(&peer) {
-                inner.servers.admit(peer, servers, now);
-                inner.membership.remembered.met(peer, &*self.env);
+        let is_admitted = self.update(|tables, now| {
+            let is_admitted = claimed.iter().any(is_there) || tables.admission.was_checked(&peer);
+            if is_admitted {
+                tables.admit(peer, servers, now);
             }
+            is_admitted
+        });
+        if is_admitted {
+            self.lock().membership.remembered.met(peer, &*self.env);
         }
         for node in claimed.iter().filter(|node| !is_there(node)) {
             self.found_vacant(node);
