@@ -87,7 +87,8 @@ impl Context {
     }
 
     /// All that the writers of these siblings had seen, and the siblings. Of more than
-    /// [`MAX_CONTEXT`] writers those of the least heights are forgotten.
+    /// [`MAX_CONTEXT`] writers those of the least heights are forgotten, but never the siblings': what
+    /// is forgotten is not covered, and contexts say what their writers please.
     pub(super) fn of(siblings: &[Sibling]) -> Context {
         let mut context = Context::default();
         for sibling in siblings {
@@ -96,7 +97,8 @@ impl Context {
         }
         let superfluous = context.seen.len().saturating_sub(MAX_CONTEXT);
         if superfluous > 0 {
-            let mut by_height = context.seen.clone();
+            let is_old = |dot: &&Dot| siblings.iter().all(|one| one.dot.writer != dot.writer);
+            let mut by_height: Vec<Dot> = context.seen.iter().filter(is_old).copied().collect();
             by_height.sort_unstable_by_key(|dot| (dot.height, dot.writer));
             let forgotten = &by_height[..superfluous];
             context.seen.retain(|dot| !forgotten.contains(dot));
@@ -208,6 +210,9 @@ impl Sibling {
         let seen = seen?;
         if !seen.windows(2).all(|pair| pair[0].writer < pair[1].writer) {
             return Err(InvalidBlock::Malformed("a context not in order"));
+        }
+        if seen.iter().any(|seen| seen.height >= dot.height) {
+            return Err(InvalidBlock::Malformed("a context above its writer"));
         }
         let payload_bytes = fields.left().checked_sub(64);
         let payload_bytes = payload_bytes.ok_or(InvalidBlock::Malformed("cut short"))?;

@@ -270,6 +270,54 @@ fn a_context_forgets_the_lowest_writers_first() {
     }
 }
 
+/// What a member writes who claims to have seen `claimed`.
+fn claim(block: &CertifiedBlock, n: u8, claimed: &[Dot]) -> Vec<u8> {
+    let honest = write(block, n, "claims").siblings()[0].clone();
+    let (head, count) = (4 + 5 + 144 + 16 + 8 + 8, honest.encoded()[4 + 5 + 144 + 16 + 8 + 8]);
+    let mut signed = honest.encoded()[4..head].to_vec();
+    signed.push(claimed.len() as u8);
+    for Dot { writer, height } in claimed {
+        signed.extend_from_slice(&writer.as_bytes());
+        signed.extend_from_slice(&height.to_be_bytes());
+    }
+    let rest = head + 1 + 24 * usize::from(count);
+    signed.extend_from_slice(&honest.encoded()[rest..honest.encoded().len() - 64]);
+    let message = [&b"atoll v1 certified sibling\0"[..], &block.key().0[..32], &signed].concat();
+    let len = (signed.len() as u32 + 64).to_be_bytes();
+    let sibling = [&len[..], &signed, &secret(n).sign(&message)].concat();
+    let at = block.bytes().len() - block.siblings()[0].encoded().len();
+    [&block.bytes()[..at], &sibling].concat()
+}
+
+/// A member claimed to have seen 128 others, higher than what a reader saw. Writers took that over and
+/// forgot instead the siblings that they replaced: these stayed, beside all that was written later,
+/// until there were eight and no replica took a ninth.
+#[test]
+fn a_writer_covers_all_that_is_seen_whatever_others_claim() {
+    let mut block = create();
+    for n in 0..20 {
+        block = write(&block, 1 + n % 2, "before");
+    }
+    let others = |height| -> Vec<Dot> {
+        let writer = |n: u8| WriterId::new(&UserId([n; 32]), [0; 8]);
+        (0..MAX_CONTEXT as u8).map(|n| Dot { writer: writer(n), height }).collect()
+    };
+    let height = block.height();
+    let claimed = Bytes::from(claim(&block, 3, &others(height)));
+    let claimed = CertifiedBlock::decode(&claimed).expect("a member may claim so much");
+    let both = joined(&joined(&claimed, &create()), &write(&create(), 4, "low"));
+    assert!(both.siblings().len() > 1);
+    let mut newest = both.clone();
+    for n in 0..20 {
+        newest = joined(&newest, &write(&newest, 5 + n, "after"));
+        assert_eq!(payloads(&newest), [b"after"], "{n}");
+    }
+    // Nobody has seen what is higher than his own, and others need not carry it on for ever.
+    let above = claim(&block, 3, &others(height + 1));
+    let refused = InvalidBlock::Malformed("a context above its writer");
+    assert_eq!(KIND.verify(&block.key(), &above), Err(refused));
+}
+
 proptest! {
     /// Writers that write and exchange what they hold in any order: whoever has exchanged with all
     /// holds the same, no version was lost that nobody had seen, and heights never sink.
