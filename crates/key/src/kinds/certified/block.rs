@@ -152,14 +152,15 @@ impl CertifiedBlock {
         let is_covered = |one: &Sibling| siblings.iter().any(|other| other.covers(one));
         let mut siblings: Vec<Sibling> =
             siblings.iter().filter(|one| !is_covered(one)).cloned().collect();
+        siblings.sort_by(|a, b| a.encoded().cmp(b.encoded()));
+        siblings.dedup();
         if siblings.len() > MAX_SIBLINGS {
             siblings.sort_by(|a, b| {
                 b.dot.height.cmp(&a.dot.height).then_with(|| a.encoded().cmp(b.encoded()))
             });
             siblings.truncate(MAX_SIBLINGS);
+            siblings.sort_by(|a, b| a.encoded().cmp(b.encoded()));
         }
-        siblings.sort_by(|a, b| a.encoded().cmp(b.encoded()));
-        siblings.dedup();
         rebindings.sort_by_key(|rebinding| rebinding.version);
         let newest = rebindings.last().map(|rebinding| rebinding.version);
         rebindings.retain(|rebinding| {

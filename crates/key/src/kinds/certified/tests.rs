@@ -233,6 +233,10 @@ fn writers_read_before_they_add_a_ninth_sibling_and_both_sides_of_a_partition_ar
     let both = joined(&here, &there);
     assert_eq!(both.siblings().len(), MAX_SIBLINGS);
     assert_eq!(joined(&both, &ninth).siblings().len(), MAX_SIBLINGS);
+    // What both have counts once: of a full block that met itself half of the siblings were dropped.
+    assert_eq!(joined(&both, &both), both);
+    assert_eq!(joined(&both, &here), both);
+    assert_eq!(joined(&there, &both), both);
 }
 
 #[test]
