@@ -14,8 +14,10 @@ use crate::ring::Key;
 /// and covers what it has merged.
 pub const MAX_ADMITTED_SIBLINGS: usize = 8;
 /// The most siblings of a block. Both sides of a partition may have [`MAX_ADMITTED_SIBLINGS`]; of
-/// more, from three sides or more, the lowest are dropped.
+/// more, from three sides or more, the lowest of the oldest bindings are dropped.
 pub const MAX_SIBLINGS: usize = 2 * MAX_ADMITTED_SIBLINGS;
+/// Those that siblings name, and a newer one.
+const MAX_REBINDINGS: usize = MAX_SIBLINGS + 1;
 
 const MAGIC: &[u8; 4] = b"ATCB";
 const LAYOUT: u8 = 1;
@@ -29,7 +31,7 @@ pub(super) const HASH_BITS: u32 = 24;
 /// | 4 | magic `ATCB` |
 /// | 1 | layout, 1 |
 /// | … | [`Binding`] |
-/// | 1 | number of rebindings, at most 16 |
+/// | 1 | number of rebindings, at most 17 |
 /// | … | [`Rebinding`]s, versions ascending: the newest, and those of siblings |
 /// | 1 | number of siblings, 1 to 16 |
 /// | … | [`Sibling`]s, bytes ascending; none covers another |
@@ -123,7 +125,7 @@ impl CertifiedBlock {
         }
         let binding = Binding::decode(&mut fields)?;
         let count = usize::from(fields.u8()?);
-        if count > MAX_SIBLINGS {
+        if count > MAX_REBINDINGS {
             return malformed("too many rebindings");
         }
         let rebindings: Result<Vec<Rebinding>, _> =
@@ -155,9 +157,9 @@ impl CertifiedBlock {
         siblings.sort_by(|a, b| a.encoded().cmp(b.encoded()));
         siblings.dedup();
         if siblings.len() > MAX_SIBLINGS {
-            siblings.sort_by(|a, b| {
-                b.dot.height.cmp(&a.dot.height).then_with(|| a.encoded().cmp(b.encoded()))
-            });
+            // Who has been shut out writes as many and as high as he likes.
+            let age = |one: &Sibling| std::cmp::Reverse((one.binding_version, one.dot.height));
+            siblings.sort_by(|a, b| age(a).cmp(&age(b)).then_with(|| a.encoded().cmp(b.encoded())));
             siblings.truncate(MAX_SIBLINGS);
             siblings.sort_by(|a, b| a.encoded().cmp(b.encoded()));
         }
@@ -168,7 +170,7 @@ impl CertifiedBlock {
             Some(rebinding.version) == newest || siblings.iter().any(is_of)
         });
         let ascend = rebindings.windows(2).all(|pair| pair[0].version < pair[1].version);
-        if siblings.is_empty() || !ascend || rebindings.len() > MAX_SIBLINGS {
+        if siblings.is_empty() || !ascend || rebindings.len() > MAX_REBINDINGS {
             return None;
         }
         let mut out = MAGIC.to_vec();

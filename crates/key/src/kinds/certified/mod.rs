@@ -121,11 +121,11 @@ impl Rules for Certified {
                 return Err(NotAdmitted::Outdated);
             }
         }
-        let joined = match &held {
-            Some(held) => held.join(&offered).map_or(0, |joined| joined.siblings().len()),
-            None => offered.siblings().len(),
-        };
-        if joined > MAX_ADMITTED_SIBLINGS { Err(NotAdmitted::Outdated) } else { Ok(()) }
+        let joined = held.as_ref().and_then(|held| held.join(&offered));
+        let siblings = joined.as_ref().unwrap_or(&offered).siblings();
+        // Not those of writers who may have been shut out: copies of theirs may come at any time.
+        let newest = siblings.iter().filter(|sibling| sibling.binding_version == newest);
+        if newest.count() > MAX_ADMITTED_SIBLINGS { Err(NotAdmitted::Outdated) } else { Ok(()) }
     }
 
     /// Few and small, and needed to say what a directory is now, also to remove something from it.

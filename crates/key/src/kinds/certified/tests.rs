@@ -193,6 +193,44 @@ fn a_member_who_is_shut_out_covers_nothing_written_since() {
     assert_eq!(payloads(&joined(&late, &seen)), [b"all"]);
 }
 
+/// A removed member with the siblings of a whole block, each higher than what was written since, took
+/// the place of that, and kept replicas from taking more of it.
+#[test]
+fn a_member_who_is_shut_out_does_not_crowd_out_the_others() {
+    let first = create();
+    let rebinding = Rebinding::sign(&volume(), &first.key(), 1, &[group_id(1)]).expect("a group");
+    let rebound = first.rebound(rebinding).expect("newer");
+    let kept = rebound.write(&author_in(1, 1), NOW_MS, Some(b"kept")).expect("a member");
+    let crowd = (0..MAX_SIBLINGS as u8).map(|n| {
+        let writer = WriterId::new(&UserId(secret(2).public()), [n; 8]);
+        let author = Author { writer, ..author(2) };
+        let late =
+            |block: CertifiedBlock| block.write(&author, NOW_MS, Some(&[n])).expect("signed");
+        late(late(first.clone()))
+    });
+    let crowd = crowd.reduce(|a, b| joined(&a, &b)).expect("some");
+    let all = joined(&kept, &crowd);
+    assert!(all.includes(&kept), "{:?}", payloads(&all));
+    let concurrent = rebound.write(&author_in(3, 1), NOW_MS, Some(b"too")).expect("a member");
+    assert_eq!(KIND.admit(Some(all.bytes()), concurrent.bytes(), NOW_MS), Ok(()));
+}
+
+/// Siblings under as many rebindings as there may be, and a newer one, made no block: replicas that
+/// held them could not join what they held.
+#[test]
+fn blocks_are_joined_however_many_rebindings_they_name() {
+    let first = create();
+    let bound = |version: u32| {
+        let rebinding = Rebinding::sign(&volume(), &first.key(), version, &[group_id(0)]);
+        let rebound = first.rebound(rebinding.expect("one group")).expect("newer");
+        (rebound.clone(), write(&rebound, version as u8, "under it"))
+    };
+    let all = (1..=MAX_SIBLINGS as u32).map(|version| bound(version).1);
+    let all = all.reduce(|a, b| joined(&a, &b)).expect("some");
+    assert_eq!(all.siblings().len(), MAX_SIBLINGS);
+    assert_eq!(joined(&all, &bound(100).0).binding_version(), 100);
+}
+
 /// Heights are used up by no single write.
 #[test]
 fn a_writer_climbs_no_higher_than_others_can_follow() {
