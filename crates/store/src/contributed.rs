@@ -318,7 +318,8 @@ async fn move_batch(
     let (mut batch, mut unreadable) = (Vec::with_capacity(infos.len()), None);
     for info in infos {
         match former.store().get(&info.key).await {
-            Ok(found) => batch.extend(found),
+            Ok(Some(found)) => batch.push(joined_with(present, found).await),
+            Ok(None) => {}
             // Set aside: it counts as missing, and repair fetches it.
             Err(StoreError::Corrupted { key }) => tracing::warn!(%key, "a block has rotted"),
             Err(error) => unreadable = Some(error),
@@ -346,6 +347,22 @@ async fn move_batch(
     moved.blocks += keys.len() as u64;
     moved.bytes += bytes;
     former.store().remove(keys).await
+}
+
+/// A block of the former backend, joined with what the present one holds if its kind is. That is there
+/// only after a crash.
+async fn joined_with(present: &Backend, block: StoredBlock) -> StoredBlock {
+    let BlockInfo { key, kind, .. } = block.info;
+    if !kind.joins() {
+        return block;
+    }
+    let Ok(Some(held)) = present.store().get(&key).await else { return block };
+    let Some(bytes) = kind.join(&held.bytes, &block.bytes) else { return held };
+    let (Ok(version), Ok(len_bytes)) = (kind.verify(&key, &bytes), u32::try_from(bytes.len()))
+    else {
+        return held;
+    };
+    StoredBlock { info: BlockInfo { version, len_bytes, ..block.info }, bytes: bytes.into() }
 }
 
 /// Blocks of about `want_bytes`, those first that lie farthest before the place of this node
@@ -470,13 +487,24 @@ async fn get_from(backends: Backends, key: Key) -> Result<Option<StoredBlock>, S
 impl BlockStore for ContributedStore {
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
         // Held until it is done: a backend is not closed under a batch that goes into it.
-        let Backends { present, former, .. } = self.backends();
-        let Some(former) = former else {
-            return Box::pin(async move { present.store().put(batch).await });
-        };
+        let mut used = self.backends();
+        if used.former.is_none() {
+            return Box::pin(async move { used.present.store().put(batch).await });
+        }
+        let (backends, moving) = (self.backends.clone(), self.moving.clone());
+        let joined = batch.iter().filter(|block| block.info.kind.joins());
+        let joined: Vec<Key> = joined.map(|block| block.info.key).collect();
         Box::pin(async move {
+            let _moving = match joined.is_empty() {
+                true => None,
+                false => Some(moving.lock().await),
+            };
+            if !joined.is_empty() {
+                used = backends.read().expect("no holder of this lock panics").clone();
+            }
             let leases: Vec<BlockInfo> = batch.iter().map(|block| block.info).collect();
-            present.store().put(batch).await?;
+            used.present.store().put(batch).await?;
+            let Some(former) = used.former else { return Ok(()) };
             // A block that is still in the former backend, perhaps in a higher version, has this
             // lease as well, and must not expire there with its own.
             for info in leases {
@@ -487,10 +515,14 @@ impl BlockStore for ContributedStore {
                     && info.kind.replaces(info.version, held.version)
                 {
                     let expires_unix_secs = held.expires_unix_secs;
-                    present.store().renew(&[info.key], expires_unix_secs, Owner::NOBODY)?;
+                    used.present.store().renew(&[info.key], expires_unix_secs, Owner::NOBODY)?;
                 }
             }
-            Ok(())
+            // It was joined with what the former backend has, and no version says so.
+            match joined.is_empty() {
+                true => Ok(()),
+                false => former.store().remove(joined).await,
+            }
         })
     }
 

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use atoll_key::{Key, KeyRange};
+use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, WriterId};
+use atoll_key::{BlockKind, GroupId, Key, KeyRange, SecretKey, UserId, VolumeId};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
-    Backend, BlockStore, Busy, ContributedStore, DiskStore, Owner, StoreError, StoredBlock,
-    farthest,
+    Backend, BlockInfo, BlockStore, Busy, ContributedStore, DiskStore, Owner, StoreError,
+    StoredBlock, farthest,
 };
 
 use crate::fixture::{Random, block, key, open_files, open_inline, small_config, wait};
@@ -139,6 +140,68 @@ fn a_newer_version_has_the_longer_lease_of_the_one_it_replaces() {
     let held = wait(store.get(&newer.info.key)).expect("read").expect("held");
     assert_eq!((held.info.version, held.info.expires_unix_secs), (4, 50));
     assert_eq!(held.bytes, newer.bytes);
+}
+
+/// Two who wrote one inode at once, and both of them joined.
+fn certified() -> [StoredBlock; 3] {
+    let secret = |n| SecretKey::from_seed(&[n; 32]);
+    let (group, volume) = (secret(100), VolumeId(secret(101).public()));
+    let binding = Binding::new(volume, [1; 16], &[GroupId(group.public())]).expect("one group");
+    let create = |n: u8| {
+        let user = UserId(secret(n).public());
+        let certificate = Certificate::issue(&group, user, 0, 1000);
+        let author =
+            Author { secret: secret(n), certificate, writer: WriterId::new(&user, [n; 8]) };
+        CertifiedBlock::create(binding.clone(), &author, 5000, &[n]).expect("a member")
+    };
+    let (one, two) = (create(1), create(2));
+    let both = one.join(&two).expect("one inode");
+    [one, two, both].map(|block| {
+        let info = BlockInfo {
+            key: block.key(),
+            kind: BlockKind::Certified,
+            version: block.version(),
+            expires_unix_secs: 10,
+            len_bytes: block.bytes().len() as u32,
+            owner: Owner::NOBODY,
+        };
+        StoredBlock { info, bytes: block.bytes().clone() }
+    })
+}
+
+/// The story: a block that was joined while blocks moved was replaced by the half of it that came
+/// from the former backend: a write was lost that had been acknowledged.
+#[test]
+fn what_is_joined_while_blocks_move_stays_joined() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let [one, _, both] = certified();
+    let key = both.info.key;
+    for there_and_back in [false, true] {
+        let backends = [log(1), files(temp.path(), &format!("{there_and_back}"))];
+        let store = ContributedStore::new(backends[0].clone(), None);
+        wait(store.put(vec![one.clone()])).expect("kept");
+        store.change_to(backends[1].clone()).expect("nothing moves");
+        wait(store.put(vec![both.clone()])).expect("kept");
+        if there_and_back {
+            store.change_to(backends[0].clone()).expect("between two backends");
+        }
+        assert_eq!(wait(store.get(&key)).expect("read"), Some(both.clone()));
+        wait(store.move_some(u64::MAX)).expect("moved");
+        assert_eq!(wait(store.get(&key)).expect("read"), Some(both.clone()));
+    }
+}
+
+/// A crash left one in each backend.
+#[test]
+fn what_two_backends_hold_of_a_block_is_joined_in_the_end() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let [one, two, both] = certified();
+    let backends = [log(1), files(temp.path(), "one")];
+    wait(backends[0].store().put(vec![one])).expect("kept");
+    wait(backends[1].store().put(vec![two])).expect("kept");
+    let store = ContributedStore::new(backends[1].clone(), Some(backends[0].clone()));
+    wait(store.move_some(u64::MAX)).expect("moved");
+    assert_eq!(wait(store.get(&both.info.key)).expect("read"), Some(both));
 }
 
 #[test]
