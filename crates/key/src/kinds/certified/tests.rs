@@ -319,7 +319,7 @@ fn claim(block: &CertifiedBlock, n: u8, claimed: &[Dot]) -> Vec<u8> {
     let mut signed = honest.encoded()[4..head].to_vec();
     signed.push(claimed.len() as u8);
     for Dot { writer, height } in claimed {
-        signed.extend_from_slice(&writer.as_bytes());
+        signed.extend_from_slice(writer.as_bytes());
         signed.extend_from_slice(&height.to_be_bytes());
     }
     let rest = head + 1 + 24 * usize::from(count);
