@@ -39,7 +39,7 @@ impl Handle<Renew> for Arc<Server> {
             return Ok((none_held(self, &renew, &firsts), Vec::new()));
         }
         let origin = Origin::of(self, &from, renew.receipt.take(), &firsts).await?;
-        let here = renew_alone(self, &origin, &renew).await?;
+        let here = renew_alone(self, &origin, &keys, renew.lease_secs).await?;
         let reply =
             if renew.as_root { renew_as_root(self, &origin, &renew, here).await } else { here };
         Ok((reply, Vec::new()))
@@ -89,12 +89,12 @@ async fn renew_as_root(
 async fn renew_alone(
     server: &Server,
     origin: &Origin,
-    renew: &Renew,
+    keys: &[Option<Key>],
+    lease_secs: u64,
 ) -> Result<RenewReply, Refusal> {
-    let keys = resolve_all(server, renew)?;
     let _arriving = server.pending.keep(keys.iter().flatten()).await;
-    let mut reply = renew_stored(server, origin, &keys, renew.lease_secs)?;
-    follow::renew(server, origin, &keys, renew.lease_secs, &mut reply).await;
+    let mut reply = renew_stored(server, origin, keys, lease_secs)?;
+    follow::renew(server, origin, keys, lease_secs, &mut reply).await;
     Ok(reply)
 }
 
