@@ -6,7 +6,8 @@
 //! each would be joined with what was held before. Therefore they take turns ([`JoinTurns`]).
 //!
 //! A block that its writer has just written, and has a receipt for, is taken only if the kind's rules
-//! admit it at this time; copies that other nodes bring have been admitted before.
+//! admit it at this time. Of copies, which any node may bring, only those are refused that come from the
+//! future.
 
 use std::sync::Arc;
 
@@ -96,16 +97,15 @@ async fn join_one(
         Err(_) => return Err(PutStatus::Failed),
     };
     let held_bytes = held.as_ref().map(|held| &held.bytes[..]);
-    if matches!(origin, Origin::Publisher { .. }) {
-        let now_ms = replication.env.unix_ms();
-        let admitted = info.kind.admit(held_bytes, &sound.block.bytes, now_ms);
-        admitted.map_err(|why| match (why, &held) {
-            (NotAdmitted::Outdated, Some(held)) => {
-                PutStatus::Superseded { held: held.info.version }
-            }
-            _ => PutStatus::NotAdmitted,
-        })?;
-    }
+    let now_ms = replication.env.unix_ms();
+    let admitted = match origin {
+        Origin::Publisher { .. } => info.kind.admit(held_bytes, &sound.block.bytes, now_ms),
+        Origin::Carrier | Origin::Diverted => info.kind.admit_copy(&sound.block.bytes, now_ms),
+    };
+    admitted.map_err(|why| match (why, &held) {
+        (NotAdmitted::Outdated, Some(held)) => PutStatus::Superseded { held: held.info.version },
+        _ => PutStatus::NotAdmitted,
+    })?;
     let Some(held) = held else { return Ok(sound) };
     let joined = info.kind.join(&held.bytes, &sound.block.bytes).ok_or(PutStatus::Invalid)?;
     let joined = Bytes::from(joined);

@@ -506,3 +506,27 @@ fn nothing_acknowledged_is_lost_in_partitions_and_crashes() {
         assert!(held.iter().all(|one| *one == held[0]), "replicas differ, seed {seed}");
     }
 }
+
+/// Any node may send copies, without a receipt: with a time that has not come yet, a member used up
+/// the heights of that time, and shut all others out.
+#[test]
+fn a_copy_from_the_future_is_refused() {
+    let ring = Ring::new(6, 5);
+    let inode = Inode::on(&ring, 1);
+    assert_eq!(inode.put(0, &inode.first), Ok(()));
+    let author = author(&ring, &inode.group, 1, HOUR * 24);
+    let in_an_hour = now_ms(&ring) + HOUR.as_millis() as u64;
+    let future = inode.first.write(&author, in_an_hour, Some(b"future")).expect("a member");
+    let header =
+        rpc::BlockHeader { key: inode.key(), kind: BlockKind::Certified, lease_secs: 1000 };
+    let put = rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None };
+    for at in ring.replica_set(&inode.key()) {
+        let request = rpc::to_request(&put, vec![future.bytes().clone()]);
+        let other = ring.sim.transport(ring.members[(at + 1) % 5].host);
+        let call = other.call(ring.node(at).peer, request, MINUTE);
+        let reply = ring.sim.block_on(MINUTE * 2, call).expect("has a deadline").expect("answers");
+        let reply: rpc::PutReply = rpc::from_header(&reply.header).expect("honest");
+        assert_eq!(reply.statuses.0, [rpc::PutStatus::NotAdmitted]);
+    }
+    assert_eq!(payloads(&inode.get(3).expect("held")), texts(&["first"]));
+}

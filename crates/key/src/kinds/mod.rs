@@ -82,6 +82,12 @@ trait Rules: Sync {
         Ok(())
     }
 
+    /// See [`BlockKind::admit_copy`].
+    fn admit_copy(&self, offered: &[u8], now_ms: u64) -> Result<(), NotAdmitted> {
+        let _ = (offered, now_ms);
+        Ok(())
+    }
+
     /// What part of a quota it may use.
     fn quota_class(&self) -> QuotaClass;
 
@@ -240,7 +246,7 @@ impl BlockKind {
     }
 
     /// Whether a replica takes a verified block that its writer has just written, and of which it
-    /// holds `held`. What other replicas bring is not asked about.
+    /// holds `held`.
     pub fn admit(
         self,
         held: Option<&[u8]>,
@@ -248,6 +254,11 @@ impl BlockKind {
         now_ms: u64,
     ) -> Result<(), NotAdmitted> {
         self.rules().admit(held, offered, now_ms)
+    }
+
+    /// Whether a replica takes a verified block that another node brings: any may bring any.
+    pub fn admit_copy(self, offered: &[u8], now_ms: u64) -> Result<(), NotAdmitted> {
+        self.rules().admit_copy(offered, now_ms)
     }
 
     /// What part of its publisher's quota a block may use.

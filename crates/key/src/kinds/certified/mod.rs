@@ -37,8 +37,9 @@
 //! that the sibling's writer signed: a file does not vanish because its last writer's certificate has
 //! run out. [`admit`](super::BlockKind::admit) checks besides what only a replica that receives a
 //! *fresh* sibling can: that its time is now, and that it is written under the newest binding. What
-//! comes from another replica is not fresh. Hence a removed member who colludes with a replica can add
-//! a sibling with a false time, but after a rebinding cannot cover what others have written.
+//! comes from another node is not fresh; only a time that has not come yet is refused there as well,
+//! since heights are bounded by times. Hence a removed member can add a sibling with a false time from
+//! before, as a copy, but after a rebinding cannot cover what others have written.
 //!
 //! It does not know what a payload means, nor who should be in a group.
 
@@ -60,9 +61,6 @@ use crate::ring::Key;
 /// How far a fresh sibling's time may be from the replica's, milliseconds. The clocks of a network
 /// are compared with each other, so more than that is a wrong clock or a false time. A guess.
 const CLOCK_SLACK_MS: u64 = 10 * 60 * 1000;
-/// A fresh sibling may be so much higher than what a replica holds. Without a limit one writer could
-/// use up all heights at once. A guess: a replica lacks fewer versions of one inode.
-const MAX_CLIMB: u64 = 1 << 20;
 
 pub(super) struct Certified;
 
@@ -104,7 +102,6 @@ impl Rules for Certified {
         };
         let newest = held.iter().map(CertifiedBlock::binding_version).max().unwrap_or(0);
         let newest = newest.max(offered.binding_version());
-        let height = held.as_ref().map_or(u64::MAX - MAX_CLIMB, CertifiedBlock::height);
         for fresh in offered.siblings().iter().filter(|sibling| !known(sibling)) {
             if fresh.time_ms.abs_diff(now_ms) > CLOCK_SLACK_MS {
                 return Err(NotAdmitted::Clock { time_ms: fresh.time_ms, now_ms });
@@ -117,15 +114,23 @@ impl Rules for Certified {
             if fresh.binding_version < newest {
                 return Err(NotAdmitted::Outdated);
             }
-            if fresh.dot.height > height + MAX_CLIMB {
-                return Err(NotAdmitted::Outdated);
-            }
         }
         let joined = held.as_ref().and_then(|held| held.join(&offered));
         let siblings = joined.as_ref().unwrap_or(&offered).siblings();
         // Not those of writers who may have been shut out: copies of theirs may come at any time.
         let newest = siblings.iter().filter(|sibling| sibling.binding_version == newest);
         if newest.count() > MAX_ADMITTED_SIBLINGS { Err(NotAdmitted::Outdated) } else { Ok(()) }
+    }
+
+    fn admit_copy(&self, offered: &[u8], now_ms: u64) -> Result<(), NotAdmitted> {
+        let offered = CertifiedBlock::decode_verified(&Bytes::copy_from_slice(offered));
+        let times = offered.iter().flat_map(|block| block.siblings()).map(|one| one.time_ms);
+        match times.max() {
+            Some(time_ms) if time_ms > now_ms.saturating_add(CLOCK_SLACK_MS) => {
+                Err(NotAdmitted::Clock { time_ms, now_ms })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Few and small, and needed to say what a directory is now, also to remove something from it.

@@ -14,6 +14,9 @@ pub const MAX_CONTEXT: usize = 128;
 pub const MAX_PAYLOAD_BYTES: usize = 60 << 10;
 /// Heights lie below: they have 40 bits in a block's version.
 pub(super) const MAX_HEIGHT: u64 = 1 << 40;
+/// A sibling's height is at most its time divided by this: heights last as long as time does, whatever
+/// writers claim, who may be in a hurry 31 times a second. They reach [`MAX_HEIGHT`] in the year 3084.
+pub(super) const MS_PER_HEIGHT: u64 = 32;
 
 const SIBLING_CONTEXT: &[u8] = b"atoll v1 certified sibling\0";
 const INODE: u8 = 1;
@@ -127,7 +130,7 @@ pub struct Author {
 /// | 4 | version of the binding: 0 the block's own, else that of a rebinding |
 /// | 144 | [`Certificate`] |
 /// | 16 + 8 | dot: writer, height |
-/// | 8 | when it was written, milliseconds since 1970 |
+/// | 8 | when it was written, milliseconds since 1970; at least 32 for each height |
 /// | 1 | number *n* of entries of the context, at most 128 |
 /// | 24 n | the entries: writer, height; writers ascending |
 /// | … | payload, at most 60 KiB |
@@ -152,7 +155,8 @@ pub struct Sibling {
 }
 
 impl Sibling {
-    /// Signs the next version of an inode; `seen` are the siblings that it takes the place of.
+    /// Signs the next version of an inode; `seen` are the siblings that it takes the place of. Its time
+    /// is the first that its height may have, if that is later.
     pub(super) fn sign(
         author: &Author,
         inode: &Key,
@@ -169,6 +173,7 @@ impl Sibling {
         {
             return None;
         }
+        let time_ms = time_ms.max(height * MS_PER_HEIGHT);
         let mut out = vec![0; 4];
         out.push(if payload.is_some() { INODE } else { REMOVAL });
         out.extend_from_slice(&binding_version.to_be_bytes());
@@ -202,6 +207,9 @@ impl Sibling {
         let certificate = Certificate::decode(&mut fields)?;
         let dot = decode_dot(&mut fields)?;
         let time_ms = fields.u64()?;
+        if dot.height > time_ms / MS_PER_HEIGHT {
+            return Err(InvalidBlock::Malformed("a height before its time"));
+        }
         let count = usize::from(fields.u8()?);
         if count > MAX_CONTEXT {
             return Err(InvalidBlock::Malformed("a context of too many entries"));

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
+use super::sibling::{MAX_HEIGHT, MS_PER_HEIGHT};
 use super::*;
 use crate::identity::{GroupId, SecretKey, UserId, VolumeId};
 use crate::kinds::BlockKind;
@@ -231,28 +232,39 @@ fn blocks_are_joined_however_many_rebindings_they_name() {
     assert_eq!(joined(&all, &bound(100).0).binding_version(), 100);
 }
 
-/// Heights are used up by no single write.
+/// A member used up all heights with one sibling, which any node could bring as a copy; nobody could write
+/// the inode again, not even after a rebinding.
 #[test]
 fn a_writer_climbs_no_higher_than_others_can_follow() {
     let first = create();
-    let high = |height: u64| {
+    let high = |height: u64, time_ms: u64| {
         let mut seen = first.siblings().to_vec();
-        seen[0].dot.height = height;
-        let seen = (0, &seen[..]);
-        let key = first.key();
-        let sibling = Sibling::sign(&author(2), &key, seen, NOW_MS, Some(b""));
+        seen[0].dot.height = height - 1;
+        let author = Author {
+            certificate: Certificate::issue(&group(0), UserId(secret(2).public()), 0, u64::MAX),
+            ..author(2)
+        };
+        let sibling = Sibling::sign(&author, &first.key(), (0, &seen[..]), time_ms, Some(b""));
         let bytes = first.bytes();
         let at = bytes.len() - first.siblings()[0].encoded().len();
-        Some(Bytes::from([&bytes[..at], sibling?.encoded()].concat()))
+        let block = Bytes::from([&bytes[..at], sibling.expect("a member").encoded()].concat());
+        CertifiedBlock::decode(&block).expect("signed")
     };
-    let admit = |height| {
-        let block = high(height).expect("below the limit");
-        KIND.verify(&first.key(), &block).expect("signed");
-        KIND.admit(Some(first.bytes()), &block, NOW_MS)
-    };
-    assert_eq!(admit(MAX_CLIMB), Ok(()));
-    assert_eq!(admit(MAX_CLIMB + 1), Err(NotAdmitted::Outdated));
-    assert_eq!(high((1 << 40) - 1), None);
+    let highest = (NOW_MS + CLOCK_SLACK_MS) / MS_PER_HEIGHT;
+    let admit = |block: &CertifiedBlock| KIND.admit(Some(first.bytes()), block.bytes(), NOW_MS);
+    let block = high(highest, NOW_MS);
+    assert_eq!((admit(&block), KIND.admit_copy(block.bytes(), NOW_MS)), (Ok(()), Ok(())));
+    // Others go on from there, at that time or later.
+    let next = joined(&block, &first).write(&author(3), NOW_MS, Some(b"next")).expect("a member");
+    let a_moment_later = KIND.admit(Some(block.bytes()), next.bytes(), NOW_MS + MS_PER_HEIGHT);
+    assert_eq!(a_moment_later, Ok(()));
+    assert_eq!(payloads(&joined(&next, &block)), [b"next"]);
+    for height in [highest + 1, MAX_HEIGHT - 1] {
+        let block = high(height, NOW_MS);
+        assert!(matches!(admit(&block), Err(NotAdmitted::Clock { .. })));
+        let copy = KIND.admit_copy(block.bytes(), NOW_MS);
+        assert!(matches!(copy, Err(NotAdmitted::Clock { .. })));
+    }
 }
 
 #[test]
