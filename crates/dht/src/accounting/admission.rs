@@ -87,6 +87,8 @@ pub(crate) struct Sound {
     pub block: Block,
     /// As it is stored, with its owner and the end of its lease.
     pub stored: StoredBlock,
+    /// What part of its owner's quota it may use.
+    pub class: ChargeClass,
 }
 
 /// Blocks of a batch that have room here while `room` lives.
@@ -123,14 +125,9 @@ pub(crate) async fn admit(
         let mut stored = accounting.to_store(&block, version);
         stored.info.owner = charge.owner;
         stored.info.expires_unix_secs = expires(accounting, origin, &block.header.key, charge);
-        sound.push(Sound { block, stored });
+        sound.push(Sound { block, stored, class: charge.class });
     }
-    let want = |(sound, charge): (&Sound, &Charge)| Want {
-        owner: charge.owner,
-        bytes: added_bytes(accounting, &sound.stored.info),
-        class: charge.class,
-    };
-    let wants: Vec<Want> = sound.iter().zip(&charges).map(want).collect();
+    let wants: Vec<Want> = sound.iter().map(|sound| want(accounting, sound)).collect();
     let peers = accounting.overlay.estimated_peers();
     let (verdicts, room) = accounting.quota.reserve(&*accounting.store, peers, &wants);
     let mut verdicts = verdicts.into_iter().map(|verdict| verdict.err().map(PutStatus::from));
@@ -142,6 +139,25 @@ pub(crate) async fn admit(
     let mut fits = fits.into_iter();
     sound.retain(|_| fits.next().expect("one for each sound block"));
     Ok(Admitted { sound, refused, room })
+}
+
+fn want(accounting: &Accounting, sound: &Sound) -> Want {
+    let Sound { stored: StoredBlock { info, .. }, class, .. } = sound;
+    Want { owner: info.owner, bytes: added_bytes(accounting, info), class: *class }
+}
+
+/// Reserves what a block that was joined with what is held needs beyond what was reserved for it as it
+/// came.
+pub(crate) fn reserve_joined(
+    accounting: &Accounting,
+    came: &Sound,
+    joined: &Sound,
+) -> Result<Reservation, PutStatus> {
+    let mut more = want(accounting, joined);
+    more.bytes = more.bytes.saturating_sub(want(accounting, came).bytes);
+    let peers = accounting.overlay.estimated_peers();
+    let (mut verdicts, room) = accounting.quota.reserve(&*accounting.store, peers, &[more]);
+    verdicts.remove(0).map(|()| room).map_err(PutStatus::from)
 }
 
 /// The statuses of a batch, in its order: those in `refused`, and for the other blocks those of

@@ -106,6 +106,11 @@ impl Reservation {
     pub(crate) fn bytes(&self) -> u64 {
         self.taken.iter().map(|want| want.bytes).sum()
     }
+
+    /// Is given back together with this one.
+    pub(crate) fn add(&mut self, mut other: Reservation) {
+        self.taken.append(&mut other.taken);
+    }
 }
 
 impl Drop for Reservation {

@@ -17,7 +17,8 @@ use bytes::Bytes;
 use futures_util::lock::{Mutex, OwnedMutexGuard};
 
 use super::Replication;
-use crate::accounting::admission::{Origin, Sound};
+use crate::accounting::admission::{Origin, Sound, reserve_joined};
+use crate::accounting::quota::Reservation;
 use crate::rpc::PutStatus;
 
 /// Blocks with different values of the first byte of their keys, modulo so many, do not wait for
@@ -61,18 +62,19 @@ pub(super) struct Joined {
     pub turn: Turn,
 }
 
-/// Joins those blocks of a batch whose kinds join with what is held of them.
+/// Joins those blocks of a batch whose kinds join with what is held of them; `room` grows with them.
 pub(super) async fn join_held(
     replication: &Replication,
     origin: &Origin,
     batch: &[Sound],
+    room: &mut Reservation,
 ) -> Joined {
     let joining = batch.iter().filter(|sound| sound.stored.info.kind.joins());
     let turn = replication.join_turns.take(joining.map(|sound| &sound.stored.info.key)).await;
     let (mut sound, mut refused) = (Vec::with_capacity(batch.len()), Vec::new());
     for one in batch {
         let joined = match one.stored.info.kind.joins() {
-            true => join_one(replication, origin, one.clone()).await,
+            true => join_one(replication, origin, one.clone(), room).await,
             false => Ok(one.clone()),
         };
         refused.push(joined.as_ref().err().copied());
@@ -85,7 +87,9 @@ async fn join_one(
     replication: &Replication,
     origin: &Origin,
     mut sound: Sound,
+    room: &mut Reservation,
 ) -> Result<Sound, PutStatus> {
+    let came = sound.clone();
     let info = &mut sound.stored.info;
     let held = match replication.store.get(&info.key).await {
         Ok(held) => held,
@@ -112,5 +116,6 @@ async fn join_one(
     info.version = info.kind.verify(&info.key, &joined).map_err(|_| PutStatus::Invalid)?;
     info.len_bytes = u32::try_from(joined.len()).expect("verified blocks are short");
     sound.stored.bytes = joined;
+    room.add(reserve_joined(replication, &came, &sound)?);
     Ok(sound)
 }

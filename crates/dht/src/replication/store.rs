@@ -53,13 +53,13 @@ pub(crate) async fn store_admitted(
     replication: &Replication,
     origin: &Origin,
     sound: &[Sound],
-    room: Reservation,
+    mut room: Reservation,
     overflow: Overflow,
 ) -> Vec<PutStatus> {
     if sound.is_empty() {
         return Vec::new();
     }
-    let joined = join_held(replication, origin, sound).await;
+    let joined = join_held(replication, origin, sound, &mut room).await;
     let stored = store_or_divert(replication, origin, &joined, room, overflow).await;
     let statuses = answers(joined.refused, stored);
     for Sound { block, .. } in sound.iter().filter(|sound| sound.block.is_mutable()) {

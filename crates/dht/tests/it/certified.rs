@@ -17,6 +17,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::flawed::Flawed;
+use crate::quotas;
 use crate::ring::{HOUR, MINUTE, ROOMY, Ring, prompt};
 
 /// The people who share one inode, on a ring.
@@ -529,4 +530,22 @@ fn a_copy_from_the_future_is_refused() {
         assert_eq!(reply.statuses.0, [rpc::PutStatus::NotAdmitted]);
     }
     assert_eq!(payloads(&inode.get(3).expect("held")), texts(&["first"]));
+}
+
+/// Of a block that was joined only the newest sibling was charged: eight in each inode were kept for
+/// the price of one.
+#[test]
+fn siblings_that_join_what_is_held_use_up_the_quota() {
+    let ring = quotas::ring(7, 5);
+    let inode = Inode::on(&ring, 1);
+    let long = "x".repeat(40_000);
+    let writes = (0..8).map(|at| inode.written(&inode.first, at, &long));
+    let outcomes: Vec<Result<(), PutError>> = writes.map(|block| inode.put(0, &block)).collect();
+    let peer = ring.node(0).peer;
+    for (of_key, _) in quotas::kept_for(&ring, &peer.id, peer.addr.ip()) {
+        assert!(of_key <= quotas::SHARE, "{of_key} of {}: {outcomes:?}", quotas::SHARE);
+    }
+    let is_over =
+        |outcome: &Result<(), PutError>| matches!(outcome, Err(PutError::OverQuota { .. }));
+    assert!(outcomes[0].is_ok() && outcomes.last().is_some_and(is_over), "{outcomes:?}");
 }
