@@ -464,7 +464,8 @@ impl Blocks for MemoryBlocks {
     ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
         let mut held = self.lock();
         held.counts.gets += u64::from(!id.kind.is_mutable());
-        let found = held.get(id).and_then(|found| match found.version >= wanted.least() {
+        let reaches = |found: &HeldBlock| id.kind.reaches(found.version, wanted.least());
+        let found = held.get(id).and_then(|found| match reaches(&found) {
             true => Ok(found),
             false => {
                 let told = format!("memory has version {}", found.version);
@@ -518,7 +519,8 @@ impl Blocks for MemoryBlocks {
 
 #[cfg(test)]
 mod tests {
-    use atoll_key::SecretKey;
+    use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, WriterId};
+    use atoll_key::{GroupId, SecretKey, UserId, VolumeId};
     use futures_util::FutureExt;
 
     use super::*;
@@ -560,6 +562,34 @@ mod tests {
             assert_eq!(get(wanted).expect("there").version, 5);
         }
         assert!(matches!(get(Wanted::AtLeast(6)), Err(GetError::Unavailable { .. })));
+    }
+
+    /// Of two blocks of one height neither is newer: a number says nothing then.
+    #[test]
+    fn a_reader_gets_a_joined_block_of_the_height_it_wants() {
+        let secret = |n| SecretKey::from_seed(&[n; 32]);
+        let group = secret(100);
+        let groups = [GroupId(group.public())];
+        let binding = Binding::new(VolumeId(secret(101).public()), [1; 16], &groups);
+        let written = |n: u8| {
+            let user = UserId(secret(n).public());
+            let certificate = Certificate::issue(&group, user, 0, 1000);
+            let writer = WriterId::new(&user, [n; 8]);
+            let author = Author { secret: secret(n), certificate, writer };
+            let binding = binding.clone().expect("one group");
+            CertifiedBlock::create(binding, &author, 5000, &[n]).expect("a member")
+        };
+        let blocks = MemoryBlocks::new();
+        for n in 0..8 {
+            let block = written(n);
+            let (id, bytes) = (block.id(), block.bytes().clone());
+            assert_eq!(
+                now(blocks.put_blocks(vec![NewBlock { id, bytes, lease_secs: None }])),
+                [Ok(())]
+            );
+            let held = now(blocks.get_block(id, Wanted::AtLeast(block.version()))).expect("joined");
+            assert!(id.kind.reaches(held.version, block.version()));
+        }
     }
 
     #[test]

@@ -433,7 +433,9 @@ pub(crate) async fn watch(
         match newer {
             Ok(Some(_)) => match get_mutable(client, id, Wanted::Newest).await {
                 Ok(held) if id.kind.is_news(held.version, seen) => return Ok(Some(held)),
-                Err(error @ GetError::Removed { version, .. }) if version > seen => {
+                Err(error @ GetError::Removed { version, .. })
+                    if id.kind.is_news(version, seen) =>
+                {
                     return Err(error);
                 }
                 _ => told.push(format!("{node} speaks of a version that it does not show")),

@@ -17,7 +17,7 @@ impl Inner {
         let call = Get::new(id, wanted);
         let WithPart(_, bytes) = self.fetch::<calls::Get>(call, id.key).await?;
         let held = HeldBlock::verified(id, bytes)?;
-        match held.version >= wanted.least() {
+        match id.kind.reaches(held.version, wanted.least()) {
             true => Ok(held),
             false => Err(unavailable(id.key, "the local node sent an older version")),
         }
@@ -28,7 +28,7 @@ impl Inner {
         let Changed(block) = self.fetch::<calls::Watch>(call, id.key).await?;
         let held = block.map(|bytes| HeldBlock::verified(id, bytes)).transpose()?;
         match held {
-            Some(held) if held.version <= seen => {
+            Some(held) if !id.kind.is_news(held.version, seen) => {
                 Err(unavailable(id.key, "the local node sent no newer version"))
             }
             held => Ok(held),

@@ -1,11 +1,12 @@
 //! The client and the control socket under trouble, and the volumes behind it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use atoll_dht::{Blocks, GetError, PutError, Wanted};
+use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, InvalidBlock, SecretKey, SignedBlock};
+use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, WriterId};
+use atoll_key::{BlockHash, GroupId, InvalidBlock, SecretKey, SignedBlock, UserId, VolumeId};
 use atoll_net::{
     CallError, Peer, Refusal, Reply, Request, Service, UnixClient, WhenAbsent, serve_unix,
 };
@@ -46,6 +47,39 @@ async fn a_watcher_at_the_socket_hears_of_the_next_version() {
     assert_eq!((heard.version, &heard.bytes), (2, signed(2).bytes()));
     let held = client.get_block(signed(0).id(), Wanted::AtLeast(2)).await.expect("held");
     assert_eq!(held, heard);
+    node.stop().await;
+}
+
+/// Versions of one height are in no order: a client took a joined block for an older one whenever its hash
+/// was lower.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn joined_blocks_of_one_height_reach_readers_and_watchers_at_the_socket() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let secret = |n| SecretKey::from_seed(&[n; 32]);
+    let group = secret(100);
+    let volume = VolumeId(secret(101).public());
+    let binding = Binding::new(volume, [1; 16], &[GroupId(group.public())]).expect("one group");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    let mut seen = None;
+    for n in 0..8 {
+        let user = UserId(secret(n).public());
+        let certificate = Certificate::issue(&group, user, 0, u64::MAX);
+        let author =
+            Author { secret: secret(n), certificate, writer: WriterId::new(&user, [n; 8]) };
+        let time_ms = now.as_millis() as u64;
+        let block = CertifiedBlock::create(binding.clone(), &author, time_ms, &[n]);
+        let block = block.expect("a member");
+        let (id, bytes) = (block.id(), block.bytes().clone());
+        let put = client.put_blocks(vec![NewBlock { id, bytes, lease_secs: None }]).await;
+        assert_eq!(put, [Ok(())]);
+        let held = client.get_block(id, Wanted::AtLeast(block.version())).await.expect("held");
+        if let Some(seen) = seen {
+            assert_eq!(client.watch(id, seen).await, Ok(Some(held.clone())));
+        }
+        seen = Some(held.version);
+    }
     node.stop().await;
 }
 
