@@ -350,9 +350,10 @@ fn newer(id: BlockId, a: Option<Sent>, b: Option<Sent>) -> Option<Sent> {
         (a, b) => return a.into_iter().chain(b).max_by_key(|sent| sent.stamp.version),
     };
     let lease_secs = a.block.header.lease_secs.max(b.block.header.lease_secs);
-    let joined = id.kind.join(&a.block.bytes, &b.block.bytes)?;
+    let (joined, version) = id.kind.join(&a.block.bytes, &b.block.bytes)?;
+    let stamp = Stamp::of(version, &joined);
     let header = BlockHeader { lease_secs, ..a.block.header };
-    sent(id, Block { header, bytes: joined.into() })
+    Some(Sent { stamp, block: Block { header, bytes: joined.into() } })
 }
 
 /// Why a block will not do that is older than it must be.

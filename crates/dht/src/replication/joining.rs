@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use atoll_key::{Key, NotAdmitted};
 use atoll_store::StoreError;
-use bytes::Bytes;
 use futures_util::lock::{Mutex, OwnedMutexGuard};
 
 use super::Replication;
@@ -111,11 +110,11 @@ async fn join_one(
         _ => PutStatus::NotAdmitted,
     })?;
     let Some(held) = held else { return Ok(sound) };
-    let joined = info.kind.join(&held.bytes, &sound.block.bytes).ok_or(PutStatus::Invalid)?;
-    let joined = Bytes::from(joined);
-    info.version = info.kind.verify(&info.key, &joined).map_err(|_| PutStatus::Invalid)?;
+    let joined = info.kind.join(&held.bytes, &sound.block.bytes);
+    let (joined, version) = joined.ok_or(PutStatus::Invalid)?;
+    info.version = version;
     info.len_bytes = u32::try_from(joined.len()).expect("verified blocks are short");
-    sound.stored.bytes = joined;
+    sound.stored.bytes = joined.into();
     room.add(reserve_joined(replication, &came, &sound)?);
     Ok(sound)
 }

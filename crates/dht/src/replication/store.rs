@@ -59,25 +59,28 @@ pub(crate) async fn store_admitted(
     if sound.is_empty() {
         return Vec::new();
     }
-    let joined = join_held(replication, origin, sound, &mut room).await;
-    let stored = store_or_divert(replication, origin, &joined, room, overflow).await;
-    let statuses = answers(joined.refused, stored);
+    let Joined { sound: joined, refused, turn } =
+        join_held(replication, origin, sound, &mut room).await;
+    let stored = store_or_divert(replication, origin, &joined, (room, turn), overflow).await;
+    let statuses = answers(refused, stored);
     for Sound { block, .. } in sound.iter().filter(|sound| sound.block.is_mutable()) {
         replication.watches.changed(&block.header.key);
     }
     statuses
 }
 
+/// The turn ends before other nodes are called: one that hangs must hold up no other put.
 async fn store_or_divert(
     replication: &Replication,
     origin: &Origin,
-    Joined { sound, turn, .. }: &Joined,
-    room: Reservation,
+    sound: &[Sound],
+    (room, turn): (Reservation, Turn),
     overflow: Overflow,
 ) -> Vec<PutStatus> {
-    let Err(failed) =
-        store_batch(replication, to_store(sound), (Some(room), Some(turn.clone()))).await
-    else {
+    let guards = (Some(room), Some(turn.clone()));
+    let Err(failed) = store_batch(replication, to_store(sound), guards).await else {
+        drop(turn);
+        come_home(replication, sound).await;
         return stored_statuses(replication, sound).await;
     };
     // What is here already needs no room: only its lease is extended. Blocks that are joined are not
@@ -89,9 +92,11 @@ async fn store_or_divert(
         places.map(|(sound, _)| sound.clone()).collect()
     };
     let (held, lacking) = (of(true), of(false));
-    let extended = match store_batch(replication, to_store(&held), (None, Some(turn.clone()))).await
-    {
-        Ok(()) => stored_statuses(replication, &held).await,
+    let extended = match store_batch(replication, to_store(&held), (None, Some(turn))).await {
+        Ok(()) => {
+            come_home(replication, &held).await;
+            stored_statuses(replication, &held).await
+        }
         Err(failed) => vec![failed; held.len()],
     };
     let may_leave =
@@ -104,6 +109,14 @@ async fn store_or_divert(
     let mut extended = extended.into_iter();
     let held = is_held.into_iter().map(|is_held| if is_held { extended.next() } else { None });
     answers(held.collect(), elsewhere)
+}
+
+/// Blocks are kept here now, and no longer needed where other nodes keep them.
+async fn come_home(replication: &Replication, sound: &[Sound]) {
+    if !sound.is_empty() {
+        let keys = sound.iter().map(|sound| sound.stored.info.key).collect();
+        follow::come_home(replication, keys).await;
+    }
 }
 
 fn to_store(sound: &[Sound]) -> Vec<StoredBlock> {
@@ -126,9 +139,7 @@ async fn stored_statuses(replication: &Replication, sound: &[Sound]) -> Vec<PutS
 }
 
 /// Puts verified blocks into this node's store, where `room` is reserved for those that need it, in
-/// the `turn` of those that were joined.
-/// They stay even if they were about to leave, and are no longer needed where other nodes keep
-/// them.
+/// the `turn` of those that were joined. They stay even if they were about to leave.
 ///
 /// # Errors
 /// What to answer for each of them.
@@ -143,10 +154,7 @@ async fn store_batch(
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
     let arriving = replication.pending.keep(keys.iter()).await;
     match Write::new(replication, batch, (room, arriving, turn)).await {
-        Ok(()) => {
-            follow::come_home(replication, keys).await;
-            Ok(())
-        }
+        Ok(()) => Ok(()),
         Err(error) => {
             replication.headroom.store_failed(&error, replication.store.usage());
             match error {
@@ -160,7 +168,12 @@ async fn store_batch(
 
 /// Stores a block that another node has kept for this one; whether there was room.
 pub(crate) async fn store_home(replication: &Replication, block: StoredBlock) -> bool {
-    store_batch(replication, vec![block], (None, None)).await.is_ok()
+    let key = block.info.key;
+    let is_kept = store_batch(replication, vec![block], (None, None)).await.is_ok();
+    if is_kept {
+        follow::come_home(replication, vec![key]).await;
+    }
+    is_kept
 }
 
 /// After a mutable block was put into the store: whether that keeps another one, without what this

@@ -71,7 +71,7 @@ trait Rules: Sync {
     }
 
     /// See [`BlockKind::join`].
-    fn join(&self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
+    fn join(&self, held: &[u8], offered: &[u8]) -> Option<(Vec<u8>, u64)> {
         let _ = (held, offered);
         None
     }
@@ -208,8 +208,9 @@ impl BlockKind {
     }
 
     /// What two verified blocks of one key say together; for kinds that are joined. Joining is
-    /// commutative and idempotent. `None` if the bytes are not two blocks of one key.
-    pub fn join(self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
+    /// commutative and idempotent. Its bytes, which are verified, and its version; `None` if the bytes
+    /// are not two blocks of one key.
+    pub fn join(self, held: &[u8], offered: &[u8]) -> Option<(Vec<u8>, u64)> {
         self.rules().join(held, offered)
     }
 
@@ -240,7 +241,7 @@ impl BlockKind {
     /// of the same key.
     pub fn includes(self, held: &[u8], offered: &[u8], versions: (u64, u64)) -> bool {
         match self.joins() {
-            true => self.join(held, offered).is_some_and(|joined| joined == held),
+            true => self.join(held, offered).is_some_and(|(joined, _)| joined == held),
             false => held == offered || self.supersedes(versions.0, versions.1),
         }
     }

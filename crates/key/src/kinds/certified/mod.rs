@@ -87,10 +87,11 @@ impl Rules for Certified {
         version >> block::HASH_BITS
     }
 
-    fn join(&self, held: &[u8], offered: &[u8]) -> Option<Vec<u8>> {
+    fn join(&self, held: &[u8], offered: &[u8]) -> Option<(Vec<u8>, u64)> {
         let decode = |bytes: &[u8]| CertifiedBlock::decode_verified(&Bytes::copy_from_slice(bytes));
         let (held, offered) = (decode(held).ok()?, decode(offered).ok()?);
-        Some(held.join(&offered)?.bytes().to_vec())
+        let joined = held.join(&offered)?;
+        Some((joined.bytes().to_vec(), joined.version()))
     }
 
     fn admit(&self, held: Option<&[u8]>, offered: &[u8], now_ms: u64) -> Result<(), NotAdmitted> {

@@ -117,7 +117,8 @@ pub struct Author {
     pub secret: SecretKey,
     /// That the user belongs to a group that may write.
     pub certificate: Certificate,
-    /// The series of writes that this one continues.
+    /// The series of writes that this one continues: it has seen all others of it, also those that
+    /// were not acknowledged.
     pub writer: WriterId,
 }
 
