@@ -158,10 +158,9 @@ pub struct ScrubStep {
 pub trait BlockStore: Send + Sync + 'static {
     /// Keeps a batch, all or nothing; resolves when it would survive power loss.
     ///
-    /// A block already held under its key is replaced only as [`BlockKind::replaces`] says, and
-    /// then has the new owner; otherwise just its lease is extended (a
-    /// lease never shortens), and with the lease the block passes to the owner given, unless that
-    /// is [`Owner::NOBODY`]. Not cancel-safe in one sense: a dropped future may still have stored
+    /// A block already held under its key is replaced only as [`BlockKind::replaces`] says, and then
+    /// has the new owner. Otherwise its lease is extended (a lease never shortens), and with the lease
+    /// the block passes to the owner given, unless that is [`Owner::NOBODY`]. Not cancel-safe in one sense: a dropped future may still have stored
     /// its batch.
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>>;
 

@@ -5,9 +5,8 @@
 //! holds, joins it with what comes, and stores the result. Two of these at once would lose one:
 //! each would be joined with what was held before. Therefore they take turns ([`JoinTurns`]).
 //!
-//! A block that its writer has just written, and has a receipt for, is taken only if the kind's rules
-//! admit it at this time. Of copies, which any node may bring, only those are refused that come from the
-//! future.
+//! A block that comes with its writer's receipt is fresh: it is taken only if the kind's rules admit
+//! it at this time. A copy, which any node may send, is refused only if its time has not come yet.
 
 use std::sync::Arc;
 

@@ -2,10 +2,9 @@
 //! removes its like at the same time (an *add-wins*, or *observed-remove*, set: Shapiro et al. 2011,
 //! INRIA RR-7506, §3.3.5).
 //!
-//! Each element carries the dot of the write that added it. A version of the set comes with the
-//! dot of its writer and the context, what the writer had seen. So for an element that a version lacks it is known
-//! why: either its writer had seen it and has removed it, or had not seen it. Pastis resolves no
-//! conflicts of directories (§3.1: "directory conflicts cannot be automatically solved").
+//! Each element carries the dot of the write that added it. A version of the set comes with its own
+//! dot and with its writer's context. If a version lacks an element, these tell why: its writer had
+//! seen the element and has removed it, or had not seen it. Pastis resolves no conflicts of directories (§3.1: "directory conflicts cannot be automatically solved").
 //!
 //! **Invariants.** Merging does not depend on the order of versions. An element is in the merged set
 //! if a version has it and each version that lacks it was written without having seen it.

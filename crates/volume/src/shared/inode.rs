@@ -1,6 +1,6 @@
-//! The bytes of an inode, the payload of one sibling of a certified block (Pastis §3: "the metadata of
-//! a file are stored in an inode"; "each directory inode holds a small number of directory entries
-//! in the inode itself").
+//! The bytes of an inode, the payload of one sibling of a certified block. As in Pastis (§3), it has the
+//! file's attributes and says where the contents are, and the entries of a directory that is not large
+//! are in the inode itself.
 //!
 //! | bytes | field |
 //! |---|---|

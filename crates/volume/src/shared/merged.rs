@@ -14,7 +14,7 @@
 //! appears as `NAME~USER~TIME` ([`names`]). Both follow from the entries alone, so that all mounts that
 //! see the same siblings show the same.
 //!
-//! A sibling that is no inode does not hide the others: whoever may write may also write nonsense.
+//! A sibling that is no inode does not hide the others, since a member may write any bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};

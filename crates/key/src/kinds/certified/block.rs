@@ -76,9 +76,9 @@ impl CertifiedBlock {
         Dot { writer, height: self.height() + 1 }
     }
 
-    /// This block under a newer binding; who it shuts out can cover nothing written under it. Takes
-    /// effect with a sibling written under it, which [`CertifiedBlock::write`] makes. `None` if the
-    /// volume's owner has not signed it, or it is not newer.
+    /// This block under a newer binding. A writer whom that excludes cannot cover what is written under
+    /// it, so it takes effect with the first sibling that [`CertifiedBlock::write`] makes of the result.
+    /// `None` if the volume's owner has not signed the rebinding, or it is not newer.
     pub fn rebound(&self, rebinding: Rebinding) -> Option<CertifiedBlock> {
         let is_newer = rebinding.version > self.binding_version();
         if !is_newer || !rebinding.is_signed_by(&self.binding.volume, &self.key) {
@@ -157,7 +157,8 @@ impl CertifiedBlock {
         siblings.sort_by(|a, b| a.encoded().cmp(b.encoded()));
         siblings.dedup();
         if siblings.len() > MAX_SIBLINGS {
-            // Who has been shut out writes as many and as high as he likes.
+            // An excluded writer can sign any number of siblings of any height: the binding decides
+            // first.
             let age = |one: &Sibling| std::cmp::Reverse((one.binding_version, one.dot.height));
             siblings.sort_by(|a, b| age(a).cmp(&age(b)).then_with(|| a.encoded().cmp(b.encoded())));
             siblings.truncate(MAX_SIBLINGS);
@@ -244,7 +245,7 @@ impl CertifiedBlock {
         &self.siblings
     }
 
-    /// What a writer has seen who has seen this block.
+    /// The context of a writer that has seen this block.
     pub fn context(&self) -> Context {
         Context::of(&self.siblings)
     }

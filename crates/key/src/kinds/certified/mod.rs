@@ -1,7 +1,7 @@
 //! Certified blocks: one inode of a shared volume each, written by many (Pastis §3.1, §3.4).
 //!
-//! Pastis keeps an inode in a *User Certificate Block*: whoever writes it signs the new version and
-//! shows a certificate, signed with the inode's key, that allows it. Of two concurrent versions the
+//! Pastis keeps an inode in a *User Certificate Block*: a writer signs the new version and shows a
+//! certificate, signed with the inode's key, that allows it. Of two concurrent versions the
 //! one with the later time stays, and the other is lost. Atoll departs from that in two places:
 //!
 //! - **The name of the block is the hash of its [`Binding`]**, which lists the groups that may write

@@ -14,8 +14,9 @@ pub const MAX_CONTEXT: usize = 128;
 pub const MAX_PAYLOAD_BYTES: usize = 60 << 10;
 /// Heights lie below: they have 40 bits in a block's version.
 pub(super) const MAX_HEIGHT: u64 = 1 << 40;
-/// A sibling's height is at most its time divided by this: heights last as long as time does, whatever
-/// writers claim, who may be in a hurry 31 times a second. They reach [`MAX_HEIGHT`] in the year 3084.
+/// A sibling's height is at most its time divided by this. So no writer can use up the heights of an
+/// inode, and one can be written 31 times a second for ever: heights reach [`MAX_HEIGHT`] in the year
+/// 3084.
 pub(super) const MS_PER_HEIGHT: u64 = 32;
 
 const SIBLING_CONTEXT: &[u8] = b"atoll v1 certified sibling\0";
@@ -90,8 +91,8 @@ impl Context {
     }
 
     /// All that the writers of these siblings had seen, and the siblings. Of more than
-    /// [`MAX_CONTEXT`] writers those of the least heights are forgotten, but never the siblings': what
-    /// is forgotten is not covered, and contexts say what their writers please.
+    /// [`MAX_CONTEXT`] writers those of the least heights are forgotten, but never the siblings' own
+    /// dots: a sibling that is forgotten is not covered, and a hostile context can name any writers.
     pub(super) fn of(siblings: &[Sibling]) -> Context {
         let mut context = Context::default();
         for sibling in siblings {
