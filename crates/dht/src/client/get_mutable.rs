@@ -9,7 +9,8 @@
 //!
 //! Of a kind whose versions are joined, each different block that a replica speaks of is fetched, and
 //! the reader gets all of them joined: of three updates each pair may have one replica in common
-//! and all three none.
+//! and all three none. All replicas that answer in time are heard, as in Pastis (§3.4), so that a liar
+//! and a stale replica hide nothing that the third one holds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -242,7 +243,9 @@ impl Reading<'_> {
         let (Some(newest), holders) = (self.newest(), self.holders()) else { return false };
         let agrees = self.said().all(|(_, said)| said.held == Some(newest.stamp));
         let majority = 2 * holders > self.replicas.len();
-        let by_majority = self.client.config.mechanisms.mutable_majority;
+        // A liar and a replica that has missed an update may be a majority. Where versions are joined
+        // each replica may have something that the rest lacks besides, so all are waited for.
+        let by_majority = self.client.config.mechanisms.mutable_majority && !self.id.kind.joins();
         let root_was_heard = !self.named.is_remembered || !self.waited_for.contains(&0);
         majority && agrees && by_majority && root_was_heard || self.waited_for.is_empty()
     }

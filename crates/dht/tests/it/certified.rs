@@ -442,6 +442,37 @@ fn reads_are_right_while_one_replica_of_three_lies() {
     }
 }
 
+/// A liar and a replica that has missed the last write say the same, and are a majority of three. A
+/// reader that believed them gave back the version before (Pastis §3.4: with close-to-open "all inode
+/// replicas are retrieved on a file open, meaning that the number of Byzantine nodes must be less
+/// than k").
+#[test]
+fn a_liar_beside_a_stale_replica_hides_no_write() {
+    for seed in 0..6 {
+        let mut ring = Ring::new(80 + seed, 7);
+        let (key, first) = {
+            let inode = Inode::on(&ring, 1);
+            (inode.key(), inode.first)
+        };
+        let set = ring.replica_set(&key);
+        let (liar, stale) = (set[seed as usize % 3], set[(seed as usize + 1) % 3]);
+        let told = first.clone();
+        ring.crash(liar);
+        ring.restart_as(liar, move |honest| {
+            Arc::new(Liar { lie: Lie::Old, honest, first: told.clone() })
+        });
+        ring.settle();
+        let inode = Inode { ring: &ring, group: secret(100), first };
+        assert_eq!(inode.put(0, &inode.first), Ok(()));
+        assert_eq!(inode.put(0, &inode.written(&inode.first, 0, "newest")), Ok(()));
+        for at in (0..7).filter(|at| *at != liar) {
+            inode.store(stale, &inode.first);
+            let got = inode.get(at).expect("held");
+            assert_eq!(payloads(&got), texts(&["newest"]), "at {at}, seed {seed}");
+        }
+    }
+}
+
 /// Writers on both sides of a partition, with crashes: when it has healed each acknowledged write is
 /// there, or another that had seen it.
 #[test]
