@@ -565,7 +565,7 @@ mod tests {
         assert!(matches!(get(Wanted::AtLeast(6)), Err(GetError::Unavailable { .. })));
     }
 
-    /// Of two blocks of one height neither is newer: a number says nothing then.
+    /// Two joined blocks of one height have different versions, and neither is newer.
     #[test]
     fn a_reader_gets_a_joined_block_of_the_height_it_wants() {
         let secret = |n| SecretKey::from_seed(&[n; 32]);

@@ -87,7 +87,7 @@ pub(crate) struct Sound {
     pub block: Block,
     /// As it is stored, with its owner and the end of its lease.
     pub stored: StoredBlock,
-    /// What part of its owner's quota it may use.
+    /// The part of its owner's quota that the block may use.
     pub class: ChargeClass,
 }
 

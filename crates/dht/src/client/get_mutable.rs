@@ -7,10 +7,10 @@
 //! node has read or written before is never returned (`seen`). A reader that needs *at least* some
 //! version takes the first block that fits (Pastis §3.3).
 //!
-//! Of a kind whose versions are joined, each different block that a replica speaks of is fetched, and
-//! the reader gets all of them joined: of three updates each pair may have one replica in common
-//! and all three none. All replicas that answer in time are heard, as in Pastis (§3.4), so that a liar
-//! and a stale replica hide nothing that the third one holds.
+//! If the versions of a kind are joined, the reader fetches each different block that a replica names
+//! and joins them: each pair of three updates may have one replica in common, and all three none.
+//! It waits for all replicas that answer in time, as in Pastis (§3.4), so that a liar and a stale
+//! replica hide nothing that the third one holds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -217,7 +217,7 @@ impl Reading<'_> {
         self.sent().find(|sent| sent.stamp == newest)
     }
 
-    /// Of the blocks that are needed, one that has not come.
+    /// A block that is needed and has not come.
     fn missing_block(&self) -> Option<Stamp> {
         self.needed().into_iter().rev().find(|stamp| self.sent().all(|sent| sent.stamp != *stamp))
     }

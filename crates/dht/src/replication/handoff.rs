@@ -322,7 +322,7 @@ async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]
             if !has && !std::mem::replace(given, true) {
                 lacking.push(Item { key: info.key, version: info.version });
             }
-            // Where blocks are joined it may hold more than is given to it.
+            // A member that joins may hold another version, with siblings that this node lacks.
             is_settled &= said.is_some_and(|said| info.kind.reaches(said.version, info.version));
         }
         let mut time = PeerBudget::of(replication, member.peer.id);

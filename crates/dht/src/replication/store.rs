@@ -83,7 +83,7 @@ async fn store_or_divert(
         come_home(replication, sound).await;
         return stored_statuses(replication, sound).await;
     };
-    // What is here already needs no room: only its lease is extended. Blocks that are joined are not
+    // A block that is held already needs no room: only its lease is extended. Joined blocks are not
     // diverted: there would be two places where they are joined.
     let is_held: Vec<bool> =
         sound.iter().map(|new| is_held(replication, &new.stored.info)).collect();

@@ -172,7 +172,8 @@ async fn renew_at_replicas(
     here: RenewReply,
 ) -> RenewReply {
     let RenewReply { mut statuses, mut over } = here;
-    // What will be put reaches the replicas then, those that have it as well.
+    // The caller puts the blocks that are lacking, which brings them to all replicas: these need not
+    // be asked about them.
     let is_settled = |status| status == RenewStatus::Lacking && renew.will_be_put();
     let asked: Vec<usize> = (0..statuses.len()).filter(|i| !is_settled(statuses[*i])).collect();
     if asked.is_empty() {

@@ -47,7 +47,7 @@ impl Inode<'_> {
         self.first.key()
     }
 
-    /// What the `at`th user writes who has seen `seen`.
+    /// The version that user number `at` writes in place of `seen`.
     fn written(&self, seen: &CertifiedBlock, at: usize, payload: &str) -> CertifiedBlock {
         let author = author(self.ring, &self.group, at as u8, HOUR * 24 * 365);
         seen.write(&author, now_ms(self.ring), Some(payload.as_bytes())).expect("a member")

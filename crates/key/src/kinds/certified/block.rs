@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::Fields;
 use super::access::{Binding, Rebinding};
-use super::sibling::{Author, Context, Dot, MAX_HEIGHT, Sibling, WriterId};
+use super::sibling::{Author, Dot, MAX_HEIGHT, Sibling, WriterId};
 use crate::hash;
 use crate::identity::GroupId;
 use crate::kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES};
@@ -218,11 +218,6 @@ impl CertifiedBlock {
         self.join(other).is_some_and(|joined| joined.encoded == self.encoded)
     }
 
-    /// Who may write it.
-    pub fn binding(&self) -> &Binding {
-        &self.binding
-    }
-
     /// The version of the newest binding: 0, or that of a rebinding.
     pub fn binding_version(&self) -> u32 {
         self.rebindings.last().map_or(0, |rebinding| rebinding.version)
@@ -243,11 +238,6 @@ impl CertifiedBlock {
     /// Its concurrent versions; at least one.
     pub fn siblings(&self) -> &[Sibling] {
         &self.siblings
-    }
-
-    /// The context of a writer that has seen this block.
-    pub fn context(&self) -> Context {
-        Context::of(&self.siblings)
     }
 
     /// The greatest height of its siblings.
