@@ -16,7 +16,6 @@
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
 //! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
 
-mod batch;
 mod fs;
 mod get;
 pub mod history;

@@ -17,7 +17,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::run::{Block, Outgoing, Run};
 use super::{LeaseRecorder, PublishError};
-use crate::owned::batch::{MAX_BATCH_BLOCKS, MAX_BATCH_BYTES, MAX_BATCHES};
+use crate::blocks::outbox::{MAX_BATCH_BLOCKS, MAX_BATCH_BYTES, MAX_BATCHES};
 
 /// Blocks that the ring is asked for at once, of which few need be put.
 const MAX_ASKED: usize = 1024;

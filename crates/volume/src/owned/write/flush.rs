@@ -20,13 +20,13 @@ use atoll_env::sleep;
 use atoll_key::SignedBlock;
 use futures_util::future::{Either, select};
 
-use super::outbox::Outbox;
 use super::tree::{DirectoryPlan, FilePlan, Flushed, Plan, Stored};
 use super::{FlushError, Head, Shared};
 use crate::blocks::edit_directory::{Changes, edit_directory};
 use crate::blocks::edit_file::{FileEdit, edit_file};
 use crate::blocks::error::EditError;
 use crate::blocks::file::File;
+use crate::blocks::outbox::Outbox;
 use crate::format::build::Sink;
 use crate::format::{Content, DirectoryRef, xattrs};
 use crate::owned::root::{MountState, Root, Writer};

@@ -2,9 +2,9 @@
 
 use atoll_dht::GetError;
 
-use super::outbox::Outbox;
 use super::{FlushError, Shared, WritableFs};
 use crate::blocks::error::{BlockError, EditError};
+use crate::blocks::outbox::Outbox;
 use crate::format::DirectoryRef;
 use crate::owned::OpenError;
 use crate::owned::history::{self, Reason, State};
@@ -38,7 +38,7 @@ impl WritableFs {
         let (cache, keep) = (&self.shared.cache, present.mounted.keep);
         let next = history::next(cache, &present, keep, now, Reason::Restore, &mut outbox);
         let history = next.await.map_err(FlushError::from)?;
-        outbox.finish().await?;
+        outbox.finish().await.map_err(FlushError::from)?;
         let old = state.root.clone();
         let root = Root {
             published_unix_ms: now,

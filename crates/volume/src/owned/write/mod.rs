@@ -34,7 +34,6 @@ mod fs;
 mod history;
 mod keep;
 mod opening;
-mod outbox;
 mod spool;
 mod tree;
 

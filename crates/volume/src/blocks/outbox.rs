@@ -1,4 +1,5 @@
-//! New blocks on their way to the ring.
+//! New blocks on their way to the ring: several batches at once, so that neither the way to the ring
+//! nor its disks wait for the other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,28 +10,35 @@ use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::FlushError;
-use crate::blocks::cache::BlockCache;
+use super::cache::BlockCache;
 use crate::format::build::Sink;
-use crate::owned::batch::{MAX_BATCH_BLOCKS, MAX_BATCH_BYTES, MAX_BATCHES};
+
+/// Batches on their way at once.
+pub(crate) const MAX_BATCHES: usize = 8;
+
+/// Blocks in a batch.
+pub(crate) const MAX_BATCH_BLOCKS: usize = 64;
+
+/// Bytes in a batch, unless one block alone has more.
+pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
 
 /// Blocks that are written and not on the ring yet.
-pub(super) struct Outbox<'a> {
-    pub(super) blocks: &'a Arc<dyn Blocks>,
+pub(crate) struct Outbox<'a> {
+    blocks: &'a Arc<dyn Blocks>,
     /// What was written is read again soon.
-    pub(super) cache: &'a Arc<BlockCache>,
-    pub(super) cipher: Option<&'a VolumeCipher>,
+    cache: &'a Arc<BlockCache>,
+    cipher: Option<&'a VolumeCipher>,
     batch: Vec<(BlockHash, Bytes)>,
     batch_bytes: usize,
     written: BTreeSet<BlockHash>,
     full: Vec<Vec<(BlockHash, Bytes)>>,
     on_their_way: FuturesUnordered<BoxFuture<'static, Result<(), PutError>>>,
     /// What has gone wrong while blocks were written.
-    failure: Option<FlushError>,
+    failure: Option<PutError>,
 }
 
 impl<'a> Outbox<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         blocks: &'a Arc<dyn Blocks>,
         cache: &'a Arc<BlockCache>,
         cipher: Option<&'a VolumeCipher>,
@@ -49,7 +57,7 @@ impl<'a> Outbox<'a> {
     }
 
     /// Sends full batches; waits while too many are on their way.
-    pub(super) async fn advance(&mut self) -> Result<(), FlushError> {
+    pub(crate) async fn advance(&mut self) -> Result<(), PutError> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
@@ -63,7 +71,7 @@ impl<'a> Outbox<'a> {
     }
 
     /// Resolves when the ring has all blocks.
-    pub(super) async fn finish(&mut self) -> Result<(), FlushError> {
+    pub(crate) async fn finish(&mut self) -> Result<(), PutError> {
         self.end_batch();
         self.advance().await?;
         while let Some(put) = self.on_their_way.next().await {
