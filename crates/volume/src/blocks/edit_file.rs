@@ -41,8 +41,18 @@ pub(crate) struct Swapped {
 
 /// Reads what was swapped out.
 pub(crate) trait SwapIn: Send + Sync {
-    /// The bytes; an error says why they cannot be read.
-    fn swap_in(&self, swapped: Swapped) -> BoxFuture<'_, Result<Bytes, String>>;
+    /// The bytes; `None` if they are not needed any more, or somewhere else. An error says why they
+    /// cannot be read.
+    fn swap_in(&self, swapped: Swapped) -> BoxFuture<'_, Result<Option<Bytes>, String>>;
+}
+
+/// Where nothing is swapped out.
+pub(crate) struct NoSwap;
+
+impl SwapIn for NoSwap {
+    fn swap_in(&self, _: Swapped) -> BoxFuture<'_, Result<Option<Bytes>, String>> {
+        Box::pin(async { Err("nothing was swapped out".into()) })
+    }
 }
 
 /// The changes of a file.
@@ -113,7 +123,9 @@ impl FileEdit<'_> {
             Some(NewData::Hole) => return Ok(None),
             Some(NewData::Data(data)) => data[..data.len().min(len)].to_vec(),
             Some(NewData::Swapped(swapped)) => {
-                let data = self.swap.swap_in(*swapped).await.map_err(EditError::Swap)?;
+                let found = self.swap.swap_in(*swapped).await.map_err(EditError::Swap)?;
+                let is_gone = || EditError::Swap("what was swapped out is gone".into());
+                let data = found.ok_or_else(is_gone)?;
                 data[..data.len().min(len)].to_vec()
             }
             None => {

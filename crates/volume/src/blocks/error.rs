@@ -18,6 +18,21 @@ impl BlockError {
     }
 }
 
+/// Why bytes of a file were not fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoadError {
+    /// A block cannot be read.
+    Block(BlockError),
+    /// What was swapped out cannot be read.
+    Swap(String),
+}
+
+impl From<BlockError> for LoadError {
+    fn from(error: BlockError) -> LoadError {
+        LoadError::Block(error)
+    }
+}
+
 /// Why a changed directory or file was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EditError {

@@ -5,6 +5,7 @@
 //! - `directory` and `file`: names and bytes, block by block. Each block is checked against the
 //!   pointer to it (levels, counts, lengths, order of names) before it is used.
 //! - `edit_directory` and `edit_file`: the same with changes, as new blocks beside the old ones.
+//! - `content`: the bytes of a file that is being written, over what is stored of it.
 //! - `outbox`: new blocks on their way to the ring.
 //! - `ahead`: how far to read ahead of a reader.
 //! - `budget`: the memory of blocks that are not written or sent yet.
@@ -14,6 +15,7 @@
 pub(crate) mod ahead;
 pub(crate) mod budget;
 pub(crate) mod cache;
+pub(crate) mod content;
 pub(crate) mod directory;
 pub(crate) mod edit_directory;
 pub(crate) mod edit_file;

@@ -20,8 +20,9 @@ use atoll_env::sleep;
 use atoll_key::SignedBlock;
 use futures_util::future::{Either, select};
 
-use super::tree::{DirectoryPlan, FilePlan, Flushed, Plan, Stored};
+use super::tree::{DirectoryPlan, FilePlan, Flushed, Plan};
 use super::{FlushError, Head, Shared};
+use crate::blocks::content::Stored;
 use crate::blocks::edit_directory::{Changes, edit_directory};
 use crate::blocks::edit_file::{FileEdit, edit_file};
 use crate::blocks::error::EditError;
@@ -288,7 +289,7 @@ impl Shared {
         let Some(shape) = plan.shape else { return Ok(Stored::default()) };
         let Stored { inode, size_bytes, blocks_512 } = plan.stored;
         let old = File::open(&self.cache, inode, size_bytes).await.map_err(EditError::Read)?;
-        let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new, swap: self };
+        let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new, swap: self.swap() };
         let written = edit_file(&edit, blocks_512, outbox).await;
         if written == Err(EditError::Refused) {
             outbox.advance().await?;

@@ -42,10 +42,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError, PutError};
-use atoll_env::{BoxFuture, Env, Notify, timeout};
+use atoll_env::{Env, Notify, timeout};
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::{Errno, FileTime};
-use bytes::Bytes;
 use futures_channel::oneshot;
 
 pub use self::copy::{Copied, CopyError};
@@ -61,9 +60,8 @@ use super::root::{MountState, Root};
 use super::sealed_root::RootError;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::directory;
-use crate::blocks::edit_file::{SwapIn, Swapped};
+use crate::blocks::edit_file::{NoSwap, SwapIn};
 use crate::blocks::error::BlockError;
-use crate::blocks::file::File;
 use crate::blocks::pace::Wanted;
 use crate::format::{DirectoryRef, Owner, xattrs};
 
@@ -372,13 +370,12 @@ impl Shared {
         }
     }
 
-    /// Reads what was swapped out; `None` if it is not needed any more, or somewhere else.
-    async fn swap_in(&self, swapped: Swapped) -> Result<Option<Bytes>, Fault> {
-        let spool = self.spool.as_ref().expect("who has swapped out has a spool");
-        spool.swap_in(swapped).await.map_err(|error| {
-            tracing::error!("what was swapped out cannot be read: {error}");
-            Errno::EIO.into()
-        })
+    /// Where changes are swapped out to.
+    fn swap(&self) -> &dyn SwapIn {
+        match &self.spool {
+            Some(spool) => &**spool,
+            None => &NoSwap,
+        }
     }
 
     /// Resolves when all changes made before are on the ring, or were tried in vain.
@@ -398,28 +395,11 @@ impl Shared {
                 let hash = stored.hash.expect("an empty directory has no names to look for");
                 loaded.names.insert((hash, name), found);
             }
-            Need::Shape(stored) => {
-                let file = File::open(&self.cache, stored.inode, stored.size_bytes).await?;
-                let hash = stored.inode.expect("only stored files are asked about");
-                loaded.shapes.insert(hash, file.shape().expect("it has an inode block"));
-            }
-            Need::Bytes(stored, range) => {
-                let file = File::open(&self.cache, stored.inode, stored.size_bytes).await?;
-                let len = u32::try_from(range.end - range.start).expect("a block is short");
-                let bytes = file.read(range.start, len).await?;
-                let hash = stored.inode.expect("only stored files are asked about");
-                loaded.bytes.insert((hash, range.start), bytes);
-            }
+            Need::Content(need) => loaded.content.load(need, &self.cache, self.swap()).await?,
             Need::Xattrs(hash) => {
                 let bytes = self.cache.get(hash, Wanted::Now(1 << 10)).await?;
                 let all = xattrs::decode(&bytes).map_err(BlockError::bad(hash))?;
                 loaded.xattrs.insert(hash, all.into_iter().collect());
-            }
-            Need::Swapped(swapped) => {
-                // If it is somewhere else by now, the next call says where.
-                if let Some(bytes) = self.swap_in(swapped).await? {
-                    loaded.swapped.insert(swapped, Arc::new(bytes.to_vec()));
-                }
             }
         }
         Ok(())
@@ -432,15 +412,6 @@ fn random_id(env: &Env) -> [u8; 16] {
         part.copy_from_slice(&env.random_u64().to_be_bytes());
     }
     id
-}
-
-impl SwapIn for Shared {
-    fn swap_in(&self, swapped: Swapped) -> BoxFuture<'_, Result<Bytes, String>> {
-        Box::pin(async move {
-            let found = Shared::swap_in(self, swapped).await;
-            found.ok().flatten().ok_or_else(|| "what was swapped out cannot be read".into())
-        })
-    }
 }
 
 /// An empty volume's root: its top directory belongs to `owner`.

@@ -19,7 +19,7 @@ use self::listing::Listed;
 use self::reading::Reader;
 use super::tree::{Birth, Loaded, Stop, Tree};
 use super::{FlushError, Shared};
-use crate::blocks::error::BlockError;
+use crate::blocks::error::{BlockError, LoadError};
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
 /// kernels overflow on more.
@@ -59,6 +59,18 @@ impl From<Errno> for Fault {
 impl From<BlockError> for Fault {
     fn from(error: BlockError) -> Fault {
         Fault::Block(error)
+    }
+}
+
+impl From<LoadError> for Fault {
+    fn from(error: LoadError) -> Fault {
+        match error {
+            LoadError::Block(error) => Fault::Block(error),
+            LoadError::Swap(why) => {
+                tracing::error!("{why}");
+                Fault::Errno(Errno::EIO)
+            }
+        }
     }
 }
 

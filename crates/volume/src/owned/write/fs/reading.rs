@@ -5,9 +5,10 @@ use bytes::{Bytes, BytesMut};
 
 use super::{Fault, WritableFs};
 use crate::blocks::ahead::ReadAhead;
-use crate::blocks::error::BlockError;
+use crate::blocks::content::{Piece, Stored};
+use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::file::File;
-use crate::owned::write::tree::{Layout, Piece, Stored};
+use crate::owned::write::tree::Layout;
 
 /// Blocks that a search for data or a hole passes over; a program that is told of none reads what is there,
 /// which is as right. A few blocks can describe endless data.
@@ -39,7 +40,9 @@ impl WritableFs {
             match piece {
                 Piece::Data(bytes, range) => out.extend_from_slice(&bytes[range]),
                 Piece::Swapped(swapped, range) => {
-                    let Some(bytes) = self.shared.swap_in(swapped).await? else { return Ok(None) };
+                    let found =
+                        self.shared.swap().swap_in(swapped).await.map_err(LoadError::Swap)?;
+                    let Some(bytes) = found else { return Ok(None) };
                     out.extend_from_slice(&bytes[range]);
                 }
                 Piece::Zeros(len) => out.resize(out.len() + len, 0),

@@ -7,10 +7,11 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use atoll_env::BoxFuture;
 use bytes::Bytes;
 
 use super::Spool;
-use crate::blocks::edit_file::Swapped;
+use crate::blocks::edit_file::{SwapIn, Swapped};
 
 #[derive(Default)]
 pub(super) struct Swap {
@@ -80,10 +81,7 @@ impl Spool {
     }
 
     /// Reads a block; `None` if its generation is over: it is not needed, or somewhere else.
-    pub(in crate::owned::write) async fn swap_in(
-        &self,
-        swapped: Swapped,
-    ) -> io::Result<Option<Bytes>> {
+    async fn read_swapped(&self, swapped: Swapped) -> io::Result<Option<Bytes>> {
         let is_over = || self.swap.state().generation != swapped.generation;
         if is_over() {
             return Ok(None);
@@ -99,5 +97,14 @@ impl Spool {
         };
         bytes.truncate(swapped.len as usize);
         Ok(Some(bytes))
+    }
+}
+
+impl SwapIn for Spool {
+    fn swap_in(&self, swapped: Swapped) -> BoxFuture<'_, Result<Option<Bytes>, String>> {
+        Box::pin(async move {
+            let why = |error| format!("what was swapped out cannot be read: {error}");
+            self.read_swapped(swapped).await.map_err(why)
+        })
     }
 }

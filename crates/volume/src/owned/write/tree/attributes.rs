@@ -37,7 +37,7 @@ impl Tree {
         }
         let is_recorded = self.note_place(inode);
         if let Some(size_bytes) = changes.size_bytes {
-            self.change_content(inode, |content| content.resize(size_bytes, loaded))?;
+            self.change_content(inode, |content| content.resize(size_bytes, &loaded.content))?;
         }
         let chosen = |time| match time {
             SetTime::Now => now,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use atoll_key::BlockHash;
 use bytes::Bytes;
 
-use super::content::Stored;
 use super::names::Slots;
 use super::{Body, Node, NodeXattrs, Place, ROOT, Totals, Tree, Xattrs};
+use crate::blocks::content::Stored;
 use crate::blocks::edit_file::NewData;
 use crate::format::inode::Shape;
 use crate::format::{self, DirectoryEntry, DirectoryRef, Owner};

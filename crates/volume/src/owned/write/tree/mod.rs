@@ -15,7 +15,6 @@
 //! - Whenever an entry would be written otherwise than it is stored, a change stands under its name.
 
 mod attributes;
-mod content;
 mod flush;
 mod journal;
 mod names;
@@ -23,15 +22,12 @@ mod namespace;
 mod open;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 
 use atoll_key::BlockHash;
 use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber};
 use bytes::Bytes;
 
-use self::content::Content;
-pub(super) use self::content::{Piece, Stored};
 pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
 use self::journal::Journal;
 pub(super) use self::journal::Record;
@@ -39,8 +35,8 @@ use self::names::Names;
 pub(super) use self::namespace::Birth;
 use self::open::Open;
 pub(super) use self::open::{Layout, OpenDirectory};
+use crate::blocks::content::{Content, ContentNeed, ContentStop, LoadedContent, Stored};
 use crate::blocks::edit_file::Swapped;
-use crate::format::inode::Shape;
 use crate::format::{self, DirectoryEntry, DirectoryRef, Owner, link_name};
 use crate::owned::root::Root;
 
@@ -67,29 +63,32 @@ impl From<Errno> for Stop {
     }
 }
 
+impl From<ContentStop> for Stop {
+    fn from(stop: ContentStop) -> Stop {
+        match stop {
+            ContentStop::Errno(errno) => Stop::Errno(errno),
+            ContentStop::Need(need) => Stop::Need(Need::Content(need)),
+        }
+    }
+}
+
 /// Something stored.
 #[derive(Clone, Debug)]
 pub(super) enum Need {
     /// The entry of a name, or that there is none.
     Name(DirectoryRef, Bytes),
-    /// The block size of a file.
-    Shape(Stored),
-    /// Bytes of a file.
-    Bytes(Stored, Range<u64>),
+    /// What a call on a file's contents needs.
+    Content(ContentNeed),
     /// Extended attributes.
     Xattrs(BlockHash),
-    /// Bytes that were swapped out.
-    Swapped(Swapped),
 }
 
 /// What was fetched for a call.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
     pub(super) names: BTreeMap<(BlockHash, Bytes), Option<DirectoryEntry>>,
-    pub(super) shapes: BTreeMap<BlockHash, Shape>,
-    pub(super) bytes: BTreeMap<(BlockHash, u64), Bytes>,
+    pub(super) content: LoadedContent,
     pub(super) xattrs: BTreeMap<BlockHash, Xattrs>,
-    pub(super) swapped: BTreeMap<Swapped, Arc<Vec<u8>>>,
 }
 
 impl Loaded {
@@ -100,22 +99,6 @@ impl Loaded {
             Some(found) => Ok(found.as_ref()),
             None => Err(Stop::Need(Need::Name(stored, key.1))),
         }
-    }
-
-    fn shape(&self, stored: Stored) -> Result<Shape, Stop> {
-        let hash = stored.inode.expect("a file that is not stored needs no block size");
-        self.shapes.get(&hash).copied().ok_or(Stop::Need(Need::Shape(stored)))
-    }
-
-    fn bytes(&self, stored: Stored, range: Range<u64>) -> Result<&Bytes, Stop> {
-        let hash = stored.inode.expect("stored bytes lie in a stored file");
-        let key = (hash, range.start);
-        let found = self.bytes.get(&key).filter(|b| b.len() as u64 >= range.end - range.start);
-        found.ok_or(Stop::Need(Need::Bytes(stored, range)))
-    }
-
-    fn swapped(&self, swapped: Swapped) -> Result<Arc<Vec<u8>>, Stop> {
-        self.swapped.get(&swapped).cloned().ok_or(Stop::Need(Need::Swapped(swapped)))
     }
 
     fn xattrs(&self, hash: BlockHash) -> Result<&Xattrs, Stop> {
@@ -496,7 +479,7 @@ impl Tree {
     fn change_content<T>(
         &mut self,
         inode: u64,
-        change: impl FnOnce(&mut Content) -> Result<T, Stop>,
+        change: impl FnOnce(&mut Content) -> Result<T, ContentStop>,
     ) -> Result<T, Stop> {
         let node = self.nodes.get_mut(&inode).ok_or(Stop::Errno(Errno::ESTALE))?;
         let Body::File(content) = &mut node.body else { return Err(Errno::EBADF.into()) };
@@ -507,7 +490,7 @@ impl Tree {
             let others = self.totals.bytes.saturating_sub(size);
             self.totals.bytes = others.saturating_add(content.size_bytes);
         }
-        done
+        Ok(done?)
     }
 
     /// The attributes of a file.

@@ -3,10 +3,10 @@
 use atoll_vfs::{Caller, Errno, FileKind, FileTime, RenameFlags};
 use bytes::Bytes;
 
-use super::content::{Content, Stored};
 use super::journal::{self, Name, Record};
 use super::names::Names;
 use super::{Body, FIRST_DERIVED, Loaded, Node, NodeXattrs, Place, Stop, Tree};
+use crate::blocks::content::{Content, Stored};
 use crate::format::MAX_TARGET_BYTES;
 
 const SETGID: u32 = 0o2000;

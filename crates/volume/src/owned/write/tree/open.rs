@@ -8,9 +8,9 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use super::content::{Piece, Stored};
 use super::journal::Record;
 use super::{Body, Loaded, Place, ROOT, Stop, Tree};
+use crate::blocks::content::{Piece, Stored};
 use crate::format::{DirectoryRef, MAX_FILE_BYTES};
 
 /// An open file, or directory.
@@ -238,7 +238,7 @@ impl Tree {
         loaded: &Loaded,
     ) -> Result<(), Stop> {
         let is_recorded = self.note_place(inode);
-        self.change_content(inode, |content| content.write(offset, data, loaded))?;
+        self.change_content(inode, |content| content.write(offset, data, &loaded.content))?;
         self.wrote(inode, now)?;
         self.record(is_recorded, || Record::Write {
             inode,
@@ -293,10 +293,10 @@ impl Tree {
         let is_recorded = self.note_place(inode);
         self.change_content(inode, |content| {
             if mode & !FALLOC_KEEP_SIZE != 0 {
-                content.punch(offset..end, loaded)?;
+                content.punch(offset..end, &loaded.content)?;
             }
             if !keeps_size && end > content.size_bytes {
-                content.resize(end, loaded)?;
+                content.resize(end, &loaded.content)?;
             }
             Ok(())
         })?;

@@ -3,18 +3,26 @@
 //! Three layers, the upper hides the lower: blocks changed since the last flush began, blocks that
 //! are being flushed, and the stored file. A truncation is a *cut*: from there on the layers below
 //! read as zeros.
+//!
+//! It is plain data: a call that needs something stored changes nothing and returns
+//! [`ContentStop::Need`]; the caller fetches it into [`LoadedContent`] and makes the call again. What
+//! is loaded is named by hashes of contents, so that it cannot be out of date.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Loaded, Stop};
-use crate::blocks::edit_file::{NewData, Swapped};
+use atoll_key::BlockHash;
+use atoll_vfs::Errno;
+use bytes::Bytes;
+
+use super::cache::BlockCache;
+use super::edit_file::{NewData, SwapIn, Swapped};
+use super::error::LoadError;
+use super::file::File;
 use crate::format::MAX_FILE_BYTES;
 use crate::format::inode::Shape;
 use crate::format::is_zero;
-use atoll_key::BlockHash;
-use atoll_vfs::Errno;
 
 /// Stored blocks that one call may turn into holes: each costs memory until the next flush.
 const MAX_PUNCHED_BLOCKS: u64 = 1 << 20;
@@ -25,15 +33,15 @@ const HOLE_BYTES: u64 = 64;
 
 /// A file as the ring has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::owned::write) struct Stored {
-    pub(in crate::owned::write) inode: Option<BlockHash>,
-    pub(in crate::owned::write) size_bytes: u64,
-    pub(in crate::owned::write) blocks_512: u64,
+pub(crate) struct Stored {
+    pub(crate) inode: Option<BlockHash>,
+    pub(crate) size_bytes: u64,
+    pub(crate) blocks_512: u64,
 }
 
 /// Where bytes are to be found.
 #[derive(Clone, Debug)]
-pub(in crate::owned::write) enum Piece {
+pub(crate) enum Piece {
     /// These.
     Data(Arc<Vec<u8>>, Range<usize>),
     /// In the swap file; these of them.
@@ -44,29 +52,117 @@ pub(in crate::owned::write) enum Piece {
     Stored(Range<u64>),
 }
 
+/// What a call on a file's contents needs of what is stored.
+#[derive(Clone, Debug)]
+pub(crate) enum ContentNeed {
+    /// The block size of a file.
+    Shape(Stored),
+    /// Bytes of a file.
+    Bytes(Stored, Range<u64>),
+    /// Bytes that were swapped out.
+    Swapped(Swapped),
+}
+
+/// Why a call did nothing.
+#[derive(Clone, Debug)]
+pub(crate) enum ContentStop {
+    /// It may not, or cannot.
+    Errno(Errno),
+    /// Something stored is needed first.
+    Need(ContentNeed),
+}
+
+impl From<Errno> for ContentStop {
+    fn from(errno: Errno) -> ContentStop {
+        ContentStop::Errno(errno)
+    }
+}
+
+impl From<ContentNeed> for ContentStop {
+    fn from(need: ContentNeed) -> ContentStop {
+        ContentStop::Need(need)
+    }
+}
+
+/// What was fetched for a call.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedContent {
+    shapes: BTreeMap<BlockHash, Shape>,
+    bytes: BTreeMap<(BlockHash, u64), Bytes>,
+    swapped: BTreeMap<Swapped, Arc<Vec<u8>>>,
+}
+
+impl LoadedContent {
+    /// Fetches what a call needs.
+    pub(crate) async fn load(
+        &mut self,
+        need: ContentNeed,
+        cache: &Arc<BlockCache>,
+        swap: &dyn SwapIn,
+    ) -> Result<(), LoadError> {
+        match need {
+            ContentNeed::Shape(stored) => {
+                let file = File::open(cache, stored.inode, stored.size_bytes).await?;
+                let hash = stored.inode.expect("only stored files are asked about");
+                self.shapes.insert(hash, file.shape().expect("it has an inode block"));
+            }
+            ContentNeed::Bytes(stored, range) => {
+                let file = File::open(cache, stored.inode, stored.size_bytes).await?;
+                let len = u32::try_from(range.end - range.start).expect("a block is short");
+                let bytes = file.read(range.start, len).await?;
+                let hash = stored.inode.expect("only stored files are asked about");
+                self.bytes.insert((hash, range.start), bytes);
+            }
+            ContentNeed::Swapped(swapped) => {
+                // If it is somewhere else by now, the next call says where.
+                if let Some(bytes) = swap.swap_in(swapped).await.map_err(LoadError::Swap)? {
+                    self.swapped.insert(swapped, Arc::new(bytes.to_vec()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn shape(&self, stored: Stored) -> Result<Shape, ContentNeed> {
+        let hash = stored.inode.expect("a file that is not stored needs no block size");
+        self.shapes.get(&hash).copied().ok_or(ContentNeed::Shape(stored))
+    }
+
+    fn bytes(&self, stored: Stored, range: Range<u64>) -> Result<&Bytes, ContentNeed> {
+        let hash = stored.inode.expect("stored bytes lie in a stored file");
+        let key = (hash, range.start);
+        let found = self.bytes.get(&key).filter(|b| b.len() as u64 >= range.end - range.start);
+        found.ok_or(ContentNeed::Bytes(stored, range))
+    }
+
+    fn swapped(&self, swapped: Swapped) -> Result<Arc<Vec<u8>>, ContentNeed> {
+        self.swapped.get(&swapped).cloned().ok_or(ContentNeed::Swapped(swapped))
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Content {
-    pub(super) size_bytes: u64,
-    pub(super) block_size_log2: u8,
+pub(crate) struct Content {
+    pub(crate) size_bytes: u64,
+    pub(crate) block_size_log2: u8,
     /// Whether the block size is known to be that of the stored file, or does not matter.
     knows_block_size: bool,
-    pub(super) stored: Stored,
-    pub(super) changed: BTreeMap<u64, NewData>,
+    pub(crate) stored: Stored,
+    pub(crate) changed: BTreeMap<u64, NewData>,
     /// The layers below are zeros from here on.
-    pub(super) cut: u64,
-    pub(super) flushing: BTreeMap<u64, NewData>,
+    pub(crate) cut: u64,
+    pub(crate) flushing: BTreeMap<u64, NewData>,
     /// The stored file is zeros from here on.
-    pub(super) flushing_cut: u64,
+    pub(crate) flushing_cut: u64,
     /// Whether anything differs from what is stored or being flushed.
-    pub(super) is_changed: bool,
+    pub(crate) is_changed: bool,
     is_flushing: bool,
     /// Bytes in the upper two layers.
-    pub(super) held_bytes: u64,
+    pub(crate) held_bytes: u64,
 }
 
 impl Content {
-    pub(super) fn of(stored: Stored, block_size_log2: u8) -> Content {
+    pub(crate) fn of(stored: Stored, block_size_log2: u8) -> Content {
         Content {
             size_bytes: stored.size_bytes,
             block_size_log2,
@@ -92,7 +188,7 @@ impl Content {
     }
 
     /// Takes the stored file's block size: its blocks are changed one by one.
-    fn know_block_size(&mut self, loaded: &Loaded) -> Result<(), Stop> {
+    fn know_block_size(&mut self, loaded: &LoadedContent) -> Result<(), ContentStop> {
         if self.knows_block_size || self.stored.inode.is_none() {
             return Ok(());
         }
@@ -105,7 +201,7 @@ impl Content {
     }
 
     /// Where the bytes of `range` are, which lies within the file.
-    pub(super) fn pieces(&self, range: Range<u64>) -> Vec<Piece> {
+    pub(crate) fn pieces(&self, range: Range<u64>) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -161,11 +257,11 @@ impl Content {
     }
 
     /// What a block that is to be changed in part holds now.
-    fn before(&self, block: u64, loaded: &Loaded) -> Result<Arc<Vec<u8>>, Stop> {
+    fn before(&self, block: u64, loaded: &LoadedContent) -> Result<Arc<Vec<u8>>, ContentStop> {
         let start = block << self.block_size_log2;
         match self.changed.get(&block) {
             Some(NewData::Data(data)) => return Ok(data.clone()),
-            Some(NewData::Swapped(swapped)) => return loaded.swapped(*swapped),
+            Some(NewData::Swapped(swapped)) => return Ok(loaded.swapped(*swapped)?),
             Some(NewData::Hole) => return Ok(Arc::default()),
             None => {}
         }
@@ -205,8 +301,8 @@ impl Content {
     fn ends(
         &self,
         range: &Range<u64>,
-        loaded: &Loaded,
-    ) -> Result<BTreeMap<u64, Arc<Vec<u8>>>, Stop> {
+        loaded: &LoadedContent,
+    ) -> Result<BTreeMap<u64, Arc<Vec<u8>>>, ContentStop> {
         let blocks = self.blocks_of(range);
         let mut ends = BTreeMap::new();
         for block in [blocks.start, blocks.end - 1] {
@@ -218,7 +314,12 @@ impl Content {
     }
 
     /// Writes `data` at `offset`.
-    pub(super) fn write(&mut self, offset: u64, data: &[u8], loaded: &Loaded) -> Result<(), Stop> {
+    pub(crate) fn write(
+        &mut self,
+        offset: u64,
+        data: &[u8],
+        loaded: &LoadedContent,
+    ) -> Result<(), ContentStop> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_FILE_BYTES);
         let range = offset..end.ok_or(Errno::EFBIG)?;
         if data.is_empty() {
@@ -251,7 +352,11 @@ impl Content {
     }
 
     /// Makes the file `size_bytes` long.
-    pub(super) fn resize(&mut self, size_bytes: u64, loaded: &Loaded) -> Result<(), Stop> {
+    pub(crate) fn resize(
+        &mut self,
+        size_bytes: u64,
+        loaded: &LoadedContent,
+    ) -> Result<(), ContentStop> {
         if size_bytes > MAX_FILE_BYTES {
             return Err(Errno::EFBIG.into());
         }
@@ -276,7 +381,11 @@ impl Content {
     }
 
     /// Makes `range` read as zeros, as far as the file goes.
-    pub(super) fn punch(&mut self, range: Range<u64>, loaded: &Loaded) -> Result<(), Stop> {
+    pub(crate) fn punch(
+        &mut self,
+        range: Range<u64>,
+        loaded: &LoadedContent,
+    ) -> Result<(), ContentStop> {
         let range = range.start..range.end.min(self.size_bytes);
         if range.is_empty() {
             return Ok(());
@@ -326,7 +435,7 @@ impl Content {
     }
 
     /// The next offset from `at` on with data that is not stored yet.
-    pub(super) fn next_unstored_data(&self, at: u64) -> u64 {
+    pub(crate) fn next_unstored_data(&self, at: u64) -> u64 {
         let block = at >> self.block_size_log2;
         let next = |layer: &BTreeMap<u64, NewData>| {
             let mut data = layer.range(block..).filter(|(_, d)| !matches!(d, NewData::Hole));
@@ -338,7 +447,7 @@ impl Content {
 
     /// Space, in units of 512 bytes. Until it is flushed, stored space that was cut off or
     /// replaced is estimated.
-    pub(super) fn blocks_512(&self) -> u64 {
+    pub(crate) fn blocks_512(&self) -> u64 {
         if !self.is_changed && self.flushing.is_empty() {
             return self.stored.blocks_512;
         }
@@ -362,7 +471,7 @@ impl Content {
     }
 
     /// Hands the changes over to a flush.
-    pub(super) fn begin_flush(&mut self) {
+    pub(crate) fn begin_flush(&mut self) {
         assert!(self.flushing.is_empty(), "one flush at a time");
         self.flushing = std::mem::take(&mut self.changed);
         self.flushing_cut = std::mem::replace(&mut self.cut, u64::MAX);
@@ -371,7 +480,7 @@ impl Content {
     }
 
     /// What was flushed is stored.
-    pub(super) fn end_flush(&mut self, stored: Stored) {
+    pub(crate) fn end_flush(&mut self, stored: Stored) {
         self.held_bytes -= self.flushing.values().map(held).sum::<u64>();
         self.flushing.clear();
         self.flushing_cut = u64::MAX;
@@ -380,7 +489,7 @@ impl Content {
     }
 
     /// What was to be flushed is still to be flushed.
-    pub(super) fn undo_flush(&mut self) {
+    pub(crate) fn undo_flush(&mut self) {
         if !self.is_flushing {
             return;
         }
@@ -400,7 +509,7 @@ impl Content {
     }
 
     /// Blocks that can be swapped out.
-    pub(super) fn in_memory(&self) -> impl Iterator<Item = (u64, &Arc<Vec<u8>>)> {
+    pub(crate) fn in_memory(&self) -> impl Iterator<Item = (u64, &Arc<Vec<u8>>)> {
         self.changed.iter().filter_map(|(block, data)| match data {
             NewData::Data(bytes) => Some((*block, bytes)),
             NewData::Swapped(_) | NewData::Hole => None,
@@ -408,7 +517,7 @@ impl Content {
     }
 
     /// A block was swapped out, unless it is another one by now.
-    pub(super) fn swap_out(&mut self, block: u64, bytes: &Arc<Vec<u8>>, swapped: Swapped) {
+    pub(crate) fn swap_out(&mut self, block: u64, bytes: &Arc<Vec<u8>>, swapped: Swapped) {
         let is_same = |now: &NewData| matches!(now, NewData::Data(now) if Arc::ptr_eq(now, bytes));
         if self.changed.get(&block).is_some_and(is_same) {
             self.put(block, NewData::Swapped(swapped));
@@ -416,13 +525,13 @@ impl Content {
     }
 
     /// Whether any block is swapped out.
-    pub(super) fn has_swapped(&self) -> bool {
+    pub(crate) fn has_swapped(&self) -> bool {
         let mut blocks = self.changed.values().chain(self.flushing.values());
         blocks.any(|data| matches!(data, NewData::Swapped(_)))
     }
 
     /// The shape of the file as it is now; none of an empty one.
-    pub(super) fn shape(&self) -> Option<Shape> {
+    pub(crate) fn shape(&self) -> Option<Shape> {
         Shape::new(self.size_bytes, self.block_size_log2).ok()
     }
 }
