@@ -52,6 +52,19 @@ pub(crate) enum Piece {
     Stored(Range<u64>),
 }
 
+/// What a search for data or a hole needs at an offset.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Where the bytes from there to the end of the block are.
+    pub(crate) pieces: Vec<Piece>,
+    /// The end of the block, or of the file.
+    pub(crate) end: u64,
+    /// The next offset with data that is not stored yet.
+    pub(crate) next_unstored: u64,
+    pub(crate) stored: Stored,
+    pub(crate) size_bytes: u64,
+}
+
 /// What a call on a file's contents needs of what is stored.
 #[derive(Clone, Debug)]
 pub(crate) enum ContentNeed {
@@ -212,6 +225,16 @@ impl Content {
             at = end;
         }
         pieces
+    }
+
+    /// How the file is laid out at `offset`.
+    pub(crate) fn layout(&self, offset: u64) -> Layout {
+        let size_bytes = self.size_bytes;
+        let block_end = ((offset >> self.block_size_log2) + 1) << self.block_size_log2;
+        let end = block_end.min(size_bytes);
+        let pieces = if offset < end { self.pieces(offset..end) } else { Vec::new() };
+        let next_unstored = self.next_unstored_data(offset);
+        Layout { pieces, end, next_unstored, stored: self.stored, size_bytes }
     }
 
     fn pieces_of(&self, block: u64, range: Range<u64>, pieces: &mut Vec<Piece>) {
@@ -435,7 +458,7 @@ impl Content {
     }
 
     /// The next offset from `at` on with data that is not stored yet.
-    pub(crate) fn next_unstored_data(&self, at: u64) -> u64 {
+    fn next_unstored_data(&self, at: u64) -> u64 {
         let block = at >> self.block_size_log2;
         let next = |layer: &BTreeMap<u64, NewData>| {
             let mut data = layer.range(block..).filter(|(_, d)| !matches!(d, NewData::Hole));

@@ -1,4 +1,4 @@
-//! Fetches and checks blocks, for every file system made of blocks.
+//! Fetches, checks and sends blocks, for every file system made of blocks.
 //!
 //! - [`window`] and `pace`: how many blocks to have on their way at once.
 //! - `cache`: blocks in memory; a block that several readers want is fetched once.
@@ -6,6 +6,7 @@
 //!   pointer to it (levels, counts, lengths, order of names) before it is used.
 //! - `edit_directory` and `edit_file`: the same with changes, as new blocks beside the old ones.
 //! - `content`: the bytes of a file that is being written, over what is stored of it.
+//! - `read_pieces`: reading such a file, and searching it for holes.
 //! - `outbox`: new blocks on their way to the ring.
 //! - `ahead`: how far to read ahead of a reader.
 //! - `budget`: the memory of blocks that are not written or sent yet.
@@ -23,6 +24,7 @@ pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod outbox;
 pub(crate) mod pace;
+pub(crate) mod read_pieces;
 pub mod window;
 
 pub use cache::Outage;

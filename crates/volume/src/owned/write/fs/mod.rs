@@ -1,11 +1,9 @@
-//! The calls of a mount: `reading` finds bytes, `listing` names.
+//! The calls of a mount; `listing` finds names.
 
 mod listing;
-mod reading;
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::timeout;
@@ -16,10 +14,10 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use self::listing::Listed;
-use self::reading::Reader;
 use super::tree::{Birth, Loaded, Stop, Tree};
-use super::{FlushError, Shared};
+use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::{BlockError, LoadError};
+use crate::blocks::read_pieces::{Readers, seek_to};
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
 /// kernels overflow on more.
@@ -42,7 +40,7 @@ const STATUS_XATTR: &[u8] = b"user.atoll.status";
 #[derive(Clone)]
 pub struct WritableFs {
     pub(super) shared: Arc<Shared>,
-    readers: Arc<Mutex<BTreeMap<u64, Reader>>>,
+    readers: Arc<Readers>,
 }
 
 pub(super) enum Fault {
@@ -82,7 +80,9 @@ impl From<FlushError> for Fault {
 
 impl WritableFs {
     pub(super) fn of(shared: Arc<Shared>) -> WritableFs {
-        WritableFs { shared, readers: Arc::default() }
+        let WriteOptions { read_ahead_bytes, cache_bytes, .. } = shared.options;
+        let readers = Readers::new(shared.cache.clone(), read_ahead_bytes, cache_bytes);
+        WritableFs { shared, readers: Arc::new(readers) }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -480,8 +480,11 @@ impl FileSystem for WritableFs {
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
         self.answer(move |fs| async move {
             for _ in 0..MAX_LOADS {
-                let found = fs.on_tree(|tree, _| tree.read(inode.0, handle.0, offset, len)).await?;
-                if let Some(bytes) = fs.assemble(found, handle.0, len).await? {
+                let (pieces, stored) =
+                    fs.on_tree(|tree, _| tree.read(inode.0, handle.0, offset, len)).await?;
+                let swap = fs.shared.swap();
+                let found = fs.readers.assemble(pieces, stored, handle.0, len, swap).await?;
+                if let Some(bytes) = found {
                     return Ok(bytes);
                 }
             }
@@ -529,7 +532,10 @@ impl FileSystem for WritableFs {
     }
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
-        self.answer(move |fs| async move { fs.seek_to(inode.0, handle.0, offset, to).await })
+        self.answer(move |fs| async move {
+            let layout = |at| fs.on_tree(move |tree, _| tree.layout(inode.0, handle.0, at));
+            seek_to(&fs.shared.cache, offset, to, layout).await
+        })
     }
 
     fn fallocate(
@@ -551,7 +557,7 @@ impl FileSystem for WritableFs {
     }
 
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.readers.lock().expect("no holder of this lock panics").remove(&handle.0);
+        self.readers.close(handle.0);
         self.answer(
             move |fs| async move { fs.on_tree(|tree, _| tree.close(inode.0, handle.0)).await },
         )

@@ -34,7 +34,7 @@ pub(super) use self::journal::Record;
 use self::names::Names;
 pub(super) use self::namespace::Birth;
 use self::open::Open;
-pub(super) use self::open::{Layout, OpenDirectory};
+pub(super) use self::open::OpenDirectory;
 use crate::blocks::content::{Content, ContentNeed, ContentStop, LoadedContent, Stored};
 use crate::blocks::edit_file::Swapped;
 use crate::format::{self, DirectoryEntry, DirectoryRef, Owner, link_name};

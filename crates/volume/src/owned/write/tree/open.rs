@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::journal::Record;
 use super::{Body, Loaded, Place, ROOT, Stop, Tree};
-use crate::blocks::content::{Piece, Stored};
+use crate::blocks::content::{Layout, Piece, Stored};
 use crate::format::{DirectoryRef, MAX_FILE_BYTES};
 
 /// An open file, or directory.
@@ -190,9 +190,7 @@ impl Tree {
         Ok((pieces, content.stored))
     }
 
-    /// What a search for data or a hole needs at `offset`: where the bytes of the block there are,
-    /// the end of the block, the next data that is not stored yet, the stored file, and the
-    /// length.
+    /// What a search for data or a hole needs at `offset`.
     pub(in crate::owned::write) fn layout(
         &self,
         inode: u64,
@@ -201,12 +199,7 @@ impl Tree {
     ) -> Result<Layout, Stop> {
         self.opened(inode, handle)?;
         let Body::File(content) = &self.node(inode)?.body else { return Err(Errno::EINVAL.into()) };
-        let size_bytes = content.size_bytes;
-        let block_end = ((offset >> content.block_size_log2) + 1) << content.block_size_log2;
-        let end = block_end.min(size_bytes);
-        let pieces = if offset < end { content.pieces(offset..end) } else { Vec::new() };
-        let next_unstored = content.next_unstored_data(offset);
-        Ok(Layout { pieces, end, next_unstored, stored: content.stored, size_bytes })
+        Ok(content.layout(offset))
     }
 
     /// Writes into a file; returns how many bytes were taken.
@@ -304,14 +297,4 @@ impl Tree {
         self.record(is_recorded, || Record::Allocate { inode, offset, len, mode, now: now.into() });
         Ok(())
     }
-}
-
-/// See [`Tree::layout`].
-#[derive(Clone, Debug)]
-pub(in crate::owned::write) struct Layout {
-    pub(in crate::owned::write) pieces: Vec<Piece>,
-    pub(in crate::owned::write) end: u64,
-    pub(in crate::owned::write) next_unstored: u64,
-    pub(in crate::owned::write) stored: Stored,
-    pub(in crate::owned::write) size_bytes: u64,
 }
