@@ -157,6 +157,16 @@ impl SecretKey {
         VolumeId(self.public())
     }
 
+    /// The public half, as a user's identity.
+    pub fn user_id(&self) -> UserId {
+        UserId(self.public())
+    }
+
+    /// The public half, as a group's identity.
+    pub fn group_id(&self) -> GroupId {
+        GroupId(self.public())
+    }
+
     /// Signs `message`.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         self.0.sign(message).to_bytes()
@@ -167,6 +177,23 @@ impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SecretKey(…)")
     }
+}
+
+/// The key of a volume's default group: whoever has the volume's key has it, and nothing else needs a
+/// backup. A later epoch is another group, whose certificates the former members do not have.
+pub fn volume_group(volume: &SecretKey, epoch: u32) -> SecretKey {
+    derived("atoll v1 group of a volume", volume, epoch, b"")
+}
+
+/// The key of a group that a user has made, in the same way.
+pub fn user_group(user: &SecretKey, name: &str, epoch: u32) -> SecretKey {
+    derived("atoll v1 group of a user", user, epoch, name.as_bytes())
+}
+
+fn derived(context: &str, secret: &SecretKey, epoch: u32, name: &[u8]) -> SecretKey {
+    let mut hasher = blake3::Hasher::new_derive_key(context);
+    hasher.update(&secret.seed()).update(&epoch.to_be_bytes()).update(name);
+    SecretKey::from_seed(hasher.finalize().as_bytes())
 }
 
 #[cfg(test)]
@@ -206,6 +233,17 @@ mod tests {
         let identity = IdProfile::Identity;
         assert_eq!(identity.position(&a, v4, 3), a.position(3));
         assert_ne!(identity.position(&a, v4, 3), identity.position(&b, v4, 3));
+    }
+
+    /// Groups are found again by these keys only.
+    #[test]
+    fn the_keys_of_groups_never_change() {
+        let secret = SecretKey::from_seed(&[1; 32]);
+        let hex = |key: SecretKey| Key::hashed(key.public()).to_string();
+        assert_eq!(hex(volume_group(&secret, 0)), "43eafc8b5a0b");
+        assert_eq!(hex(volume_group(&secret, 1)), "4c0585a2c5db");
+        assert_eq!(hex(user_group(&secret, "band", 0)), "986f47238db2");
+        assert_ne!(user_group(&secret, "", 0).seed(), volume_group(&secret, 0).seed());
     }
 
     #[test]

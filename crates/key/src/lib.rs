@@ -20,11 +20,13 @@ pub mod text;
 pub mod volume_secret;
 
 pub use hash::BlockHash;
-pub use identity::{GroupId, IdProfile, PeerId, SecretKey, UserId, VolumeId};
+pub use identity::{
+    GroupId, IdProfile, PeerId, SecretKey, UserId, VolumeId, user_group, volume_group,
+};
 pub use kinds::{
     BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES, NotAdmitted, QuotaClass, SignedBlock,
 };
 pub use read_key::{ReadKey, SealError, VolumeCipher};
 pub use ring::{Key, KeyRange, NodeId};
-pub use text::{ReadAddress, VolumeAddress};
+pub use text::{GroupAddress, ReadAddress, UserAddress, VolumeAddress, VolumeInvitation};
 pub use volume_secret::{SecretError, VolumeSecret};

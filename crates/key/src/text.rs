@@ -1,5 +1,5 @@
-//! Text that people copy: `atoll:KEY`, `atoll:KEY#READKEY` and other checked base-32
-//! strings.
+//! Text that people copy: `atoll:KEY`, `atoll:KEY#READKEY`, `atolluser:KEY` and other checked
+//! base-32 strings.
 //!
 //! A checked string is lower-case base 32 (RFC 4648 alphabet, no padding) of the
 //! payload followed by the first four bytes of its BLAKE3 hash, so that a mistyped
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use data_encoding::{BASE32_NOPAD, Encoding, Specification};
 
-use crate::identity::VolumeId;
+use crate::identity::{GroupId, SecretKey, UserId, VolumeId};
 use crate::read_key::ReadKey;
 
 const CHECKSUM_BYTES: usize = 4;
@@ -68,8 +68,25 @@ pub fn decode_checked(scheme: &'static str, text: &str) -> Result<Vec<u8>, TextE
     Ok(bytes)
 }
 
+/// The first byte of each payload here.
+const VERSION: u8 = 1;
+
+fn encode_key(scheme: &'static str, key: &[u8; 32]) -> String {
+    encode_checked(scheme, &[&[VERSION], &key[..]].concat())
+}
+
+/// The bytes behind the version, if they are so many.
+fn decode_versioned<const N: usize>(
+    scheme: &'static str,
+    text: &str,
+) -> Result<[u8; N], TextError> {
+    match decode_checked(scheme, text)?.split_first() {
+        Some((&VERSION, key)) => key.try_into().map_err(|_| TextError::Version),
+        _ => Err(TextError::Version),
+    }
+}
+
 const VOLUME_SCHEME: &str = "atoll:";
-const VOLUME_VERSION: u8 = 1;
 
 /// `atoll:KEY`, the address of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -86,9 +103,7 @@ impl VolumeAddress {
 
 impl fmt::Display for VolumeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut payload = vec![VOLUME_VERSION];
-        payload.extend_from_slice(&self.0.0);
-        f.write_str(&encode_checked(VOLUME_SCHEME, &payload))
+        f.write_str(&encode_key(VOLUME_SCHEME, &self.0.0))
     }
 }
 
@@ -96,26 +111,106 @@ impl FromStr for VolumeAddress {
     type Err = TextError;
 
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let payload = decode_checked(VOLUME_SCHEME, text)?;
-        match payload.split_first() {
-            Some((&VOLUME_VERSION, key)) => {
-                Ok(VolumeAddress(VolumeId(key.try_into().map_err(|_| TextError::Version)?)))
-            }
-            _ => Err(TextError::Version),
-        }
+        decode_versioned(VOLUME_SCHEME, text).map(|key| VolumeAddress(VolumeId(key)))
+    }
+}
+
+const USER_SCHEME: &str = "atolluser:";
+
+/// `atolluser:KEY`: a user, as people tell each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct UserAddress(pub UserId);
+
+impl UserAddress {
+    /// Six groups of four digits to compare by voice, computed from the key: 79 bits. To pass off
+    /// another key as this one takes 2^79 attempts. Two keys with the same digits can be found with
+    /// 2^40, but both belong to whoever searches.
+    pub fn spoken(&self) -> String {
+        let hash = blake3::derive_key("atoll v1 digits of a user", &self.0.0);
+        let groups = hash.chunks_exact(4).take(6).map(|bytes| {
+            let number = u32::from_be_bytes(bytes.try_into().expect("4 bytes"));
+            format!("{:04}", number % 10_000)
+        });
+        groups.collect::<Vec<_>>().join(" ")
+    }
+}
+
+impl fmt::Display for UserAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&encode_key(USER_SCHEME, &self.0.0))
+    }
+}
+
+impl FromStr for UserAddress {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        decode_versioned(USER_SCHEME, text).map(|key| UserAddress(UserId(key)))
+    }
+}
+
+const GROUP_SCHEME: &str = "atollgroup:";
+
+/// `atollgroup:KEY`: a group of users.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct GroupAddress(pub GroupId);
+
+impl fmt::Display for GroupAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&encode_key(GROUP_SCHEME, &self.0.0))
+    }
+}
+
+impl FromStr for GroupAddress {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        decode_versioned(GROUP_SCHEME, text).map(|key| GroupAddress(GroupId(key)))
+    }
+}
+
+const INVITATION_SCHEME: &str = "atoll-share:";
+
+/// `atoll-share:CODE`: a shared volume, and the secret key of a user who may write it. The payload is
+/// the volume's public key and the user's secret one, 32 bytes each.
+///
+/// Shown by [`VolumeInvitation::to_text`] only, so that no message contains it by accident.
+#[derive(Clone, Debug)]
+pub struct VolumeInvitation {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The user's key.
+    pub user: SecretKey,
+}
+
+impl VolumeInvitation {
+    /// The code. Whoever sees it can write the volume as this user.
+    pub fn to_text(&self) -> String {
+        let payload = [&[VERSION], &self.volume.0[..], &self.user.seed()].concat();
+        encode_checked(INVITATION_SCHEME, &payload)
+    }
+}
+
+impl FromStr for VolumeInvitation {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let payload: [u8; 64] = decode_versioned(INVITATION_SCHEME, text)?;
+        let (volume, user) = payload.split_at(32);
+        Ok(VolumeInvitation {
+            volume: VolumeId(volume.try_into().expect("32 bytes")),
+            user: SecretKey::from_seed(user.try_into().expect("32 bytes")),
+        })
     }
 }
 
 const READ_KEY_SCHEME: &str = "#";
-const READ_KEY_VERSION: u8 = 1;
 
 impl ReadKey {
     /// `#READKEY`, as it stands behind a volume's address. Everybody who sees this text can read
     /// the volume.
     pub fn to_text(&self) -> String {
-        let mut payload = vec![READ_KEY_VERSION];
-        payload.extend_from_slice(self.bytes());
-        encode_checked(READ_KEY_SCHEME, &payload)
+        encode_key(READ_KEY_SCHEME, self.bytes())
     }
 
     /// Reads [`ReadKey::to_text`], with or without its `#`.
@@ -124,13 +219,8 @@ impl ReadKey {
     }
 
     fn after_scheme(rest: &str) -> Result<ReadKey, TextError> {
-        let payload = decode_checked(READ_KEY_SCHEME, &format!("{READ_KEY_SCHEME}{rest}"))?;
-        match payload.split_first() {
-            Some((&READ_KEY_VERSION, key)) => {
-                Ok(ReadKey::from_bytes(key.try_into().map_err(|_| TextError::Version)?))
-            }
-            _ => Err(TextError::Version),
-        }
+        let text = format!("{READ_KEY_SCHEME}{rest}");
+        decode_versioned(READ_KEY_SCHEME, &text).map(ReadKey::from_bytes)
     }
 }
 
@@ -233,6 +323,35 @@ mod tests {
         assert_eq!(other_version.parse::<VolumeAddress>(), Err(TextError::Version));
         let too_long = encode_checked("atoll:", &[1; 40]);
         assert_eq!(too_long.parse::<VolumeAddress>(), Err(TextError::Version));
+    }
+
+    #[test]
+    fn users_groups_and_invitations_read_back_and_are_told_apart() {
+        let user = UserAddress(UserId([7; 32]));
+        let group = GroupAddress(GroupId([7; 32]));
+        assert_eq!(user.to_string().parse(), Ok(user));
+        assert_eq!(group.to_string().parse(), Ok(group));
+        let text = user.to_string();
+        assert_eq!(text.parse::<GroupAddress>(), Err(TextError::Scheme("atollgroup:")));
+        let swapped = text.replacen("atolluser", "atollgroup", 1);
+        assert_eq!(swapped.parse::<GroupAddress>(), Err(TextError::Checksum));
+        assert_eq!(text[..text.len() - 4].parse::<UserAddress>(), Err(TextError::Checksum));
+
+        let invitation =
+            VolumeInvitation { volume: VolumeId([8; 32]), user: SecretKey::from_seed(&[9; 32]) };
+        let text = invitation.to_text();
+        let back: VolumeInvitation = text.parse().expect("our own");
+        assert_eq!((back.volume, back.user.seed()), (invitation.volume, [9; 32]));
+        assert!(!format!("{invitation:?}").contains(&text[70..90]));
+        let short = encode_checked(INVITATION_SCHEME, &[1; 64]);
+        assert_eq!(short.parse::<VolumeInvitation>().expect_err("short"), TextError::Version);
+    }
+
+    /// Two people compare what two versions of this program show.
+    #[test]
+    fn the_digits_of_a_user_never_change() {
+        assert_eq!(UserAddress(UserId([7; 32])).spoken(), "9987 8145 7468 2634 0068 0404");
+        assert_ne!(UserAddress(UserId([8; 32])).spoken(), UserAddress(UserId([7; 32])).spoken());
     }
 
     fn encrypted() -> ReadAddress {

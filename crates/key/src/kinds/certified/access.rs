@@ -13,6 +13,8 @@ use crate::ring::Key;
 
 /// The most groups that may write one inode.
 pub const MAX_GROUPS: usize = 8;
+/// Bytes of a [`Certificate`].
+pub const CERTIFICATE_BYTES: usize = 32 + 32 + 8 + 8 + 64;
 
 const CERTIFICATE_CONTEXT: &[u8] = b"atoll v1 certificate\0";
 const REBINDING_CONTEXT: &[u8] = b"atoll v1 rebinding\0";
@@ -194,19 +196,26 @@ impl Certificate {
         out.extend_from_slice(&self.not_after_secs.to_be_bytes());
     }
 
-    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+    /// Its bytes, as the table says.
+    pub fn encode(&self, out: &mut Vec<u8>) {
         self.encode_unsigned(out);
         out.extend_from_slice(&self.signature);
     }
 
-    pub(super) fn decode(fields: &mut Fields<'_>) -> Result<Certificate, InvalidBlock> {
-        Ok(Certificate {
-            group: GroupId(fields.array()?),
-            user: UserId(fields.array()?),
-            not_before_secs: fields.u64()?,
-            not_after_secs: fields.u64()?,
-            signature: fields.array()?,
-        })
+    /// Reads its bytes. The signature is not checked ([`Certificate::is_signed`]).
+    pub fn decode(bytes: &[u8; CERTIFICATE_BYTES]) -> Certificate {
+        let (group, rest) = bytes.split_at(32);
+        let (user, rest) = rest.split_at(32);
+        let (not_before, rest) = rest.split_at(8);
+        let (not_after, signature) = rest.split_at(8);
+        let secs = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("8 bytes"));
+        Certificate {
+            group: GroupId(group.try_into().expect("32 bytes")),
+            user: UserId(user.try_into().expect("32 bytes")),
+            not_before_secs: secs(not_before),
+            not_after_secs: secs(not_after),
+            signature: signature.try_into().expect("64 bytes"),
+        }
     }
 }
 

@@ -49,7 +49,7 @@ mod sibling;
 #[cfg(test)]
 mod tests;
 
-pub use access::{Binding, Certificate, MAX_GROUPS, Rebinding};
+pub use access::{Binding, CERTIFICATE_BYTES, Certificate, MAX_GROUPS, Rebinding};
 pub use block::{CertifiedBlock, MAX_ADMITTED_SIBLINGS, MAX_SIBLINGS};
 pub use sibling::{Author, Context, Dot, MAX_CONTEXT, MAX_PAYLOAD_BYTES, Sibling, WriterId};
 

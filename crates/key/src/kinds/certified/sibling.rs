@@ -206,7 +206,7 @@ impl Sibling {
         let mut fields = Fields::new(&body);
         let form = fields.u8()?;
         let binding_version = fields.u32()?;
-        let certificate = Certificate::decode(&mut fields)?;
+        let certificate = Certificate::decode(&fields.array()?);
         let dot = decode_dot(&mut fields)?;
         let time_ms = fields.u64()?;
         if dot.height > time_ms / MS_PER_HEIGHT {
