@@ -173,6 +173,11 @@ impl SignedBlock {
         BlockId { kind: BlockKind::Signed, key }
     }
 
+    /// What names the block that the holder of this public key calls `name`.
+    pub fn id_named(owner: &[u8; 32], name: &[u8]) -> BlockId {
+        SignedBlock::id_at(hash::signed_key(owner, name))
+    }
+
     /// Whether this version says that its owner has removed the block.
     pub fn is_tombstone(&self) -> bool {
         Signed.is_tombstone(&self.encoded)

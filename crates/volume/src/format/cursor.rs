@@ -8,6 +8,9 @@ use bytes::Bytes;
 
 use super::FormatError;
 
+/// Fields from this tag on must be known to read what has them.
+const FIRST_REQUIRED_TAG: u8 = 128;
+
 /// What is left of a block that is being read. Slices share the block's memory.
 pub(crate) struct Cursor {
     rest: Bytes,
@@ -46,7 +49,7 @@ impl Cursor {
         Ok(self.rest.split_to(count))
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
         let Some(bytes) = self.rest.first_chunk::<N>() else {
             return Err(FormatError::Truncated);
         };
@@ -95,12 +98,60 @@ impl Cursor {
         }
     }
 
+    /// Text of at most 255 bytes behind its length.
+    pub(crate) fn text(&mut self) -> Result<String, FormatError> {
+        let len = usize::from(self.u8()?);
+        let text = std::str::from_utf8(&self.take(len)?).map(str::to_owned);
+        text.map_err(|_| FormatError::BadReference("a label is not text"))
+    }
+
+    /// Reads tagged fields to the end: 1 tag, 2 length, value; tags strictly ascending.
+    pub(crate) fn fields(
+        mut self,
+        mut take: impl FnMut(u8, &Bytes) -> Result<(), FormatError>,
+    ) -> Result<(), FormatError> {
+        let mut last_tag = 0;
+        while self.len() > 0 {
+            let tag = self.u8()?;
+            let len = usize::from(self.u16()?);
+            let value = self.take(len)?;
+            if tag <= last_tag {
+                return Err(FormatError::BadReference("the root's fields are out of order"));
+            }
+            last_tag = tag;
+            take(tag, &value)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn end(self) -> Result<(), FormatError> {
         match self.rest.len() {
             0 => Ok(()),
             left => Err(FormatError::TrailingBytes(left)),
         }
     }
+}
+
+/// Reads a field's value to its end.
+pub(crate) fn whole<T>(
+    value: &Bytes,
+    take: impl FnOnce(&mut Cursor) -> Result<T, FormatError>,
+) -> Result<T, FormatError> {
+    let mut cursor = Cursor::new(value);
+    let taken = take(&mut cursor)?;
+    cursor.end()?;
+    Ok(taken)
+}
+
+/// Passes over a field that is not known, if it may be passed over.
+pub(crate) fn skip_field(tag: u8) -> Result<(), FormatError> {
+    if tag < FIRST_REQUIRED_TAG { Ok(()) } else { Err(FormatError::UnknownFeature(tag)) }
+}
+
+pub(crate) fn put_field(out: &mut Vec<u8>, tag: u8, value: &[u8]) {
+    out.push(tag);
+    out.extend_from_slice(&(value.len() as u16).to_be_bytes());
+    out.extend_from_slice(value);
 }
 
 /// The first five bytes of a block.

@@ -32,7 +32,9 @@ use atoll_key::BlockHash;
 use atoll_vfs::FileTime;
 use bytes::Bytes;
 
-use crate::format::cursor::{Cursor, put_header, put_mode, put_time, put_u64};
+use crate::format::cursor::{
+    Cursor, put_field, put_header, put_mode, put_time, put_u64, skip_field, whole,
+};
 use crate::format::directory::{
     Content, DirectoryEntry, DirectoryRef, Owner, put_directory, take_directory,
 };
@@ -50,7 +52,6 @@ const TAG_WRITER: u8 = 5;
 const TAG_HISTORY: u8 = 6;
 const TAG_KEEP: u8 = 7;
 const TAG_MERGED: u8 = 8;
-const FIRST_REQUIRED_TAG: u8 = 128;
 const TAG_LINKS: u8 = 128;
 
 /// The longest label, bytes.
@@ -205,17 +206,7 @@ impl Root {
             xattrs: None,
             mounted: MountState::default(),
         };
-        let mut last_tag = 0;
-        while cursor.len() > 0 {
-            let tag = cursor.u8()?;
-            let len = usize::from(cursor.u16()?);
-            let value = cursor.take(len)?;
-            if tag <= last_tag {
-                return Err(FormatError::BadReference("the root's fields are out of order"));
-            }
-            last_tag = tag;
-            root.take_field(tag, &value)?;
-        }
+        cursor.fields(|tag, value| root.take_field(tag, value))?;
         Ok(root)
     }
 
@@ -245,8 +236,7 @@ impl Root {
             TAG_KEEP => self.mounted.keep = whole(value, Keep::take)?,
             TAG_MERGED => self.mounted.merged = whole(value, take_merged)?,
             TAG_LINKS => self.mounted.links = whole(value, take_directory)?,
-            tag if tag >= FIRST_REQUIRED_TAG => return Err(FormatError::UnknownFeature(tag)),
-            _ => {}
+            tag => return skip_field(tag),
         }
         Ok(())
     }
@@ -262,17 +252,6 @@ impl Root {
             owner: self.mounted.owner,
         }
     }
-}
-
-/// Reads a field's value to its end.
-fn whole<T>(
-    value: &Bytes,
-    take: impl FnOnce(&mut Cursor) -> Result<T, FormatError>,
-) -> Result<T, FormatError> {
-    let mut cursor = Cursor::new(value);
-    let taken = take(&mut cursor)?;
-    cursor.end()?;
-    Ok(taken)
 }
 
 fn take_writer(cursor: &mut Cursor) -> Result<Writer, FormatError> {
@@ -301,10 +280,4 @@ fn put_directory_field(out: &mut Vec<u8>, tag: u8, directory: &DirectoryRef) {
         put_directory(&mut value, directory);
         put_field(out, tag, &value);
     }
-}
-
-fn put_field(out: &mut Vec<u8>, tag: u8, value: &[u8]) {
-    out.push(tag);
-    out.extend_from_slice(&(value.len() as u16).to_be_bytes());
-    out.extend_from_slice(value);
 }

@@ -8,10 +8,11 @@
 //! - [`add_wins`]: sets whose concurrent versions merge.
 //! - [`inode`]: the bytes of an inode, which are the payload of a sibling.
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
+//! - [`access`]: who may write: the records of volumes and groups, and what changes them.
 //!
-//! Each knows only those before it. None of them fetches or stores, knows who may write (the
-//! certified block does) or reads a clock.
+//! Each knows only those before it. Only [`access`] fetches, stores, or reads a clock.
 
+pub mod access;
 pub mod add_wins;
 pub mod inode;
 pub mod merged;

@@ -10,7 +10,7 @@ use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError,
     Renewed, Wanted,
 };
-use atoll_env::{BoxFuture, Env, TokioRuntime};
+use atoll_env::{BoxFuture, Env, Instant, Runtime, Task, TokioRuntime};
 use atoll_key::{BlockHash, BlockId, SecretKey, SignedBlock};
 use atoll_volume::format::DirectoryRef;
 use atoll_volume::owned::Root;
@@ -22,6 +22,35 @@ use bytes::Bytes;
 
 pub(crate) fn env() -> Env {
     Arc::new(TokioRuntime::current())
+}
+
+/// A runtime whose wall clock goes as the test's time does.
+struct Clocked(TokioRuntime);
+
+impl Runtime for Clocked {
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000 + self.0.now().as_nanos() / 1_000_000
+    }
+
+    fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
+        self.0.sleep_until(at)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) -> Task {
+        self.0.spawn(task)
+    }
+
+    fn random_u64(&self) -> u64 {
+        self.0.random_u64()
+    }
+}
+
+pub(crate) fn clocked() -> Env {
+    Arc::new(Clocked(TokioRuntime::current()))
 }
 
 pub(crate) fn secret() -> SecretKey {

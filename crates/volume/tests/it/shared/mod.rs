@@ -1,5 +1,6 @@
 //! Shared volumes (Pastis): inodes, and what concurrent versions of them say together.
 
+mod access;
 mod inodes;
 mod merging;
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
-use atoll_env::{BoxFuture, Env, Instant, Runtime, Task, TokioRuntime};
+use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, SignedBlock};
 use atoll_vfs::{
     Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileSystem, Handle, InodeNumber, OpenFlags,
@@ -21,6 +21,7 @@ use atoll_volume::owned::{
 use bytes::Bytes;
 
 use super::{REGULAR, created, env, mounted, secret};
+use crate::ring::clocked;
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
 
@@ -157,35 +158,6 @@ impl OverMemory for Ring {
             }
         }
     }
-}
-
-/// Whose wall clock goes as the test's time does.
-struct Clocked(TokioRuntime);
-
-impl Runtime for Clocked {
-    fn now(&self) -> Instant {
-        self.0.now()
-    }
-
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000 + self.0.now().as_nanos() / 1_000_000
-    }
-
-    fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
-        self.0.sleep_until(at)
-    }
-
-    fn spawn(&self, task: BoxFuture<'static, ()>) -> Task {
-        self.0.spawn(task)
-    }
-
-    fn random_u64(&self) -> u64 {
-        self.0.random_u64()
-    }
-}
-
-fn clocked() -> Env {
-    Arc::new(Clocked(TokioRuntime::current()))
 }
 
 async fn mounted_by(env: &Env, ring: &Arc<Ring>) -> Result<WritableFs, WriteError> {

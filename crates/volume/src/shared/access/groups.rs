@@ -1,0 +1,284 @@
+//! Changing who belongs to a group.
+//!
+//! Only the holder of a group's key can. A change reads the record, puts the next version, and begins
+//! again if another version came first.
+
+use std::sync::Arc;
+
+use atoll_dht::{Blocks, PutError};
+use atoll_env::Env;
+use atoll_key::kinds::certified::Certificate;
+use atoll_key::{GroupId, SecretKey, SignedBlock, UserId, volume_group};
+
+use super::group_record::{GroupRecord, Member};
+use super::{ATTEMPTS, AccessError, VolumeRecord, next_version, read_signed, read_volume};
+
+const DAY_SECS: u64 = 24 * 3600;
+/// For how long a certificate is issued: a member who is removed can write for so long at most. A guess:
+/// an owner's node may be away for six days without anybody noticing.
+pub const CERTIFICATE_SECS: u64 = 7 * DAY_SECS;
+/// A certificate that is valid for less than this is issued anew: once a day.
+pub const RENEW_BELOW_SECS: u64 = 6 * DAY_SECS;
+/// By how much a certificate is valid before it is issued, since clocks differ: what a replica allows
+/// a fresh write.
+const CLOCK_SLACK_SECS: u64 = 600;
+
+/// What a renewal did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Renewal {
+    /// Members with a new certificate.
+    pub renewed: usize,
+    /// Members who were dropped, since their time was over.
+    pub dropped: usize,
+}
+
+/// The newest record of a group; `None` if the ring has none.
+///
+/// # Errors
+/// If the ring cannot be asked, or what it has is no record of the group.
+pub async fn read_group(
+    blocks: &Arc<dyn Blocks>,
+    group: GroupId,
+) -> Result<Option<GroupRecord>, AccessError> {
+    let block = read_signed(blocks, GroupRecord::id(group)).await?;
+    block.map(|block| decode(&block, group)).transpose()
+}
+
+fn decode(block: &SignedBlock, group: GroupId) -> Result<GroupRecord, AccessError> {
+    GroupRecord::decode(&block.payload, group)
+        .map_err(|error| AccessError::Bad { of: "group", error })
+}
+
+/// Puts a record in the place of any other that the group has.
+///
+/// # Errors
+/// If it is too long, or the ring does not take it.
+pub async fn put_group(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    group: &SecretKey,
+    record: &GroupRecord,
+) -> Result<(), AccessError> {
+    let id = GroupRecord::id(group.group_id());
+    put_signed(blocks, id, |held| Ok(Some(record.sign(group, next_version(held, env.unix_ms()))?)))
+        .await
+        .map(drop)
+}
+
+/// Changes the record of a group: `change` is called with it and the time in seconds since 1970, again
+/// if another change came first. Returns what it returned. A record that has not changed is not put.
+///
+/// # Errors
+/// If there is no record, it is too long after the change, or the ring does not take it.
+pub async fn change_group<T>(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    group: &SecretKey,
+    mut change: impl FnMut(&mut GroupRecord, u64) -> T,
+) -> Result<T, AccessError> {
+    let group_id = group.group_id();
+    let mut outcome = None;
+    put_signed(blocks, GroupRecord::id(group_id), |held| {
+        let held = held.ok_or(AccessError::NoGroup)?;
+        let before = decode(held, group_id)?;
+        let mut record = before.clone();
+        let now_ms = env.unix_ms();
+        outcome = Some(change(&mut record, now_ms / 1000));
+        match record == before {
+            true => Ok(None),
+            false => Ok(Some(record.sign(group, next_version(Some(held), now_ms))?)),
+        }
+    })
+    .await?;
+    Ok(outcome.expect("it was called"))
+}
+
+/// Puts what `next` makes of the version that the ring holds, if it makes anything; begins again if that
+/// was replaced meanwhile.
+async fn put_signed(
+    blocks: &Arc<dyn Blocks>,
+    id: atoll_key::BlockId,
+    mut next: impl FnMut(Option<&SignedBlock>) -> Result<Option<SignedBlock>, AccessError>,
+) -> Result<Option<SignedBlock>, AccessError> {
+    for attempt in 1.. {
+        let held = read_signed(blocks, id).await?;
+        let Some(block) = next(held.as_ref())? else { return Ok(held) };
+        match blocks.put_signed(block.clone()).await {
+            Ok(()) => return Ok(Some(block)),
+            Err(PutError::Superseded { .. }) if attempt < ATTEMPTS => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+/// A certificate from now on for as long as certificates are issued, or until the membership ends.
+fn issue(group: &SecretKey, user: UserId, now_secs: u64, until_secs: u64) -> Certificate {
+    let end = now_secs + CERTIFICATE_SECS;
+    let end = if until_secs > 0 { end.min(until_secs) } else { end };
+    Certificate::issue(group, user, now_secs.saturating_sub(CLOCK_SLACK_SECS), end)
+}
+
+/// A member from now on, until that time (seconds since 1970; 0: for good).
+///
+/// # Errors
+/// If the time has passed.
+pub fn new_member(
+    group: &SecretKey,
+    user: UserId,
+    label: &str,
+    now_secs: u64,
+    until_secs: u64,
+) -> Result<Member, AccessError> {
+    let certificate = issue(group, user, now_secs, until_secs);
+    let member = Member { certificate, label: label.to_owned(), until_secs };
+    if member.has_ended(now_secs) { Err(AccessError::Past) } else { Ok(member) }
+}
+
+/// Adds a member, or says anew until when one belongs to the group. An empty label keeps a former one.
+///
+/// # Errors
+/// As of [`change_group`], and if the time has passed.
+pub async fn add_member(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    group: &SecretKey,
+    user: UserId,
+    label: &str,
+    until_secs: u64,
+) -> Result<(), AccessError> {
+    change_group(env, blocks, group, |record, now_secs| {
+        let mut member = new_member(group, user, label, now_secs, until_secs)?;
+        if let Some(former) = record.members.get(&user)
+            && label.is_empty()
+        {
+            member.label.clone_from(&former.label);
+        }
+        record.members.insert(user, member);
+        Ok(())
+    })
+    .await?
+}
+
+/// Removes a member; returns it if it was one. Its certificate stays valid until its end.
+///
+/// # Errors
+/// As of [`change_group`].
+pub async fn remove_member(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    group: &SecretKey,
+    user: UserId,
+) -> Result<Option<Member>, AccessError> {
+    change_group(env, blocks, group, |record, _| record.members.remove(&user)).await
+}
+
+/// Issues certificates anew that are valid for less than [`RENEW_BELOW_SECS`], and drops the members
+/// whose time is over.
+///
+/// # Errors
+/// As of [`change_group`].
+pub async fn renew(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    group: &SecretKey,
+) -> Result<Renewal, AccessError> {
+    change_group(env, blocks, group, |record, now_secs| {
+        let mut renewal = Renewal::default();
+        let count = record.members.len();
+        record.members.retain(|_, member| !member.has_ended(now_secs));
+        renewal.dropped = count - record.members.len();
+        for (user, member) in &mut record.members {
+            let left = member.certificate.not_after_secs.saturating_sub(now_secs);
+            // Not if it lasts as long as the membership.
+            let is_last = member.certificate.not_after_secs == member.until_secs;
+            if left < RENEW_BELOW_SECS && !is_last {
+                member.certificate = issue(group, *user, now_secs, member.until_secs);
+                renewal.renewed += 1;
+            }
+        }
+        renewal
+    })
+    .await
+}
+
+/// Renews the certificates of a volume's default group; while a rebinding is not through, of the former
+/// ones too, to which inodes are still bound.
+///
+/// # Errors
+/// As of [`change_group`].
+pub async fn renew_volume(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    record: &VolumeRecord,
+) -> Result<Renewal, AccessError> {
+    let mut all = Renewal::default();
+    for epoch in record.bound_epoch..=record.group_epoch {
+        let Renewal { renewed, dropped } = renew(env, blocks, &volume_group(volume, epoch)).await?;
+        all.renewed += renewed;
+        all.dropped += dropped;
+    }
+    Ok(all)
+}
+
+/// Changes a volume's record; returns it, and the block that it is in.
+///
+/// # Errors
+/// If there is none, or the ring does not take it.
+pub async fn change_volume(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    mut change: impl FnMut(&mut VolumeRecord),
+) -> Result<(SignedBlock, VolumeRecord), AccessError> {
+    let bad = |error| AccessError::Bad { of: "volume", error };
+    let mut changed = None;
+    let id = SignedBlock::id_at(volume.volume_id().root_key());
+    let block = put_signed(blocks, id, |held| {
+        let held = held.ok_or(AccessError::NoVolume)?;
+        let mut record = VolumeRecord::decode(&held.payload).map_err(bad)?;
+        change(&mut record);
+        let version = next_version(Some(held), env.unix_ms());
+        let block = SignedBlock::sign(volume, b"", version, &record.encode()?);
+        changed = Some(record);
+        Ok(Some(block))
+    });
+    Ok((block.await?.ok_or(AccessError::NoVolume)?, changed.expect("it was changed")))
+}
+
+/// Begins a new epoch of a volume's default group without `user`: the other members have certificates of
+/// the new group, and what is made anew is bound to it once a [rebinding](mod@super::rebind) has reached
+/// the directory it is made in. Returns the volume's record, and the block that it is in.
+///
+/// # Errors
+/// As of [`change_group`].
+pub async fn begin_epoch(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    user: UserId,
+) -> Result<(SignedBlock, VolumeRecord), AccessError> {
+    let (_, record) =
+        read_volume(blocks, volume.volume_id()).await?.ok_or(AccessError::NoVolume)?;
+    let former = volume_group(volume, record.group_epoch);
+    // The others need it until their inodes are bound to the new one.
+    let remaining = change_group(env, blocks, &former, |group, _| {
+        group.members.remove(&user);
+        group.clone()
+    })
+    .await?;
+    let epoch = record.group_epoch + 1;
+    let group = volume_group(volume, epoch);
+    let now_secs = env.unix_ms() / 1000;
+    let mut next = GroupRecord { label: remaining.label, ..GroupRecord::default() };
+    for (user, Member { label, until_secs, .. }) in &remaining.members {
+        // One whose time is over is not taken along.
+        if let Ok(member) = new_member(&group, *user, label, now_secs, *until_secs) {
+            next.members.insert(*user, member);
+        }
+    }
+    put_group(env, blocks, &group, &next).await?;
+    change_volume(env, blocks, volume, |record| record.group_epoch = record.group_epoch.max(epoch))
+        .await
+}

@@ -1,0 +1,103 @@
+//! What a shared volume's address leads to: the payload of the signed block at the volume's root key.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | magic `ATSV` |
+//! | 4 | 1 | layout, 1 |
+//! | 5 | 32 | the root directory's key, its first half |
+//! | 37 | 1 | size of data blocks that writers choose, as a power of two: 12 to 20 |
+//! | 38 | 8 | when the volume was made, milliseconds since 1970 |
+//! | 46 | 1 + n | label: a name for people, UTF-8 |
+//! | 47 + n | 0 or more | fields: 1 tag, 2 length, value; tags strictly ascending |
+//!
+//! Fields: tag 1 the epoch of the volume's default group (4 bytes, absent: 0), tag 2 the epoch to which
+//! all inodes were rebound (4 bytes, absent: 0; not above the other one). A reader skips an unknown tag
+//! below 128 and refuses the volume for one of 128 or above.
+//!
+//! A mount needs the root directory only; the epochs are the owner's. If they differ, a rebinding that
+//! was to shut a member out has not reached all inodes yet.
+
+use bytes::Bytes;
+
+use super::TooLong;
+use crate::format::cursor::{Cursor, put_field, put_header, put_u64, skip_field, whole};
+use crate::format::{FormatError, check_block_size};
+use crate::shared::inode::InodeKey;
+
+const MAGIC: &[u8; 4] = b"ATSV";
+const TAG_GROUP_EPOCH: u8 = 1;
+const TAG_BOUND_EPOCH: u8 = 2;
+
+/// What the owner of a shared volume signs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeRecord {
+    /// The root directory.
+    pub root: InodeKey,
+    /// Size of data blocks, as a power of two.
+    pub block_size_log2: u8,
+    /// When the volume was made, milliseconds since 1970.
+    pub created_unix_ms: u64,
+    /// A name for people, at most 255 bytes.
+    pub label: String,
+    /// The epoch of the default group: new members belong to it.
+    pub group_epoch: u32,
+    /// The epoch of the default group to which all inodes were rebound.
+    pub bound_epoch: u32,
+}
+
+impl VolumeRecord {
+    /// The payload's bytes.
+    ///
+    /// # Errors
+    /// If the label is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        let mut out = Vec::with_capacity(128);
+        put_header(&mut out, MAGIC);
+        out.extend_from_slice(&self.root.0);
+        out.push(self.block_size_log2);
+        put_u64(&mut out, self.created_unix_ms);
+        super::put_label(&mut out, &self.label, usize::from(u8::MAX))?;
+        for (tag, epoch) in
+            [(TAG_GROUP_EPOCH, self.group_epoch), (TAG_BOUND_EPOCH, self.bound_epoch)]
+        {
+            if epoch > 0 {
+                put_field(&mut out, tag, &epoch.to_be_bytes());
+            }
+        }
+        Ok(out)
+    }
+
+    /// Reads a payload.
+    ///
+    /// # Errors
+    /// If it is not a shared volume's.
+    pub fn decode(payload: &Bytes) -> Result<VolumeRecord, FormatError> {
+        let mut cursor = Cursor::header(payload, MAGIC, "shared volume's root")?;
+        let mut record = VolumeRecord {
+            root: InodeKey(cursor.array()?),
+            block_size_log2: cursor.u8()?,
+            created_unix_ms: cursor.u64()?,
+            label: cursor.text()?,
+            group_epoch: 0,
+            bound_epoch: 0,
+        };
+        check_block_size(record.block_size_log2)?;
+        cursor.fields(|tag, value| {
+            match tag {
+                TAG_GROUP_EPOCH => record.group_epoch = whole(value, Cursor::u32)?,
+                TAG_BOUND_EPOCH => record.bound_epoch = whole(value, Cursor::u32)?,
+                tag => return skip_field(tag),
+            }
+            Ok(())
+        })?;
+        match record.bound_epoch <= record.group_epoch {
+            true => Ok(record),
+            false => Err(FormatError::BadReference("inodes are bound to a group of the future")),
+        }
+    }
+}
+
+/// Whether the payload of a volume's root block says that the volume is a shared one.
+pub fn is_shared(payload: &[u8]) -> bool {
+    payload.starts_with(MAGIC)
+}
