@@ -1,6 +1,7 @@
 //! The blocks of a volume, one at a time.
 
-use atoll_key::{BlockHash, ReadKey, VolumeCipher, VolumeId};
+use atoll_key::kinds::certified::Certificate;
+use atoll_key::{BlockHash, ReadKey, SecretKey, VolumeCipher, VolumeId};
 use atoll_vfs::FileTime;
 use atoll_volume::format::directory::{
     Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes,
@@ -8,6 +9,8 @@ use atoll_volume::format::directory::{
 use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::owned::{Root, sealed_root};
+use atoll_volume::shared::access::{GroupRecord, Member, VolumeRecord};
+use atoll_volume::shared::inode::InodeKey;
 use bytes::Bytes;
 
 use super::{Target, round_trip, target};
@@ -40,6 +43,13 @@ pub(super) fn targets() -> Vec<Target> {
             assert_eq!(read.ok(), Root::decode(&Bytes::copy_from_slice(input)).ok());
             Root::decode(&Bytes::copy_from_slice(input)).is_ok()
         }),
+        round_trip("volume/shared-record", shared_records(), encode_shared, |input| {
+            VolumeRecord::decode(&Bytes::copy_from_slice(input))
+        }),
+        block("volume/group-record", vec![group_record()], |block| {
+            let record = GroupRecord::decode(block, group_key().group_id()).ok()?;
+            Some(record.encode().expect("it came from a block"))
+        }),
         block("volume/directory", vec![leaf().encode(), interior().encode()], |block| {
             DirectoryBlock::decode(block).ok().map(|directory| directory.encode())
         }),
@@ -61,6 +71,36 @@ pub(super) fn targets() -> Vec<Target> {
 
 fn cipher() -> VolumeCipher {
     VolumeCipher::new(&ReadKey::from_bytes([7; 32]), &VolumeId([9; 32]))
+}
+
+fn shared_records() -> Vec<VolumeRecord> {
+    let plain = VolumeRecord {
+        root: InodeKey([7; 32]),
+        block_size_log2: 16,
+        created_unix_ms: 5,
+        label: "Größe".into(),
+        group_epoch: 0,
+        bound_epoch: 0,
+    };
+    vec![VolumeRecord { group_epoch: 3, bound_epoch: 2, ..plain.clone() }, plain]
+}
+
+fn encode_shared(record: &VolumeRecord) -> Vec<u8> {
+    record.encode().expect("its label is short")
+}
+
+fn group_key() -> SecretKey {
+    SecretKey::from_seed(&[5; 32])
+}
+
+fn group_record() -> Vec<u8> {
+    let member = |n: u8| {
+        let user = SecretKey::from_seed(&[n; 32]).user_id();
+        let certificate = Certificate::issue(&group_key(), user, 1, 2);
+        (user, Member { certificate, label: "alice".into(), until_secs: n.into() })
+    };
+    let members = (1..4).map(member).collect();
+    GroupRecord { label: "band".into(), members }.encode().expect("few members")
 }
 
 fn encrypted_roots() -> Vec<Vec<u8>> {
