@@ -62,6 +62,9 @@ pub const MAX_XATTR_BLOCK_BYTES: usize = 128 << 10;
 
 const _: () = assert!(MAX_XATTR_BLOCK_BYTES <= MAX_BLOCK_BYTES);
 
+/// How the root block of a shared volume begins; [`crate::shared`] reads it.
+pub(crate) const SHARED_VOLUME_MAGIC: &[u8; 4] = b"ATSV";
+
 /// What is wrong with the bytes of a block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {

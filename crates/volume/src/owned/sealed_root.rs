@@ -17,7 +17,7 @@ use atoll_key::read_key::CHECK_BYTES;
 use bytes::Bytes;
 
 use super::root::{MAGIC, Root};
-use crate::format::FormatError;
+use crate::format::{FormatError, SHARED_VOLUME_MAGIC};
 
 /// The layout of an encrypted volume's root.
 const ENCRYPTED_LAYOUT: u8 = 2;
@@ -30,6 +30,9 @@ pub enum RootError {
     /// The publisher signed something that is not a volume's root.
     #[error("the volume's root block is bad: {0}")]
     Bad(#[from] FormatError),
+    /// A volume that many people write: another file system reads it.
+    #[error("it is a shared volume, which is read through a mount: `atoll mount`")]
+    Shared,
     /// A read key is needed.
     #[error("this volume is encrypted: give its address with #READKEY")]
     Encrypted,
@@ -53,6 +56,9 @@ pub fn encode(root: &Root, cipher: Option<&VolumeCipher>) -> Vec<u8> {
 
 /// Reads a root. A cipher must be given if and only if it is encrypted.
 pub fn decode(payload: &Bytes, cipher: Option<&VolumeCipher>) -> Result<Root, RootError> {
+    if payload.starts_with(SHARED_VOLUME_MAGIC) {
+        return Err(RootError::Shared);
+    }
     match (is_encrypted(payload), cipher) {
         (false, None) => Ok(Root::decode(payload)?),
         // Nonsense is told as that, whatever key was given.

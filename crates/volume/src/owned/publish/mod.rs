@@ -323,7 +323,7 @@ impl Visibility {
             Err(RootError::Encrypted) => Some(Visibility::Encrypted),
             Err(RootError::WrongReadKey) => Some(Visibility::OtherReadKey),
             // Of a later program, or nonsense: nothing that could be kept as it is.
-            Err(RootError::Bad(_)) => None,
+            Err(RootError::Bad(_) | RootError::Shared) => None,
         }
     }
 }

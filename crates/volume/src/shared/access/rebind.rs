@@ -14,12 +14,13 @@
 //! may name each other in circles.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
 use atoll_env::Env;
 use atoll_key::kinds::certified::{CertifiedBlock, Rebinding, WriterId};
-use atoll_key::{GroupId, SecretKey};
+use atoll_key::{BlockId, GroupId, SecretKey};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -192,10 +193,32 @@ fn entries(merged: Merged) -> Vec<(Bytes, InodeKey)> {
     }
 }
 
-/// The inode at a path below `top`.
+/// An inode as the ring has it.
+async fn read(blocks: &Arc<dyn Blocks>, inode: InodeKey) -> Result<CertifiedBlock, AccessError> {
+    let id = CertifiedBlock::id_at(inode.key());
+    let held = blocks.get_block(id, Wanted::Newest).await?;
+    CertifiedBlock::decode(&held.bytes).map_err(|error| unreadable(&id, &error))
+}
+
+fn unreadable(id: &BlockId, told: &dyn fmt::Display) -> AccessError {
+    GetError::Unavailable { key: id.key, told: told.to_string() }.into()
+}
+
+/// The groups that may write an inode.
 ///
 /// # Errors
-/// If a directory cannot be read, or has no such name.
+/// If it cannot be read.
+pub async fn groups_of(
+    blocks: &Arc<dyn Blocks>,
+    inode: InodeKey,
+) -> Result<Vec<GroupId>, AccessError> {
+    Ok(read(blocks, inode).await?.groups().to_vec())
+}
+
+/// The inode at a path below `top`; `None` if there is none.
+///
+/// # Errors
+/// If a directory on the way cannot be read.
 pub async fn find(
     blocks: &Arc<dyn Blocks>,
     top: InodeKey,
@@ -203,11 +226,8 @@ pub async fn find(
 ) -> Result<Option<InodeKey>, AccessError> {
     let mut at = top;
     for name in path {
-        let id = CertifiedBlock::id_at(at.key());
-        let held = blocks.get_block(id, Wanted::Newest).await?;
-        let bad = |told| GetError::Unavailable { key: id.key, told };
-        let block = CertifiedBlock::decode(&held.bytes).map_err(|error| bad(error.to_string()))?;
-        let merged = merged::merge(&block).map_err(|error| bad(error.to_string()))?;
+        let block = read(blocks, at).await?;
+        let merged = merged::merge(&block).map_err(|error| unreadable(&block.id(), &error))?;
         let Some(Contents::Directory(entries)) = merged.map(|merged| merged.inode.contents) else {
             return Ok(None);
         };

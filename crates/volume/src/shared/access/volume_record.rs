@@ -21,10 +21,9 @@ use bytes::Bytes;
 
 use super::TooLong;
 use crate::format::cursor::{Cursor, put_field, put_header, put_u64, skip_field, whole};
-use crate::format::{FormatError, check_block_size};
+use crate::format::{FormatError, SHARED_VOLUME_MAGIC as MAGIC, check_block_size};
 use crate::shared::inode::InodeKey;
 
-const MAGIC: &[u8; 4] = b"ATSV";
 const TAG_GROUP_EPOCH: u8 = 1;
 const TAG_BOUND_EPOCH: u8 = 2;
 
