@@ -268,7 +268,7 @@ pub(crate) struct DirLock {
 }
 
 /// Makes a directory for this user only; an existing one is taken as it is.
-pub(crate) fn make_private_dir(path: &Path) -> Result<(), DirError> {
+pub fn make_private_dir(path: &Path) -> Result<(), DirError> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other.map_err(DirError::io("cannot create", path)),
@@ -295,7 +295,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), DirError
 }
 
 /// Like [`write_atomically`], but fails if `path` exists: a secret is never overwritten.
-pub(crate) fn create_atomically(path: &Path, bytes: &[u8]) -> Result<(), DirError> {
+pub fn create_atomically(path: &Path, bytes: &[u8]) -> Result<(), DirError> {
     let beside = beside(path);
     let written = create_private_file(&beside)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
@@ -328,7 +328,7 @@ pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>, DirError> {
 }
 
 /// Reads a small file that no other user may read; `None` if there is none.
-pub(crate) fn read_secret(path: &Path) -> Result<Option<Vec<u8>>, DirError> {
+pub fn read_secret(path: &Path) -> Result<Option<Vec<u8>>, DirError> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -54,7 +54,7 @@ pub use config::{
     Protocol, StartError, VirtualServers,
 };
 pub use control::volume_error::VolumeError;
-pub use dir::{DirError, default_dir};
+pub use dir::{DirError, create_atomically, default_dir, make_private_dir, read_secret};
 pub use join_code::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::Node;
@@ -68,4 +68,4 @@ pub use status::{
     WrongClock,
 };
 pub use tree_walk::TreeWalk;
-pub use volumes::MAX_NAME_BYTES;
+pub use volumes::{MAX_NAME_BYTES, check_name};

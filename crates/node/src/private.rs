@@ -25,6 +25,8 @@ pub enum PrivateDirectory {
     Node,
     /// The keys of one volume.
     VolumeKeys,
+    /// The key of a user of shared volumes.
+    UserKey,
     /// The log or the index of a node's blocks.
     Store,
     /// Blocks as files, given by `contribute`.
@@ -36,6 +38,7 @@ impl fmt::Display for PrivateDirectory {
         f.write_str(match self {
             PrivateDirectory::Node => "it is a node's directory, with its secret keys",
             PrivateDirectory::VolumeKeys => "it holds the secret keys of a volume",
+            PrivateDirectory::UserKey => "it holds the secret key of a user of shared volumes",
             PrivateDirectory::Store => "it is a node's store of blocks",
             PrivateDirectory::Contributed => "a node keeps blocks of the ring there",
         })
@@ -55,6 +58,9 @@ impl PrivateDirectory {
         }
         if file("key") == Some(KEY_BYTES) && has("info") {
             return Some(PrivateDirectory::VolumeKeys);
+        }
+        if file("user.key") == Some(KEY_BYTES) {
+            return Some(PrivateDirectory::UserKey);
         }
         if has("index.redb") && has("lock") {
             return Some(PrivateDirectory::Store);
@@ -97,11 +103,12 @@ mod tests {
     fn private_directories_are_known_by_what_is_in_them() {
         type Files<'a> = &'a [(&'a str, &'a [u8])];
         let secret = [7; 32];
-        let cases: [(Files<'_>, Option<PrivateDirectory>); 9] = [
+        let cases: [(Files<'_>, Option<PrivateDirectory>); 10] = [
             (&[("identity.key", &secret), ("node.lock", b"1")], Some(PrivateDirectory::Node)),
             (&[("node.lock", b"1"), ("settings.cbor", b"")], Some(PrivateDirectory::Node)),
             (&[("identity.key", &secret), ("volumes/x", b"")], Some(PrivateDirectory::Node)),
             (&[("key", &secret), ("info", b"x")], Some(PrivateDirectory::VolumeKeys)),
+            (&[("user.key", &secret)], Some(PrivateDirectory::UserKey)),
             (&[("index.redb", b"x"), ("lock", b"1")], Some(PrivateDirectory::Store)),
             (&[("atoll-store", b"x")], Some(PrivateDirectory::Contributed)),
             (&[("identity.key", b"mine"), ("volumes/x", b"")], None),

@@ -18,8 +18,8 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{SignedBlock, VolumeAddress, VolumeSecret};
 
 use self::lease_renewer::LeaseRenewer;
-pub use self::on_disk::MAX_NAME_BYTES;
 pub(crate) use self::on_disk::{Info, Kept, Volumes, name_of};
+pub use self::on_disk::{MAX_NAME_BYTES, check_name};
 use crate::config::StartError;
 use crate::control::body::{Json, WithPart, malformed};
 use crate::control::calls::{

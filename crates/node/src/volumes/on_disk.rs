@@ -463,7 +463,11 @@ pub(crate) fn name_of(source: &Path) -> Result<String, VolumeError> {
     Ok(name.to_owned())
 }
 
-pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
+/// Checks that a name can be a volume's: it is a file's name in the node's directory.
+///
+/// # Errors
+/// If it cannot.
+pub fn check_name(name: &str) -> Result<(), VolumeError> {
     let why = if name.is_empty() {
         "it is empty"
     } else if name.len() > MAX_NAME_BYTES {
