@@ -50,6 +50,14 @@ pub(crate) enum Command {
     Publish(commands::publish::Args),
     /// Make a volume of your own that is mounted read-write; show, copy, move or delete volumes
     Volume(commands::volume::Args),
+    /// Show who you are to those who share volumes with you
+    Id(commands::id::Args),
+    /// Let a user or a group write a shared volume
+    Grant(commands::grant::Args),
+    /// Take the right to write a shared volume away
+    Revoke(commands::grant::RevokeArgs),
+    /// Make groups of users, and say who belongs to them
+    Group(commands::group::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now

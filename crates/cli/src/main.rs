@@ -6,6 +6,7 @@
 
 mod address;
 mod arguments;
+mod certificates;
 mod commands;
 mod connection;
 mod failure;
@@ -23,6 +24,7 @@ mod progress;
 mod read_key;
 mod reading;
 mod runtime;
+mod shared_volume;
 mod source_filter;
 mod spool;
 mod spool_replay;
@@ -30,6 +32,7 @@ mod stat_cache;
 mod terminal;
 mod tfs;
 mod units;
+mod user;
 mod volume_walk;
 
 use std::process::ExitCode;
@@ -74,6 +77,10 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Invite(args) => until_done(commands::invite::run(args, &global)),
         Command::Member(args) => until_done(commands::member::run(args, &global)),
         Command::Secret(args) => until_done(commands::secret::run(args, &global)),
+        Command::Id(args) => until_done(commands::id::run(args, &global)),
+        Command::Group(args) => until_done(commands::group::run(args, &global)),
+        Command::Grant(args) => until_done(commands::grant::run(args, &global)),
+        Command::Revoke(args) => until_done(commands::grant::revoke(args, &global)),
         Command::Publish(args) => until_done(commands::publish::run(args, &global)),
         Command::Unpublish(args) => until_done(commands::unpublish::run(args, &global)),
         Command::Renew(args) => until_done(commands::renew::run(args, &global)),

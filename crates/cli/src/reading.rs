@@ -186,7 +186,9 @@ pub(crate) fn open_failure(address: &Address, error: OpenError) -> Failure {
             .because(error)
             .advice("Copy the whole address again, as `atoll publish` printed it."),
         OpenError::Root(RootError::NotEncrypted) => Failure::new(Exit::Usage, what).because(error),
-        OpenError::Root(RootError::Bad(_)) => Failure::new(Exit::Failed, what).because(error),
+        OpenError::Root(RootError::Bad(_) | RootError::Shared) => {
+            Failure::new(Exit::Failed, what).because(error)
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use atoll_node::{
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use crate::certificates;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::heap;
@@ -137,6 +138,7 @@ async fn serve(config: NodeConfig) -> Result<(), Failure> {
     output.flush()?;
     drop(output);
     let replaying = tokio::spawn(spool_replay::run(node.dir().to_owned()));
+    let renewing = tokio::spawn(certificates::run(node.dir().to_owned()));
     let why = loop {
         tokio::select! {
             why = node.until_told_to_stop() => break why,
@@ -149,6 +151,7 @@ async fn serve(config: NodeConfig) -> Result<(), Failure> {
     };
     eprintln!("{why}: leaving the ring");
     replaying.abort();
+    renewing.abort();
     node.stop().await;
     Ok(())
 }

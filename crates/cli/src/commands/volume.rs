@@ -2,6 +2,7 @@
 
 mod delete;
 mod keys;
+mod share;
 mod show;
 
 use atoll_dht::{Blocks, GetError};
@@ -16,6 +17,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::Output;
 use crate::own_volume;
+use crate::user;
 
 /// The size of data blocks, as a power of two: 64 KiB, as of published volumes.
 const BLOCK_SIZE_LOG2: u8 = 16;
@@ -24,6 +26,7 @@ const BLOCK_SIZE_LOG2: u8 = 16;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll volume create work
+  atoll volume create team --shared
   atoll volume list
   atoll volume history work
   atoll volume restore work@2026-11-20T12:00 docs
@@ -56,6 +59,10 @@ enum Command {
     Import(keys::ImportArgs),
     /// Hand a volume over to another node, which then writes it and renews its leases
     Move(keys::MoveArgs),
+    /// Print a code with which somebody else can write a shared volume
+    Invite(share::InviteArgs),
+    /// Keep a shared volume of another node under a name, by the code of an invitation
+    Join(share::JoinArgs),
     /// Take a volume off the ring: its readers are told that it was removed
     Delete(delete::DeleteArgs),
     /// Remove a volume's key from this node; the volume stays on the ring
@@ -68,6 +75,7 @@ enum Command {
   atoll volume create work
   atoll volume create --encrypt diary
   atoll volume create --keep 60m/48h/14d/8w notes
+  atoll volume create --shared team
   atoll mount work ~/work
 
 The key that it is written with stays in this node's directory: `atoll volume export NAME` prints
@@ -75,7 +83,10 @@ a copy for a safe place.
 
 --keep says which old states of the volume are kept: 24h/7d/4w keeps the last state of each of the
 newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
-they do not share with the present takes room on the ring. `none` keeps nothing.")]
+they do not share with the present takes room on the ring. `none` keeps nothing.
+
+A --shared volume is written by many at the same time, each by a mount of their own; old states are not
+kept. `atoll grant` and `atoll volume invite` say who may; everybody who knows the address can read it.")]
 struct CreateArgs {
     /// The volume's name on this node
     name: String,
@@ -83,6 +94,10 @@ struct CreateArgs {
     /// Encrypt it: it can be read only with the address that has its read key
     #[arg(long)]
     encrypt: bool,
+
+    /// Let others write it too, whom `atoll grant` or `atoll volume invite` name
+    #[arg(long, conflicts_with_all = ["encrypt", "keep"])]
+    shared: bool,
 
     /// Which old states are kept
     #[arg(long, value_name = "COUNTS", default_value_t)]
@@ -98,6 +113,7 @@ struct JsonCreated<'a> {
     name: &'a str,
     address: String,
     encrypted: bool,
+    shared: bool,
 }
 
 /// Runs the subcommand.
@@ -108,6 +124,8 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::History(args) => history::run(args, global).await,
         Command::Restore(args) => restore::run(args, global).await,
         Command::Recover(args) => recover::run(args, global).await,
+        Command::Invite(args) => share::invite(args, global).await,
+        Command::Join(args) => share::join(args, global).await,
         Command::Show(args) => show::run(args, global).await,
         Command::Export(args) => keys::export(args, global).await,
         Command::Import(args) => keys::import(args, global).await,
@@ -125,6 +143,10 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
             .because("a name with ':', '#' or '@' would be taken for an address or a time"));
     }
     let (env, client) = connection::to_node(global).await?;
+    if user::joined(&global.dir()?, name)?.is_some() {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("this node has joined a shared volume of that name"));
+    }
     let volume = client.named_volume(name).await.map_err(connection::failure)?;
     let id = volume.key.volume_id();
     if !volume.is_new {
@@ -140,6 +162,10 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
             Err(error) => return Err(Failure::get(&what, &error)),
         }
     }
+    if args.shared {
+        share::create(&env, &client, (name, &volume.key), global, &what).await?;
+        return tell(args, global, ReadAddress::from(VolumeAddress(id)));
+    }
     let read_key = match args.encrypt {
         true => Some(client.make_read_key(name).await.map_err(connection::failure)?),
         false => None,
@@ -152,16 +178,24 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
     client.put_signed(block.clone()).await.map_err(|error| Failure::put(&what, &error))?;
     let kept = own_volume::KeepVersions::new(client, name).keep(block, Vec::new()).await;
     kept.map_err(|error| Failure::new(Exit::Failed, &what).because(error))?;
-    let encrypted = read_key.is_some();
-    let address = ReadAddress { volume: VolumeAddress(id), read_key }.to_text();
+    tell(args, global, ReadAddress { volume: VolumeAddress(id), read_key })
+}
+
+fn tell(args: &CreateArgs, global: &Global, address: ReadAddress) -> Result<(), Failure> {
+    let (name, shared, encrypted) = (&args.name, args.shared, address.read_key.is_some());
+    let address = address.to_text();
     let mut output = Output::new();
     if args.json {
-        output.json(&JsonCreated { name, address, encrypted })?;
+        output.json(&JsonCreated { name, address, encrypted, shared })?;
         return output.flush();
     }
     output.line(address)?;
     output.flush()?;
-    if !global.quiet {
+    if shared && !global.quiet {
+        eprintln!(
+            "`atoll mount {name} DIR` mounts it; `atoll grant {name} USER` lets somebody else write it"
+        );
+    } else if !global.quiet {
         eprintln!("`atoll mount {name} DIR` mounts it read-write; the address reads it anywhere");
     }
     Ok(())

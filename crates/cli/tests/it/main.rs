@@ -16,6 +16,7 @@ mod processes;
 mod publishing;
 mod running;
 mod secrets;
+mod shared;
 mod strangers;
 mod tfs;
 mod tfs_access;

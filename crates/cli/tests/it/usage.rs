@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::processes::{NodeProcess, atoll, run, unpublished};
 
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 28] = [
     "up",
     "invite",
     "member",
@@ -15,6 +15,10 @@ const COMMANDS: [&str; 24] = [
     "volumes",
     "renew",
     "unpublish",
+    "id",
+    "grant",
+    "revoke",
+    "group",
     "ls",
     "tree",
     "cat",

@@ -2,7 +2,7 @@
 
 use atoll_dht::{Blocks, PutError};
 use atoll_key::SignedBlock;
-use atoll_volume::owned::{OpenError, newest_root};
+use atoll_volume::owned::{OpenError, RootError, newest_root};
 
 use crate::commands::unpublish;
 use crate::connection;
@@ -105,7 +105,7 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
         }
         Err(OpenError::Gone(_) | OpenError::Removed) => None,
         // The ring has a root that cannot be read here.
-        Err(OpenError::Root(error)) if !args.force => {
+        Err(OpenError::Root(error)) if !args.force && error != RootError::Shared => {
             return Err(Failure::new(Exit::Failed, what)
                 .because(error)
                 .advice("--force deletes it all the same."));

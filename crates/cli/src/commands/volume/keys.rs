@@ -7,8 +7,8 @@ use atoll_dht::{Blocks, GetError};
 use atoll_env::Env;
 use atoll_key::volume_secret::{Cost, MAX_SECRET_TEXT_BYTES, SALT_BYTES, move_acceptance};
 use atoll_key::{VolumeAddress, VolumeSecret};
-use atoll_node::{Client, ClientError, VolumeError};
-use atoll_volume::owned::{OpenError, blocks_below, newest_root};
+use atoll_node::{Client, ClientError, TreeWalk, VolumeError};
+use atoll_volume::owned::{OpenError, RootError, newest_root};
 
 use crate::commands::renew;
 use crate::connection;
@@ -19,6 +19,7 @@ use crate::own_volume;
 use crate::passphrase::PassphraseArgs;
 use crate::spool;
 use crate::units;
+use crate::volume_walk::VolumeWalk;
 
 /// Arguments of `atoll volume export`.
 #[derive(clap::Args, Debug)]
@@ -117,7 +118,8 @@ pub(super) async fn move_away(args: &MoveArgs, global: &Global) -> Result<(), Fa
     let refused = match found {
         Ok((_, root)) => own_volume::claim(&env, &root)
             .map(|left| own_volume::is_written(&what, left).advice("Unmount it first.")),
-        Err(OpenError::Gone(_) | OpenError::Removed) => None,
+        // Many may write a shared volume.
+        Err(OpenError::Gone(_) | OpenError::Removed | OpenError::Root(RootError::Shared)) => None,
         Err(error) => Some(Failure::new(Exit::Unavailable, &what).because(error).advice(TRY_AGAIN)),
     };
     if let Some(refused) = refused {
@@ -218,9 +220,13 @@ async fn keep(
         Err(error @ (OpenError::Gone(_) | OpenError::Removed)) => {
             return Ok(format!("there are no leases to renew: {error}"));
         }
+        Err(OpenError::Root(RootError::Shared)) => {
+            client.get_signed(id.root_key()).await.map_err(|error| failed(&error))?
+        }
         Err(error) => return Err(failed(&error)),
     };
-    let listed = blocks_below(env, client.clone(), id, block.clone(), read_key.cloned()).await;
+    let (root, read_key) = (block.clone(), read_key.cloned());
+    let listed = VolumeWalk.blocks_below(env, client.clone(), id, root, read_key).await;
     let blocks = listed.map_err(|error| failed(&error))?;
     let mut keep = client.keep(&secret.name);
     keep.add(&blocks).await.map_err(|error| failed(&error))?;

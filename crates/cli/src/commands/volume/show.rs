@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use atoll_key::{ReadAddress, VolumeAddress};
 use atoll_node::VolumeStatus;
-use atoll_volume::owned::{OpenError, Root, newest_root};
+use atoll_volume::owned::{OpenError, Root, RootError, newest_root};
 use serde::Serialize;
 
 use crate::connection;
@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::global::Global;
 use crate::output;
 use crate::own_volume;
+use crate::shared_volume::{self, JsonMember};
 use crate::units;
 
 /// Arguments of `atoll volume show`.
@@ -39,13 +40,18 @@ pub(super) struct Args {
 struct Shown {
     #[serde(flatten)]
     status: VolumeStatus,
-    /// `published` from a directory, or written by `mounts`.
+    /// `published` from a directory, written by `mounts`, or `shared`.
     kind: &'static str,
     /// What the ring has; absent if it has nothing.
     root: Option<ShownRoot>,
     /// Why that cannot be said, or why it has nothing.
     unread: Option<String>,
     writer: Option<Writer>,
+    /// Who may write a shared volume: the members of its default group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    members: Option<Vec<JsonMember>>,
+    #[serde(skip)]
+    member_lines: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -82,13 +88,28 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         let volume = VolumeAddress(id);
         status.address = ReadAddress { volume, read_key: secret.read_key }.to_text();
     }
-    let kind = if status.source.is_some() { "published" } else { "mounts" };
+    let is_shared = matches!(found, Err(OpenError::Root(RootError::Shared)));
+    let group = match is_shared {
+        true => {
+            let what = format!("cannot show who may write {name}");
+            Some(shared_volume::owned(client, name, &what).await?.members(&what).await?)
+        }
+        false => None,
+    };
+    let kind = match &status.source {
+        Some(_) => "published",
+        None if is_shared => "shared",
+        None => "mounts",
+    };
     let (root, unread) = match found {
         Ok((block, root)) => (Some(ShownRoot::of(block.version, &root)), None),
         Err(OpenError::Gone(_)) => (None, Some("nothing of it is on the ring".to_owned())),
+        Err(OpenError::Root(RootError::Shared)) => (None, None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let shown = Shown { status, kind, root, unread, writer };
+    let members = group.as_ref().map(shared_volume::json_members);
+    let member_lines = group.as_ref().map(shared_volume::member_lines).unwrap_or_default();
+    let shown = Shown { status, kind, root, unread, writer, members, member_lines };
     output::show(args.json, &shown, shown.describe())
 }
 
@@ -108,6 +129,7 @@ impl Shown {
                 "kind",
                 match &status.source {
                     Some(source) => format!("published from {source}"),
+                    None if self.members.is_some() => "shared, written by its members".into(),
                     None => "written by mounts".into(),
                 },
             ),
@@ -130,7 +152,11 @@ impl Shown {
         if status.lost_blocks > 0 {
             fields.push(("lost", units::counted(status.lost_blocks, "block", "blocks")));
         }
-        fields.push(("writer", self.writer.as_ref().map_or("none".into(), Writer::describe)));
+        match self.members {
+            Some(_) => fields.extend(self.member_lines.iter().map(|line| ("member", line.clone()))),
+            None => fields
+                .push(("writer", self.writer.as_ref().map_or("none".into(), Writer::describe))),
+        }
         if status.is_moved {
             let moved = "to another node, which has not taken over yet";
             fields.push(("moved", moved.into()));
@@ -188,6 +214,8 @@ mod tests {
             kind: "mounts",
             root: None,
             unread: None,
+            members: None,
+            member_lines: Vec::new(),
             status: status.clone(),
         };
         let whole = Shown { root: Some(root), ..shown(writer(&["/w"])) };

@@ -1,0 +1,179 @@
+//! `atoll volume create --shared`, `invite` and `join`.
+
+use std::sync::Arc;
+
+use atoll_dht::Blocks;
+use atoll_env::Env;
+use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
+use atoll_node::{Client, check_name};
+use atoll_volume::owned::LeaseKeeper;
+use atoll_volume::shared::access::groups::add_member;
+use atoll_volume::shared::access::{self, AccessError, NewVolume};
+use serde::Serialize;
+
+use super::BLOCK_SIZE_LOG2;
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::moment::Moment;
+use crate::output;
+use crate::own_volume;
+use crate::read_key::read_text;
+use crate::shared_volume;
+use crate::user;
+
+/// What the maker of a volume is called among its members.
+const MAKER: &str = "owner";
+
+/// Arguments of `atoll volume invite`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volume invite work
+  atoll volume invite work --until 2027-01-31 --label alice
+
+The code contains the volume's address and the secret key of a new member: whoever has it can write the
+volume, so give it to one person, over a channel that others do not read. `atoll revoke work LABEL` ends
+it. Where the other person has an `atoll id`, `atoll grant` does without a secret.")]
+pub(super) struct InviteArgs {
+    /// The volume's name on this node
+    name: String,
+
+    /// Until when the new member may write: a date or a minute of UTC
+    #[arg(long, value_name = "TIME")]
+    until: Option<Moment>,
+
+    /// What the new member is called in lists
+    #[arg(long, default_value = "invited")]
+    label: String,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `atoll volume join`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volume join atoll-share:CODE work && atoll mount work ~/work
+  atoll volume join - work < code              so that the code is not in the shell's history
+
+The code is kept in this node's directory (DIR/shared/NAME).")]
+pub(super) struct JoinArgs {
+    /// The code that `atoll volume invite` printed; `-` reads it from standard input
+    code: String,
+
+    /// What the volume is to be called on this node
+    name: String,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct JsonInvitation {
+    name: String,
+    address: String,
+    code: String,
+}
+
+#[derive(Serialize)]
+struct JsonJoined {
+    name: String,
+    address: String,
+    may_write: bool,
+}
+
+/// Makes the record and the root directory of a shared volume with this key.
+pub(super) async fn create(
+    env: &Env,
+    client: &Arc<Client>,
+    (name, key): (&str, &SecretKey),
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    let user = user::key_or_new(&user::directory(global)?, env)?;
+    let blocks: Arc<dyn Blocks> = client.clone();
+    let options = NewVolume {
+        label: name.to_owned(),
+        member_label: MAKER.to_owned(),
+        block_size_log2: BLOCK_SIZE_LOG2,
+        owner: own_volume::owner(),
+        mode: 0o755,
+    };
+    let failed = |error| shared_volume::failure(what, error);
+    access::create(env, &blocks, key, &user, &options).await.map_err(failed)?;
+    let found = access::read_volume(&blocks, key.volume_id()).await.map_err(failed)?;
+    let (block, _) = found.ok_or_else(|| failed(AccessError::NoVolume))?;
+    let kept = own_volume::KeepVersions::new(client.clone(), name).keep(block, Vec::new()).await;
+    kept.map_err(|error| Failure::new(Exit::Failed, what).because(error))
+}
+
+/// Prints a code with which somebody can write a volume.
+pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Failure> {
+    let name = &args.name;
+    let what = format!("cannot invite to {name}");
+    let (env, client) = connection::to_node(global).await?;
+    let owned = shared_volume::owned(client, name, &what).await?;
+    let (user, until_secs) = (user::new_key(&env), shared_volume::until_secs(args.until));
+    let group = owned.default_group();
+    add_member(&env, &owned.blocks, &group, user.user_id(), &args.label, until_secs)
+        .await
+        .map_err(|error| shared_volume::failure(&what, error))?;
+    let invitation = VolumeInvitation { volume: owned.key.volume_id(), user };
+    let (address, code) = (VolumeAddress(invitation.volume).to_string(), invitation.to_text());
+    let shown = JsonInvitation { name: name.clone(), address, code: code.clone() };
+    output::show(args.json, &shown, [code])?;
+    if !args.json && !global.quiet {
+        let until = shared_volume::until_text(until_secs);
+        eprintln!("one person, {until}: `atoll volume join CODE NAME` on their node");
+    }
+    Ok(())
+}
+
+/// Keeps a code under a name.
+pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure> {
+    let name = &args.name;
+    let what = format!("cannot join as {name}");
+    let usage = |why: &dyn std::fmt::Display| Failure::new(Exit::Usage, &what).because(why);
+    if check_name(name).is_err() || name.contains([':', '#', '@']) {
+        return Err(usage(&"a volume's name has no ':', '#', '@' or slash, and no dot in front"));
+    }
+    let text = match &args.code[..] {
+        "-" => read_text("-".as_ref()).map_err(|error| Failure::io(&what, &error))?,
+        code => code.to_owned(),
+    };
+    let invitation: VolumeInvitation = text.trim().parse().map_err(|error| {
+        usage(&format!("the code cannot be used: {error}"))
+            .advice("`atoll volume invite` prints one, which begins with atoll-share:.")
+    })?;
+    let (env, client) = connection::to_node(global).await?;
+    let dir = user::directory(global)?;
+    let joined = user::joined(&dir, name)?;
+    let is_same = |other: &VolumeInvitation| other.to_text() == invitation.to_text();
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    let is_taken = joined.as_ref().is_some_and(|other| !is_same(other))
+        || volumes.iter().any(|volume| volume.name == *name);
+    if is_taken {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("this node has another volume of that name")
+            .advice("`atoll volume join CODE OTHER-NAME` calls this one otherwise."));
+    }
+    let blocks: Arc<dyn Blocks> = client;
+    let groups = shared_volume::root_groups(&blocks, invitation.volume, &what).await?;
+    let credentials = access::Credentials::new(env, blocks, Some(invitation.user.clone()));
+    let may_write = credentials.may_write(&groups).await;
+    if joined.is_none() {
+        user::join(&dir, name, &invitation)?;
+    }
+    let address = VolumeAddress(invitation.volume).to_string();
+    let shown = JsonJoined { name: name.clone(), address: address.clone(), may_write };
+    output::show(args.json, &shown, [address])?;
+    if !may_write {
+        eprintln!("warning: its member may not write now: removed, or the time is over");
+    }
+    if !args.json && !global.quiet {
+        eprintln!("`atoll mount {name} DIR` mounts it");
+    }
+    Ok(())
+}

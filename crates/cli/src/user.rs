@@ -1,0 +1,215 @@
+//! Who the user of this node is, and what belongs to the user: files in the node's directory.
+//!
+//! | name | what |
+//! |---|---|
+//! | `identity/user.key` | the user's Ed25519 secret key, 32 bytes |
+//! | `identity/groups/NAME` | the public key of a group that the user has made, `atollgroup:KEY`; its secret key follows from the user's and NAME |
+//! | `identity/lock` | locked (`flock`) while one of these is made |
+//! | `shared/NAME` | the invitation to a shared volume that is called NAME here, `atoll-share:CODE` |
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use atoll_env::Env;
+use atoll_key::{GroupAddress, GroupId, SecretKey, VolumeInvitation, user_group};
+use atoll_node::{
+    ClientError, DirError, check_name, create_atomically, make_private_dir, read_secret,
+};
+use rustix::fs::FlockOperation;
+
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+
+/// The node's directory, which must be there: it is made by `atoll up` alone.
+pub(crate) fn directory(global: &Global) -> Result<PathBuf, Failure> {
+    let dir = global.dir()?;
+    match dir.is_dir() {
+        true => Ok(dir),
+        false => Err(connection::failure(ClientError::NoNode { dir })),
+    }
+}
+
+fn failed(what: &str, error: DirError) -> Failure {
+    Failure::new(Exit::Failed, what).because(error)
+}
+
+/// A new secret key.
+pub(crate) fn new_key(env: &Env) -> SecretKey {
+    let words: [[u8; 8]; 4] = std::array::from_fn(|_| env.random_u64().to_be_bytes());
+    SecretKey::from_seed(&words.concat().try_into().expect("32 bytes"))
+}
+
+fn key_path(dir: &Path) -> PathBuf {
+    dir.join("identity").join("user.key")
+}
+
+/// The user's key, if one was made.
+pub(crate) fn key(dir: &Path) -> Result<Option<SecretKey>, Failure> {
+    let (what, path) = ("the user's key cannot be read", key_path(dir));
+    let Some(bytes) = read_secret(&path).map_err(|error| failed(what, error))? else {
+        return Ok(None);
+    };
+    let seed: [u8; 32] = bytes.try_into().map_err(|bytes: Vec<u8>| {
+        let why = format!("it has {} bytes instead of 32", bytes.len());
+        failed(what, DirError::Damaged { path: path.clone(), what: why })
+    })?;
+    Ok(Some(SecretKey::from_seed(&seed)))
+}
+
+/// The user's key, made now if there is none.
+pub(crate) fn key_or_new(dir: &Path, env: &Env) -> Result<SecretKey, Failure> {
+    if let Some(key) = key(dir)? {
+        return Ok(key);
+    }
+    let _lock = lock(dir)?;
+    // Another command may have made it.
+    if let Some(key) = key(dir)? {
+        return Ok(key);
+    }
+    let key = new_key(env);
+    create_atomically(&key_path(dir), &key.seed())
+        .map_err(|error| failed("the user's key cannot be made", error))?;
+    Ok(key)
+}
+
+/// Makes the directory, and keeps other commands from making files there until it is dropped.
+fn lock(dir: &Path) -> Result<File, Failure> {
+    let identity = dir.join("identity");
+    let what = format!("cannot lock {}", identity.display());
+    make_private_dir(&identity).map_err(|error| failed(&what, error))?;
+    let mut options = OpenOptions::new();
+    let file = options.create(true).append(true).mode(0o600).open(identity.join("lock"));
+    let file = file.map_err(|error| Failure::io(&what, &error))?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)
+        .map_err(|error| Failure::io(&what, &error.into()))?;
+    Ok(file)
+}
+
+fn groups_directory(dir: &Path) -> PathBuf {
+    dir.join("identity").join("groups")
+}
+
+/// The secret key of a group that the user has made.
+pub(crate) fn group_key(user: &SecretKey, name: &str) -> SecretKey {
+    user_group(user, name, 0)
+}
+
+/// Whether the user has made a group of this name on this node.
+pub(crate) fn has_group(dir: &Path, name: &str) -> bool {
+    check_name(name).is_ok() && groups_directory(dir).join(name).exists()
+}
+
+/// The names of the groups that the user has made on this node.
+pub(crate) fn groups(dir: &Path) -> Vec<String> {
+    names_in(&groups_directory(dir))
+}
+
+fn names_in(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| check_name(name).is_ok()).collect();
+    names.sort();
+    names
+}
+
+/// Notes a group that the user has made.
+pub(crate) fn add_group(dir: &Path, name: &str, group: GroupId) -> Result<(), Failure> {
+    let what = format!("the group {name} cannot be noted");
+    let _lock = lock(dir)?;
+    if has_group(dir, name) {
+        return Ok(());
+    }
+    let groups = groups_directory(dir);
+    make_private_dir(&groups).map_err(|error| failed(&what, error))?;
+    let text = format!("{}\n", GroupAddress(group));
+    create_atomically(&groups.join(name), text.as_bytes()).map_err(|error| failed(&what, error))
+}
+
+/// The shared volume that was joined under this name.
+pub(crate) fn joined(dir: &Path, name: &str) -> Result<Option<VolumeInvitation>, Failure> {
+    if check_name(name).is_err() {
+        return Ok(None);
+    }
+    let what = format!("the invitation to {name} cannot be read");
+    let path = dir.join("shared").join(name);
+    let Some(bytes) = read_secret(&path).map_err(|error| failed(&what, error))? else {
+        return Ok(None);
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let invitation = text
+        .trim()
+        .parse()
+        .map_err(|error| failed(&what, DirError::Damaged { path, what: format!("{error}") }))?;
+    Ok(Some(invitation))
+}
+
+/// Notes a shared volume under a name, which is free.
+pub(crate) fn join(dir: &Path, name: &str, invitation: &VolumeInvitation) -> Result<(), Failure> {
+    let what = format!("the invitation to {name} cannot be kept");
+    let _lock = lock(dir)?;
+    let shared = dir.join("shared");
+    make_private_dir(&shared).map_err(|error| failed(&what, error))?;
+    let text = format!("{}\n", invitation.to_text());
+    create_atomically(&shared.join(name), text.as_bytes()).map_err(|error| failed(&what, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
+
+    use atoll_env::TokioRuntime;
+
+    use super::*;
+
+    /// Two commands that both made a key: one of them would go on with a key that is lost.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_key_is_made_once_and_for_its_owner_only() {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = temp.path();
+        let env: Env = Arc::new(TokioRuntime::current());
+        assert!(key(dir).expect("reads").is_none());
+        let made: Vec<[u8; 32]> = std::thread::scope(|scope| {
+            let make = || key_or_new(dir, &env).expect("is made").seed();
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        let held = key(dir).expect("reads").expect("was made").seed();
+        assert!(made.iter().all(|seed| *seed == held));
+        let mode =
+            |name: &str| fs::metadata(dir.join(name)).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode("identity"), mode("identity/user.key")), (0o700, 0o600));
+
+        fs::set_permissions(key_path(dir), fs::Permissions::from_mode(0o644)).expect("chmod");
+        let told = key(dir).expect_err("others can read it").to_string();
+        assert!(told.contains("chmod 600"), "{told}");
+        fs::set_permissions(key_path(dir), fs::Permissions::from_mode(0o600)).expect("chmod");
+        fs::write(key_path(dir), "short").expect("writes");
+        let told = key_or_new(dir, &env).expect_err("damaged").to_string();
+        assert!(told.contains("5 bytes instead of 32"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn groups_and_invitations_are_found_again() {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = temp.path();
+        let user = SecretKey::from_seed(&[1; 32]);
+        assert!(groups(dir).is_empty() && !has_group(dir, "band"));
+        for _ in 0..2 {
+            add_group(dir, "band", group_key(&user, "band").group_id()).expect("is noted");
+        }
+        assert!(groups(dir) == ["band"] && has_group(dir, "band") && !has_group(dir, "../band"));
+
+        assert!(joined(dir, "work").expect("reads").is_none());
+        let invitation = VolumeInvitation { volume: user.volume_id(), user: user.clone() };
+        join(dir, "work", &invitation).expect("is kept");
+        let back = joined(dir, "work").expect("reads").expect("was kept");
+        assert_eq!((back.volume, back.user.seed()), (user.volume_id(), user.seed()));
+        assert!(join(dir, "work", &invitation).is_err(), "it is never overwritten");
+        fs::write(dir.join("shared/work"), "nonsense").expect("writes");
+        let told = joined(dir, "work").expect_err("damaged").to_string();
+        assert!(told.contains("is damaged"), "{told}");
+    }
+}
