@@ -6,7 +6,7 @@ use super::Fields;
 use super::access::{Binding, Rebinding};
 use super::sibling::{Author, Dot, MAX_HEIGHT, Sibling, WriterId};
 use crate::hash;
-use crate::identity::GroupId;
+use crate::identity::{GroupId, VolumeId};
 use crate::kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES};
 use crate::ring::Key;
 
@@ -221,6 +221,11 @@ impl CertifiedBlock {
     /// The version of the newest binding: 0, or that of a rebinding.
     pub fn binding_version(&self) -> u32 {
         self.rebindings.last().map_or(0, |rebinding| rebinding.version)
+    }
+
+    /// The volume that the inode belongs to.
+    pub fn volume(&self) -> VolumeId {
+        self.binding.volume
     }
 
     /// The groups that may write it now.
