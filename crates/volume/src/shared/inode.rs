@@ -12,8 +12,8 @@
 //! | 2 | number of links, at most 512 |
 //! | 56 each | links, ascending: 24 the dot of the write that added it (16 writer, 8 height), 32 key of the directory |
 //! | 4 + n | length of the [xattr block](crate::format::xattrs), 0 if there are no attributes; its bytes, at most 32 KiB |
-//! | | **regular file:** 8 length; 8 space taken, in units of 512 bytes; unless the length is 0: 1 where its [inode block](crate::format::inode) is, 0 here, 1 elsewhere; its bytes, at most 16 KiB, or its hash (32) |
-//! | | **directory:** 1 where its entries are, 0 here; 4 their number; entries ascending |
+//! | | **regular file:** 24 the dot of the write that made its contents, 8 when, milliseconds since 1970; 8 length; 8 space taken, in units of 512 bytes; unless the length is 0: 1 where its [inode block](crate::format::inode) is, 0 here, 1 elsewhere; its bytes, at most 16 KiB, or its hash (32) |
+//! | | **directory:** 1 where its entries are, 0 here, 1 elsewhere; 4 their number; entries ascending, or 2 number of [leaves](super::entries), their hashes (32 each) |
 //! | | **symbolic link:** 2 + m length of the target, target |
 //! | | **device:** 8 device number. **FIFO, socket:** nothing |
 //!
@@ -33,6 +33,7 @@
 //! An inode has one encoding. Decoding checks every length before it is used.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use atoll_key::kinds::certified::{Dot, MAX_PAYLOAD_BYTES, WriterId};
 use atoll_key::{BlockHash, Key};
@@ -40,6 +41,7 @@ use atoll_vfs::{FileKind, FileTime};
 use bytes::Bytes;
 
 use super::add_wins::Element;
+use super::entries::{Entries, Leaf};
 use crate::format::cursor::{Cursor, put_mode, put_time, put_u64};
 use crate::format::directory::{kind_code, kind_of, put_name, take_name, take_target};
 use crate::format::{FormatError, InodeBlock, MAX_FILE_BYTES, shown, xattrs};
@@ -53,6 +55,9 @@ pub const MAX_INLINE_BYTES: usize = 16 << 10;
 pub const MAX_XATTR_BYTES: usize = 32 << 10;
 /// The shortest entry: a name of one byte.
 const MIN_ENTRY_BYTES: usize = 2 + 24 + 32 + 1 + 8;
+/// The entries of a directory lie in its inode if they have at most so many bytes: some 200 names. A
+/// version of a larger one is a leaf and its inode, instead of all its entries for each replica.
+const MAX_INLINE_ENTRY_BYTES: usize = 16 << 10;
 const LINK_BYTES: usize = 24 + 32;
 const HERE: u8 = 0;
 const ELSEWHERE: u8 = 1;
@@ -62,6 +67,11 @@ const ELSEWHERE: u8 = 1;
 pub struct InodeKey(pub [u8; 32]);
 
 impl InodeKey {
+    /// Of the inode that lives there.
+    pub fn of(key: &Key) -> InodeKey {
+        InodeKey(*key.0.first_chunk().expect("a key has 64 bytes"))
+    }
+
     /// The key on the ring.
     pub fn key(&self) -> Key {
         Key::hashed(self.0)
@@ -105,6 +115,11 @@ impl Element for Entry {
 }
 
 impl Entry {
+    /// How many bytes it has when encoded.
+    pub(super) fn encoded_bytes(&self) -> usize {
+        MIN_ENTRY_BYTES - 1 + self.name.len()
+    }
+
     /// An entry that the write `added` makes.
     pub fn new(
         name: Bytes,
@@ -149,6 +164,22 @@ pub enum FileData {
     Elsewhere(BlockHash),
 }
 
+/// The write that made the contents of a file. Versions that change attributes alone keep it, so that
+/// they do not compete with contents that others wrote at the same time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Written {
+    /// The write.
+    pub dot: Dot,
+    /// When, by the writer's clock, milliseconds since 1970.
+    pub time_ms: u64,
+}
+
+impl Element for Written {
+    fn added(&self) -> Dot {
+        self.dot
+    }
+}
+
 /// What an inode stands for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Contents {
@@ -160,9 +191,18 @@ pub enum Contents {
         blocks_512: u64,
         /// Its data; none if it is empty.
         data: Option<FileData>,
+        /// The write that made them.
+        written: Written,
     },
     /// A directory.
-    Directory(BTreeSet<Entry>),
+    Directory(Entries),
+    /// A directory whose entries lie elsewhere and were not read.
+    Unread {
+        /// How many entries.
+        entries: usize,
+        /// The leaves that they lie in.
+        leaves: Vec<BlockHash>,
+    },
     /// A symbolic link and its target.
     Symlink(Bytes),
     /// A FIFO, socket or device.
@@ -175,15 +215,53 @@ pub enum Contents {
 }
 
 impl Contents {
+    /// Whether both are the same, whoever wrote them.
+    pub fn is_same(&self, other: &Contents) -> bool {
+        match (self, other) {
+            (
+                Contents::Regular { size_bytes, data, .. },
+                Contents::Regular { size_bytes: other_bytes, data: other_data, .. },
+            ) => size_bytes == other_bytes && data == other_data,
+            _ => self == other,
+        }
+    }
+
     /// What it is.
     pub fn kind(&self) -> FileKind {
         match self {
             Contents::Regular { .. } => FileKind::Regular,
-            Contents::Directory(_) => FileKind::Directory,
+            Contents::Directory(_) | Contents::Unread { .. } => FileKind::Directory,
             Contents::Symlink(_) => FileKind::Symlink,
             Contents::Special { kind, .. } => *kind,
         }
     }
+}
+
+impl Attributes {
+    /// The extended attributes as a block.
+    fn encode_xattrs(&self) -> Result<Vec<u8>, TooLarge> {
+        let encoded = match self.xattrs.is_empty() {
+            true => Vec::new(),
+            false => xattrs::encode(&self.xattrs).ok_or(TooLarge::Xattrs)?,
+        };
+        if encoded.len() > MAX_XATTR_BYTES { Err(TooLarge::Xattrs) } else { Ok(encoded) }
+    }
+
+    /// That the extended attributes fit an inode.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub(super) fn check_xattrs(&self) -> Result<(), TooLarge> {
+        self.encode_xattrs().map(drop)
+    }
+}
+
+/// The number of the inode that keeps contents of `inode` which were written at the same time as others:
+/// all who make it make the same one.
+pub(super) fn conflict_number(inode: &InodeKey, dot: &Dot) -> [u8; 16] {
+    let height = dot.height.to_be_bytes();
+    let named = [b"atoll v1 conflict", &inode.0[..], dot.writer.as_bytes(), &height].concat();
+    *BlockHash::of(&named).0.first_chunk().expect("32 bytes")
 }
 
 /// An inode.
@@ -217,7 +295,13 @@ impl Inode {
     /// # Errors
     /// If a part of it, or all of it, is too long.
     pub fn encode(&self) -> Result<Vec<u8>, TooLarge> {
-        let Attributes { mode, uid, gid, mtime, ctime, atime, xattrs } = &self.attributes;
+        Ok(self.encode_with_leaves()?.0)
+    }
+
+    /// The payload, and the leaves that it refers to.
+    pub(super) fn encode_with_leaves(&self) -> Result<(Vec<u8>, &[Arc<Leaf>]), TooLarge> {
+        let mut leaves: &[Arc<Leaf>] = &[];
+        let Attributes { mode, uid, gid, mtime, ctime, atime, .. } = &self.attributes;
         let mut out = vec![LAYOUT, kind_code(self.contents.kind())];
         put_mode(&mut out, *mode);
         out.extend_from_slice(&uid.to_be_bytes());
@@ -231,17 +315,13 @@ impl Inode {
             put_dot(&mut out, &link.added);
             out.extend_from_slice(&link.directory.0);
         }
-        let attributes = match xattrs.is_empty() {
-            true => Vec::new(),
-            false => xattrs::encode(xattrs).ok_or(TooLarge::Xattrs)?,
-        };
-        if attributes.len() > MAX_XATTR_BYTES {
-            return Err(TooLarge::Xattrs);
-        }
-        put_len(&mut out, attributes.len());
-        out.extend_from_slice(&attributes);
+        let xattrs = self.attributes.encode_xattrs()?;
+        put_len(&mut out, xattrs.len());
+        out.extend_from_slice(&xattrs);
         match &self.contents {
-            Contents::Regular { size_bytes, blocks_512, data } => {
+            Contents::Regular { size_bytes, blocks_512, data, written } => {
+                put_dot(&mut out, &written.dot);
+                put_u64(&mut out, written.time_ms);
                 put_u64(&mut out, *size_bytes);
                 put_u64(&mut out, *blocks_512);
                 match data {
@@ -261,16 +341,18 @@ impl Inode {
                 }
             }
             Contents::Directory(entries) => {
-                out.push(HERE);
-                put_len(&mut out, entries.len());
-                for entry in entries {
-                    put_name(&mut out, &entry.name);
-                    put_dot(&mut out, &entry.added);
-                    out.extend_from_slice(&entry.inode.0);
-                    out.push(entry.kind);
-                    put_u64(&mut out, entry.time_ms);
+                if entries.encoded_bytes() <= MAX_INLINE_ENTRY_BYTES {
+                    out.push(HERE);
+                    put_len(&mut out, entries.len());
+                    entries.iter().for_each(|entry| put_entry(&mut out, entry));
+                } else {
+                    let hashes: Vec<BlockHash> =
+                        entries.leaves().iter().map(|leaf| leaf.block().0).collect();
+                    put_leaves(&mut out, entries.len(), &hashes)?;
+                    leaves = entries.leaves();
                 }
             }
+            Contents::Unread { entries, leaves } => put_leaves(&mut out, *entries, leaves)?,
             Contents::Symlink(target) => {
                 let len = u16::try_from(target.len()).map_err(|_| TooLarge::Payload)?;
                 out.extend_from_slice(&len.to_be_bytes());
@@ -282,7 +364,10 @@ impl Inode {
                 }
             }
         }
-        if out.len() > MAX_PAYLOAD_BYTES { Err(TooLarge::Payload) } else { Ok(out) }
+        match out.len() {
+            0..=MAX_PAYLOAD_BYTES => Ok((out, leaves)),
+            _ => Err(TooLarge::Payload),
+        }
     }
 
     /// Reads a payload.
@@ -331,6 +416,31 @@ fn put_len(out: &mut Vec<u8>, len: usize) {
     out.extend_from_slice(&len.to_be_bytes());
 }
 
+fn put_leaves(out: &mut Vec<u8>, entries: usize, leaves: &[BlockHash]) -> Result<(), TooLarge> {
+    out.push(ELSEWHERE);
+    put_len(out, entries);
+    let count = u16::try_from(leaves.len()).map_err(|_| TooLarge::Payload)?;
+    out.extend_from_slice(&count.to_be_bytes());
+    leaves.iter().for_each(|hash| out.extend_from_slice(&hash.0));
+    Ok(())
+}
+
+pub(super) fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
+    put_name(out, &entry.name);
+    put_dot(out, &entry.added);
+    out.extend_from_slice(&entry.inode.0);
+    out.push(entry.kind);
+    put_u64(out, entry.time_ms);
+}
+
+pub(super) fn take_entry(cursor: &mut Cursor) -> Result<Entry, FormatError> {
+    let (name, added) = (take_name(cursor)?, take_dot(cursor)?);
+    let inode = InodeKey(cursor.hash()?.0);
+    let (kind, time_ms) = (cursor.u8()?, cursor.u64()?);
+    kind_of(kind)?;
+    Ok(Entry { name, added, inode, kind, time_ms })
+}
+
 fn put_dot(out: &mut Vec<u8>, dot: &Dot) {
     out.extend_from_slice(dot.writer.as_bytes());
     put_u64(out, dot.height);
@@ -358,12 +468,13 @@ fn decode_links(cursor: &mut Cursor) -> Result<BTreeSet<Link>, FormatError> {
 }
 
 fn decode_regular(cursor: &mut Cursor) -> Result<Contents, FormatError> {
+    let written = Written { dot: take_dot(cursor)?, time_ms: cursor.u64()? };
     let (size_bytes, blocks_512) = (cursor.u64()?, cursor.u64()?);
     if size_bytes > MAX_FILE_BYTES {
         return Err(FormatError::FileTooLong(size_bytes));
     }
     if size_bytes == 0 {
-        return Ok(Contents::Regular { size_bytes, blocks_512, data: None });
+        return Ok(Contents::Regular { size_bytes, blocks_512, data: None, written });
     }
     let data = match cursor.u8()? {
         HERE => {
@@ -381,28 +492,36 @@ fn decode_regular(cursor: &mut Cursor) -> Result<Contents, FormatError> {
         ELSEWHERE => FileData::Elsewhere(cursor.hash()?),
         _ => return Err(FormatError::BadReference("a file's data is in an unknown place")),
     };
-    Ok(Contents::Regular { size_bytes, blocks_512, data: Some(data) })
+    Ok(Contents::Regular { size_bytes, blocks_512, data: Some(data), written })
 }
 
 fn decode_directory(cursor: &mut Cursor) -> Result<Contents, FormatError> {
-    if cursor.u8()? != HERE {
-        return Err(FormatError::BadReference("a directory's entries are in an unknown place"));
-    }
+    let place = cursor.u8()?;
     let count = cursor.u32()? as usize;
+    match place {
+        HERE => {}
+        ELSEWHERE => {
+            let leaves = usize::from(cursor.u16()?);
+            if leaves > cursor.len() / 32 {
+                return Err(FormatError::Truncated);
+            }
+            let leaves = (0..leaves).map(|_| cursor.hash()).collect::<Result<_, _>>()?;
+            return Ok(Contents::Unread { entries: count, leaves });
+        }
+        _ => {
+            return Err(FormatError::BadReference("a directory's entries are in an unknown place"));
+        }
+    }
     if count > cursor.len() / MIN_ENTRY_BYTES {
         return Err(FormatError::Truncated);
     }
-    let mut entries = BTreeSet::new();
+    let mut entries: Vec<Entry> = Vec::new();
     for _ in 0..count {
-        let (name, added) = (take_name(cursor)?, take_dot(cursor)?);
-        let inode = InodeKey(cursor.hash()?.0);
-        let (kind, time_ms) = (cursor.u8()?, cursor.u64()?);
-        kind_of(kind)?;
-        let entry = Entry { name, added, inode, kind, time_ms };
+        let entry = take_entry(cursor)?;
         if entries.last().is_some_and(|last| *last >= entry) {
             return Err(FormatError::Unsorted { name: shown(&entry.name) });
         }
-        entries.insert(entry);
+        entries.push(entry);
     }
-    Ok(Contents::Directory(entries))
+    Ok(Contents::Directory(entries.into_iter().collect()))
 }

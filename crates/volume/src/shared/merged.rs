@@ -7,7 +7,7 @@
 //! |---|---|
 //! | entries of a directory, names of a file | merge as [add-wins sets](super::add_wins) |
 //! | attributes | those of the *leading* sibling: the highest, then that of the greater writer; clocks do not decide |
-//! | contents of a file | the leading sibling's, and each other one as a [`Conflict`] beside it, if they differ |
+//! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the highest write are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
 //!
 //! If two entries of a directory have one name, the one that was added first has it, and the other
@@ -20,11 +20,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};
 
 use atoll_key::kinds::certified::{CertifiedBlock, Dot, Sibling};
-use atoll_vfs::{FileKind, MAX_NAME_BYTES};
+use atoll_vfs::MAX_NAME_BYTES;
 use bytes::Bytes;
 
-use super::add_wins::{self, Element, Version};
-use super::inode::{Contents, Entry, Inode};
+use super::add_wins::{self, Version};
+use super::entries::{Entries, Leaves};
+use super::inode::{Contents, Entry, Inode, Written};
+
 use crate::format::FormatError;
 
 /// The latest time that is written as a date, seconds since 1970: the end of the year 9999.
@@ -37,7 +39,7 @@ pub struct Conflict {
     pub dot: Dot,
     /// When, by the writer's clock, milliseconds since 1970.
     pub time_ms: u64,
-    /// The inode as that writer left it.
+    /// An inode that has them.
     pub inode: Inode,
 }
 
@@ -52,17 +54,25 @@ pub struct Merged {
     pub unreadable: Vec<(Dot, FormatError)>,
 }
 
-/// What the siblings of `block` say together; `None` if the inode has been removed.
+/// What the siblings of `block` say together; `None` if the inode has been removed. Entries that lie in
+/// leaves are taken from `leaves`.
 ///
 /// # Errors
 /// If none of them is an inode: why the leading one is not.
-pub fn merge(block: &CertifiedBlock) -> Result<Option<Merged>, FormatError> {
+pub fn merge(block: &CertifiedBlock, leaves: &Leaves) -> Result<Option<Merged>, FormatError> {
+    let decode = |payload: &Bytes| {
+        let mut inode = Inode::decode(payload)?;
+        if let Contents::Unread { entries, leaves: hashes } = &inode.contents {
+            inode.contents = Contents::Directory(Entries::in_leaves(hashes, *entries, leaves)?);
+        }
+        Ok(inode)
+    };
     let mut siblings: Vec<&Sibling> =
         block.siblings().iter().filter(|sibling| !sibling.is_removal).collect();
     siblings.sort_by_key(|sibling| std::cmp::Reverse((sibling.dot.height, sibling.dot.writer)));
     let (mut read, mut unreadable) = (Vec::new(), Vec::new());
     for sibling in siblings {
-        match Inode::decode(&sibling.payload) {
+        match decode(&sibling.payload) {
             Ok(inode) => read.push((sibling, inode)),
             Err(error) => unreadable.push((sibling.dot, error)),
         }
@@ -71,49 +81,114 @@ pub fn merge(block: &CertifiedBlock) -> Result<Option<Merged>, FormatError> {
         return unreadable.into_iter().next().map_or(Ok(None), |(_, error)| Err(error));
     };
     let attributes = leading.attributes.clone();
-    let links = versions(&read, |inode| Some(&inode.links));
-    let links = add_wins::merge(&links);
+    let links = read.iter().map(|(sibling, inode)| Version {
+        dot: sibling.dot,
+        context: &sibling.context,
+        elements: &inode.links,
+    });
+    let links = add_wins::merge(&links.collect::<Vec<_>>());
     let contents = match &leading.contents {
+        // As in most cases: nothing is to be merged, and no leaf to be made anew.
+        Contents::Directory(entries) if read.len() == 1 => Contents::Directory(entries.clone()),
         Contents::Directory(_) => {
-            let entries = versions(&read, |inode| match &inode.contents {
-                Contents::Directory(entries) => Some(entries),
-                _ => None,
+            let sets: Vec<(&Sibling, BTreeSet<Entry>)> = read
+                .iter()
+                .filter_map(|(sibling, inode)| match &inode.contents {
+                    Contents::Directory(entries) => {
+                        Some((*sibling, entries.iter().cloned().collect()))
+                    }
+                    _ => None,
+                })
+                .collect();
+            let versions = sets.iter().map(|(sibling, elements)| Version {
+                dot: sibling.dot,
+                context: &sibling.context,
+                elements,
             });
-            Contents::Directory(add_wins::merge(&entries))
+            let merged = add_wins::merge(&versions.collect::<Vec<_>>());
+            Contents::Directory(merged.into_iter().collect())
         }
         contents => contents.clone(),
     };
-    let mut conflicts: Vec<Conflict> = Vec::new();
-    if contents.kind() != FileKind::Directory {
-        for (sibling, inode) in &read[1..] {
-            let shown = conflicts.iter().map(|conflict| &conflict.inode.contents);
-            if shown.chain([&contents]).all(|shown| *shown != inode.contents) {
-                let (dot, time_ms) = (sibling.dot, sibling.time_ms);
-                conflicts.push(Conflict { dot, time_ms, inode: inode.clone() });
-            }
+    let (contents, conflicts) = match contents {
+        Contents::Regular { .. } => files(&read, contents),
+        Contents::Directory(_) => (contents, Vec::new()),
+        contents => {
+            let conflict = |(sibling, inode): &(&Sibling, Inode)| Conflict {
+                dot: sibling.dot,
+                time_ms: sibling.time_ms,
+                inode: inode.clone(),
+            };
+            let others = read[1..].iter().map(conflict).collect();
+            let others = different(&contents, others);
+            (contents, others)
         }
-    }
+    };
     let inode = Inode { attributes, links, contents };
     Ok(Some(Merged { inode, conflicts, unreadable }))
 }
 
-/// The versions of one set in all siblings that have it.
-fn versions<'a, T: Element>(
-    read: &'a [(&'a Sibling, Inode)],
-    set: impl Fn(&'a Inode) -> Option<&'a BTreeSet<T>>,
-) -> Vec<Version<'a, T>> {
-    let version = |(sibling, inode): &'a (&'a Sibling, Inode)| {
-        let (dot, context) = (sibling.dot, &sibling.context);
-        set(inode).map(|elements| Version { dot, context, elements })
-    };
-    read.iter().filter_map(version).collect()
+/// The contents of a file that are shown, and those beside them.
+fn files(read: &[(&Sibling, Inode)], leading: Contents) -> (Contents, Vec<Conflict>) {
+    let mut writes: Vec<(&Sibling, BTreeSet<Written>, &Inode)> = Vec::new();
+    for (sibling, inode) in read {
+        if let Contents::Regular { written, .. } = &inode.contents {
+            writes.push((sibling, BTreeSet::from([*written]), inode));
+        }
+    }
+    let versions = writes.iter().map(|(sibling, elements, _)| Version {
+        dot: sibling.dot,
+        context: &sibling.context,
+        elements,
+    });
+    let mut left: Vec<Written> =
+        add_wins::merge(&versions.collect::<Vec<_>>()).into_iter().collect();
+    left.sort_by_key(|written| std::cmp::Reverse((written.dot.height, written.dot.writer)));
+    let mut found: Vec<Conflict> = Vec::new();
+    for Written { dot, time_ms } in left {
+        let of = writes.iter().find(|(_, written, _)| written.iter().all(|one| one.dot == dot));
+        let (_, _, inode) = of.expect("it came from there");
+        found.push(Conflict { dot, time_ms, inode: (*inode).clone() });
+    }
+    if found.is_empty() {
+        // Only contexts that name each other can do that: they are false.
+        return (leading, Vec::new());
+    }
+    let shown = found.remove(0).inode.contents;
+    let others = different(&shown, found);
+    (shown, others)
+}
+
+/// Those whose contents are not shown, nor those of one before.
+fn different(shown: &Contents, others: Vec<Conflict>) -> Vec<Conflict> {
+    let mut conflicts: Vec<Conflict> = Vec::new();
+    for other in others {
+        let kept = conflicts.iter().map(|conflict| &conflict.inode.contents);
+        if kept.chain([shown]).all(|shown| !shown.is_same(&other.inode.contents)) {
+            conflicts.push(other);
+        }
+    }
+    conflicts
+}
+
+/// The entries that one name of a directory stands for, as [`names`] has them.
+pub fn named(entries: &Entries, name: &[u8]) -> Option<Vec<Entry>> {
+    let plain: Vec<&Entry> = entries.of_name(name).collect();
+    match plain.first() {
+        Some(first) if plain.iter().all(|entry| entry.inode == first.inode) => {
+            Some(plain.into_iter().cloned().collect())
+        }
+        // Neither a name that was given nor one of a conflict.
+        None if !name.contains(&b'~') => None,
+        _ => names(entries).remove(name),
+    }
 }
 
 /// A directory as it is listed: each name, and the entries that it stands for: several if two writers gave
 /// one inode the same name.
-pub fn names(entries: &BTreeSet<Entry>) -> BTreeMap<Bytes, Vec<Entry>> {
+pub fn names(entries: &Entries) -> BTreeMap<Bytes, Vec<Entry>> {
     let mut by_name: BTreeMap<&Bytes, Vec<&Entry>> = BTreeMap::new();
-    for entry in entries {
+    for entry in entries.iter() {
         by_name.entry(&entry.name).or_default().push(entry);
     }
     let mut shown: BTreeMap<Bytes, Vec<Entry>> = BTreeMap::new();

@@ -7,6 +7,7 @@
 //!
 //! - [`add_wins`]: sets whose concurrent versions merge.
 //! - [`inode`]: the bytes of an inode, which are the payload of a sibling.
+//! - [`entries`]: the entries of a directory, also of a large one.
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
 //! - [`access`]: who may write: the records of volumes and groups, and what changes them.
 //!
@@ -14,5 +15,6 @@
 
 pub mod access;
 pub mod add_wins;
+pub mod entries;
 pub mod inode;
 pub mod merged;

@@ -13,6 +13,7 @@ use super::group_record::GroupRecord;
 use super::groups::{new_member, put_group};
 use super::volume_record::VolumeRecord;
 use super::{AccessError, next_version, read_signed};
+use crate::shared::entries::Entries;
 use crate::shared::inode::{Attributes, Contents, Inode, InodeKey};
 
 /// What a new volume is to be like.
@@ -59,7 +60,7 @@ pub async fn create(
     let root = root.expect("the author is a member");
 
     let record = VolumeRecord {
-        root: InodeKey(root.key().as_hash().expect("an inode's key is hashed")),
+        root: InodeKey::of(&root.key()),
         block_size_log2: options.block_size_log2,
         created_unix_ms: now_ms,
         label: options.label.clone(),
@@ -86,6 +87,6 @@ fn root_directory(options: &NewVolume, now_ms: u64) -> Inode {
     let mode = options.mode;
     let (mtime, ctime, atime) = (now, now, now);
     let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, xattrs: Vec::new() };
-    let contents = Contents::Directory(BTreeSet::new());
+    let contents = Contents::Directory(Entries::default());
     Inode { attributes, links: BTreeSet::new(), contents }
 }

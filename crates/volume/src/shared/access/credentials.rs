@@ -116,12 +116,27 @@ impl Credentials {
         Ok(Author { secret: secret.clone(), certificate, writer })
     }
 
+    /// That the user may write where members of `groups` may.
+    ///
+    /// # Errors
+    /// If the user may not.
+    pub async fn check(&self, groups: &[GroupId]) -> Result<(), NotAllowed> {
+        let user = self.user().ok_or(NotAllowed::NoKey)?;
+        self.certificate(user, groups).await.map(drop)
+    }
+
+    /// A replica has refused what was signed with a certificate of one of these groups: they are asked
+    /// again.
+    pub fn forget(&self, groups: &[GroupId]) {
+        let mut looks = self.lock();
+        for group in groups {
+            looks.remove(group);
+        }
+    }
+
     /// Whether the user may write where members of `groups` may, as far as is known now.
     pub async fn may_write(&self, groups: &[GroupId]) -> bool {
-        match self.user() {
-            Some(user) => self.certificate(user, groups).await.is_ok(),
-            None => false,
-        }
+        self.check(groups).await.is_ok()
     }
 
     async fn certificate(

@@ -27,6 +27,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::credentials::Credentials;
 use super::{ATTEMPTS, AccessError};
+use crate::shared::entries;
 use crate::shared::inode::{Contents, InodeKey};
 use crate::shared::merged::{self, Merged, names};
 
@@ -137,10 +138,14 @@ impl Rebinder<'_> {
                 Ok(block) => signed.as_ref().and_then(|mine| mine.join(&block)).unwrap_or(block),
                 Err(error) => return (path, Err(error.to_string())),
             };
-            let merged = merged::merge(&block).ok().flatten();
+            let leaves = match entries::fetch(self.blocks, &block).await {
+                Ok(leaves) => leaves,
+                Err(error) => return (path, Err(error.to_string())),
+            };
+            let merged = merged::merge(&block, &leaves).ok().flatten();
             let wanted = (self.groups)(block.groups());
             if BTreeSet::from_iter(&wanted) == BTreeSet::from_iter(block.groups()) {
-                return (path, Ok((changed, merged.map(entries).unwrap_or_default())));
+                return (path, Ok((changed, merged.map(named).unwrap_or_default())));
             }
             let Some(next) = self.rebound(&block, &wanted, merged.as_ref()).await else {
                 let why = "it belongs to another volume, or would have no group or too many";
@@ -172,7 +177,10 @@ impl Rebinder<'_> {
         let written = async {
             // A version that covers others would take their contents away.
             let merged = merged.filter(|it| it.conflicts.is_empty() && it.unreadable.is_empty())?;
-            let payload = merged.inode.encode().ok()?;
+            let (payload, leaves) = merged.inode.encode_with_leaves().ok()?;
+            for leaf in leaves {
+                self.blocks.put(vec![leaf.block().clone()]).await.ok()?;
+            }
             let author = self.credentials.author(groups, self.writer?).await.ok()?;
             rebound.write(&author, self.env.unix_ms(), Some(&payload))
         };
@@ -181,7 +189,7 @@ impl Rebinder<'_> {
 }
 
 /// What a directory names; nothing for other files.
-fn entries(merged: Merged) -> Vec<(Bytes, InodeKey)> {
+fn named(merged: Merged) -> Vec<(Bytes, InodeKey)> {
     match merged.inode.contents {
         Contents::Directory(entries) => {
             let shown = names(&entries).into_iter();
@@ -227,7 +235,9 @@ pub async fn find(
     let mut at = top;
     for name in path {
         let block = read(blocks, at).await?;
-        let merged = merged::merge(&block).map_err(|error| unreadable(&block.id(), &error))?;
+        let leaves = entries::fetch(blocks, &block).await?;
+        let merged =
+            merged::merge(&block, &leaves).map_err(|error| unreadable(&block.id(), &error))?;
         let Some(Contents::Directory(entries)) = merged.map(|merged| merged.inode.contents) else {
             return Ok(None);
         };

@@ -26,6 +26,7 @@ use atoll_volume::shared::access::{
     AccessError, Credentials, GroupRecord, Member, NewVolume, NotAllowed, RebindReport, Renewal,
     TooLong, VolumeRecord, create, is_shared, read_group, read_volume, rebind,
 };
+use atoll_volume::shared::entries::{Entries, Leaves};
 use atoll_volume::shared::inode::{Contents, Entry, Inode, InodeKey};
 use atoll_volume::shared::merged;
 use bytes::Bytes;
@@ -407,11 +408,11 @@ async fn a_new_volume_has_a_root_directory_that_its_maker_may_write() {
     let group = volume_group(&volume(), 0).group_id();
     let root = held(&blocks, record.root).await;
     assert_eq!(root.groups(), [group]);
-    let inode = merged::merge(&root).expect("an inode").expect("there").inode;
+    let inode = merged::merge(&root, &Leaves::new()).expect("an inode").expect("there").inode;
     let attributes = &inode.attributes;
     assert_eq!((attributes.uid, attributes.gid, attributes.mode), (1000, 100, 0o755));
     assert_eq!(attributes.mtime.secs as u64, now_secs(&env));
-    assert_eq!(inode.contents, Contents::Directory(BTreeSet::new()));
+    assert_eq!(inode.contents, Contents::Directory(Entries::default()));
     // Whoever finds the record finds all.
     let order = [root.id(), GroupRecord::id(group), atoll_key::SignedBlock::id_at(id.root_key())];
     assert_eq!(ring.put.lock().expect("a lock")[..], order);
@@ -620,7 +621,8 @@ async fn link(
     entry: Entry,
 ) {
     let above = held(blocks, directory).await;
-    let mut inode: Inode = merged::merge(&above).expect("an inode").expect("there").inode;
+    let mut inode: Inode =
+        merged::merge(&above, &Leaves::new()).expect("an inode").expect("there").inode;
     let Contents::Directory(entries) = &mut inode.contents else { panic!("a directory") };
     entries.insert(entry);
     let payload = inode.encode().expect("short");
@@ -629,7 +631,7 @@ async fn link(
 }
 
 fn directory() -> Contents {
-    Contents::Directory(BTreeSet::new())
+    Contents::Directory(Entries::default())
 }
 
 fn symlink(target: &'static str) -> Contents {

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use atoll_key::BlockHash;
 use atoll_key::kinds::certified::CertifiedBlock;
-use atoll_volume::shared::inode::{Contents, Entry, Inode, InodeKey, Link};
+use atoll_volume::shared::entries::{Entries, Leaves};
+use atoll_volume::shared::inode::{Contents, Entry, FileData, Inode, InodeKey, Link, Written};
 use atoll_volume::shared::merged::{self, Merged, conflict_name, names};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -11,14 +13,14 @@ use proptest::prelude::*;
 use super::{NOW_MS, author, create, dot, entry, inode, joined, write, writer};
 
 fn merge(block: &CertifiedBlock) -> Merged {
-    merged::merge(block).expect("inodes").expect("not removed")
+    merged::merge(block, &Leaves::new()).expect("inodes").expect("not removed")
 }
 
 fn symlink(target: &str) -> Inode {
     inode(Contents::Symlink(Bytes::copy_from_slice(target.as_bytes())))
 }
 
-fn entries(merged: &Merged) -> &BTreeSet<Entry> {
+fn entries(merged: &Merged) -> &Entries {
     match &merged.inode.contents {
         Contents::Directory(entries) => entries,
         other => panic!("{other:?}"),
@@ -26,11 +28,7 @@ fn entries(merged: &Merged) -> &BTreeSet<Entry> {
 }
 
 /// What user `n` leaves who sees `seen`, and adds or removes a name.
-fn change(
-    seen: &CertifiedBlock,
-    n: u8,
-    change: impl FnOnce(&mut BTreeSet<Entry>),
-) -> CertifiedBlock {
+fn change(seen: &CertifiedBlock, n: u8, change: impl FnOnce(&mut Entries)) -> CertifiedBlock {
     let mut inode = merge(seen).inode;
     let Contents::Directory(entries) = &mut inode.contents else { panic!("a directory") };
     change(entries);
@@ -45,7 +43,7 @@ fn listed(block: &CertifiedBlock) -> Vec<String> {
 /// Pastis §3.1: "directory conflicts cannot be automatically solved".
 #[test]
 fn names_added_and_removed_at_the_same_time_all_count() {
-    let empty = create(&inode(Contents::Directory(BTreeSet::new())));
+    let empty = create(&inode(Contents::Directory(Entries::default())));
     let add = |seen: &CertifiedBlock, n: u8, name: &str, number: u8| {
         let added = seen.next_dot(writer(n));
         change(seen, n, |entries| {
@@ -53,7 +51,10 @@ fn names_added_and_removed_at_the_same_time_all_count() {
         })
     };
     let remove = |seen: &CertifiedBlock, n: u8, name: &str| {
-        change(seen, n, |entries| entries.retain(|entry| entry.name != name))
+        change(seen, n, |entries| {
+            let gone: Vec<Entry> = entries.iter().filter(|e| e.name == name).cloned().collect();
+            gone.iter().for_each(|entry| assert!(entries.remove(entry)));
+        })
     };
     let two = add(&add(&empty, 1, "one", 1), 1, "two", 2);
     let (left, right) = (add(&two, 2, "left", 3), add(&remove(&two, 3, "one"), 3, "right", 4));
@@ -91,6 +92,36 @@ fn files_keep_what_both_wrote_and_clocks_do_not_decide() {
     assert_eq!(merge(&joined(&other, &write(&first, 4, &same))).conflicts, []);
 }
 
+/// A change of attributes does not compete with contents that somebody wrote at the same time, however
+/// high it is.
+#[test]
+fn contents_are_not_lost_to_a_change_of_attributes() {
+    let file = |size_bytes, dot| {
+        let written = Written { dot, time_ms: NOW_MS };
+        let data = Some(FileData::Elsewhere(BlockHash([size_bytes as u8; 32])));
+        inode(Contents::Regular { size_bytes, blocks_512: 1, data, written })
+    };
+    let first = create(&file(1, dot(1, 1)));
+    let new = write(&first, 2, &file(2, first.next_dot(writer(2))));
+    let mut private = file(1, dot(1, 1));
+    private.attributes.mode = 0o600;
+    let mut changed = write(&first, 3, &private);
+    changed = write(&changed, 3, &private);
+    for both in [joined(&new, &changed), joined(&changed, &new)] {
+        let merged = merge(&both);
+        assert_eq!(merged.inode.contents, file(2, first.next_dot(writer(2))).contents);
+        assert_eq!(merged.inode.attributes.mode, 0o600);
+        assert_eq!(merged.conflicts, []);
+    }
+    // Contents that nobody had seen who wrote others stay beside them.
+    let third = write(&changed, 4, &file(3, changed.next_dot(writer(4))));
+    let merged = merge(&joined(&new, &third));
+    assert_eq!(merged.inode.contents, file(3, changed.next_dot(writer(4))).contents);
+    let beside: Vec<&Contents> = merged.conflicts.iter().map(|one| &one.inode.contents).collect();
+    assert_eq!(beside, [&file(2, first.next_dot(writer(2))).contents]);
+    assert_eq!(merged.conflicts[0].dot, first.next_dot(writer(2)));
+}
+
 fn payload(target: &str) -> Vec<u8> {
     symlink(target).encode().expect("short")
 }
@@ -99,7 +130,7 @@ fn payload(target: &str) -> Vec<u8> {
 fn a_removal_does_not_take_away_what_was_written_meanwhile() {
     let first = create(&symlink("first"));
     let removed = first.write(&author(2), NOW_MS, None).expect("a member");
-    assert_eq!(merged::merge(&removed), Ok(None));
+    assert_eq!(merged::merge(&removed, &Leaves::new()), Ok(None));
     let written = write(&first, 3, &symlink("written"));
     assert_eq!(merge(&joined(&removed, &written)).inode, symlink("written"));
 }
@@ -123,7 +154,7 @@ fn nonsense_beside_an_inode_is_told_and_hides_nothing() {
     let merged = merge(&joined(&nonsense, &write(&first, 3, &symlink("sense"))));
     assert_eq!(merged.inode, symlink("sense"));
     assert_eq!(merged.unreadable[0].0.writer, writer(2));
-    assert!(merged::merge(&nonsense).is_err());
+    assert!(merged::merge(&nonsense, &Leaves::new()).is_err());
     let covered = write(&nonsense, 3, &symlink("again"));
     assert_eq!(merge(&covered).inode, symlink("again"));
 }
@@ -132,7 +163,7 @@ fn nonsense_beside_an_inode_is_told_and_hides_nothing() {
 fn of_two_files_of_one_name_the_earlier_keeps_it() {
     let (early, late) = (entry("plan", 1, dot(2, 5)), entry("plan", 2, dot(1, 6)));
     let again = entry("plan", 1, dot(3, 9));
-    let shown = names(&[late.clone(), early.clone(), again.clone()].into());
+    let shown = names(&[late.clone(), early.clone(), again.clone()].into_iter().collect());
     let other = conflict_name(b"plan", &late.added, NOW_MS, 1);
     let text = String::from_utf8_lossy(&other);
     assert!(text.starts_with("plan~") && text.ends_with("~20261123T135501Z"), "{text}");
@@ -143,7 +174,7 @@ fn of_two_files_of_one_name_the_earlier_keeps_it() {
     assert_eq!(shown, BTreeMap::from(expected));
     // A name that somebody gave is not taken from him.
     let given = Entry { name: other.clone(), ..entry("", 3, dot(1, 7)) };
-    let shown = names(&[late.clone(), early, given.clone()].into());
+    let shown = names(&[late.clone(), early, given.clone()].into_iter().collect());
     assert_eq!(shown[&other], [given]);
     assert_eq!(shown[&conflict_name(b"plan", &late.added, NOW_MS, 2)], [late]);
 }
@@ -166,7 +197,7 @@ proptest! {
     fn directories_that_exchange_all_they_hold_list_the_same(
         steps in proptest::collection::vec((0usize..3, 0u8..3, 0usize..5), 0..30)
     ) {
-        let first = create(&inode(Contents::Directory(BTreeSet::new())));
+        let first = create(&inode(Contents::Directory(Entries::default())));
         let mut replicas = vec![first; 3];
         let (mut added, mut removed) = (BTreeSet::new(), BTreeSet::new());
         for (number, (at, what, which)) in steps.into_iter().enumerate() {
@@ -177,9 +208,7 @@ proptest! {
                     let name = format!("{}", number % 7);
                     let entry = entry(&name, number as u8, seen.next_dot(writer(n)));
                     added.insert(entry.clone());
-                    change(&seen, n, |entries| {
-                        let _ = entries.insert(entry);
-                    })
+                    change(&seen, n, |entries| entries.insert(entry))
                 }
                 1 => {
                     let gone = entries(&merge(&seen)).iter().nth(which).cloned();
@@ -194,7 +223,7 @@ proptest! {
             replicas[at] = joined(&seen, &new);
         }
         let all = joined(&joined(&replicas[0], &replicas[1]), &replicas[2]);
-        let expected: BTreeSet<Entry> = added.difference(&removed).cloned().collect();
+        let expected: Entries = added.difference(&removed).cloned().collect();
         let merged = merge(&all);
         prop_assert_eq!(entries(&merged), &expected);
         let shown = names(&expected);

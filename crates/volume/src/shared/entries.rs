@@ -1,0 +1,286 @@
+//! The entries of a directory, in order, as *leaves* of some hundred entries each.
+//!
+//! The entries of a large directory lie in content blocks of their own ("each directory inode points to
+//! a set of CHBs containing the directory entries", Pastis §3): one for each leaf. A change makes one leaf
+//! anew, or two, and the others are shared with the version before: in memory as on the ring.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 4 | magic `ATSL` |
+//! | 1 | layout, 1 |
+//! | 2 | number of entries, at least 1 |
+//! | … | [entries](super::inode), ascending |
+//!
+//! Invariants: no leaf is empty, entries ascend within leaves and from leaf to leaf.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
+
+use atoll_dht::{Blocks, GetError};
+use atoll_key::BlockHash;
+use atoll_key::kinds::certified::CertifiedBlock;
+use atoll_vfs::FileKind;
+use bytes::Bytes;
+
+use super::inode::{Contents, Entry, Inode, put_entry, take_entry};
+use crate::format::cursor::{Cursor, put_header};
+use crate::format::{FormatError, shown};
+
+const MAGIC: &[u8; 4] = b"ATSL";
+const NAME: &str = "leaf of a directory";
+/// A leaf with more bytes of entries is divided.
+const MAX_LEAF_BYTES: usize = 32 << 10;
+/// Two neighbours with so many bytes together become one.
+const MERGED_LEAF_BYTES: usize = 8 << 10;
+
+/// Leaves that were read or written, by their hash.
+pub type Leaves = BTreeMap<BlockHash, Arc<Leaf>>;
+
+/// Some entries of a directory, at least one, ascending.
+#[derive(Clone, Debug)]
+pub struct Leaf {
+    entries: Vec<Entry>,
+    /// How many bytes they have when encoded.
+    bytes: usize,
+    subdirectories: usize,
+    block: OnceLock<(BlockHash, Bytes)>,
+}
+
+impl Leaf {
+    fn of(entries: Vec<Entry>) -> Leaf {
+        let bytes = entries.iter().map(Entry::encoded_bytes).sum();
+        let subdirectories = entries.iter().filter(|entry| is_directory(entry)).count();
+        Leaf { entries, bytes, subdirectories, block: OnceLock::new() }
+    }
+
+    /// Reads a leaf.
+    ///
+    /// # Errors
+    /// If it is not one.
+    pub fn decode(block: &Bytes) -> Result<Leaf, FormatError> {
+        let mut cursor = Cursor::header(block, MAGIC, NAME)?;
+        let count = usize::from(cursor.u16()?);
+        let mut entries: Vec<Entry> = Vec::new();
+        for _ in 0..count {
+            let entry = take_entry(&mut cursor)?;
+            if entries.last().is_some_and(|last| *last >= entry) {
+                return Err(FormatError::Unsorted { name: shown(&entry.name) });
+            }
+            entries.push(entry);
+        }
+        cursor.end()?;
+        if entries.is_empty() {
+            return Err(FormatError::BadReference("a leaf of a directory is empty"));
+        }
+        Ok(Leaf::of(entries))
+    }
+
+    /// Its block, and the hash of that.
+    pub fn block(&self) -> &(BlockHash, Bytes) {
+        self.block.get_or_init(|| {
+            let mut block = Vec::with_capacity(7 + self.bytes);
+            put_header(&mut block, MAGIC);
+            let count = u16::try_from(self.entries.len()).expect("an entry has 67 bytes or more");
+            block.extend_from_slice(&count.to_be_bytes());
+            self.entries.iter().for_each(|entry| put_entry(&mut block, entry));
+            (BlockHash::of(&block), block.into())
+        })
+    }
+
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    fn first(&self) -> &Entry {
+        &self.entries[0]
+    }
+
+    fn last(&self) -> &Entry {
+        self.entries.last().expect("a leaf has entries")
+    }
+}
+
+fn is_directory(entry: &Entry) -> bool {
+    entry.file_kind() == FileKind::Directory
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Entries {
+    leaves: Vec<Arc<Leaf>>,
+}
+
+impl PartialEq for Entries {
+    fn eq(&self, other: &Entries) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Entries {}
+
+impl FromIterator<Entry> for Entries {
+    /// In any order.
+    fn from_iter<I: IntoIterator<Item = Entry>>(entries: I) -> Entries {
+        let sorted: BTreeSet<Entry> = entries.into_iter().collect();
+        let (mut leaves, mut leaf, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for entry in sorted {
+            let more = entry.encoded_bytes();
+            // Half full, so that names can be added.
+            if bytes + more > MAX_LEAF_BYTES / 2 {
+                leaves.push(Arc::new(Leaf::of(std::mem::take(&mut leaf))));
+                bytes = 0;
+            }
+            bytes += more;
+            leaf.push(entry);
+        }
+        if !leaf.is_empty() {
+            leaves.push(Arc::new(Leaf::of(leaf)));
+        }
+        Entries { leaves }
+    }
+}
+
+impl Entries {
+    /// Those that lie in these leaves, of which there are `count`.
+    ///
+    /// # Errors
+    /// If they do not ascend, or there are more or fewer, or a leaf was not read.
+    pub(super) fn in_leaves(
+        hashes: &[BlockHash],
+        count: usize,
+        read: &Leaves,
+    ) -> Result<Entries, FormatError> {
+        let mut leaves: Vec<Arc<Leaf>> = Vec::new();
+        for hash in hashes {
+            let leaf = read.get(hash);
+            let leaf = leaf.ok_or(FormatError::BadReference("a directory's leaf was not read"))?;
+            if leaves.last().is_some_and(|before| before.last() >= leaf.first()) {
+                return Err(FormatError::Unsorted { name: shown(&leaf.first().name) });
+            }
+            leaves.push(leaf.clone());
+        }
+        let entries = Entries { leaves };
+        if entries.len() != count {
+            let (stated, found) = (count as u64, entries.len() as u64);
+            return Err(FormatError::Mismatch { what: "entries of a directory", stated, found });
+        }
+        Ok(entries)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.entries.len()).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    /// How many name directories.
+    pub(super) fn subdirectories(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.subdirectories).sum()
+    }
+
+    /// How many bytes they have when encoded.
+    pub(super) fn encoded_bytes(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.bytes).sum()
+    }
+
+    pub(super) fn leaves(&self) -> &[Arc<Leaf>] {
+        &self.leaves
+    }
+
+    /// All, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.leaves.iter().flat_map(|leaf| &leaf.entries)
+    }
+
+    /// Those of one name, the plain name that was given.
+    pub(super) fn of_name(&self, name: &[u8]) -> impl Iterator<Item = &Entry> {
+        let first = self.leaves.partition_point(|leaf| &leaf.last().name[..] < name);
+        let below = self
+            .leaves
+            .get(first)
+            .map_or(0, |leaf| leaf.entries.partition_point(|entry| &entry.name[..] < name));
+        let leaves = self.leaves[first..].iter().flat_map(|leaf| &leaf.entries);
+        leaves.skip(below).take_while(move |entry| entry.name == name)
+    }
+
+    /// Adds an entry, if it is not there.
+    pub fn insert(&mut self, entry: Entry) {
+        let at = self.leaves.partition_point(|leaf| *leaf.last() < entry);
+        let at = at.min(self.leaves.len().saturating_sub(1));
+        let Some(leaf) = self.leaves.get(at) else {
+            self.leaves.push(Arc::new(Leaf::of(vec![entry])));
+            return;
+        };
+        let Err(place) = leaf.entries.binary_search(&entry) else { return };
+        let mut entries = leaf.entries.clone();
+        entries.insert(place, entry);
+        let mut left = Leaf::of(entries);
+        if left.bytes <= MAX_LEAF_BYTES {
+            self.leaves[at] = Arc::new(left);
+            return;
+        }
+        // Names that come in order leave full leaves behind.
+        let is_last = at + 1 == self.leaves.len() && place + 1 == left.entries.len();
+        let half = if is_last { place } else { left.entries.len() / 2 };
+        let right = Leaf::of(left.entries.split_off(half));
+        self.leaves[at] = Arc::new(Leaf::of(left.entries));
+        self.leaves.insert(at + 1, Arc::new(right));
+    }
+
+    /// Takes an entry away; whether it was there.
+    pub fn remove(&mut self, entry: &Entry) -> bool {
+        let at = self.leaves.partition_point(|leaf| leaf.last() < entry);
+        let Some(leaf) = self.leaves.get(at) else { return false };
+        let Ok(place) = leaf.entries.binary_search(entry) else { return false };
+        let mut entries = leaf.entries.clone();
+        entries.remove(place);
+        if entries.is_empty() {
+            self.leaves.remove(at);
+            return true;
+        }
+        let mut leaf = Leaf::of(entries);
+        if let Some(next) = self.leaves.get(at + 1)
+            && leaf.bytes + next.bytes <= MERGED_LEAF_BYTES
+        {
+            leaf.entries.extend(next.entries.iter().cloned());
+            leaf = Leaf::of(leaf.entries);
+            self.leaves.remove(at + 1);
+        }
+        self.leaves[at] = Arc::new(leaf);
+        true
+    }
+}
+
+/// Fetches the leaves that the siblings of a block refer to.
+///
+/// # Errors
+/// If one cannot be fetched, or is no leaf.
+pub(super) async fn fetch(
+    blocks: &Arc<dyn Blocks>,
+    block: &CertifiedBlock,
+) -> Result<Leaves, GetError> {
+    let mut leaves = Leaves::new();
+    for hash in leaves_of(block) {
+        let bytes = blocks.get(hash).await?;
+        let bad = |error: FormatError| GetError::Unavailable {
+            key: hash.id().key,
+            told: error.to_string(),
+        };
+        leaves.insert(hash, Arc::new(Leaf::decode(&bytes).map_err(bad)?));
+    }
+    Ok(leaves)
+}
+
+/// The leaves that the siblings of a block refer to.
+pub(super) fn leaves_of(block: &CertifiedBlock) -> BTreeSet<BlockHash> {
+    let inodes = block.siblings().iter().filter_map(|one| Inode::decode(&one.payload).ok());
+    let leaves = inodes.filter_map(|inode| match inode.contents {
+        Contents::Unread { leaves, .. } => Some(leaves),
+        _ => None,
+    });
+    leaves.flatten().collect()
+}
