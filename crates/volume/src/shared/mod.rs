@@ -9,12 +9,23 @@
 //! - [`inode`]: the bytes of an inode, which are the payload of a sibling.
 //! - [`entries`]: the entries of a directory, also of a large one.
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
-//! - [`access`]: who may write: the records of volumes and groups, and what changes them.
+//! - [`access`]: who may write: the records of volumes and groups, and a user's certificates.
+//! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
+//! - `table`: the files that the kernel holds and has open, as plain data.
+//! - [`SharedFs`]: the calls of a file system.
 //!
-//! Each knows only those before it. Only [`access`] fetches, stores, or reads a clock.
+//! Each knows only those before it.
 
 pub mod access;
 pub mod add_wins;
 pub mod entries;
+mod fault;
+mod fs;
+mod inline_blocks;
 pub mod inode;
+mod inodes;
 pub mod merged;
+mod table;
+
+pub use fs::{EndError, OpenError, SharedFs, SharedOptions};
+pub use inodes::Consistency;

@@ -15,6 +15,9 @@ mod ring;
 mod roots;
 mod scale;
 mod shared;
+#[allow(dead_code, reason = "the tests of `dht` use all of it")]
+#[path = "../../../dht/tests/it/ring.rs"]
+mod simulated_ring;
 mod trees;
 mod unread;
 mod window;

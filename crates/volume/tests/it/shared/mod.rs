@@ -1,9 +1,13 @@
 //! Shared volumes (Pastis): inodes, and what concurrent versions of them say together.
 
 mod access;
+mod conflicts;
+mod conformance;
 mod entries;
 mod inodes;
 mod merging;
+mod model;
+mod mounts;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};
 use atoll_key::{GroupId, SecretKey, UserId, VolumeId};

@@ -19,11 +19,7 @@ use futures_util::FutureExt;
 use super::model::{Call, Dice, call, make, shown};
 use super::secret;
 
-#[allow(dead_code, reason = "the tests of `dht` use all of it")]
-#[path = "../../../../dht/tests/it/ring.rs"]
-mod ring;
-
-use ring::Ring;
+use crate::simulated_ring::Ring;
 
 type Shown = BTreeMap<Vec<u8>, String>;
 

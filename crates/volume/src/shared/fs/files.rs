@@ -1,0 +1,518 @@
+//! Opening, reading and writing files (Pastis §3.2).
+//!
+//! An open reads the inode, unless this mount has changes of the file that are not closed yet; until
+//! the file is closed, that is what is read and written. A close writes the data blocks and then the
+//! inode (Pastis §3.1), and returns when the ring has acknowledged both.
+
+use std::sync::Arc;
+
+use atoll_vfs::{
+    Caller, Entry, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, Handle,
+    OpenFlags, Opened, SeekTo, Writer,
+};
+use bytes::Bytes;
+
+use super::{EndError, Freshness, Shared, Version};
+use crate::blocks::content::{Content, ContentStop, LoadedContent, Stored};
+use crate::blocks::edit_file::{FileEdit, NoSwap, edit_file};
+use crate::blocks::error::EditError;
+use crate::blocks::file::File;
+use crate::blocks::outbox::Outbox;
+use crate::blocks::read_pieces::seek_to;
+use crate::format::build::Sink;
+use crate::format::{InodeBlock, MAX_FILE_BYTES};
+use crate::shared::fault::Fault;
+use crate::shared::inline_blocks::Pin;
+use crate::shared::inode::{Contents, FileData, InodeKey, MAX_INLINE_BYTES, Written};
+use crate::shared::inodes::Base;
+use crate::shared::table::{Open, View};
+
+/// How often a call fetches something stored before it is given up.
+const MAX_LOADS: usize = 64;
+
+/// How often a file is written whose inode had other contents when it was.
+const MAX_CONFLICTS: usize = 4;
+
+impl Shared {
+    fn pin(&self, block: Vec<u8>) -> Arc<Pin> {
+        Arc::new(self.inline.pin(block.into()))
+    }
+
+    pub(super) fn view(&self, version: Arc<Version>) -> Result<View, Errno> {
+        View::of(version, self.block_size_log2, |block| self.pin(block))
+    }
+
+    /// Opens a regular file as it is now.
+    pub(super) async fn open(&self, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+        let (key, turn) = {
+            let table = self.table();
+            let node = table.node(number)?;
+            match node.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Errno::EISDIR.into()),
+                FileKind::Symlink => return Err(Errno::ELOOP.into()),
+                _ => return Err(Errno::ENXIO.into()),
+            }
+            (node.key, node.turn.clone())
+        };
+        let handle = {
+            let _turn = turn.lock().await;
+            let is_changed = {
+                let table = self.table();
+                let node = table.node(number)?;
+                node.orphan.is_some() || node.view.as_ref().is_some_and(View::has_changes)
+            };
+            let newest = match is_changed {
+                true => None,
+                false => Some(self.read_without_conflicts(key).await?),
+            };
+            let changes = flags.writes() || flags.has(OpenFlags::TRUNCATE);
+            if let Some(version) = newest.as_ref().filter(|_| changes) {
+                self.check_may_write(version).await?;
+            }
+            let mut table = self.table();
+            let version = match newest {
+                Some(version) => Some(version),
+                // Its last name is gone, and it was not open.
+                None => {
+                    let node = table.node(number)?;
+                    node.orphan.clone().filter(|_| node.view.is_none())
+                }
+            };
+            if let Some(version) = version {
+                table.set_view(number, self.view(version)?)?;
+            }
+            table.open(number, Open::File(number, flags))?
+        };
+        if flags.has(OpenFlags::TRUNCATE)
+            && let Err(fault) = self.change_content(number, |content, l| content.resize(0, l)).await
+        {
+            self.table().close(number, handle)?;
+            return Err(fault);
+        }
+        let mut table = self.table();
+        let stored = table.on_view(number, |view| view.content.stored)?;
+        let before = table.node_mut(number)?.in_kernel.replace(stored);
+        Ok(Opened { handle: Handle(handle), keep_cache: before == Some(stored), direct_io: false })
+    }
+
+    async fn check_may_write(&self, version: &Version) -> Result<(), Fault> {
+        Ok(self.inodes.credentials.check(version.block.groups()).await?)
+    }
+
+    /// Makes and opens a file, or opens the one that has the name.
+    pub(super) async fn create(
+        &self,
+        caller: Caller,
+        (parent, name): (u64, &Bytes),
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened), Fault> {
+        let is_exclusive = flags.has(OpenFlags::EXCLUSIVE);
+        let made = self.make(caller, (parent, name), super::names::Birth::File, mode).await;
+        match made {
+            Ok(entry) => {
+                let number = entry.attr.inode.0;
+                // It was just written here: nobody else knows of it.
+                let opened = self.open_made(number, flags).await;
+                Ok((entry, self.or_forget(number, opened)?))
+            }
+            Err(Fault { errno: Errno::EEXIST, .. }) if !is_exclusive => {
+                let entry = self.lookup(parent, name).await?;
+                let number = entry.attr.inode.0;
+                let opened = self.open(number, flags).await;
+                let opened = self.or_forget(number, opened)?;
+                let attr = self.attr(number).await?;
+                Ok((Entry { attr, ..entry }, opened))
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Opens a file that this mount has just made.
+    async fn open_made(&self, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+        let key = self.table().node(number)?.key;
+        let version = self.inodes.read(key, Freshness::Within(std::time::Duration::MAX)).await?;
+        let view = self.view(version)?;
+        let mut table = self.table();
+        if table.node(number)?.view.is_none() {
+            table.set_view(number, view)?;
+        }
+        let handle = table.open(number, Open::File(number, flags))?;
+        let stored = table.on_view(number, |view| view.content.stored)?;
+        table.node_mut(number)?.in_kernel = Some(stored);
+        Ok(Opened { handle: Handle(handle), keep_cache: true, direct_io: false })
+    }
+
+    /// Takes a lookup back if what followed it has failed.
+    fn or_forget<T>(&self, number: u64, result: Result<T, Fault>) -> Result<T, Fault> {
+        result.inspect_err(|_| self.table().forget(number, 1))
+    }
+
+    pub(super) async fn read(
+        &self,
+        (number, handle): (u64, u64),
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes, Fault> {
+        let (pieces, stored, _pin) = {
+            let mut table = self.table();
+            if !table.flags(number, handle)?.reads() {
+                return Err(Errno::EBADF.into());
+            }
+            table.on_view(number, |view| {
+                let end = offset.saturating_add(u64::from(len)).min(view.content.size_bytes);
+                let pieces =
+                    if offset < end { view.content.pieces(offset..end) } else { Vec::new() };
+                (pieces, view.content.stored, view.pin.clone())
+            })?
+        };
+        let found = self.readers.assemble(pieces, stored, handle, len, &NoSwap).await?;
+        Ok(found.ok_or(Errno::EIO)?)
+    }
+
+    pub(super) async fn seek(
+        &self,
+        (number, handle): (u64, u64),
+        offset: u64,
+        to: SeekTo,
+    ) -> Result<u64, Fault> {
+        let _pin = {
+            let mut table = self.table();
+            table.flags(number, handle)?;
+            table.on_view(number, |view| view.pin.clone())?
+        };
+        let layout = |at| {
+            let layout = self.table().on_view(number, |view| view.content.layout(at));
+            std::future::ready(layout.map_err(Fault::from))
+        };
+        seek_to(&self.cache, offset, to, layout).await
+    }
+
+    pub(super) async fn write(
+        &self,
+        writer: Writer,
+        (number, handle): (u64, u64),
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<u32, Fault> {
+        self.check_writes(number, handle)?;
+        self.change_content(number, |content, loaded| {
+            let offset =
+                if matches!(writer, Writer::AtEnd(_)) { content.size_bytes } else { offset };
+            content.write(offset, data, loaded)
+        })
+        .await?;
+        if self.table().held_bytes() >= self.options.max_changed_bytes {
+            self.make_room(number).await?;
+        }
+        Ok(u32::try_from(data.len()).expect("a write is below 4 GiB"))
+    }
+
+    fn check_writes(&self, number: u64, handle: u64) -> Result<(), Errno> {
+        match self.table().flags(number, handle)?.writes() {
+            true => Ok(()),
+            false => Err(Errno::EBADF),
+        }
+    }
+
+    /// Makes holes or zeros, or lengthens a file. No space is reserved.
+    pub(super) async fn fallocate(
+        &self,
+        (number, handle): (u64, u64),
+        (offset, len): (u64, u64),
+        mode: i32,
+    ) -> Result<(), Fault> {
+        let keeps_size = mode & FALLOC_KEEP_SIZE != 0;
+        match mode & !FALLOC_KEEP_SIZE {
+            0 | FALLOC_ZERO_RANGE => {}
+            FALLOC_PUNCH_HOLE if keeps_size => {}
+            _ => return Err(Errno::EOPNOTSUPP.into()),
+        }
+        self.check_writes(number, handle)?;
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
+        if mode & FALLOC_PUNCH_HOLE == 0 && end > MAX_FILE_BYTES {
+            return Err(Errno::EFBIG.into());
+        }
+        self.change_content(number, |content, loaded| {
+            if mode & !FALLOC_KEEP_SIZE != 0 {
+                content.punch(offset..end, loaded)?;
+            }
+            if !keeps_size && end > content.size_bytes {
+                content.resize(end, loaded)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Changes the contents of an open file, in memory.
+    pub(super) async fn change_content(
+        &self,
+        number: u64,
+        mut change: impl FnMut(&mut Content, &LoadedContent) -> Result<(), ContentStop>,
+    ) -> Result<(), Fault> {
+        let turn = self.table().node(number)?.turn.clone();
+        let is_clean = self.table().on_view(number, |view| !view.has_changes())?;
+        // The first change of a view waits until nothing replaces it by a newer version.
+        let _turn = if is_clean { Some(turn.lock().await) } else { None };
+        let mut loaded = LoadedContent::default();
+        for _ in 0..MAX_LOADS {
+            let now = self.now();
+            let done = self.table().on_view(number, |view| {
+                change(&mut view.content, &loaded)?;
+                view.attributes.mtime = now;
+                view.attributes.ctime = now;
+                view.changes += 1;
+                Ok(view.pin.clone())
+            })?;
+            match done {
+                Ok(_) => return Ok(()),
+                Err(ContentStop::Errno(errno)) => return Err(errno.into()),
+                Err(ContentStop::Need(need)) => {
+                    let _pin = self.table().on_view(number, |view| view.pin.clone())?;
+                    loaded.load(need, &self.cache, &NoSwap).await?;
+                }
+            }
+        }
+        Err(Fault::new(Errno::EIO, format!("a call needed more than {MAX_LOADS} blocks")))
+    }
+
+    /// Ends an open. What was written is on the ring, or is tried again later.
+    pub(super) async fn close(&self, number: u64, handle: u64) -> Result<(), Fault> {
+        self.readers.close(handle);
+        let is_last = {
+            let table = self.table();
+            table.flags(number, handle)?;
+            table.node(number)?.opens == 1
+        };
+        // Nobody hears of an error here: a close that could fail was a flush.
+        if is_last && let Err(fault) = self.publish(number).await {
+            self.note(Some(&fault));
+        }
+        Ok(self.table().close(number, handle)?)
+    }
+
+    fn note(&self, fault: Option<&Fault>) {
+        let why = fault.map(|fault| {
+            let told = fault.why.clone().unwrap_or_else(|| fault.errno.to_string());
+            tracing::warn!("what was written is not on the ring yet: {told}");
+            told
+        });
+        *self.trouble.lock().expect("no holder of this lock panics") = why;
+    }
+
+    /// Writes all files that have changes; if `abandoned`, of these such as are not open.
+    pub(super) async fn publish_all(&self, abandoned: bool) -> Result<(), EndError> {
+        let mut failed = None;
+        let changed = self.table().changed(abandoned);
+        for number in changed {
+            match self.publish(number).await {
+                Ok(()) => self.table().reap(number),
+                Err(fault) => failed = Some(fault),
+            }
+        }
+        self.note(failed.as_ref());
+        match failed {
+            None => Ok(()),
+            Some(Fault { errno, why, .. }) => {
+                let files = self.table().changed(abandoned).len();
+                Err(EndError { files, why: why.unwrap_or_else(|| errno.to_string()) })
+            }
+        }
+    }
+
+    /// Brings a file's changes to the ring: its data, then its inode.
+    pub(super) async fn publish(&self, number: u64) -> Result<(), Fault> {
+        let (key, turn) = {
+            let table = self.table();
+            let node = table.node(number)?;
+            if !node.view.as_ref().is_some_and(View::has_changes) {
+                return Ok(());
+            }
+            (node.key, node.turn.clone())
+        };
+        let _turn = turn.lock().await;
+        self.store_contents(number).await?;
+        let (base, attributes, file, changes) = {
+            let mut table = self.table();
+            let is_orphan = table.node(number)?.orphan.is_some();
+            let found = table.on_view(number, |view| {
+                if is_orphan {
+                    view.changes = 0;
+                }
+                let Stored { size_bytes, blocks_512, .. } = view.content.stored;
+                let file = (size_bytes, blocks_512, view.data.clone());
+                (view.version.clone(), view.attributes.clone(), file, view.changes)
+            })?;
+            if found.3 == 0 {
+                return Ok(());
+            }
+            found
+        };
+        let mut resolved = None;
+        for _ in 0..MAX_CONFLICTS {
+            let over = match &resolved {
+                None => Base::Version(&base),
+                Some(newest) => Base::Version(newest),
+            };
+            let time_ms = self.env.unix_ms();
+            let published = self.inodes.update(key, over, |inode, dot| {
+                inode.attributes = attributes.clone();
+                let (size_bytes, blocks_512, data) = file.clone();
+                let written = Written { dot, time_ms };
+                let contents = Contents::Regular { size_bytes, blocks_512, data, written };
+                // Contents that are as they were stay those of their write.
+                if !contents.is_same(&inode.contents) {
+                    inode.contents = contents;
+                }
+                Ok(())
+            });
+            match published.await {
+                Ok(((), version)) => {
+                    let mut table = self.table();
+                    let stored = table.on_view(number, |view| {
+                        view.version = version;
+                        if view.changes == changes {
+                            view.changes = 0;
+                        }
+                        view.content.stored
+                    })?;
+                    // The kernel has what was written through it.
+                    table.node_mut(number)?.in_kernel = Some(stored);
+                    return Ok(());
+                }
+                // Others' contents become files of their own, and are covered then.
+                Err(fault) if fault.is_conflict => {
+                    resolved = Some(self.keep_conflicts(key, Some(&base)).await?);
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        Err(Fault::conflict())
+    }
+
+    /// Brings a file's changed data to the ring, not its inode. The caller has the file's turn.
+    async fn store_contents(&self, number: u64) -> Result<(), Fault> {
+        let plan = self.table().on_view(number, |view| {
+            let content = &mut view.content;
+            if !content.is_changed {
+                return None;
+            }
+            content.begin_flush();
+            let new = content.flushing.clone();
+            Some((content.stored, content.flushing_cut, content.shape(), new, view.pin.clone()))
+        })?;
+        let Some((old, cut, shape, new, _pin)) = plan else { return Ok(()) };
+        let undo = UndoFlush { shared: self, number };
+        let mut sink =
+            InodeLast { outbox: Outbox::new(&self.blocks, &self.cache, None), last: None };
+        let (stored, data, pin) = match shape {
+            None => (Stored::default(), None, None),
+            Some(shape) => {
+                let file = File::open(&self.cache, old.inode, old.size_bytes).await?;
+                let edit = FileEdit { old: file, cut, shape, new, swap: &NoSwap };
+                let written = match edit_file(&edit, old.blocks_512, &mut sink).await {
+                    Err(EditError::Refused) => {
+                        sink.outbox.advance().await?;
+                        return Err(EditError::Refused.into());
+                    }
+                    written => written?,
+                };
+                let block = sink.last.take().expect("a file's inode block is written last");
+                let (inode, blocks_512) = (written.inode, written.blocks_512);
+                let stored =
+                    Stored { inode: Some(inode), size_bytes: shape.size_bytes, blocks_512 };
+                if block.len() <= MAX_INLINE_BYTES {
+                    let data = FileData::Here(InodeBlock::decode(&block.clone().into())?);
+                    (stored, Some(data), Some(self.pin(block)))
+                } else {
+                    Sink::<EditError>::emit(&mut sink.outbox, block)?;
+                    (stored, Some(FileData::Elsewhere(inode)), None)
+                }
+            }
+        };
+        sink.outbox.finish().await?;
+        self.table().on_view(number, |view| {
+            view.content.end_flush(stored);
+            view.data = data;
+            view.pin = pin;
+        })?;
+        std::mem::forget(undo);
+        Ok(())
+    }
+
+    /// Makes room in memory: the data of this file goes to the ring, and if that is not enough, of others.
+    async fn make_room(&self, number: u64) -> Result<(), Fault> {
+        let others = self.table().changed(false);
+        for number in std::iter::once(number).chain(others) {
+            let turn = {
+                let table = self.table();
+                if table.held_bytes() < self.options.max_changed_bytes {
+                    break;
+                }
+                table.node(number).map(|node| node.turn.clone())
+            };
+            let Ok(turn) = turn else { continue };
+            let _turn = turn.lock().await;
+            match self.store_contents(number).await {
+                // It was closed meanwhile.
+                Err(Fault { errno: Errno::ESTALE | Errno::EBADF, .. }) => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest version of a file, with one content.
+    pub(super) async fn read_without_conflicts(
+        &self,
+        key: InodeKey,
+    ) -> Result<Arc<Version>, Fault> {
+        let version = self.inodes.read(key, Freshness::Newest).await?;
+        if version.merged.conflicts.is_empty() {
+            return Ok(version);
+        }
+        match self.keep_conflicts(key, None).await {
+            Ok(version) => Ok(version),
+            // Somebody who may write there does it another time.
+            Err(fault) => {
+                tracing::debug!("contents written at the same time stay in their inode: {fault:?}");
+                Ok(version)
+            }
+        }
+    }
+}
+
+/// Undoes a flush that has failed, or was given up.
+struct UndoFlush<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for UndoFlush<'_> {
+    fn drop(&mut self) {
+        // A file that is not there any more has nothing to undo.
+        let _ = self.shared.table().on_view(self.number, |view| view.content.undo_flush());
+    }
+}
+
+/// Keeps the last block back: a file's inode block, which may go into its inode.
+struct InodeLast<'a> {
+    outbox: Outbox<'a>,
+    last: Option<Vec<u8>>,
+}
+
+impl Sink<EditError> for InodeLast<'_> {
+    fn emit(&mut self, block: Vec<u8>) -> Result<atoll_key::BlockHash, EditError> {
+        let hash = atoll_key::BlockHash::of(&block);
+        if let Some(before) = self.last.replace(block) {
+            Sink::<EditError>::emit(&mut self.outbox, before)?;
+        }
+        Ok(hash)
+    }
+
+    fn pace(&mut self) -> atoll_env::BoxFuture<'_, bool> {
+        Sink::<EditError>::pace(&mut self.outbox)
+    }
+}

@@ -1,0 +1,705 @@
+//! A shared volume as a file system: `names` makes, moves and removes files, `files` reads and writes
+//! them, `attributes` changes what else an inode says, `conflicts` keeps what was written at the same
+//! time.
+//!
+//! What is promised, and when, is in `docs/design/shared.md`.
+
+mod attributes;
+mod conflicts;
+mod files;
+mod names;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError};
+use atoll_env::{Env, sleep, timeout};
+use atoll_key::{SecretKey, VolumeId};
+use atoll_vfs::{
+    Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
+    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
+    Writer, XattrFlags,
+};
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+
+use self::names::Birth;
+use super::access::{Credentials, VolumeRecord};
+use super::entries::Entries;
+use super::fault::Fault;
+use super::inline_blocks::InlineBlocks;
+use super::inode::{Contents, InodeKey};
+use super::inodes::{Consistency, Freshness, Inodes, Version};
+use super::table::{Node, Open, ROOT, Table, attr_of};
+use crate::blocks::cache::BlockCache;
+use crate::blocks::read_pieces::Readers;
+use crate::format::FormatError;
+
+/// How long a call may take; a process that waits for a mount cannot be killed. Guess.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often what could not be written when its file was closed is tried again. Guess.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
+
+/// Inodes of a listing that are read at once.
+const READS_AT_ONCE: usize = 32;
+
+/// The attribute of the root directory that says whether the mount works, and why not.
+const STATUS_XATTR: &[u8] = b"user.atoll.status";
+
+/// How to mount a shared volume.
+#[derive(Clone, Debug)]
+pub struct SharedOptions {
+    /// Blocks kept in memory that the ring has.
+    pub cache_bytes: u64,
+    /// How far to read ahead of a sequential reader, at most.
+    pub read_ahead_bytes: u64,
+    /// Changed bytes kept in memory: a writer waits for the ring when there are more.
+    pub max_changed_bytes: u64,
+    /// How old names and attributes may be that are shown without asking the ring. What an open shows
+    /// follows from the consistency alone.
+    pub names_max_age: Duration,
+    /// When what others have written is seen.
+    pub consistency: Consistency,
+}
+
+impl Default for SharedOptions {
+    fn default() -> SharedOptions {
+        SharedOptions {
+            cache_bytes: 32 << 20,
+            read_ahead_bytes: 16 << 20,
+            max_changed_bytes: 64 << 20,
+            names_max_age: Duration::from_secs(1),
+            consistency: Consistency::CloseToOpen,
+        }
+    }
+}
+
+/// Why a volume cannot be mounted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Its root cannot be read.
+    #[error("the volume's root cannot be read: {0}")]
+    Get(#[from] GetError),
+    /// Its root is not that of a shared volume.
+    #[error("the volume's record is bad: {0}")]
+    Record(#[from] FormatError),
+    /// Its root directory cannot be read.
+    #[error("the root directory cannot be read: {0}")]
+    Directory(String),
+}
+
+/// Files whose last changes are not on the ring.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{files} files have changes that are not on the ring: {why}")]
+pub struct EndError {
+    /// How many.
+    pub files: usize,
+    /// What was said of the last one.
+    pub why: String,
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct SharedFs {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    env: Env,
+    /// The ring's, and those that lie in inodes.
+    blocks: Arc<dyn Blocks>,
+    inline: Arc<InlineBlocks>,
+    cache: Arc<BlockCache>,
+    readers: Readers,
+    inodes: Inodes,
+    options: SharedOptions,
+    block_size_log2: u8,
+    table: Mutex<Table>,
+    /// Why what was written last could not be brought to the ring.
+    trouble: Mutex<Option<String>>,
+    has_ended: AtomicBool,
+}
+
+impl SharedFs {
+    /// Opens a volume: read-only without a user's key.
+    pub async fn open(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        volume: VolumeId,
+        user: Option<SecretKey>,
+        options: SharedOptions,
+    ) -> Result<SharedFs, OpenError> {
+        let root = blocks.get_signed(volume.root_key()).await?;
+        let record = VolumeRecord::decode(&root.payload)?;
+        let inline = InlineBlocks::over(blocks.clone());
+        let over: Arc<dyn Blocks> = inline.clone();
+        let cache = BlockCache::new(env.clone(), (over.clone(), None), options.cache_bytes);
+        let readers = Readers::new(cache.clone(), options.read_ahead_bytes, options.cache_bytes);
+        let credentials = Credentials::new(env.clone(), blocks.clone(), user);
+        let consistency = options.consistency;
+        let shared = Arc::new(Shared {
+            inodes: Inodes::new(
+                env.clone(),
+                (blocks, cache.clone()),
+                volume,
+                credentials,
+                consistency,
+            ),
+            env,
+            blocks: over,
+            inline,
+            cache,
+            readers,
+            options,
+            block_size_log2: record.block_size_log2,
+            table: Mutex::new(Table::of_root(record.root)),
+            trouble: Mutex::default(),
+            has_ended: AtomicBool::new(false),
+        });
+        let root = shared.inodes.read(record.root, Freshness::Newest).await;
+        let why = |fault: Fault| fault.why.unwrap_or_else(|| fault.errno.to_string());
+        let root = root.map_err(|fault| OpenError::Directory(why(fault)))?;
+        if root.inode().contents.kind() != FileKind::Directory {
+            return Err(OpenError::Directory("it is not one".into()));
+        }
+        shared.env.spawn(Box::pin(retry(Arc::downgrade(&shared))));
+        Ok(SharedFs { shared })
+    }
+
+    /// Whether the user may write the root directory now.
+    pub async fn may_write(&self) -> bool {
+        let shared = &self.shared;
+        match shared.directory(ROOT, Freshness::Within(Duration::MAX)).await {
+            Ok((_, root)) => shared.inodes.credentials.may_write(root.block.groups()).await,
+            Err(_) => false,
+        }
+    }
+
+    /// Writes what files have that were written and not closed. Called once no call is made any more.
+    pub async fn end(&self) -> Result<(), EndError> {
+        self.shared.has_ended.store(true, Ordering::Release);
+        self.shared.publish_all(false).await
+    }
+
+    /// Changed bytes in memory.
+    pub fn held_bytes(&self) -> u64 {
+        self.shared.table().held_bytes()
+    }
+
+    /// How many files are in memory because the kernel knows them or they have changes.
+    pub fn files_in_memory(&self) -> usize {
+        self.shared.table().len()
+    }
+
+    fn answer<T, W>(&self, work: impl FnOnce(Arc<Shared>) -> W) -> Answer<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        let env = self.shared.env.clone();
+        let work = work(self.shared.clone());
+        Box::pin(async move {
+            match timeout(&*env, CALL_LIMIT, work).await {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(Fault { errno, why, .. })) => {
+                    if let Some(why) = why {
+                        tracing::warn!("{errno}: {why}");
+                    }
+                    Err(errno)
+                }
+                Err(_) => Err(Errno::ETIMEDOUT),
+            }
+        })
+    }
+}
+
+/// Brings files to the ring that could not be written when they were closed, until the mount ends.
+async fn retry(shared: Weak<Shared>) {
+    loop {
+        let Some(env) = shared.upgrade().map(|shared| shared.env.clone()) else { return };
+        sleep(&*env, RETRY_EVERY).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if shared.has_ended.load(Ordering::Acquire) {
+            return;
+        }
+        // What failed is told by the status.
+        let _ = shared.publish_all(true).await;
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("no holder of this lock panics")
+    }
+
+    fn now(&self) -> FileTime {
+        FileTime::from_unix_ms(self.env.unix_ms())
+    }
+
+    /// How old names and attributes may be.
+    fn names_age(&self) -> Freshness {
+        Freshness::Within(self.options.names_max_age)
+    }
+
+    fn random_number(&self) -> [u8; 16] {
+        let (first, second) = (self.env.random_u64(), self.env.random_u64());
+        (u128::from(first) << 64 | u128::from(second)).to_be_bytes()
+    }
+
+    /// A directory that the kernel knows.
+    async fn directory(
+        &self,
+        number: u64,
+        freshness: Freshness,
+    ) -> Result<(InodeKey, Arc<Version>), Fault> {
+        let (key, orphan) = {
+            let table = self.table();
+            let node = table.node(number)?;
+            if node.kind != FileKind::Directory {
+                return Err(Errno::ENOTDIR.into());
+            }
+            (node.key, node.orphan.clone())
+        };
+        let version = match orphan {
+            Some(version) => version,
+            None => self.inodes.read(key, freshness).await?,
+        };
+        match version.inode().contents.kind() {
+            FileKind::Directory => Ok((key, version)),
+            _ => Err(Errno::ENOTDIR.into()),
+        }
+    }
+
+    /// The attributes of a file as far as they are in memory: it is open, or has no name any more.
+    fn attr_here(&self, number: u64, node: &Node) -> Option<Attr> {
+        let mut attr = match (&node.view, &node.orphan) {
+            (Some(view), _) => view.attr(number),
+            (None, Some(orphan)) => attr_of(number, orphan.inode(), self.block_size_log2),
+            (None, None) => return None,
+        };
+        if node.orphan.is_some() {
+            attr.nlink = 0;
+        }
+        Some(attr)
+    }
+
+    /// The attributes of a file that the kernel knows.
+    async fn attr(&self, number: u64) -> Result<Attr, Fault> {
+        let key = {
+            let table = self.table();
+            let node = table.node(number)?;
+            if let Some(attr) = self.attr_here(number, node) {
+                return Ok(attr);
+            }
+            node.key
+        };
+        let version = self.inodes.read(key, self.names_age()).await?;
+        Ok(attr_of(number, version.inode(), self.block_size_log2))
+    }
+
+    /// The entry of an inode, counted as one lookup.
+    async fn entry(&self, key: InodeKey, freshness: Freshness) -> Result<Entry, Fault> {
+        {
+            let mut table = self.table();
+            if let Some(number) = table.number_of(&key)
+                && let Some(attr) = self.attr_here(number, table.node(number)?)
+            {
+                table.hold(key, attr.kind);
+                return Ok(entry(attr));
+            }
+        }
+        let version = self.inodes.read(key, freshness).await?;
+        Ok(self.hold(key, &version))
+    }
+
+    /// The entry of an inode that was just read or written, counted as one lookup.
+    fn hold(&self, key: InodeKey, version: &Version) -> Entry {
+        let mut table = self.table();
+        let number = table.hold(key, version.inode().contents.kind());
+        let here = table.node(number).ok().and_then(|node| self.attr_here(number, node));
+        entry(here.unwrap_or_else(|| attr_of(number, version.inode(), self.block_size_log2)))
+    }
+
+    fn status(&self) -> String {
+        let (changed, held) = {
+            let table = self.table();
+            (table.changed(false).len(), table.held_bytes())
+        };
+        let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
+        match (trouble, changed) {
+            (Some(why), 1..) => {
+                format!("{changed} files with {held} changed bytes wait for the ring: {why}")
+            }
+            (_, 0) => "ok".into(),
+            (None, _) => {
+                format!("ok; {changed} files with {held} changed bytes are not closed yet")
+            }
+        }
+    }
+
+    async fn list(
+        self: &Arc<Self>,
+        (number, handle): (u64, u64),
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Result<Vec<DirEntry>, Fault> {
+        let mut version = self.table().listing(number, handle)?;
+        if cookie == 0 && self.table().node(number)?.orphan.is_none() {
+            // From its beginning a directory is listed as it is now (POSIX, `rewinddir`).
+            version = self.directory(number, self.names_age()).await?.1;
+            self.table().relist(handle, &version);
+        }
+        let from = usize::try_from(cookie).unwrap_or(usize::MAX);
+        let names = version.names()?.iter().enumerate().skip(from);
+        let page: Vec<_> = names
+            .take(limit)
+            .map(|(at, (name, entries))| (at as u64 + 1, name.clone(), entries[0].clone()))
+            .collect();
+        // The attributes of a listing were read after it began.
+        let age = self.names_age();
+        let listed = stream::iter(page).map(|(cookie, name, listed)| async move {
+            let kind = listed.file_kind();
+            let found = match with_entries {
+                true => self.entry(listed.inode, age).await.map(Some),
+                false => Ok(None),
+            };
+            let inode = match &found {
+                Ok(Some(entry)) => entry.attr.inode,
+                _ => InodeNumber(self.table().number_for(&listed.inode)),
+            };
+            match found {
+                Err(Fault { errno: Errno::ESTALE, .. }) => None,
+                found => {
+                    let entry = found.ok().flatten();
+                    Some(DirEntry { name, kind, inode, cookie, entry })
+                }
+            }
+        });
+        let listed: Vec<Option<DirEntry>> = listed.buffered(READS_AT_ONCE).collect().await;
+        Ok(listed.into_iter().flatten().collect())
+    }
+}
+
+/// The kernel asks again each time: only the ring knows what others have changed.
+fn entry(attr: Attr) -> Entry {
+    Entry { attr, generation: 0, name_ttl: Duration::ZERO, attr_ttl: Duration::ZERO }
+}
+
+fn reply(attr: Attr) -> AttrReply {
+    AttrReply { attr, ttl: Duration::ZERO }
+}
+
+impl FileSystem for SharedFs {
+    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move { fs.lookup(parent.0, &name).await })
+    }
+
+    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
+        self.answer(move |fs| async move {
+            let (key, directory) = fs.directory(inode.0, fs.names_age()).await?;
+            let above = directory.inode().links.iter().next().map(|link| link.directory);
+            fs.entry(above.unwrap_or(key), fs.names_age()).await
+        })
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.answer(move |fs| async move {
+            let key = fs.table().node(inode.0)?.key;
+            Ok(PersistentHandle::new(Bytes::copy_from_slice(&key.0))?)
+        })
+    }
+
+    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let key = handle.as_bytes().try_into().map(InodeKey).map_err(|_| Errno::ESTALE);
+        self.answer(move |fs| async move {
+            match fs.entry(key?, fs.names_age()).await {
+                // Nobody has the inode, or it is another volume's.
+                Err(Fault { errno: Errno::EIO, .. }) => Err(Errno::ESTALE.into()),
+                found => found,
+            }
+        })
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.shared.table().forget(inode.0, count);
+    }
+
+    fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
+        self.answer(move |fs| async move { Ok(reply(fs.attr(inode.0).await?)) })
+    }
+
+    fn setattr(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        self.answer(move |fs| async move {
+            fs.set(inode.0, handle.is_some(), changes).await?;
+            Ok(reply(fs.attr(inode.0).await?))
+        })
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.answer(move |fs| async move {
+            let (key, orphan) = {
+                let table = fs.table();
+                let node = table.node(inode.0)?;
+                (node.key, node.orphan.clone())
+            };
+            let version = match orphan {
+                Some(orphan) => orphan,
+                // A link's target never changes.
+                None => fs.inodes.read(key, Freshness::Within(Duration::MAX)).await?,
+            };
+            match &version.inode().contents {
+                Contents::Symlink(target) => Ok(target.clone()),
+                _ => Err(Errno::EINVAL.into()),
+            }
+        })
+    }
+
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let birth = match kind {
+                FileKind::Regular => Birth::File,
+                FileKind::Directory | FileKind::Symlink => return Err(Errno::EINVAL.into()),
+                kind => Birth::Other(Contents::Special { kind, rdev }),
+            };
+            fs.make(caller, (parent.0, &name), birth, mode).await
+        })
+    }
+
+    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let birth = Birth::Other(Contents::Directory(Entries::default()));
+            fs.make(caller, (parent.0, &name), birth, mode).await
+        })
+    }
+
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let (name, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
+        self.answer(move |fs| async move {
+            let birth = Birth::Other(names::symlink(target)?);
+            fs.make(caller, (parent.0, &name), birth, 0o777).await
+        })
+    }
+
+    fn link(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(new_name);
+        self.answer(move |fs| async move { fs.link(inode.0, (new_parent.0, &name)).await })
+    }
+
+    fn unlink(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move { fs.unlink(parent.0, &name).await })
+    }
+
+    fn rmdir(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move { fs.rmdir(parent.0, &name).await })
+    }
+
+    fn rename(
+        &self,
+        _: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let (name, new_name) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
+        self.answer(move |fs| async move {
+            fs.rename((parent.0, &name), (new_parent.0, &new_name), flags).await
+        })
+    }
+
+    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.answer(move |fs| async move { fs.open(inode.0, flags).await })
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(
+            move |fs| async move { fs.create(caller, (parent.0, &name), mode, flags).await },
+        )
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        self.answer(move |fs| async move { fs.read((inode.0, handle.0), offset, len).await })
+    }
+
+    fn write(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        self.answer(
+            move |fs| async move { fs.write(writer, (inode.0, handle.0), offset, &data).await },
+        )
+    }
+
+    fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.answer(move |fs| async move {
+            let flags = fs.table().flags(inode.0, handle.0)?;
+            if flags.writes() { fs.publish(inode.0).await } else { Ok(()) }
+        })
+    }
+
+    fn fsync(&self, inode: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        self.answer(move |fs| async move { fs.publish(inode.0).await })
+    }
+
+    fn sync(&self) -> Answer<()> {
+        self.answer(|fs| async move {
+            fs.publish_all(false).await.map_err(|error| Fault::new(Errno::EIO, error))
+        })
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        self.answer(move |fs| async move { fs.seek((inode.0, handle.0), offset, to).await })
+    }
+
+    fn fallocate(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        self.answer(move |fs| async move {
+            fs.fallocate((inode.0, handle.0), (offset, len), mode).await
+        })
+    }
+
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.answer(move |fs| async move { fs.close(inode.0, handle.0).await })
+    }
+
+    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.answer(move |fs| async move {
+            let (_, version) = fs.directory(inode.0, Freshness::Newest).await?;
+            let handle = fs.table().open(inode.0, Open::Directory(inode.0, version))?;
+            Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
+        })
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        self.answer(move |fs| async move {
+            let mut cookie = cookie;
+            loop {
+                let page = fs.list((inode.0, handle.0), cookie, limit, with_entries).await?;
+                let total = fs.table().listing(inode.0, handle.0)?.names()?.len() as u64;
+                cookie = cookie.saturating_add(limit as u64);
+                // Names that are gone since are left out, and an empty answer means the end.
+                if !page.is_empty() || limit == 0 || cookie >= total {
+                    return Ok(page);
+                }
+            }
+        })
+    }
+
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let closed = self.shared.table().close(inode.0, handle.0);
+        Box::pin(async move { closed })
+    }
+
+    fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
+        let block_size_bytes = 1 << self.shared.block_size_log2;
+        // Nobody counts what a volume holds, nor what the ring has room for.
+        let unknown = u64::MAX >> 32;
+        Box::pin(async move {
+            Ok(StatFs {
+                block_size_bytes,
+                blocks: unknown,
+                blocks_free: unknown,
+                blocks_available: unknown,
+                files: unknown,
+                files_free: unknown,
+                max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
+            })
+        })
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            if inode.0 == ROOT && &name[..] == STATUS_XATTR {
+                return Ok(fs.status().into());
+            }
+            let all = fs.xattrs(inode.0).await?;
+            let found = all.into_iter().find(|(known, _)| *known == name);
+            Ok(found.ok_or(Errno::ENODATA)?.1)
+        })
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        self.answer(move |fs| async move {
+            Ok(fs.xattrs(inode.0).await?.into_iter().map(|(name, _)| name).collect())
+        })
+    }
+
+    fn setxattr(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Bytes,
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move { fs.set_xattr(inode.0, &name, value, flags).await })
+    }
+
+    fn removexattr(&self, _: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move { fs.remove_xattr(inode.0, &name).await })
+    }
+}

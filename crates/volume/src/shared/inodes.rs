@@ -1,0 +1,485 @@
+//! The inodes of a volume as one mount knows them: reading their newest versions, and writing new ones.
+//!
+//! Reading follows Pastis §3.2:
+//!
+//! - **Close-to-open**: all replicas are asked, and what they hold is joined.
+//! - **Read-your-writes**: the first replica that is found will do if its version is at least the one
+//!   that this mount has seen or written. What it holds is joined with that one, since two versions of
+//!   one height may both be needed.
+//!
+//! Invariants:
+//!
+//! - What this mount shows of an inode never goes back: each version that is read is joined with what
+//!   was seen before, for as long as the inode is in memory.
+//! - A version that is written covers all that this mount has signed of the inode, whether or not that
+//!   was acknowledged: two of a writer's versions must not have one height. A mount that has forgotten
+//!   what it has signed continues under a new name: each inode in memory has a [`WriterId`] of its own.
+//! - An inode is written by one call of this mount at a time.
+//!
+//! It does not know numbers, handles or what is in memory of a file's contents.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
+use atoll_env::{Env, Instant};
+use atoll_key::kinds::certified::{Binding, CertifiedBlock, Dot, WriterId};
+use atoll_key::{GroupId, NotAdmitted, UserId, VolumeId};
+use atoll_vfs::Errno;
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use super::access::Credentials;
+use super::entries::{self, Leaf, Leaves};
+use super::fault::Fault;
+use super::inode::{Contents, Entry, Inode, InodeKey};
+use super::merged::{self, Merged};
+use crate::blocks::cache::BlockCache;
+use crate::blocks::outbox::Outbox;
+use crate::blocks::pace;
+use crate::format::build::Sink;
+
+/// When a mount sees what others have written (Pastis §3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Consistency {
+    /// Whoever opens a file sees what was closed before, wherever that was.
+    #[default]
+    CloseToOpen,
+    /// Whoever opens a file sees at least what this mount has seen and written; what others have closed
+    /// before, most probably.
+    ReadYourWrites,
+}
+
+/// How old what is read may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Freshness {
+    /// The ring is asked.
+    Newest,
+    /// The ring is asked if it was not asked within this time.
+    Within(Duration),
+}
+
+/// What a write is based on.
+pub(super) enum Base<'a> {
+    /// The newest version.
+    Newest,
+    /// This version; what others have written since stays beside it.
+    Version(&'a Arc<Version>),
+}
+
+impl Base<'_> {
+    /// This version if there is one, else the newest.
+    pub(super) fn of(version: Option<&Arc<Version>>) -> Base<'_> {
+        version.map_or(Base::Newest, Base::Version)
+    }
+}
+
+/// Inodes in memory, unless more are in use. A guess: some 100 MB.
+const MAX_STATES: usize = 32_768;
+
+/// About how long a leaf of a directory is, and how many are read at once.
+const LEAF_BYTES: u64 = 28 << 10;
+const LEAVES_AT_ONCE: usize = 16;
+
+/// How often a write is tried whose base was not the newest, or whose certificate had run out.
+const MAX_ATTEMPTS: usize = 5;
+
+/// An inode as it was read or written.
+pub(super) struct Version {
+    pub(super) block: CertifiedBlock,
+    pub(super) merged: Merged,
+    /// The leaves of a large directory.
+    leaves: Leaves,
+    names: OnceLock<BTreeMap<Bytes, Vec<Entry>>>,
+}
+
+impl Version {
+    fn of(block: CertifiedBlock, merged: Merged, leaves: Leaves) -> Arc<Version> {
+        Arc::new(Version { block, merged, leaves, names: OnceLock::new() })
+    }
+
+    pub(super) fn inode(&self) -> &Inode {
+        &self.merged.inode
+    }
+
+    /// The names of a directory, each with the entries that it stands for.
+    pub(super) fn names(&self) -> Result<&BTreeMap<Bytes, Vec<Entry>>, Errno> {
+        match &self.inode().contents {
+            Contents::Directory(entries) => Ok(self.names.get_or_init(|| merged::names(entries))),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    pub(super) fn is_empty_directory(&self) -> bool {
+        matches!(&self.inode().contents, Contents::Directory(entries) if entries.is_empty())
+    }
+
+    /// The entry that a name of a directory stands for.
+    pub(super) fn entry(&self, name: &[u8]) -> Result<Option<Entry>, Errno> {
+        match &self.inode().contents {
+            Contents::Directory(entries) => {
+                let found = merged::named(entries, name);
+                Ok(found.and_then(|entries| entries.into_iter().next()))
+            }
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+}
+
+/// What a mount knows of one inode.
+struct State {
+    writer: WriterId,
+    /// Held while the inode is written.
+    turn: futures_util::lock::Mutex<()>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// All that was read or written, joined, and when the ring was asked last.
+    version: Option<(Arc<Version>, Instant)>,
+    /// The last version that was signed here.
+    signed: Option<CertifiedBlock>,
+}
+
+impl State {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("no holder of this lock panics")
+    }
+
+    /// What a block says together with what is known. `None` if nothing of it is new; else the version
+    /// that was joined, whether it is still the one that is known, and the joined block.
+    fn join(&self, block: &CertifiedBlock, at: Instant) -> Result<Option<Joined>, Errno> {
+        let mut known = self.known();
+        let mut joined = block.clone();
+        if let Some((version, read_at)) = &mut known.version {
+            *read_at = at.max(*read_at);
+            if version.block.includes(block) {
+                return Ok(None);
+            }
+            joined = joined.join(&version.block).ok_or(Errno::EIO)?;
+        }
+        if let Some(signed) = &known.signed {
+            joined = joined.join(signed).ok_or(Errno::EIO)?;
+        }
+        Ok(Some(Joined { block: joined, earlier: known.version().cloned() }))
+    }
+}
+
+/// A block that is to be known, and what was known when it was joined.
+struct Joined {
+    block: CertifiedBlock,
+    earlier: Option<Arc<Version>>,
+}
+
+impl Known {
+    fn version(&self) -> Option<&Arc<Version>> {
+        self.version.as_ref().map(|(version, _)| version)
+    }
+}
+
+/// See the module.
+pub(super) struct Inodes {
+    env: Env,
+    blocks: Arc<dyn Blocks>,
+    /// Leaves of directories.
+    cache: Arc<BlockCache>,
+    volume: VolumeId,
+    pub(super) credentials: Credentials,
+    consistency: Consistency,
+    states: Mutex<BTreeMap<InodeKey, Arc<State>>>,
+    /// Whether anything that was seen has been forgotten.
+    has_forgotten: AtomicBool,
+}
+
+impl Inodes {
+    pub(super) fn new(
+        env: Env,
+        (blocks, cache): (Arc<dyn Blocks>, Arc<BlockCache>),
+        volume: VolumeId,
+        credentials: Credentials,
+        consistency: Consistency,
+    ) -> Inodes {
+        let (states, has_forgotten) = (Mutex::default(), AtomicBool::new(false));
+        Inodes { env, blocks, cache, volume, credentials, consistency, states, has_forgotten }
+    }
+
+    fn state(&self, key: InodeKey) -> Arc<State> {
+        let mut states = self.states.lock().expect("no holder of this lock panics");
+        if let Some(state) = states.get(&key) {
+            return state.clone();
+        }
+        if states.len() >= MAX_STATES {
+            // Those in use stay. Every other one of the rest goes, so that this is done seldom.
+            let mut goes = false;
+            states.retain(|_, state| {
+                goes = !goes;
+                Arc::strong_count(state) > 1 || !goes
+            });
+            self.has_forgotten.store(true, Ordering::Relaxed);
+        }
+        let user = self.credentials.user().unwrap_or(UserId([0; 32]));
+        let writer = WriterId::new(&user, self.env.random_u64().to_be_bytes());
+        let turn = futures_util::lock::Mutex::new(());
+        let state = Arc::new(State { writer, turn, known: Mutex::default() });
+        states.insert(key, state.clone());
+        state
+    }
+
+    /// An inode; [`Errno::ESTALE`] if it has been removed.
+    pub(super) async fn read(
+        &self,
+        key: InodeKey,
+        freshness: Freshness,
+    ) -> Result<Arc<Version>, Fault> {
+        self.read_state(&self.state(key), key, freshness).await
+    }
+
+    async fn read_state(
+        &self,
+        state: &State,
+        key: InodeKey,
+        freshness: Freshness,
+    ) -> Result<Arc<Version>, Fault> {
+        let began = self.env.now();
+        let seen = state.known().version.clone();
+        if let (Freshness::Within(age), Some((version, at))) = (freshness, &seen)
+            && began.since(*at) < age
+        {
+            return Ok(version.clone());
+        }
+        let wanted = match (self.consistency, &seen) {
+            (Consistency::CloseToOpen, _) => Wanted::Newest,
+            (_, Some((version, _))) => Wanted::AtLeast(version.block.version()),
+            (_, None) if self.has_forgotten.load(Ordering::Relaxed) => Wanted::Newest,
+            (_, None) => Wanted::AtLeast(0),
+        };
+        let id = CertifiedBlock::id_at(key.key());
+        let held = self.blocks.get_block(id, wanted).await.map_err(|error| {
+            if matches!(error, GetError::Removed { .. }) {
+                state.known().version = None;
+            }
+            Fault::from(error)
+        })?;
+        let malformed = |error| Fault::new(Errno::EIO, error);
+        let block = CertifiedBlock::decode_verified(&held.bytes).map_err(malformed)?;
+        if block.volume() != self.volume {
+            return Err(Fault::new(Errno::EIO, "a directory names an inode of another volume"));
+        }
+        Ok(self.learn(state, &block, began).await?.ok_or(Errno::ESTALE)?)
+    }
+
+    /// Joins a block with what is known of its inode. `None` if the inode has been removed.
+    async fn learn(
+        &self,
+        state: &State,
+        block: &CertifiedBlock,
+        at: Instant,
+    ) -> Result<Option<Arc<Version>>, Fault> {
+        loop {
+            let Some(Joined { block: joined, earlier }) = state.join(block, at)? else {
+                return Ok(state.known().version().cloned());
+            };
+            let leaves = self.read_leaves(&joined, earlier.as_deref()).await?;
+            let merged = merged::merge(&joined, &leaves)?;
+            let mut known = state.known();
+            let is_same = match (known.version(), &earlier) {
+                (Some(now), Some(earlier)) => Arc::ptr_eq(now, earlier),
+                (now, earlier) => now.is_none() && earlier.is_none(),
+            };
+            if is_same {
+                let version = merged.map(|merged| Version::of(joined, merged, leaves));
+                known.version = version.clone().map(|version| (version, at));
+                return Ok(version);
+            }
+            // Another call has read or written it meanwhile.
+        }
+    }
+
+    /// The leaves that the siblings of a block refer to; those that are known are not read again.
+    async fn read_leaves(
+        &self,
+        block: &CertifiedBlock,
+        known: Option<&Version>,
+    ) -> Result<Leaves, Fault> {
+        let reads = entries::leaves_of(block).into_iter().map(|hash| async move {
+            if let Some(leaf) = known.and_then(|known| known.leaves.get(&hash)) {
+                return Ok((hash, leaf.clone()));
+            }
+            let bytes = self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await?;
+            Ok::<_, Fault>((hash, Arc::new(Leaf::decode(&bytes)?)))
+        });
+        let reads: Vec<_> = reads.collect();
+        stream::iter(reads).buffer_unordered(LEAVES_AT_ONCE).try_collect().await
+    }
+
+    /// Whether this mount has signed the version of an inode that has this name.
+    pub(super) fn is_own(&self, key: InodeKey, dot: &Dot) -> bool {
+        self.state(key).writer == dot.writer
+    }
+
+    /// Makes an inode that members of `groups` may write.
+    pub(super) async fn create(
+        &self,
+        groups: &[GroupId],
+        number: [u8; 16],
+        inode: impl FnOnce(Dot) -> Inode,
+    ) -> Result<(InodeKey, Arc<Version>), Fault> {
+        let binding = Binding::new(self.volume, number, groups).ok_or(Errno::EIO)?;
+        let key = InodeKey::of(&binding.key());
+        let state = self.state(key);
+        let _turn = state.turn.lock().await;
+        let author = self.credentials.author(groups, state.writer).await?;
+        let inode = inode(Dot { writer: state.writer, height: 1 });
+        let payload = inode.encode()?;
+        let made = CertifiedBlock::create(binding, &author, self.env.unix_ms(), &payload);
+        let made = made.ok_or(Fault::new(Errno::EIO, "a new inode cannot be signed"))?;
+        state.known().signed = Some(made.clone());
+        self.put(&made).await?;
+        let version = self.learn(&state, &made, self.env.now()).await?.ok_or(Errno::ESTALE)?;
+        Ok((key, version))
+    }
+
+    /// Writes the next version of an inode: what `edit` makes of it. `edit` is given the name of the
+    /// version, and may be called several times.
+    pub(super) async fn update<T>(
+        &self,
+        key: InodeKey,
+        base: Base<'_>,
+        mut edit: impl FnMut(&mut Inode, Dot) -> Result<T, Errno>,
+    ) -> Result<(T, Arc<Version>), Fault> {
+        let made = self.write(key, base, |inode, dot| Ok((edit(inode, dot)?, false))).await?;
+        let (value, version) = made;
+        Ok((value, version.ok_or(Errno::ESTALE)?))
+    }
+
+    /// The same; the inode is removed if `edit` says so.
+    pub(super) async fn write<T>(
+        &self,
+        key: InodeKey,
+        base: Base<'_>,
+        edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
+    ) -> Result<(T, Option<Arc<Version>>), Fault> {
+        self.write_over(key, base, false, edit).await
+    }
+
+    /// Writes what `version` shows in place of all its siblings, whose other contents have been kept.
+    pub(super) async fn cover(
+        &self,
+        key: InodeKey,
+        version: &Arc<Version>,
+    ) -> Result<Arc<Version>, Fault> {
+        let written = self.write_over(key, Base::Version(version), true, |_, _| Ok(((), false)));
+        Ok(written.await?.1.ok_or(Errno::ESTALE)?)
+    }
+
+    async fn write_over<T>(
+        &self,
+        key: InodeKey,
+        base: Base<'_>,
+        covers_conflicts: bool,
+        mut edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
+    ) -> Result<(T, Option<Arc<Version>>), Fault> {
+        let state = self.state(key);
+        let _turn = state.turn.lock().await;
+        let mut refused = None;
+        for _ in 0..MAX_ATTEMPTS {
+            let version = match (&base, &refused) {
+                (Base::Version(version), None) => (*version).clone(),
+                _ => self.read_state(&state, key, Freshness::Newest).await?,
+            };
+            let over = match &state.known().signed {
+                Some(signed) => version.block.join(signed).ok_or(Errno::EIO)?,
+                None => version.block.clone(),
+            };
+            let merged = match over == version.block {
+                true => version.merged.clone(),
+                false => {
+                    let leaves = self.read_leaves(&over, Some(&version)).await?;
+                    merged::merge(&over, &leaves)?.ok_or(Errno::ESTALE)?
+                }
+            };
+            if let Some((_, error)) = merged.unreadable.first() {
+                let why = format!("the inode has a version that cannot be read: {error}");
+                return Err(Fault::new(Errno::EIO, why));
+            }
+            if !merged.conflicts.is_empty() && !covers_conflicts {
+                return Err(Fault::conflict());
+            }
+            let author = self.credentials.author(over.groups(), state.writer).await?;
+            let mut inode = merged.inode;
+            let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer))?;
+            let (payload, leaves) = match is_removed {
+                true => (None, Leaves::new()),
+                false => {
+                    let (payload, leaves) = inode.encode_with_leaves()?;
+                    (Some(payload), self.put_leaves(leaves, &version).await?)
+                }
+            };
+            let signed = over.write(&author, self.env.unix_ms(), payload.as_deref());
+            let signed = signed.ok_or(Fault::new(Errno::EIO, "the inode cannot be signed"))?;
+            let began = self.env.now();
+            state.known().signed = Some(signed.clone());
+            match self.put(&signed).await {
+                Ok(()) => {
+                    let merged = Merged { inode, conflicts: Vec::new(), unreadable: Vec::new() };
+                    let written = Version::of(signed.clone(), merged, leaves);
+                    self.wrote(&state, &written, is_removed, began).await?;
+                    return Ok((value, Some(written).filter(|_| !is_removed)));
+                }
+                Err(PutError::NotAdmitted(why @ NotAdmitted::Outdated)) => {
+                    refused = Some(PutError::NotAdmitted(why));
+                }
+                Err(PutError::NotAdmitted(why @ NotAdmitted::Expired { .. })) => {
+                    self.credentials.forget(over.groups());
+                    refused = Some(PutError::NotAdmitted(why));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(refused.map_or(Errno::EIO.into(), Fault::from))
+    }
+
+    /// Notes a version that was written.
+    async fn wrote(
+        &self,
+        state: &State,
+        written: &Arc<Version>,
+        is_removed: bool,
+        at: Instant,
+    ) -> Result<(), Fault> {
+        {
+            let mut known = state.known();
+            let covers = |version: &Version| written.block.includes(&version.block);
+            if known.version().is_none_or(|version| covers(version)) {
+                known.version = Some((written.clone(), at)).filter(|_| !is_removed);
+                return Ok(());
+            }
+        }
+        self.learn(state, &written.block, at).await.map(drop)
+    }
+
+    /// Brings those leaves to the ring that are not there; returns all.
+    async fn put_leaves(&self, all: &[Arc<Leaf>], base: &Version) -> Result<Leaves, Fault> {
+        let mut outbox = Outbox::new(&self.blocks, &self.cache, None);
+        let mut leaves = Leaves::new();
+        for leaf in all {
+            let (hash, block) = leaf.block();
+            if !base.leaves.contains_key(hash) {
+                Sink::<Fault>::emit(&mut outbox, block.to_vec())?;
+            }
+            leaves.insert(*hash, leaf.clone());
+        }
+        outbox.finish().await?;
+        Ok(leaves)
+    }
+
+    async fn put(&self, block: &CertifiedBlock) -> Result<(), PutError> {
+        let (id, bytes) = (block.id(), block.bytes().clone());
+        let put = self.blocks.put_blocks(vec![NewBlock { id, bytes, lease_secs: None }]);
+        let none = || Err(PutError::Unavailable("the put has no outcome".into()));
+        put.await.pop().unwrap_or_else(none)
+    }
+}

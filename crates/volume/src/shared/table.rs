@@ -1,0 +1,340 @@
+//! The files that the kernel holds and has open, as plain data.
+//!
+//! Pastis §3.2: once a file is open, its cached copy is what is read and written until it is closed.
+//! Here that copy is a [`View`], which all opens of a file share: its attributes, and its
+//! contents over those that are stored.
+//!
+//! Invariants:
+//!
+//! - A file is in the table while the kernel holds its number or has it open, or while its view has
+//!   changes.
+//! - A number means one inode for as long as it is in the table.
+//! - An open file has a view; a view with changes is never replaced by what is read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use atoll_key::BlockHash;
+use atoll_vfs::{Attr, Errno, FileKind, InodeNumber, OpenFlags};
+
+use super::inline_blocks::Pin;
+use super::inode::{Attributes, Contents, FileData, Inode, InodeKey, Link};
+use super::inodes::Version;
+use crate::blocks::content::{Content, Stored};
+
+pub(super) const ROOT: u64 = InodeNumber::ROOT.0;
+
+/// An open file as this mount shows it.
+pub(super) struct View {
+    /// What the next version is based on.
+    pub(super) version: Arc<Version>,
+    pub(super) attributes: Attributes,
+    pub(super) content: Content,
+    /// Where the contents are that are stored, if there are any.
+    pub(super) data: Option<FileData>,
+    /// Keeps them readable, if they lie in the inode.
+    pub(super) pin: Option<Arc<Pin>>,
+    /// Grows with each change that is not in an inode yet; 0 if there is none.
+    pub(super) changes: u64,
+}
+
+/// A file that the kernel knows.
+pub(super) struct Node {
+    pub(super) key: InodeKey,
+    pub(super) kind: FileKind,
+    pub(super) lookups: u64,
+    pub(super) opens: u64,
+    pub(super) view: Option<View>,
+    /// What it was when this mount took its last name away: what is written since goes nowhere.
+    pub(super) orphan: Option<Arc<Version>>,
+    /// Held while the file's inode is written.
+    pub(super) turn: Arc<futures_util::lock::Mutex<()>>,
+    /// What the kernel has cached pages of.
+    pub(super) in_kernel: Option<Stored>,
+}
+
+/// What a handle is of.
+#[derive(Clone)]
+pub(super) enum Open {
+    File(u64, OpenFlags),
+    /// A directory as it was when it was opened.
+    Directory(u64, Arc<Version>),
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Table {
+    nodes: BTreeMap<u64, Node>,
+    by_key: BTreeMap<InodeKey, u64>,
+    opens: BTreeMap<u64, Open>,
+    last_handle: u64,
+    /// Changed bytes in memory.
+    held_bytes: u64,
+}
+
+impl Table {
+    /// A table of the root directory, which is always in it.
+    pub(super) fn of_root(key: InodeKey) -> Table {
+        let mut table = Table::default();
+        table.nodes.insert(ROOT, Node::new(key, FileKind::Directory));
+        table.by_key.insert(key, ROOT);
+        table
+    }
+
+    pub(super) fn node(&self, number: u64) -> Result<&Node, Errno> {
+        self.nodes.get(&number).ok_or(Errno::ESTALE)
+    }
+
+    pub(super) fn node_mut(&mut self, number: u64) -> Result<&mut Node, Errno> {
+        self.nodes.get_mut(&number).ok_or(Errno::ESTALE)
+    }
+
+    /// Works on the view of an open file.
+    pub(super) fn on_view<T>(
+        &mut self,
+        number: u64,
+        work: impl FnOnce(&mut View) -> T,
+    ) -> Result<T, Errno> {
+        let node = self.nodes.get_mut(&number).ok_or(Errno::ESTALE)?;
+        let view = node.view.as_mut().ok_or(Errno::EBADF)?;
+        let held = view.content.held_bytes;
+        let done = work(view);
+        self.held_bytes = self.held_bytes - held + view.content.held_bytes;
+        Ok(done)
+    }
+
+    /// The number of an inode that is in the table.
+    pub(super) fn number_of(&self, key: &InodeKey) -> Option<u64> {
+        self.by_key.get(key).copied()
+    }
+
+    /// The number that an inode has, or would have: derived from its key, so that all mounts give it
+    /// the same one, unless another inode has taken that.
+    pub(super) fn number_for(&self, key: &InodeKey) -> u64 {
+        if let Some(number) = self.by_key.get(key) {
+            return *number;
+        }
+        let first = u64::from_be_bytes(*key.0.first_chunk().expect("32 bytes"));
+        let mut number = first.max(ROOT + 1);
+        while self.nodes.contains_key(&number) {
+            number = number.wrapping_add(1).max(ROOT + 1);
+        }
+        number
+    }
+
+    /// Brings an inode into the table and counts a lookup of it.
+    pub(super) fn hold(&mut self, key: InodeKey, kind: FileKind) -> u64 {
+        let number = self.number_for(&key);
+        self.by_key.insert(key, number);
+        self.nodes.entry(number).or_insert_with(|| Node::new(key, kind)).lookups += 1;
+        number
+    }
+
+    /// Takes back lookups.
+    pub(super) fn forget(&mut self, number: u64, count: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.lookups = node.lookups.saturating_sub(count);
+            self.reap(number);
+        }
+    }
+
+    /// Drops a file that nothing keeps here.
+    pub(super) fn reap(&mut self, number: u64) {
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        if node.opens == 0 && node.view.as_ref().is_some_and(|view| !view.has_changes()) {
+            let view = node.view.take().expect("it was there");
+            self.held_bytes -= view.content.held_bytes;
+        }
+        if number != ROOT && node.lookups == 0 && node.opens == 0 && node.view.is_none() {
+            self.by_key.remove(&node.key);
+            self.nodes.remove(&number);
+        }
+    }
+
+    /// Shows a file as `view` says from now on.
+    pub(super) fn set_view(&mut self, number: u64, view: View) -> Result<(), Errno> {
+        let node = self.nodes.get_mut(&number).ok_or(Errno::ESTALE)?;
+        self.held_bytes += view.content.held_bytes;
+        if let Some(before) = node.view.replace(view) {
+            self.held_bytes -= before.content.held_bytes;
+        }
+        Ok(())
+    }
+
+    /// How many files are in the table.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(super) fn open(&mut self, number: u64, open: Open) -> Result<u64, Errno> {
+        self.node_mut(number)?.opens += 1;
+        self.last_handle += 1;
+        self.opens.insert(self.last_handle, open);
+        Ok(self.last_handle)
+    }
+
+    pub(super) fn opened(&self, number: u64, handle: u64) -> Result<&Open, Errno> {
+        let of = |open: &&Open| {
+            let (Open::File(of, _) | Open::Directory(of, _)) = open;
+            *of == number
+        };
+        self.opens.get(&handle).filter(of).ok_or(Errno::EBADF)
+    }
+
+    /// How a file was opened.
+    pub(super) fn flags(&self, number: u64, handle: u64) -> Result<OpenFlags, Errno> {
+        match self.opened(number, handle)? {
+            Open::File(_, flags) => Ok(*flags),
+            Open::Directory(..) => Err(Errno::EBADF),
+        }
+    }
+
+    /// The listing of an open directory.
+    pub(super) fn listing(&self, number: u64, handle: u64) -> Result<Arc<Version>, Errno> {
+        match self.opened(number, handle)? {
+            Open::Directory(_, version) => Ok(version.clone()),
+            Open::File(..) => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// Lists an open directory as it is in `version` from now on.
+    pub(super) fn relist(&mut self, handle: u64, version: &Arc<Version>) {
+        if let Some(Open::Directory(_, listed)) = self.opens.get_mut(&handle) {
+            *listed = version.clone();
+        }
+    }
+
+    pub(super) fn close(&mut self, number: u64, handle: u64) -> Result<(), Errno> {
+        self.opened(number, handle)?;
+        self.opens.remove(&handle);
+        self.unopen(number);
+        Ok(())
+    }
+
+    /// Takes back one open.
+    pub(super) fn unopen(&mut self, number: u64) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.opens -= 1;
+            self.reap(number);
+        }
+    }
+
+    /// Files with changes that are not on the ring; if `abandoned`, of these such as are not open.
+    pub(super) fn changed(&self, abandoned: bool) -> Vec<u64> {
+        let is_one = |node: &&Node| {
+            node.view.as_ref().is_some_and(View::has_changes) && !(abandoned && node.opens > 0)
+        };
+        let found = self.nodes.iter().filter(|(_, node)| is_one(node));
+        found.map(|(number, _)| *number).collect()
+    }
+
+    /// Changed bytes in memory.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+}
+
+impl Node {
+    fn new(key: InodeKey, kind: FileKind) -> Node {
+        Node {
+            key,
+            kind,
+            lookups: 0,
+            opens: 0,
+            view: None,
+            orphan: None,
+            turn: Arc::default(),
+            in_kernel: None,
+        }
+    }
+}
+
+impl View {
+    /// A regular file as its inode says. `pin` keeps an inode block that lies in the inode where
+    /// readers of files look.
+    pub(super) fn of(
+        version: Arc<Version>,
+        block_size_log2: u8,
+        pin: impl FnOnce(Vec<u8>) -> Arc<Pin>,
+    ) -> Result<View, Errno> {
+        let inode = version.inode();
+        let Contents::Regular { size_bytes, blocks_512, data, .. } = &inode.contents else {
+            return Err(Errno::EINVAL);
+        };
+        let (hash, pin): (Option<BlockHash>, _) = match data {
+            None => (None, None),
+            Some(FileData::Elsewhere(hash)) => (Some(*hash), None),
+            Some(FileData::Here(block)) => {
+                let pin = pin(block.encode());
+                (Some(pin.hash), Some(pin))
+            }
+        };
+        let stored = Stored { inode: hash, size_bytes: *size_bytes, blocks_512: *blocks_512 };
+        Ok(View {
+            attributes: inode.attributes.clone(),
+            content: Content::of(stored, block_size_log2),
+            data: data.clone(),
+            pin,
+            changes: 0,
+            version,
+        })
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        self.changes > 0
+    }
+
+    /// The inode as this mount shows it.
+    pub(super) fn attr(&self, number: u64) -> Attr {
+        let mut attr =
+            attr(number, &self.version.inode().links, FileKind::Regular, &self.attributes);
+        attr.size_bytes = self.content.size_bytes;
+        attr.blocks_512 = self.content.blocks_512();
+        attr.block_size_bytes = 1 << self.content.block_size_log2;
+        attr
+    }
+}
+
+/// The attributes of an inode that is not open.
+pub(super) fn attr_of(number: u64, inode: &Inode, block_size_log2: u8) -> Attr {
+    let kind = inode.contents.kind();
+    let mut attr = attr(number, &inode.links, kind, &inode.attributes);
+    attr.block_size_bytes = 1 << block_size_log2;
+    match &inode.contents {
+        Contents::Regular { size_bytes, blocks_512, .. } => {
+            attr.size_bytes = *size_bytes;
+            attr.blocks_512 = *blocks_512;
+        }
+        Contents::Directory(entries) => {
+            attr.nlink = u32::try_from(entries.subdirectories()).unwrap_or(u32::MAX - 2) + 2;
+            attr.size_bytes = entries.len() as u64;
+        }
+        Contents::Unread { .. } => unreachable!("the leaves of a version have been read"),
+        Contents::Symlink(target) => attr.size_bytes = target.len() as u64,
+        Contents::Special { rdev, .. } => attr.rdev = *rdev,
+    }
+    attr
+}
+
+fn attr<'a>(
+    number: u64,
+    links: impl IntoIterator<Item = &'a Link>,
+    kind: FileKind,
+    attributes: &Attributes,
+) -> Attr {
+    Attr {
+        inode: InodeNumber(number),
+        kind,
+        mode: attributes.mode,
+        nlink: links.into_iter().count() as u32,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        rdev: 0,
+        size_bytes: 0,
+        blocks_512: 0,
+        block_size_bytes: 0,
+        atime: attributes.atime,
+        mtime: attributes.mtime,
+        ctime: attributes.ctime,
+    }
+}
