@@ -21,7 +21,7 @@ mod get;
 pub mod history;
 mod progress;
 mod publish;
-mod reachable;
+pub(crate) mod reachable;
 mod read;
 pub mod root;
 pub mod sealed_root;

@@ -30,7 +30,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 
 /// A block that may lead to others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Node {
+pub(crate) enum Node {
     Directory(BlockHash),
     Inode(BlockHash),
     Indirect(BlockHash),
@@ -38,18 +38,18 @@ pub(super) enum Node {
 
 /// What a block leads to.
 #[derive(Debug, Default)]
-pub(super) struct Below {
+pub(crate) struct Below {
     /// Entries of a directory's leaf.
-    pub(super) entries: Vec<DirectoryEntry>,
+    pub(crate) entries: Vec<DirectoryEntry>,
     /// Blocks that may lead to others.
-    pub(super) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
     /// Data blocks.
-    pub(super) data: Vec<BlockHash>,
+    pub(crate) data: Vec<BlockHash>,
 }
 
 impl Node {
     /// The block.
-    pub(super) fn hash(self) -> BlockHash {
+    pub(crate) fn hash(self) -> BlockHash {
         let (Node::Directory(hash) | Node::Inode(hash) | Node::Indirect(hash)) = self;
         hash
     }
@@ -61,7 +61,7 @@ impl Node {
 
     /// The first block of what an entry stands for, and whether others may follow it: a file that
     /// fits the smallest data block lies in its inode block.
-    pub(super) fn of_entry(entry: &DirectoryEntry) -> Option<(Node, bool)> {
+    pub(crate) fn of_entry(entry: &DirectoryEntry) -> Option<(Node, bool)> {
         match &entry.content {
             Content::Directory(directory) => Some((Node::of_directory(directory)?, true)),
             Content::Regular { size_bytes, inode, .. } => {
@@ -72,7 +72,7 @@ impl Node {
     }
 
     /// Fetches the block and reads what it leads to.
-    pub(super) async fn below(self, cache: &Arc<BlockCache>) -> Result<Below, BlockError> {
+    pub(crate) async fn below(self, cache: &Arc<BlockCache>) -> Result<Below, BlockError> {
         let mut below = Below::default();
         let (level, pointers): (u8, Vec<_>) = match self {
             Node::Directory(hash) => {

@@ -13,6 +13,7 @@
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
 //! - `table`: the files that the kernel holds and has open, as plain data.
 //! - [`SharedFs`]: the calls of a file system.
+//! - [`upkeep`]: extending the leases of a volume.
 //!
 //! Each knows only those before it.
 
@@ -26,6 +27,7 @@ pub mod inode;
 mod inodes;
 pub mod merged;
 mod table;
+pub mod upkeep;
 
 pub use fs::{EndError, OpenError, SharedFs, SharedOptions};
 pub use inodes::Consistency;

@@ -8,6 +8,7 @@ mod inodes;
 mod merging;
 mod model;
 mod mounts;
+mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};
 use atoll_key::{GroupId, SecretKey, UserId, VolumeId};
