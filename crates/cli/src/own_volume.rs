@@ -1,9 +1,10 @@
 //! Finds a node's own volume by its name, and ends a mount that writes one.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use atoll_env::{BoxFuture, Env};
 use atoll_gateway::fuse;
@@ -112,23 +113,31 @@ pub(crate) fn failure(what: &str, error: WriteError) -> Failure {
     }
 }
 
+/// Tries to bring what a mount has written to the ring, until it is there, the error is a final one, or
+/// that has taken too long; then the last error.
+pub(crate) async fn until_on_ring<E: Display>(
+    attempt: impl AsyncFn() -> Result<(), E>,
+    is_final: impl Fn(&E) -> bool,
+) -> Result<(), E> {
+    let begin = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(()) => return Ok(()),
+            Err(error) if is_final(&error) || begin.elapsed() >= END_LIMIT => return Err(error),
+            Err(error) => tracing::warn!("what was written is not on the ring yet: {error}"),
+        }
+        tokio::time::sleep(RETRY_AFTER).await;
+    }
+}
+
 /// Brings what a mount has written to the ring, and lets others write the volume.
 pub(crate) async fn end(fs: &WritableFs, what: &str) -> Result<(), Failure> {
-    let work = async {
-        loop {
-            match fs.end().await {
-                Ok(()) => return Ok(()),
-                Err(error @ FlushError::Fenced { .. }) => return Err(error),
-                Err(error) => tracing::warn!("what was written is not on the ring yet: {error}"),
-            }
-            tokio::time::sleep(RETRY_AFTER).await;
-        }
-    };
+    let is_final = |error: &FlushError| matches!(error, FlushError::Fenced { .. });
     let waits = "what was written last stays in the spool";
     let left = || Failure::new(Exit::Unavailable, format!("{what}: {waits}"));
-    match tokio::time::timeout(END_LIMIT, work).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(left()
+    match until_on_ring(async || fs.end().await, is_final).await {
+        Ok(()) => Ok(()),
+        Err(error) if is_final(&error) => Err(left()
             .because(error)
             .advice("The next mount, or the node, sets it aside for `atoll volume recover`.")),
         Err(_) => Err(left().because("the ring did not take it").advice(

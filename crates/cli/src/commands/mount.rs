@@ -1,5 +1,5 @@
 //! `atoll mount`: a volume as a file system of this machine: one's own, by its name, read-write;
-//! any other, by its address, read-only.
+//! any other, by its address, read-only. A shared volume, by either, is read-write for its members.
 //!
 //! A process of its own serves the mount (see [`crate::mount_server`]). Its later messages go to
 //! a log in the node's directory.
@@ -15,12 +15,16 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_gateway::fuse::{self, MountError, MountOptions};
+use atoll_key::{SecretKey, VolumeId, VolumeInvitation};
 use atoll_node::Client;
 use atoll_vfs::FileSystem;
 use atoll_volume::owned::history::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
+use atoll_volume::shared::{Consistency, OpenError, SharedFs, SharedOptions, access};
+use clap::ValueEnum;
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 
@@ -37,6 +41,7 @@ use crate::reading::Reading;
 use crate::runtime::until_done;
 use crate::spool;
 use crate::units;
+use crate::user;
 
 /// Arguments of `atoll mount`.
 #[derive(clap::Args, Debug)]
@@ -45,6 +50,7 @@ use crate::units;
   atoll mount --max-age 5s atoll:KEY /mnt
   atoll volume create work && atoll mount work ~/work
   atoll mount work@2026-11-20T12:00 /mnt
+  atoll volume join atoll-share:CODE team && atoll mount team ~/team
   atoll unmount ~/docs
 
 A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is
@@ -52,6 +58,10 @@ read-write: what is written is on this machine's disk after close(2), and on the
 fsync(2), or within about ten seconds. What is not there yet when this machine or the mount's
 process dies, the next mount of the name brings there, or the node within a minute. One mount
 writes a volume at a time.
+A shared volume (`atoll volume create --shared`) is mounted by many at the same time, read-write by those
+whom it was granted to (`atoll id`), read-only by others. What is written is on the ring after close(2).
+With --consistency cto (close-to-open) a file that is opened shows all that others have closed before;
+with ryw (read-your-writes) what this mount wrote itself, and what others did somewhat later, which is faster.
 NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
 a date or a minute of UTC; `atoll volume history` lists them.
 A mount runs as a process of its own and survives
@@ -89,6 +99,11 @@ pub(crate) struct Args {
     /// Disk for what the ring does not have yet, at least 1MiB [default: 1GiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     spool: Option<u64>,
+
+    /// What an open of a file in a shared volume shows [default: cto]
+    #[arg(long, value_name = "MODEL", value_enum)]
+    consistency: Option<ConsistencyModel>,
+
     /// Which old states are kept from now on, as `atoll volume create` says it (only with a name)
     #[arg(long, value_name = "COUNTS")]
     keep: Option<Keep>,
@@ -108,6 +123,15 @@ pub(crate) struct Args {
     /// Say on standard output when the mount is there, in a session of its own
     #[arg(long, hide = true, requires = "foreground")]
     announce: bool,
+}
+
+/// When a mount of a shared volume shows what others have written (Pastis §3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ConsistencyModel {
+    /// Close-to-open
+    Cto,
+    /// Read-your-writes
+    Ryw,
 }
 
 /// The least that `--spool` takes.
@@ -147,6 +171,11 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             Target::Address(address) => {
                 let read_key = args.read_key.given()?.key_for(address)?;
                 let (env, client) = connection::for_mount(global).await?;
+                if is_shared(&client, address.volume.0).await && address.at.is_none() {
+                    let user = user::key(&global.dir()?)?;
+                    let (volume, fs_name) = (address.volume.0, address.to_string());
+                    return serve_shared(args, (env, client), volume, user, fs_name).await;
+                }
                 serve(args, env, client, address, read_key).await
             }
             Target::Name(name, Some(at)) => {
@@ -161,6 +190,75 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     })
 }
 
+/// Whether the ring says that a volume is a shared one. What it cannot say, whoever opens it is told.
+async fn is_shared(client: &Arc<Client>, volume: VolumeId) -> bool {
+    let root = client.get_signed(volume.root_key()).await;
+    root.is_ok_and(|root| access::is_shared(&root.payload))
+}
+
+/// Serves a shared volume, read-write if the user may write it.
+async fn serve_shared(
+    args: &Args,
+    (env, client): (Env, Arc<Client>),
+    volume: VolumeId,
+    user: Option<SecretKey>,
+    fs_name: String,
+) -> Result<(), Failure> {
+    let what = format!("cannot mount {}", args.target);
+    let is_of_one = args.take_over
+        || args.sync
+        || args.map_owners
+        || args.spool.is_some()
+        || args.keep.is_some();
+    if is_of_one {
+        return Err(Failure::new(Exit::Usage, what).because(
+            "it is a shared volume; --take-over, --keep, --sync, --spool and --map-owners go with \
+             volumes that one mount writes",
+        ));
+    }
+    fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
+    let consistency = match args.consistency {
+        Some(ConsistencyModel::Ryw) => Consistency::ReadYourWrites,
+        Some(ConsistencyModel::Cto) | None => Consistency::CloseToOpen,
+    };
+    let mut options = SharedOptions { consistency, ..SharedOptions::default() };
+    if let Some(bytes) = args.cache {
+        options.cache_bytes = bytes;
+    }
+    let fs = SharedFs::open(env, client, volume, user, options).await;
+    let fs = fs.map_err(|error| match error {
+        OpenError::Get(error) => Failure::get(&what, &error),
+        error => Failure::new(Exit::Failed, &what).because(error),
+    })?;
+    let options = MountOptions {
+        read_only: !fs.may_write().await,
+        allow_other: args.allow_other,
+        fs_name,
+        ..MountOptions::default()
+    };
+    let handle = tokio::runtime::Handle::current();
+    let mounted = fuse::mount(Arc::new(fs.clone()), &args.mountpoint, &options, &handle);
+    let served = match mounted {
+        Ok(mut mounted) => mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await,
+        Err(error) => Err(mount_failure(args, error)),
+    };
+    let ended = own_volume::until_on_ring(async || fs.end().await, |_| false).await;
+    let ended = ended.map_err(|error| {
+        let lost = format!("{what}: what was written last is lost");
+        Failure::new(Exit::Unavailable, lost).because(error)
+    });
+    served.and(ended)
+}
+
+/// That an option is for shared volumes.
+fn check_not_shared(args: &Args) -> Result<(), Failure> {
+    match args.consistency {
+        None => Ok(()),
+        Some(_) => Err(Failure::new(Exit::Usage, format!("cannot mount {}", args.target))
+            .because("--consistency goes with a shared volume, and this is none")),
+    }
+}
+
 /// Serves a volume read-only.
 async fn serve(
     args: &Args,
@@ -169,6 +267,7 @@ async fn serve(
     address: &Address,
     read_key: Found,
 ) -> Result<(), Failure> {
+    check_not_shared(args)?;
     let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
@@ -198,7 +297,18 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     // Before the ring is told that this mount writes.
     fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
     let (env, client) = connection::for_mount(global).await?;
+    let dir = global.dir()?;
+    if let Some(VolumeInvitation { volume, user }) = user::joined(&dir, name)? {
+        let fs_name = own_volume::fs_name(name, volume);
+        return serve_shared(args, (env, client), volume, Some(user), fs_name).await;
+    }
     let volume = own_volume::find(&client, name, &what).await?;
+    let id = volume.key.volume_id();
+    if is_shared(&client, id).await {
+        let fs_name = own_volume::fs_name(name, id);
+        return serve_shared(args, (env, client), id, user::key(&dir)?, fs_name).await;
+    }
+    check_not_shared(args)?;
     let mut options = WriteOptions {
         read_key: client.read_key(name).await.map_err(connection::failure)?,
         owner: own_volume::owner(),
@@ -213,7 +323,7 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
-    let spool = spool::open(&global.dir()?, name, &what)?;
+    let spool = spool::open(&dir, name, &what)?;
     let Some(spool) = spool else {
         return Err(spool::in_use(&what).advice("`atoll unmount` ends a mount."));
     };
@@ -227,7 +337,7 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     }
     let options = MountOptions {
         allow_other: args.allow_other,
-        fs_name: own_volume::fs_name(name, volume.key.volume_id()),
+        fs_name: own_volume::fs_name(name, id),
         ..MountOptions::default()
     };
     let handle = tokio::runtime::Handle::current();
@@ -272,6 +382,9 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     command.args(args.take_over.then_some("--take-over"));
     command.args(args.map_owners.then_some("--map-owners"));
     command.args(args.sync.then_some("--sync"));
+    if let Some(model) = args.consistency.and_then(|model| model.to_possible_value()) {
+        command.arg("--consistency").arg(model.get_name());
+    }
     if let Some(bytes) = args.spool {
         command.arg("--spool").arg(bytes.to_string());
     }
@@ -303,6 +416,9 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     if let Some(status) = without_spool(&mountpoint) {
         eprintln!("the mount works without its spool: {status}");
     }
+    if matches!(args.target, Target::Name(_, None)) && is_read_only(&mountpoint) {
+        eprintln!("it is read-only, because its owner does not let you write (`atoll id`) now");
+    }
     if let Target::Name(name, None) = &args.target
         && !spool::pending_of(&dir, name).set_aside.is_empty()
     {
@@ -312,6 +428,11 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+fn is_read_only(mountpoint: &Path) -> bool {
+    let status = rustix::fs::statvfs(mountpoint);
+    status.is_ok_and(|status| status.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
 /// The reason why a mount has no spool, if it has none: a part of its status.

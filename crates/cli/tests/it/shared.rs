@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::processes::{NodeProcess, Ring, Said, atoll, run, until};
+use crate::processes::{NodeProcess, Ring, Said, atoll, can_mount, run, unmount, until};
 
 /// Who the user of a node is.
 fn user(node: &NodeProcess) -> String {
@@ -163,6 +163,49 @@ fn an_invitation_is_joined_with_one_code() {
     owner.atoll(["revoke", "work", "carol", "--now"]).ok();
     until("the guest may not write", || join("team").ok().json()["may_write"] == false);
     owner.atoll(["volume", "invite", "mine"]).failed(4, &["no volume of that name"]);
+}
+
+#[test]
+fn members_write_through_mounts_at_the_same_time_and_others_read() {
+    if !can_mount("members_write_through_mounts_at_the_same_time_and_others_read") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let address =
+        ring.nodes[0].atoll(["volume", "create", "work", "--shared"]).ok().last_line().to_owned();
+    let code = ring.nodes[1].atoll(["id", "--json"]).ok();
+    let alice = code.json()["user"].as_str().expect("a text").to_owned();
+    ring.nodes[0].atoll(["grant", "work", &format!("alice={alice}")]).ok();
+    let owner = ring.mount(0, "work", &[]);
+    let member = ring.mount(1, &address, &["--consistency", "cto"]);
+    let stranger = ring.mount(2, &address, &["--consistency", "ryw"]);
+    fs::create_dir(owner.join("plans")).expect("makes");
+    fs::write(owner.join("plans/one"), "owner's").expect("writes");
+    until("the member sees it", || member.join("plans/one").exists());
+    assert_eq!(fs::read(member.join("plans/one")).expect("reads"), b"owner's");
+    fs::write(member.join("plans/two"), "member's").expect("writes");
+    until("the owner sees it", || owner.join("plans/two").exists());
+    assert_eq!(fs::read(owner.join("plans/two")).expect("reads"), b"member's");
+    until("the stranger sees it", || stranger.join("plans/two").exists());
+    let refused = fs::write(stranger.join("mine"), "x").expect_err("read-only");
+    assert_eq!(refused.raw_os_error(), Some(30), "EROFS");
+
+    let revoke = ["revoke", "work", "alice", "--now", "--json"];
+    let rebound = ring.nodes[0].atoll(revoke).ok().json()["rebound"].as_u64();
+    assert_eq!(rebound, Some(4), "two files in a directory in the root");
+    until("the member cannot write", || fs::write(member.join("plans/late"), "x").is_err());
+    fs::write(owner.join("plans/three"), "goes on").expect("the owner writes");
+
+    let code = ring.nodes[0].atoll(["volume", "invite", "work"]).ok().last_line().to_owned();
+    ring.nodes[2].atoll(["volume", "join", &code, "team"]).ok();
+    unmount(atoll().arg("unmount").arg(&stranger));
+    let joined = ring.mount(2, "team", &[]);
+    fs::write(joined.join("hello"), "by invitation").expect("writes");
+    until("the owner sees it", || owner.join("hello").exists());
+    let elsewhere = ring.path("elsewhere");
+    fs::create_dir(&elsewhere).expect("a directory");
+    run(ring.nodes[0].command(["mount", "work", "--take-over"]).arg(&elsewhere))
+        .failed(2, &["a shared volume"]);
 }
 
 #[test]
