@@ -1,8 +1,8 @@
 //! The blocks of a volume, one at a time.
 
-use atoll_key::kinds::certified::Certificate;
+use atoll_key::kinds::certified::{Certificate, Dot, WriterId};
 use atoll_key::{BlockHash, ReadKey, SecretKey, VolumeCipher, VolumeId};
-use atoll_vfs::FileTime;
+use atoll_vfs::{FileKind, FileTime};
 use atoll_volume::format::directory::{
     Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes,
 };
@@ -10,7 +10,8 @@ use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::owned::{Root, sealed_root};
 use atoll_volume::shared::access::{GroupRecord, Member, VolumeRecord};
-use atoll_volume::shared::inode::InodeKey;
+use atoll_volume::shared::entries::{Entries, Leaf};
+use atoll_volume::shared::inode::{Attributes, Contents, Entry, Inode, InodeKey, Link};
 use bytes::Bytes;
 
 use super::{Target, round_trip, target};
@@ -43,6 +44,12 @@ pub(super) fn targets() -> Vec<Target> {
             assert_eq!(read.ok(), Root::decode(&Bytes::copy_from_slice(input)).ok());
             Root::decode(&Bytes::copy_from_slice(input)).is_ok()
         }),
+        block("volume/shared-inode", vec![shared_directory().encode().expect("short")], |block| {
+            Inode::decode(block).ok().map(|inode| inode.encode().expect("it was one"))
+        }),
+        block("volume/shared-leaf", vec![shared_leaf()], |block| {
+            Leaf::decode(block).ok().map(|leaf| leaf.block().1.to_vec())
+        }),
         round_trip("volume/shared-record", shared_records(), encode_shared, |input| {
             VolumeRecord::decode(&Bytes::copy_from_slice(input))
         }),
@@ -71,6 +78,28 @@ pub(super) fn targets() -> Vec<Target> {
 
 fn cipher() -> VolumeCipher {
     VolumeCipher::new(&ReadKey::from_bytes([7; 32]), &VolumeId([9; 32]))
+}
+
+fn shared_directory() -> Inode {
+    let added = Dot { writer: WriterId::from_bytes([7; 16]), height: 9 };
+    let entry = |name: &'static str, kind| {
+        Entry::new(Bytes::from_static(name.as_bytes()), (InodeKey([1; 32]), kind), added, 1 << 40)
+    };
+    let entries = [entry("a", FileKind::Regular), entry("b", FileKind::Directory)];
+    Inode {
+        attributes: Attributes::default(),
+        links: [Link { added, directory: InodeKey([2; 32]) }].into(),
+        contents: Contents::Directory(entries.into_iter().collect()),
+    }
+}
+
+/// The same entries as the leaf of a large directory.
+fn shared_leaf() -> Vec<u8> {
+    let mut empty = shared_directory();
+    empty.contents = Contents::Directory(Entries::default());
+    let before = empty.encode().expect("short").len();
+    let entries = &shared_directory().encode().expect("short")[before..];
+    [b"ATSL\x01\x00\x02", entries].concat()
 }
 
 fn shared_records() -> Vec<VolumeRecord> {

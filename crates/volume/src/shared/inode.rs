@@ -523,5 +523,9 @@ fn decode_directory(cursor: &mut Cursor) -> Result<Contents, FormatError> {
         }
         entries.push(entry);
     }
-    Ok(Contents::Directory(entries.into_iter().collect()))
+    let entries: Entries = entries.into_iter().collect();
+    if entries.encoded_bytes() > MAX_INLINE_ENTRY_BYTES {
+        return Err(FormatError::BadReference("a directory has too many entries in its inode"));
+    }
+    Ok(Contents::Directory(entries))
 }
