@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError};
-use atoll_env::{Env, sleep, timeout};
+use atoll_env::{Env, Instant, sleep, timeout};
 use atoll_key::{SecretKey, VolumeId};
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
@@ -29,7 +29,7 @@ use super::access::{Credentials, VolumeRecord};
 use super::entries::Entries;
 use super::fault::Fault;
 use super::inline_blocks::InlineBlocks;
-use super::inode::{Contents, InodeKey};
+use super::inode::{self, Contents, InodeKey};
 use super::inodes::{Consistency, Freshness, Inodes, Version};
 use super::table::{Node, Open, ROOT, Table, attr_of};
 use crate::blocks::cache::BlockCache;
@@ -119,6 +119,8 @@ struct Shared {
     table: Mutex<Table>,
     /// Why what was written last could not be brought to the ring.
     trouble: Mutex<Option<String>>,
+    /// Directories that were removed here a short while ago, each with its parent, its name, and when.
+    removed: Mutex<Vec<(InodeKey, inode::Entry, Instant)>>,
     has_ended: AtomicBool,
 }
 
@@ -156,6 +158,7 @@ impl SharedFs {
             block_size_log2: record.block_size_log2,
             table: Mutex::new(Table::of_root(record.root)),
             trouble: Mutex::default(),
+            removed: Mutex::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;
@@ -180,6 +183,7 @@ impl SharedFs {
     /// Writes what files have that were written and not closed. Called once no call is made any more.
     pub async fn end(&self) -> Result<(), EndError> {
         self.shared.has_ended.store(true, Ordering::Release);
+        self.shared.restore_removed(Duration::ZERO).await;
         self.shared.publish_all(false).await
     }
 
@@ -224,6 +228,7 @@ async fn retry(shared: Weak<Shared>) {
         if shared.has_ended.load(Ordering::Acquire) {
             return;
         }
+        shared.restore_removed(RETRY_EVERY).await;
         // What failed is told by the status.
         let _ = shared.publish_all(true).await;
     }

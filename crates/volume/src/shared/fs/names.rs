@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_env::Instant;
 use atoll_key::kinds::certified::Dot;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, FileTime, RenameFlags, check_name};
 use bytes::Bytes;
@@ -85,9 +86,26 @@ fn named(inode: &mut Inode, name: &[u8]) -> Result<Option<Vec<inode::Entry>>, Er
     Ok(merged::named(entries(inode)?, name))
 }
 
-/// Takes a name away that [`named`] has found.
-fn take_away(inode: &mut Inode, found: &[inode::Entry]) -> Result<(), Errno> {
+/// Takes names away that [`named`] has found. Other entries of the same names keep those that they are
+/// shown by: if one became the plain name, `rm -r` would not find it, and a file saved by a rename would
+/// give its name to what it replaces.
+fn take_away(inode: &mut Inode, found: &[inode::Entry], dot: Dot) -> Result<(), Errno> {
     let entries = entries(inode)?;
+    let names: BTreeSet<&Bytes> = found.iter().map(|entry| &entry.name).collect();
+    let is_other = |entry: &inode::Entry| !found.contains(entry);
+    if names.iter().any(|name| entries.of_name(name).any(is_other)) {
+        for (shown, others) in merged::names(entries) {
+            let first = &others[0];
+            if shown == first.name || !names.contains(&first.name) || found.contains(first) {
+                continue;
+            }
+            let kept = (first.inode, first.file_kind());
+            entries.insert(inode::Entry::new(shown, kept, dot, first.time_ms));
+            for entry in &others {
+                entries.remove(entry);
+            }
+        }
+    }
     for entry in found {
         entries.remove(entry);
     }
@@ -243,12 +261,12 @@ impl Shared {
         check_name(name)?;
         let (directory_key, directory) = self.living_directory(parent).await?;
         let now = self.now();
-        let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, _| {
+        let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
             if found[0].file_kind() == FileKind::Directory {
                 return Err(Errno::EISDIR);
             }
-            take_away(inode, &found)?;
+            take_away(inode, &found, dot)?;
             modified(inode, now);
             Ok((found[0].inode, names_of(inode, found[0].inode)))
         });
@@ -320,28 +338,78 @@ impl Shared {
         let key = entry.inode;
         self.check_empty(key).await?;
         let now = self.now();
-        let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, _| {
+        let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
             if found[0].inode != key {
                 return Err(Errno::EAGAIN);
             }
-            take_away(inode, &found)?;
+            take_away(inode, &found, dot)?;
             modified(inode, now);
             Ok(found)
         });
         let (found, _) = removed.await?;
         if let Err(fault) = self.remove_directory(key).await {
-            // Somebody has made a name in it meanwhile: it gets its own back.
-            let restored = self.inodes.update(directory_key, Base::Newest, |inode, dot| {
-                for entry in &found {
-                    entries(inode)?.insert(inode::Entry { added: dot, ..entry.clone() });
-                }
-                Ok(())
-            });
-            restored.await?;
+            // Somebody has made a name in it meanwhile.
+            self.restore_name(directory_key, &found[0]).await?;
             return Err(fault);
         }
+        self.watch_removed(directory_key, found[0].clone());
         Ok(())
+    }
+
+    /// Names an inode again whose name was taken away.
+    async fn restore_name(&self, directory: InodeKey, entry: &inode::Entry) -> Result<(), Fault> {
+        let restored = self.inodes.update(directory, Base::Newest, |inode, dot| {
+            let entries = entries(inode)?;
+            if entries.iter().all(|there| there.inode != entry.inode) {
+                entries.insert(inode::Entry { added: dot, ..entry.clone() });
+            }
+            Ok(())
+        });
+        restored.await?;
+        Ok(())
+    }
+
+    fn watch_removed(&self, parent: InodeKey, entry: inode::Entry) {
+        let mut removed = self.removed.lock().expect("no holder of this lock panics");
+        removed.push((parent, entry, self.env.now()));
+    }
+
+    /// Names directories again that were removed here while another mount made a name in them: such a
+    /// removal does not count, and what was made there must be found.
+    /// Looks once at each that was removed at least `age` ago.
+    pub(super) async fn restore_removed(&self, age: Duration) {
+        let now = self.env.now();
+        let due: Vec<_> = {
+            let mut removed = self.removed.lock().expect("no holder of this lock panics");
+            let is_due = |at: Instant| now.since(at) >= age;
+            let due = removed.iter().filter(|(_, _, at)| is_due(*at)).cloned().collect();
+            removed.retain(|(_, _, at)| !is_due(*at));
+            due
+        };
+        for (parent, entry, _) in due {
+            match self.restore_if_living(parent, &entry).await {
+                Ok(()) | Err(Fault { errno: Errno::ESTALE, .. }) => {}
+                Err(fault) => {
+                    tracing::debug!("a removed directory is looked at again: {fault:?}");
+                    self.watch_removed(parent, entry);
+                }
+            }
+        }
+    }
+
+    async fn restore_if_living(&self, parent: InodeKey, entry: &inode::Entry) -> Result<(), Fault> {
+        if self.inodes.read(entry.inode, Freshness::Newest).await?.is_empty_directory() {
+            return Ok(());
+        }
+        {
+            let mut table = self.table();
+            if let Some(number) = table.number_of(&entry.inode) {
+                table.node_mut(number)?.orphan = None;
+            }
+        }
+        tracing::info!("a removed directory is named again: another mount made names in it");
+        self.restore_name(parent, entry).await
     }
 
     async fn check_empty(&self, key: InodeKey) -> Result<(), Fault> {
@@ -469,12 +537,15 @@ impl Shared {
     async fn replaced(&self, target: &inode::Entry, directory: InodeKey) -> Result<(), Fault> {
         match target.file_kind() {
             FileKind::Directory => match self.remove_directory(target.inode).await {
-                // Somebody has made a name in it meanwhile. Nothing names it any more.
+                // Somebody has made a name in it meanwhile: it appears beside what replaced it.
                 Err(fault) => {
                     tracing::warn!("a directory that was replaced had names: {fault:?}");
+                    self.restore_name(directory, target).await
+                }
+                Ok(()) => {
+                    self.watch_removed(directory, target.clone());
                     Ok(())
                 }
-                done => done,
             },
             _ => {
                 let names =
@@ -516,8 +587,7 @@ impl Shared {
         let renamed = self.inodes.update(directory, Base::Version(base), |inode, dot| {
             let moved = steps.still(inode, name, Some(steps.moved.0))?;
             let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
-            take_away(inode, &moved)?;
-            take_away(inode, &target)?;
+            take_away(inode, &[moved, target].concat(), dot)?;
             let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
             entries(inode)?.insert(new);
             if let (true, Some(target)) = (steps.is_exchange, steps.target) {
@@ -541,7 +611,7 @@ impl Shared {
         }
         let named_new = self.inodes.update(to_key, Base::Version(to), |inode, dot| {
             let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
-            take_away(inode, &target)?;
+            take_away(inode, &target, dot)?;
             let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
             entries(inode)?.insert(new);
             modified(inode, now);
@@ -562,7 +632,7 @@ impl Shared {
             let found = named(inode, name)?.unwrap_or_default();
             let moved: Vec<_> =
                 found.into_iter().filter(|entry| entry.inode == steps.moved.0).collect();
-            take_away(inode, &moved)?;
+            take_away(inode, &moved, dot)?;
             if let Some(target) = exchanged {
                 entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
             }
