@@ -27,7 +27,7 @@ use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
 use atoll_env::{Env, Instant};
 use atoll_key::kinds::certified::{Binding, CertifiedBlock, Dot, WriterId};
 use atoll_key::{GroupId, NotAdmitted, UserId, VolumeId};
-use atoll_vfs::Errno;
+use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
@@ -405,7 +405,15 @@ impl Inodes {
                 let why = format!("the inode has a version that cannot be read: {error}");
                 return Err(Fault::new(Errno::EIO, why));
             }
-            if !merged.conflicts.is_empty() && !covers_conflicts {
+            // A base that was refused gives way to the newest version: other contents of that are kept
+            // elsewhere before anything covers them.
+            let is_unseen = match (&base, &refused) {
+                (Base::Version(base), Some(_)) => {
+                    has_other_contents(base, &merged, &over, state.writer)
+                }
+                _ => false,
+            };
+            if (is_unseen || !merged.conflicts.is_empty()) && !covers_conflicts {
                 return Err(Fault::conflict());
             }
             let author = self.credentials.author(over.groups(), state.writer).await?;
@@ -429,9 +437,11 @@ impl Inodes {
                     self.wrote(&state, &written, is_removed, began).await?;
                     return Ok((value, Some(written).filter(|_| !is_removed)));
                 }
-                Err(PutError::NotAdmitted(why @ NotAdmitted::Outdated)) => {
-                    refused = Some(PutError::NotAdmitted(why));
-                }
+                // Replicas hold versions that this one has to include, or newer groups of writers.
+                Err(
+                    why @ (PutError::NotAdmitted(NotAdmitted::Outdated)
+                    | PutError::Superseded { .. }),
+                ) => refused = Some(why),
                 Err(PutError::NotAdmitted(why @ NotAdmitted::Expired { .. })) => {
                     self.credentials.forget(over.groups());
                     refused = Some(PutError::NotAdmitted(why));
@@ -482,4 +492,19 @@ impl Inodes {
         let none = || Err(PutError::Unavailable("the put has no outcome".into()));
         put.await.pop().unwrap_or_else(none)
     }
+}
+
+/// Whether a file has contents that are neither those of `base` nor its writer's own.
+fn has_other_contents(
+    base: &Version,
+    merged: &Merged,
+    block: &CertifiedBlock,
+    writer: WriterId,
+) -> bool {
+    let contents = &merged.inode.contents;
+    let siblings = block.siblings().iter().filter(|sibling| !sibling.is_removal);
+    let leading = siblings.map(|sibling| (sibling.dot.height, sibling.dot.writer)).max();
+    contents.kind() != FileKind::Directory
+        && *contents != base.inode().contents
+        && leading.is_some_and(|(_, leading)| leading != writer)
 }

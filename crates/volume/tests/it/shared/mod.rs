@@ -4,6 +4,7 @@ mod access;
 mod conflicts;
 mod conformance;
 mod entries;
+mod fs;
 mod inodes;
 mod merging;
 mod model;
