@@ -47,7 +47,7 @@ fn names_added_and_removed_at_the_same_time_all_count() {
     let add = |seen: &CertifiedBlock, n: u8, name: &str, number: u8| {
         let added = seen.next_dot(writer(n));
         change(seen, n, |entries| {
-            let _ = entries.insert(entry(name, number, added));
+            entries.insert(entry(name, number, added));
         })
     };
     let remove = |seen: &CertifiedBlock, n: u8, name: &str| {
