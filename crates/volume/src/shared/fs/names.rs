@@ -247,7 +247,7 @@ impl Shared {
         if let Err(fault) = added.await {
             if fault.errno != Errno::ETIMEDOUT {
                 let names = names_of(directory.inode(), key);
-                self.drop_link(key, directory_key, names).await;
+                self.drop_link(key, directory_key, (names, 1)).await;
             }
             return Err(fault);
         }
@@ -268,16 +268,17 @@ impl Shared {
             }
             take_away(inode, &found, dot)?;
             modified(inode, now);
-            Ok((found[0].inode, names_of(inode, found[0].inode)))
+            Ok((found[0].inode, (names_of(inode, found[0].inode), found.len())))
         });
         let ((key, names), _) = removed.await?;
         self.drop_link(key, directory_key, names).await;
         Ok(())
     }
 
-    /// Notes in an inode that a directory has only so many names of it, and removes it if it has none
-    /// anywhere. The name is gone already: what fails here leaves an inode that ends with its lease.
-    async fn drop_link(&self, key: InodeKey, directory: InodeKey, names: usize) {
+    /// Notes in an inode that a directory has only so many names of it left, and how many it has lost;
+    /// removes the inode if it has none anywhere. A link more than that may be of a name which is just
+    /// being made. The name is gone already: what fails here leaves an inode that ends with its lease.
+    async fn drop_link(&self, key: InodeKey, directory: InodeKey, names: (usize, usize)) {
         if let Err(fault) = self.try_drop_link(key, directory, names).await {
             tracing::debug!("a removed name is still in its inode: {fault:?}");
         }
@@ -287,12 +288,13 @@ impl Shared {
         &self,
         key: InodeKey,
         directory: InodeKey,
-        names: usize,
+        (left_names, lost_names): (usize, usize),
     ) -> Result<(), Fault> {
         let now = self.now();
         let keep = |inode: &mut Inode| {
             let here = |link: &&Link| link.directory == directory;
-            let surplus = inode.links.iter().filter(here).count().saturating_sub(names);
+            let surplus = inode.links.iter().filter(here).count().saturating_sub(left_names);
+            let surplus = surplus.min(lost_names);
             let gone: Vec<Link> = inode.links.iter().filter(here).take(surplus).copied().collect();
             for link in &gone {
                 inode.links.remove(link);
@@ -323,7 +325,17 @@ impl Shared {
             Some(turn) => Some(turn.lock().await),
             None => None,
         };
-        self.inodes.write(key, Base::Version(&newest), |_, _| Ok(((), true))).await?;
+        let written = self.inodes.write(key, Base::Version(&newest), |inode, _| {
+            keep(inode);
+            Ok(((), inode.links.is_empty()))
+        });
+        if let (_, Some(_)) = written.await? {
+            // It has got another name here meanwhile.
+            let mut table = self.table();
+            if let Some(number) = table.number_of(&key) {
+                table.node_mut(number)?.orphan = None;
+            }
+        }
         Ok(())
     }
 
@@ -553,7 +565,7 @@ impl Shared {
                         Ok(version) => names_of(version.inode(), target.inode),
                         Err(_) => 0,
                     };
-                self.drop_link(target.inode, directory, names).await;
+                self.drop_link(target.inode, directory, (names, 1)).await;
                 Ok(())
             }
         }
@@ -622,7 +634,7 @@ impl Shared {
             Err(fault) => {
                 if fault.errno == Errno::EAGAIN {
                     let names = names_of(to.inode(), steps.moved.0);
-                    self.drop_link(steps.moved.0, to_key, names).await;
+                    self.drop_link(steps.moved.0, to_key, (names, 1)).await;
                 }
                 return Err(fault);
             }
@@ -637,12 +649,12 @@ impl Shared {
                 entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
             }
             modified(inode, now);
-            Ok(names_of(inode, steps.moved.0))
+            Ok((names_of(inode, steps.moved.0), moved.len()))
         });
         let (names, _) = unnamed.await?;
         self.drop_link(steps.moved.0, from_key, names).await;
         if let (Some((key, _)), Some(names)) = (exchanged, left_there) {
-            self.drop_link(key, to_key, names).await;
+            self.drop_link(key, to_key, (names, 1)).await;
         }
         Ok(())
     }

@@ -211,3 +211,34 @@ async fn a_directory_that_was_removed_while_a_file_was_made_in_it_gets_its_name_
     assert_eq!(names(&two).await, ["d"]);
     assert_eq!(content(&two, made.attr.inode, "f").await, Ok("kept".into()));
 }
+
+/// A file gets another name while its only one is taken away: it stays under the new one.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_made_while_another_goes_keeps_its_file() {
+    for gets in 1..=2 {
+        let interrupted = Interrupted::default();
+        let blocks: Arc<dyn Blocks> = Arc::new(interrupted.clone());
+        created(&env(), &blocks).await;
+        let one = mounted(&env(), &blocks, 1).await;
+        write(&one, ROOT, "a", "text").await;
+        let me = Caller::default();
+        let number = one.lookup(me, ROOT, b"a").await.expect("there").attr.inode;
+        let fs = one.clone();
+        let links = move || -> BoxFuture<'static, ()> {
+            Box::pin(async move {
+                fs.link(me, number, ROOT, b"b").await.expect("linked");
+            })
+        };
+        interrupted.after_gets(gets, Box::new(links));
+        one.unlink(me, ROOT, b"a").await.expect("removed");
+        let two = mounted(&env(), &blocks, 2).await;
+        for fs in [&one, &two] {
+            let found = fs.lookup(me, ROOT, b"b").await.expect("its new name");
+            assert_eq!(found.attr.nlink, 1, "after {gets} reads");
+            let handle = fs.open(me, found.attr.inode, OpenFlags::READ).await;
+            let handle = handle.expect("opens").handle;
+            let text = fs.read(found.attr.inode, handle, 0, 100).await.expect("reads");
+            assert_eq!(text, "text");
+        }
+    }
+}
