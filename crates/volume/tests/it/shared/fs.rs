@@ -7,7 +7,7 @@ use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
-use atoll_key::{BlockId, BlockKind};
+use atoll_key::BlockId;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer};
 use atoll_volume::shared::SharedFs;
 use bytes::Bytes;
@@ -43,7 +43,7 @@ impl Blocks for Interrupted {
         let got = self.blocks.get_block(id, wanted);
         let work = {
             let mut planned = self.after_get.lock().expect("unpoisoned");
-            match planned.as_mut().filter(|_| id.kind == BlockKind::Certified) {
+            match planned.as_mut().filter(|_| id.kind.joins()) {
                 Some((count, _)) if *count > 1 => {
                     *count -= 1;
                     None
@@ -62,7 +62,7 @@ impl Blocks for Interrupted {
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
-        let is_certified = blocks[0].id.kind == BlockKind::Certified;
+        let is_certified = blocks[0].id.kind.joins();
         if is_certified && self.refuses.swap(false, Ordering::Relaxed) {
             // As the client of the ring tells it.
             let refused = PutError::Superseded { offered: 1, held: 2 };

@@ -8,7 +8,7 @@ use atoll_dht::{
     Blocks, DhtConfig, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError, Renewed,
 };
 use atoll_env::BoxFuture;
-use atoll_key::{BlockId, BlockKind};
+use atoll_key::BlockId;
 use atoll_sim::SimConfig;
 use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags, Writer};
 use atoll_volume::shared::access::read_volume;
@@ -35,7 +35,12 @@ impl OverMemory for Noted {
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let mut put = self.put.lock().expect("one thread");
-        put.extend(blocks.iter().map(|block| block.id).filter(|id| id.kind != BlockKind::Signed));
+        put.extend(
+            blocks
+                .iter()
+                .map(|block| block.id)
+                .filter(|id| id.kind.joins() || !id.kind.is_mutable()),
+        );
         self.memory.put_blocks(blocks)
     }
 
@@ -109,11 +114,9 @@ async fn the_leases_of_all_that_is_there_are_extended() {
     let renewed = noted.renewed.lock().expect("one thread").clone();
     let lost: Vec<&BlockId> = is_put.difference(&renewed).collect();
     // Leaves of the large directory that later ones have replaced, and the file's first contents.
-    let inodes = |ids: &BTreeSet<BlockId>| {
-        ids.iter().filter(|id| id.kind == BlockKind::Certified).count() as u64
-    };
+    let inodes = |ids: &BTreeSet<BlockId>| ids.iter().filter(|id| id.kind.joins()).count() as u64;
     assert_eq!((kept.inodes, inodes(&renewed)), (308, 308), "{kept:?}");
-    assert!(lost.iter().all(|id| id.kind == BlockKind::Content), "{lost:?}");
+    assert!(lost.iter().all(|id| !id.kind.is_mutable()), "{lost:?}");
     assert_eq!((kept.lacking, kept.unread), (0, 0), "{kept:?}");
     let superfluous: Vec<&BlockId> = renewed.difference(&is_put).collect();
     assert!(superfluous.is_empty(), "{superfluous:?}");
@@ -144,7 +147,7 @@ async fn what_is_lost_is_told_and_the_rest_is_kept() {
     put(&one, "several", 0, bytes(1_000_000, 3)).await;
     put(&one, "small", 0, bytes(100, 1)).await;
     let data = noted.put.lock().expect("one thread").clone();
-    let data = data.into_iter().find(|id| id.kind == BlockKind::Content).expect("some data");
+    let data = data.into_iter().find(|id| !id.kind.is_mutable()).expect("some data");
     noted.memory.lose(&atoll_key::BlockHash(data.key.as_hash().expect("hashed")));
     let (_, record) =
         read_volume(&blocks, volume().volume_id()).await.expect("reads").expect("there");
