@@ -1,5 +1,5 @@
-//! What commands for shared volumes have in common: finding one, naming users and groups, and giving
-//! inodes other groups.
+//! Code that all commands for shared volumes use: it finds a volume, reads the names of users and groups, and
+//! gives inodes other groups.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -78,7 +78,7 @@ pub(crate) struct RevokeArgs {
     json: bool,
 }
 
-/// What was done.
+/// The outcome of `grant` or `revoke`, for `--json`.
 #[derive(Default, Serialize)]
 struct Done {
     volume: String,

@@ -100,7 +100,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     spool: Option<u64>,
 
-    /// What an open of a file in a shared volume shows [default: cto]
+    /// The consistency model by which files of a shared volume are opened [default: cto]
     #[arg(long, value_name = "MODEL", value_enum)]
     consistency: Option<ConsistencyModel>,
 

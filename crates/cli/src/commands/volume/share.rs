@@ -22,7 +22,7 @@ use crate::read_key::read_text;
 use crate::shared_volume;
 use crate::user;
 
-/// What the maker of a volume is called among its members.
+/// The label of the volume's maker in its list of members.
 const MAKER: &str = "owner";
 
 /// Arguments of `atoll volume invite`.
@@ -42,7 +42,7 @@ pub(super) struct InviteArgs {
     #[arg(long, value_name = "TIME")]
     until: Option<Moment>,
 
-    /// What the new member is called in lists
+    /// A label for the new member in lists of members
     #[arg(long, default_value = "invited")]
     label: String,
 
@@ -62,7 +62,7 @@ pub(super) struct JoinArgs {
     /// The code that `atoll volume invite` printed; `-` reads it from standard input
     code: String,
 
-    /// What the volume is to be called on this node
+    /// A name for the volume on this node
     name: String,
 
     /// One JSON object

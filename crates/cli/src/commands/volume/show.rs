@@ -47,7 +47,7 @@ struct Shown {
     /// Why that cannot be said, or why it has nothing.
     unread: Option<String>,
     writer: Option<Writer>,
-    /// Who may write a shared volume: the members of its default group.
+    /// The members of a shared volume's default group, who may write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     members: Option<Vec<JsonMember>>,
     #[serde(skip)]
