@@ -5,10 +5,14 @@
 //! end takes them and drops what it (for FUSE: the kernel) has cached. An invalidation says "ask
 //! again", so several about one file or one name are merged, and their order means nothing. The
 //! queue therefore holds at most one for each file and one for each name.
+//!
+//! A file system that must not answer before the front end has dropped something waits for it
+//! ([`InvalidationQueue::settled`]). What was taken counts as dropped when the front end asks for
+//! the next and there is none.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_env::Notify;
 use bytes::Bytes;
@@ -59,6 +63,12 @@ struct Pending {
     files: BTreeMap<InodeNumber, Option<Range<u64>>>,
     /// By name: the file whose last name it was.
     names: BTreeMap<(InodeNumber, Bytes), Option<InodeNumber>>,
+    /// Whether a front end takes what is pushed.
+    is_served: bool,
+    /// Whether something was pushed since the front end last found nothing.
+    is_busy: bool,
+    /// Notified, and forgotten, when it finds nothing.
+    waiting: Vec<Arc<Notify>>,
 }
 
 impl Pending {
@@ -84,6 +94,15 @@ impl Pending {
     }
 
     fn take(&mut self) -> Option<Invalidation> {
+        let next = self.pop();
+        if next.is_none() {
+            self.is_busy = false;
+            self.waiting.drain(..).for_each(|waiting| waiting.notify());
+        }
+        next
+    }
+
+    fn pop(&mut self) -> Option<Invalidation> {
         if let Some((inode, bytes)) = self.files.pop_first() {
             return Some(match bytes {
                 Some(bytes) => Invalidation::Data { inode, bytes },
@@ -101,8 +120,33 @@ impl Pending {
 impl InvalidationQueue {
     /// Adds one, merged with those that are about the same file or name.
     pub fn push(&self, invalidation: Invalidation) {
-        self.pending().add(invalidation);
+        {
+            let mut pending = self.pending();
+            pending.add(invalidation);
+            pending.is_busy = true;
+        }
         self.pushed.notify();
+    }
+
+    /// Waits until the front end has dropped what was pushed before, if one is there. Cancel-safe.
+    pub async fn settled(&self) {
+        let settled = {
+            let mut pending = self.pending();
+            if !pending.is_served || !pending.is_busy {
+                return;
+            }
+            let settled = Arc::new(Notify::default());
+            pending.waiting.push(settled.clone());
+            settled
+        };
+        settled.notified().await;
+    }
+
+    /// No front end takes anything any more.
+    pub fn unserved(&self) {
+        let mut pending = self.pending();
+        pending.is_served = false;
+        pending.waiting.drain(..).for_each(|waiting| waiting.notify());
     }
 
     /// Takes the next one, without waiting.
@@ -112,6 +156,7 @@ impl InvalidationQueue {
 
     /// Waits for the next one. One front end at a time. Cancel-safe.
     pub async fn next(&self) -> Invalidation {
+        self.pending().is_served = true;
         loop {
             if let Some(invalidation) = self.try_next() {
                 return invalidation;
@@ -130,6 +175,27 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+
+    #[test]
+    fn what_was_pushed_is_waited_for_until_the_front_end_asks_for_more() {
+        let queue = InvalidationQueue::default();
+        let push = |n| queue.push(Invalidation::Attributes(InodeNumber(n)));
+        push(1);
+        assert!(queue.settled().now_or_never().is_some(), "nothing is served");
+        assert!(queue.next().now_or_never().is_some());
+        push(2);
+        let mut settled = Box::pin(queue.settled());
+        assert!((&mut settled).now_or_never().is_none());
+        assert!(queue.next().now_or_never().is_some());
+        assert!((&mut settled).now_or_never().is_none(), "it is still being dropped");
+        assert!(queue.next().now_or_never().is_none());
+        assert!(settled.now_or_never().is_some());
+        push(3);
+        let mut settled = Box::pin(queue.settled());
+        assert!((&mut settled).now_or_never().is_none());
+        queue.unserved();
+        assert!(settled.now_or_never().is_some());
+    }
 
     #[test]
     fn invalidations_of_one_file_or_name_are_merged() {

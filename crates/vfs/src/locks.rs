@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use crate::Answer;
-use crate::types::{Errno, InodeNumber};
+use crate::types::{Errno, Handle, InodeNumber};
 
 /// The greatest offset in a file: a range that ends here lasts to the end, wherever that is.
 pub const MAX_OFFSET: u64 = i64::MAX as u64;
@@ -97,6 +97,21 @@ pub trait Locks: Send + Sync + 'static {
         wanted: FileLock,
         waits: bool,
     ) -> Answer<()>;
+
+    /// The same through an open file. A file system whose locks can be lost, because the nodes that
+    /// keep them cannot be reached, then fails what is written through this file with
+    /// [`Errno::EIO`] until a lock is taken through it anew.
+    fn lock_through(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        owner: LockOwner,
+        wanted: FileLock,
+        waits: bool,
+    ) -> Answer<()> {
+        let _ = handle;
+        self.lock(inode, owner, wanted, waits)
+    }
 
     /// Gives up what the owner holds of the range.
     fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()>;
@@ -209,6 +224,42 @@ impl LockTable {
         self.tables().files.values().map(|file| file.waiting.len()).sum()
     }
 
+    /// Waits until no other owner's lock keeps `owner` from `wanted`, and takes nothing.
+    pub fn until_free(&self, inode: InodeNumber, owner: LockOwner, wanted: FileLock) -> Answer<()> {
+        self.wait(inode, owner, wanted, false)
+    }
+
+    /// The strongest lock on a file, whoever holds it.
+    pub fn held(&self, inode: InodeNumber) -> Option<LockKind> {
+        let tables = self.tables();
+        let held = tables.files.get(&inode).map_or(&[][..], |file| &file.held);
+        match held.iter().any(|(_, lock)| lock.kind == LockKind::Exclusive) {
+            true => Some(LockKind::Exclusive),
+            false => held.first().map(|_| LockKind::Shared),
+        }
+    }
+
+    /// Takes all locks on a file from their owners.
+    pub fn clear(&self, inode: InodeNumber) {
+        self.with(inode, |file| {
+            file.held.clear();
+            file.wake_all();
+        });
+    }
+
+    fn wait(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+        takes: bool,
+    ) -> Answer<()> {
+        let mut tables = self.tables();
+        tables.last_waiter += 1;
+        let number = tables.last_waiter;
+        Box::pin(Waiting { table: self.clone(), inode, owner, wanted, takes, number })
+    }
+
     /// Whether no owner holds or waits for a lock.
     pub fn is_empty(&self) -> bool {
         self.tables().files.is_empty()
@@ -234,10 +285,7 @@ impl Locks for LockTable {
         waits: bool,
     ) -> Answer<()> {
         if waits {
-            let mut tables = self.tables();
-            tables.last_waiter += 1;
-            let number = tables.last_waiter;
-            return Box::pin(Waiting { table: self.clone(), inode, owner, wanted, number });
+            return self.wait(inode, owner, wanted, true);
         }
         let taken = self.with(inode, |file| file.lock(owner, wanted));
         Box::pin(async move { taken })
@@ -258,6 +306,8 @@ struct Waiting {
     inode: InodeNumber,
     owner: LockOwner,
     wanted: FileLock,
+    /// Whether it is taken when it is free.
+    takes: bool,
     /// Its number among the tasks that wait.
     number: u64,
 }
@@ -266,12 +316,21 @@ impl Future for Waiting {
     type Output = Result<(), Errno>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.table.with(self.inode, |file| match file.lock(self.owner, self.wanted) {
-            Err(Errno::EAGAIN) => {
-                file.waiting.insert(self.number, context.waker().clone());
-                Poll::Pending
+        self.table.with(self.inode, |file| {
+            let outcome = match self.takes {
+                true => file.lock(self.owner, self.wanted),
+                false => match file.conflict(self.owner, self.wanted) {
+                    Some(_) => Err(Errno::EAGAIN),
+                    None => Ok(()),
+                },
+            };
+            match outcome {
+                Err(Errno::EAGAIN) => {
+                    file.waiting.insert(self.number, context.waker().clone());
+                    Poll::Pending
+                }
+                outcome => Poll::Ready(outcome),
             }
-            outcome => Poll::Ready(outcome),
         })
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn forward<T: Send + Sync + 'static>(
                 _ = ended.wait_for(Option::is_some) => None,
             }
         });
-        let Some(invalidation) = next else { return };
+        let Some(invalidation) = next else { return queue.unserved() };
         if let Err(error) = notify(&notifier, &invalidation) {
             tracing::debug!(%error, ?invalidation, "the kernel did not take an invalidation");
         }

@@ -116,10 +116,11 @@ impl MountLocks {
             Wanted::Lock(lock) => lock,
         };
         self.holders().insert(holder);
+        let Holder { inode, handle, owner } = holder;
         let Some(thread) = waiter else {
-            return self.locks.lock(holder.inode, holder.owner, lock, false).await;
+            return self.locks.lock_through(inode, handle, owner, lock, false).await;
         };
-        let taken = self.locks.lock(holder.inode, holder.owner, lock, true);
+        let taken = self.locks.lock_through(inode, handle, owner, lock, true);
         match select(taken, Box::pin(signalled(thread))).await {
             Either::Left((taken, _)) => taken,
             Either::Right(((), _)) => Err(Errno::EINTR),
