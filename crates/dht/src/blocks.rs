@@ -18,6 +18,8 @@ use atoll_env::{BoxFuture, Notify};
 use atoll_key::{BlockHash, BlockId, InvalidBlock, Key, NotAdmitted, SignedBlock};
 use bytes::Bytes;
 
+use crate::locks::{LockGrant, LockLease, LockMode, LockRefusal, LockStep};
+
 /// Which version of a block a reader needs. Blocks that never change have one version, 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -213,6 +215,15 @@ pub trait Blocks: Send + Sync + 'static {
         seen: u64,
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>>;
 
+    /// Takes, renews or gives up a lock lease ([`crate::locks`]). A caller whose request is refused
+    /// as held pauses for a random time and asks again.
+    ///
+    /// Provided for rings without locks: there is no majority.
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        let _ = ask;
+        Box::pin(async { Err(LockRefusal::NoMajority("nothing keeps locks here".into())) })
+    }
+
     /// Removes blocks, by tombstones that those who may write them have made
     /// ([`atoll_key::BlockKind::is_tombstone`]); outcomes as of [`Blocks::put_blocks`]. If one of
     /// them is no tombstone, all are refused. Blocks of a kind without tombstones end with their
@@ -321,6 +332,8 @@ struct Held {
     counts: Counts,
     /// Notified, and forgotten, when a mutable block changes.
     watchers: Vec<Arc<Notify>>,
+    /// By lock and holder: each holder's latest request, and its lease, which never ends.
+    locks: BTreeMap<(Key, [u8; 16]), (u64, Option<LockMode>)>,
 }
 
 impl Held {
@@ -328,6 +341,20 @@ impl Held {
         let told = || "memory does not have it".into();
         let missing = || GetError::NotFound { key: id.key, told: told() };
         self.blocks.get(&id).cloned().ok_or_else(missing)?.unless_removed(id)
+    }
+
+    fn lock(&mut self, ask: LockLease) -> Result<LockGrant, LockRefusal> {
+        let mode = (ask.step != LockStep::Release).then_some(ask.mode);
+        let all = self.locks.range((ask.key, [0; 16])..=(ask.key, [0xff; 16]));
+        let is_kept_away = all.into_iter().any(|((_, holder), (number, theirs))| {
+            let excludes = theirs.zip(mode).is_some_and(|(theirs, mode)| !theirs.goes_with(mode));
+            if *holder == ask.holder { *number >= ask.number } else { excludes }
+        });
+        if is_kept_away {
+            return Err(LockRefusal::Held);
+        }
+        self.locks.insert((ask.key, ask.holder), (ask.number, mode));
+        Ok(LockGrant::default())
     }
 
     fn put(&mut self, NewBlock { id, bytes, .. }: NewBlock) -> Result<(), PutError> {
@@ -426,6 +453,11 @@ pub trait OverMemory: Send + Sync + 'static {
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         self.memory().renew_blocks(renewal)
     }
+
+    /// As [`Blocks::lock_lease`].
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        self.memory().lock_lease(ask)
+    }
 }
 
 impl<T: OverMemory> Blocks for T {
@@ -454,6 +486,10 @@ impl<T: OverMemory> Blocks for T {
         seen: u64,
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         self.memory().watch(id, seen)
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        OverMemory::lock_lease(self, ask)
     }
 }
 
@@ -493,6 +529,11 @@ impl Blocks for MemoryBlocks {
         };
         let outcomes: Vec<_> = renewal.ids.iter().map(has).collect();
         Box::pin(async { outcomes })
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        let done = self.lock().lock(ask);
+        Box::pin(async { done })
     }
 
     /// Never resolves with `None`: there is no clock here.

@@ -13,6 +13,7 @@ use crate::config::{DhtConfig, MAX_LEASE};
 use crate::durable::DurableState;
 use crate::expected_replicas::ExpectedReplicas;
 use crate::lease_clock::LeaseClock;
+use crate::most_peers::MostPeers;
 use crate::stats::Counters;
 
 /// Blocks in one message stop at this many bytes (one block at least is sent).
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     pub clock: LeaseClock,
     /// How many replicas a put must count on.
     pub expected: ExpectedReplicas,
+    /// Whether this side of the network has most of its nodes.
+    pub most_peers: MostPeers,
     pub counters: Counters,
 }
 

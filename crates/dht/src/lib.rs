@@ -47,7 +47,9 @@ mod expected_replicas;
 mod holdings;
 mod lease_clock;
 mod lease_upkeep;
+pub mod locks;
 mod mechanisms;
+mod most_peers;
 mod multiset;
 mod node;
 mod placement;
@@ -65,6 +67,7 @@ pub use blocks::{
 };
 pub use client::get::Fetched;
 pub use config::{CacheAt, DhtConfig, MAX_LEASE, ReplicaChoice};
+pub use locks::{LockGrant, LockLease, LockMode, LockRefusal, LockStep};
 pub use mechanisms::Mechanisms;
 pub use node::Dht;
 pub use replication::reconcile;

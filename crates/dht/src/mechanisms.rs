@@ -40,6 +40,8 @@ switches! {
     healing,
     /// A mutable block's readers do not wait for replicas once a majority agrees.
     mutable_majority,
+    /// A block whose versions are joined is shown without asking while its replicas' promises last.
+    call_backs,
     /// A replica is asked whether it has what the root acknowledged.
     verified_acks,
     /// Slow nodes are not waited for when blocks are stored.
@@ -56,6 +58,8 @@ switches! {
     side_by_side,
     /// Comparing and proving for others is limited for each peer.
     work_limits,
+    /// The replica sets of mutable blocks are remembered (Pastis §3.3).
+    known_sets,
     /// No version of a mutable block is read below one seen before.
     seen_versions,
     /// Copies are charged to the publisher that two others name.

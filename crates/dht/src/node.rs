@@ -18,15 +18,17 @@ use crate::blocks::{
 };
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
-use crate::client::{Client, get_mutable, put, renew};
+use crate::client::{Client, get_mutable, lock_leases, put, renew};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;
 use crate::durable::DurableState;
 use crate::expected_replicas::ExpectedReplicas;
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, ring_watch};
 use crate::lease_clock::LeaseClock;
 use crate::lease_upkeep;
+use crate::locks::{LockGrant, LockLease, LockRefusal};
+use crate::most_peers::MostPeers;
 use crate::replication::status::RepairStatus;
 use crate::replication::{Replication, eviction, handoff, pointer_upkeep, repair, upkeep};
 use crate::rpc::Rpc;
@@ -63,6 +65,7 @@ impl Dht {
         let context = Context {
             clock: LeaseClock::resume(&*durable, env.now(), env.unix_ms() / 1000),
             expected: ExpectedReplicas::remembering(&*durable, config.replicas),
+            most_peers: MostPeers::remembering(&*durable),
             counters: Counters::default(),
             env,
             transport,
@@ -104,6 +107,8 @@ impl Dht {
         env.spawn(Box::pin(upkeep::expire(replication.clone())));
         env.spawn(Box::pin(upkeep::scrub(replication.clone())));
         env.spawn(Box::pin(pointer_upkeep::run(replication.clone())));
+        let holdings: &Arc<Holdings> = replication;
+        env.spawn(Box::pin(ring_watch::run(holdings.clone())));
     }
 
     /// Gives every block held here at least one whole lease from now on, and says how many
@@ -132,7 +137,7 @@ impl Dht {
     /// Takes the operator's word that nodes and updates which are not to be found are gone for
     /// good: from now on the nodes that are there now are all that a put counts on, older
     /// versions of signed blocks than those seen before are read again, and replica sets that
-    /// have disappeared are no longer told. Without that word a
+    /// have disappeared are no longer told; locks need more than half of the nodes that are there. Without that word a
     /// node never takes fewer than half of a replica set for all of it.
     ///
     /// # Errors
@@ -250,5 +255,10 @@ impl Blocks for Dht {
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         let client = self.client.clone();
         Box::pin(async move { get_mutable::watch(&client, id, seen).await })
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        let client = self.client.clone();
+        Box::pin(async move { lock_leases::ask(&client, ask).await })
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use atoll_dht::receipt::Receipt;
 use atoll_dht::reconcile::{difference, well_formed_items, well_formed_parts};
 use atoll_dht::rpc::*;
-use atoll_dht::{SimulatedKeys, method_table};
+use atoll_dht::{LockMode, LockStep, SimulatedKeys, method_table};
 use atoll_key::{BlockKind, KeyRange};
 use atoll_overlay::Route;
 use minicbor::{Decode, Encode};
@@ -45,20 +45,44 @@ seeds! {
     ];
     Put: receipts()
         .into_iter()
-        .map(|receipt| Put { blocks: vec![header(); 3].into(), as_root: true, receipt })
+        .map(|receipt| Put { blocks: vec![header(); 3].into(), as_root: true, receipt, promise: Some(5) })
         .collect();
-    PutReply: vec![PutReply { statuses: statuses().into(), set: Some(7) }];
-    Read: vec![Read { key: key(1), with_bytes: true }];
+    PutReply: vec![PutReply {
+        statuses: statuses().into(),
+        set: Some(7),
+        promises: Some(PromisesReply {
+            is_promised: true,
+            holders: vec![PromiseHolder { peer: node(1).peer, number: 8, left_ms: 9 }].into(),
+            forgotten_ms: 10,
+        }),
+    }];
+    Read: vec![Read { key: key(1), with_bytes: true, promise: Some(6) }];
     ReadReply: vec![
         ReadReply::default(),
         ReadReply {
             held: Some(Stamp { version: 3, digest: u64::MAX }),
             block: Some(header()),
             set: Some(7),
+            is_promised: Some(true),
         },
     ];
     Watch: vec![Watch { key: key(1), seen: 3 }];
     WatchReply: vec![WatchReply { version: Some(4) }, WatchReply { version: None }];
+    Changed: vec![Changed { key: key(1) }];
+    ChangedReply: vec![ChangedReply {}];
+    Lock: [LockStep::Release, LockStep::Take, LockStep::Renew, LockStep::Upgrade]
+        .map(|step| Lock {
+            key: key(1),
+            holder: [2; 16],
+            number: u64::MAX,
+            step,
+            mode: LockMode::Exclusive,
+        })
+        .into();
+    LockReply: vec![
+        LockReply { status: LockStatus::Granted, is_wanted: true, set: Some(7), settled: 7 },
+        LockReply { status: LockStatus::Minority, is_wanted: false, set: None, settled: 0 },
+    ];
     Renew: receipts()
         .into_iter()
         .map(|receipt| Renew {

@@ -15,6 +15,7 @@
 
 mod lru;
 mod popularity;
+pub(crate) mod promised;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

@@ -39,7 +39,8 @@ use crate::replication::store::put_message;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{
-    Block, BlockHeader, HeldCopy, PutReply, PutStatus, Renew, RenewReply, RenewStatus, is_majority,
+    Block, BlockHeader, HeldCopy, PromisesReply, PutReply, PutStatus, Renew, RenewReply,
+    RenewStatus, is_majority,
 };
 use crate::server::renew::{ask_to_renew, part_of};
 
@@ -231,7 +232,7 @@ async fn put_at_replicas(
     let mut calls = Calls::new(client, WaitsFor::Root);
     for (node, indices) in lacking(set, doubts) {
         let given = indices.iter().map(|index| blocks[*index].clone()).collect();
-        ask_to_store(client, &mut calls, node, origin, false, (indices, given));
+        ask_to_store(client, &mut calls, node, origin, PutKind::AsReplica, (indices, given));
     }
     let mut told = vec![Vec::new(); blocks.len()];
     while calls.is_patient() {
@@ -243,6 +244,20 @@ async fn put_at_replicas(
     told
 }
 
+/// As what blocks are put at a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PutKind {
+    /// As their root, which sends them on.
+    AsRoot,
+    /// As a replica.
+    AsReplica,
+    /// One mutable block, of whose next change the writer asks to be told.
+    Mutable {
+        /// The number of the promise.
+        promise: Option<u64>,
+    },
+}
+
 /// What a node said of blocks that were put there.
 #[derive(Debug)]
 pub(crate) struct Said {
@@ -252,6 +267,8 @@ pub(crate) struct Said {
     pub statuses: Vec<PutStatus>,
     /// The tag of the first one's replica set, if the node is its root.
     pub set: Option<u64>,
+    /// What it says of the readers of a mutable block.
+    pub promises: Option<PromisesReply>,
 }
 
 /// Puts blocks at one node, as their root or a replica; they have these numbers in their batch.
@@ -260,15 +277,18 @@ pub(crate) fn ask_to_store(
     calls: &mut Calls<Said>,
     node: Node,
     origin: &Origin,
-    as_root: bool,
+    kind: PutKind,
     (indices, blocks): (Vec<usize>, Vec<Block>),
 ) {
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
-    let (put, parts) = put_message(origin, blocks, as_root);
+    let (mut put, parts) = put_message(origin, blocks, kind == PutKind::AsRoot);
+    if let PutKind::Mutable { promise } = kind {
+        put.promise = promise;
+    }
     let caller = client.clone();
     calls.ask(node, bytes, async move {
-        let (PutReply { statuses, set }, _) = caller.call(&node, &put, parts).await?;
-        Ok(Said { indices, statuses: statuses.0, set })
+        let (PutReply { statuses, set, promises }, _) = caller.call(&node, &put, parts).await?;
+        Ok(Said { indices, statuses: statuses.0, set, promises })
     });
 }
 

@@ -29,6 +29,8 @@ use super::known_sets::NamedNodes;
 use super::replica_selection::by_nearness;
 use super::{Client, FIRST_PAUSE};
 use crate::blocks::{GetError, HeldBlock, Wanted};
+use crate::cache::promised::Asking;
+use crate::placement::size_of;
 use crate::rpc::quorum::answers;
 use crate::rpc::{Block, BlockHeader, Read, ReadReply, Stamp, Watch};
 use crate::stats::add;
@@ -51,6 +53,11 @@ pub(crate) async fn get_mutable(
     wanted: Wanted,
 ) -> Result<HeldBlock, GetError> {
     add(&client.counters.gets, 1);
+    if let Some(held) = client.promised.get(&id.key, client.env.now())
+        && id.kind.reaches(held.version, wanted.least())
+    {
+        return held.unless_removed(id);
+    }
     let deadline = client.env.now() + client.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
@@ -90,8 +97,15 @@ async fn read_set(
         let named = client.known_sets.find(client, &id.key, anew).await;
         let mut reading = Reading::new(client, id, wanted, named);
         reading.ask_all().await;
-        if anew || reading.is_confirmed() || reading.fits().is_some() {
-            return reading.finish(deadline).await;
+        let is_confirmed = anew || reading.is_confirmed();
+        if is_confirmed || reading.fits().is_some() {
+            let asking = reading.asking.take().filter(|_| is_confirmed && reading.is_promised());
+            let found = reading.finish(deadline).await?;
+            if let Some(asking) = asking {
+                let (version, bytes) = (found.stamp.version, found.block.bytes.clone());
+                asking.keep(HeldBlock { version, bytes });
+            }
+            return Ok(found);
         }
         anew = true;
     }
@@ -104,6 +118,8 @@ struct Said {
     block: Option<Block>,
     /// The tag of the replica set, if the replica is its root.
     set: Option<u64>,
+    /// Whether it tells this node of the next change.
+    is_promised: bool,
 }
 
 type Answer = Result<Said, CallError>;
@@ -114,6 +130,8 @@ struct Reading<'a> {
     client: &'a Arc<Client>,
     id: BlockId,
     wanted: Wanted,
+    /// Asks to be told of the next change.
+    asking: Option<Asking>,
     named: NamedNodes,
     /// Why no root was found: a liar may stand on the way. The block is looked for then.
     no_root: Option<String>,
@@ -141,7 +159,20 @@ impl Reading<'_> {
         let heard = vec![None; replicas.len()];
         let (waited_for, sends) = (BTreeSet::new(), BTreeSet::new());
         let calls = FuturesUnordered::new();
-        Reading { client, id, wanted, named, no_root, replicas, calls, heard, waited_for, sends }
+        let asking = ask_for_promises(client, id);
+        Reading {
+            client,
+            id,
+            wanted,
+            asking,
+            named,
+            no_root,
+            replicas,
+            calls,
+            heard,
+            waited_for,
+            sends,
+        }
     }
 
     /// Asks all replicas, until what is wanted has come or no more is to be expected in time.
@@ -177,7 +208,9 @@ impl Reading<'_> {
             self.sends.insert(at);
         }
         let (client, node, id) = (self.client.clone(), self.replicas[at], self.id);
-        self.calls.push(Box::pin(async move { (at, ask(&client, node, id, with_bytes).await) }));
+        let promise = self.asking.as_ref().map(Asking::number);
+        let asked = async move { (at, ask(&client, node, (id, with_bytes), promise).await) };
+        self.calls.push(Box::pin(asked));
     }
 
     fn said(&self) -> impl Iterator<Item = (usize, &Said)> {
@@ -233,6 +266,13 @@ impl Reading<'_> {
     fn is_confirmed(&self) -> bool {
         let root = self.heard.first().and_then(|heard| heard.as_ref()?.as_ref().ok());
         self.named.is_confirmed(&self.replicas, root.and_then(|root| root.set))
+    }
+
+    /// Whether a majority tells this node of the next change, and no replica that answered will not.
+    fn is_promised(&self) -> bool {
+        let promised = self.said().filter(|(_, said)| said.is_promised).count();
+        let size = size_of(self.client, &self.replicas);
+        promised == self.said().count() && 2 * promised > size
     }
 
     /// Whether enough has come.
@@ -383,7 +423,7 @@ async fn beyond_set(client: &Arc<Client>, nodes: &[Node], id: BlockId, least: u6
     let near = distinct_peers(nodes, replicas + BEYOND_SETS * replicas);
     let near = near.into_iter().skip(replicas).filter(|node| !client.is_me(node));
     let mut calls: FuturesUnordered<_> =
-        std::iter::once(me).chain(near).map(|node| ask(client, node, id, true)).collect();
+        std::iter::once(me).chain(near).map(|node| ask(client, node, (id, true), None)).collect();
     while let Some(said) = calls.next().await {
         if let Ok(Said { held: Some(stamp), block: Some(block), .. }) = said
             && id.kind.reaches(stamp.version, least)
@@ -395,20 +435,33 @@ async fn beyond_set(client: &Arc<Client>, nodes: &[Node], id: BlockId, least: u6
 }
 
 /// What one replica holds; a block that comes is verified.
-async fn ask(client: &Arc<Client>, node: Node, id: BlockId, with_bytes: bool) -> Answer {
+async fn ask(
+    client: &Arc<Client>,
+    node: Node,
+    (id, with_bytes): (BlockId, bool),
+    promise: Option<u64>,
+) -> Answer {
     let key = id.key;
-    let (ReadReply { held, block, set }, parts) =
-        client.call(&node, &Read { key, with_bytes }, Vec::new()).await?;
+    let (ReadReply { held, block, set, is_promised }, parts) =
+        client.call(&node, &Read { key, with_bytes, promise }, Vec::new()).await?;
+    let is_promised = is_promised == Some(true);
     if !with_bytes {
-        return Ok(Said { held, block: None, set });
+        return Ok(Said { held, block: None, set, is_promised });
     }
     // A replica that does not send the block on request does not have it.
-    let Some(header) = block else { return Ok(Said { held: None, block: None, set }) };
-    let sent = sent(id, verified(client, &node, key, header, parts)?);
-    Ok(match sent {
-        Some(Sent { stamp, block }) => Said { held: Some(stamp), block: Some(block), set },
-        None => Said { held: None, block: None, set },
-    })
+    let sent = match block {
+        Some(header) => sent(id, verified(client, &node, key, header, parts)?),
+        None => None,
+    };
+    let (held, block) = sent.map(|Sent { stamp, block }| (stamp, block)).unzip();
+    Ok(Said { held, block, set, is_promised })
+}
+
+/// A request of one of this node's clients to be told of the next change of a block, if its kind allows
+/// any.
+pub(super) fn ask_for_promises(client: &Client, id: BlockId) -> Option<Asking> {
+    let asks = client.config.mechanisms.call_backs && id.kind.joins();
+    asks.then(|| client.promised.ask(id.key, client.env.random_u64(), client.env.now()))
 }
 
 /// A verified block, if it is of the right kind.
@@ -435,15 +488,19 @@ pub(crate) async fn watch(
     let (mut is_quiet, mut told) = (false, Vec::new());
     while let Some((node, newer)) = calls.next().await {
         match newer {
-            Ok(Some(_)) => match get_mutable(client, id, Wanted::Newest).await {
-                Ok(held) if id.kind.is_news(held.version, seen) => return Ok(Some(held)),
-                Err(error @ GetError::Removed { version, .. })
-                    if id.kind.is_news(version, seen) =>
-                {
-                    return Err(error);
+            Ok(Some(_)) => {
+                // The writer of the change may not have told this node yet.
+                client.promised.changed(&id.key);
+                match get_mutable(client, id, Wanted::Newest).await {
+                    Ok(held) if id.kind.is_news(held.version, seen) => return Ok(Some(held)),
+                    Err(error @ GetError::Removed { version, .. })
+                        if id.kind.is_news(version, seen) =>
+                    {
+                        return Err(error);
+                    }
+                    _ => told.push(format!("{node} speaks of a version that it does not show")),
                 }
-                _ => told.push(format!("{node} speaks of a version that it does not show")),
-            },
+            }
             Ok(None) => is_quiet = true,
             Err(error) => told.push(format!("{node} {error}")),
         }

@@ -68,7 +68,8 @@ impl KnownSets {
         if let Some(nodes) = context.overlay.known_successors(key) {
             return Ok(NamedNodes { nodes, is_remembered: false });
         }
-        let remembered = self.remembered(key, context.env.now()).filter(|_| !anew);
+        let may_remember = context.config.mechanisms.known_sets && !anew;
+        let remembered = self.remembered(key, context.env.now()).filter(|_| may_remember);
         if let Some(nodes) = remembered {
             return Ok(NamedNodes { nodes, is_remembered: true });
         }

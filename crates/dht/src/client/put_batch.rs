@@ -14,7 +14,7 @@ use atoll_key::{InvalidBlock, Key, PeerId};
 use atoll_overlay::Node;
 
 use super::Client;
-use super::ack_verification::{Said, ask_to_store, check_put, expect};
+use super::ack_verification::{PutKind, Said, ask_to_store, check_put, expect};
 use crate::accounting::admission::Origin;
 use crate::blocks::PutError;
 use crate::diversion::follow::shows_newer;
@@ -91,7 +91,7 @@ pub(super) async fn put_batch(
     let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
         let all = ((0..blocks.len()).collect(), blocks.clone());
-        ask_to_store(client, &mut calls, root, origin, true, all);
+        ask_to_store(client, &mut calls, root, origin, PutKind::AsRoot, all);
     }
     let mut direct = Direct::new(client, set, origin, &blocks, holders.clone());
     let mut told = format!("root {root} does not answer");
@@ -160,6 +160,8 @@ pub(super) struct Direct<'a> {
     set: &'a [Node],
     origin: &'a Origin,
     blocks: &'a [Block],
+    /// As what replicas are sent them.
+    kind: PutKind,
     /// How many of the set count, from the first on.
     counted: usize,
     /// The nodes that have each block.
@@ -195,7 +197,13 @@ impl<'a> Direct<'a> {
         blocks: &'a [Block],
         holders: Vec<BTreeSet<PeerId>>,
     ) -> Direct<'a> {
-        Direct { client, set, origin, blocks, counted: set.len(), holders }
+        let (kind, counted) = (PutKind::AsReplica, set.len());
+        Direct { client, set, origin, blocks, kind, counted, holders }
+    }
+
+    /// The same of one mutable block, of whose next change its writer wants to be told.
+    pub(super) fn with_promise(self, promise: Option<u64>) -> Direct<'a> {
+        Direct { kind: PutKind::Mutable { promise }, ..self }
     }
 
     /// Sends each member of the set what it is not known to have; the root has been sent all
@@ -211,7 +219,7 @@ impl<'a> Direct<'a> {
         let indices: Vec<usize> = (0..self.blocks.len()).filter(lacks).collect();
         let blocks: Vec<Block> = indices.iter().map(|i| self.blocks[*i].clone()).collect();
         if !blocks.is_empty() {
-            ask_to_store(self.client, calls, node, self.origin, false, (indices, blocks));
+            ask_to_store(self.client, calls, node, self.origin, self.kind, (indices, blocks));
         }
     }
 

@@ -11,25 +11,39 @@
 //! were the majority's next member to fail, repair could copy the other block. So at most one of
 //! them succeeds, and a higher version settles the matter. Not covered: a writer that cannot reach
 //! the replica with the other block.
+//!
+//! Replicas name the readers that they have promised a call-back ([`crate::holdings::promises`]). The writer's
+//! node tells them before the put is acknowledged; one that does not answer is waited for until its
+//! promise has ended.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::timeout;
-use atoll_key::PeerId;
-use atoll_overlay::distinct_peers;
+use atoll_env::{Instant, sleep, timeout};
+use atoll_key::{BlockId, Key, PeerId};
+use atoll_net::Peer;
+use atoll_overlay::{Node, distinct_peers};
+use futures_util::future::join_all;
 
 use super::Client;
+use super::ack_verification::Said;
+use super::get_mutable::ask_for_promises;
 use super::put_batch::{Direct, Outcome, Tally};
 use crate::accounting::admission::Origin;
-use crate::rpc::Block;
+use crate::blocks::HeldBlock;
+use crate::cache::promised::Asking;
+use crate::placement::size_of;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
+use crate::rpc::{Block, Changed, PROMISE_TIME, PromiseHolder, PutStatus};
 
 /// While no majority has answered, overdue answers are waited for so long: a majority of slow disks
 /// stores the block, and a dead majority has left the ring then. A guess: half of a call.
 const MOST_WAIT: Duration = Duration::from_secs(5);
+
+/// A reader that does not answer is told again after this pause. A guess.
+const TELL_AGAIN: Duration = Duration::from_millis(500);
 
 /// Puts a mutable block at its replica set. `holders` have it already; the set is looked up `anew`
 /// after an attempt that failed.
@@ -46,8 +60,11 @@ pub(super) async fn put_mutable(
     };
     let set = distinct_peers(&named.nodes, client.config.replicas);
     let origin = Origin::own(client, block.header.lease_secs, &[key]);
+    let asking = ask_for_promises(client, BlockId { key, kind: block.header.kind });
+    let mut readers = Readers::default();
     let blocks = [block];
-    let mut direct = Direct::new(client, &set, &origin, &blocks, vec![holders]);
+    let direct = Direct::new(client, &set, &origin, &blocks, vec![holders]);
+    let mut direct = direct.with_promise(asking.as_ref().map(Asking::number));
     let mut tally = Tally::new(client, &set, 1);
     let mut calls = Calls::new(client, WaitsFor::Replica);
     direct.put(&mut calls, false);
@@ -60,6 +77,7 @@ pub(super) async fn put_mutable(
                 if node == set[0] {
                     root_says = said.set;
                 }
+                readers.note(&said, client.env.now());
                 direct.note(&mut tally, node, said).await;
             }
             Ok(Some(_)) => {}
@@ -69,15 +87,174 @@ pub(super) async fn put_mutable(
     calls.finish();
     let holders = direct.holders[0].clone();
     let outcome = direct.outcomes(Some(tally), "").pop().expect("one block has one outcome");
+    let is_confirmed = named.is_confirmed(&set, root_says);
+    let size = size_of(client, &set);
+    // Also if too few have stored it: they are not asked again.
+    readers.tell(client, key, size).await;
+    if let Some(asking) = asking {
+        asking.changed();
+        if matches!(outcome, Outcome::Stored) && is_confirmed && readers.is_promised(size) {
+            let [Block { header, bytes }] = blocks;
+            if let Ok(version) = header.kind.verify(&key, &bytes) {
+                asking.keep(HeldBlock { version, bytes });
+            }
+        }
+    }
     if !matches!(outcome, Outcome::Stored) {
         return outcome;
     }
-    if !named.is_confirmed(&set, root_says) {
+    if !is_confirmed {
         return Outcome::Again(holders, "its replica set has changed".to_owned());
     }
     // What was counted on must hold after a restart as well.
     match client.expected.remember(&*client.durable).await {
         true => outcome,
         false => Outcome::Again(holders, "this node's disk failed".to_owned()),
+    }
+}
+
+/// What replicas that have stored a block have said of its readers.
+#[derive(Default)]
+struct Readers {
+    named: BTreeMap<PeerId, Reader>,
+    /// Replicas that have stored the block; of these, such as know all promises that they have made; and such as
+    /// have promised this node a call-back.
+    stored: usize,
+    knowing: usize,
+    promising: usize,
+    /// When promises have ended that a replica has forgotten.
+    forgotten_until: Instant,
+}
+
+/// A reader that replicas have named.
+struct Reader {
+    /// How many replicas have.
+    replicas: usize,
+    /// Where it is, as they say: one address, unless one of them lies.
+    peers: Vec<Peer>,
+    /// The numbers of its promises.
+    numbers: BTreeSet<u64>,
+    /// When the last of them has ended.
+    until: Instant,
+}
+
+impl Readers {
+    fn note(&mut self, said: &Said, now: Instant) {
+        if !matches!(said.statuses[..], [PutStatus::Stored { .. }]) {
+            return;
+        }
+        self.stored += 1;
+        let Some(promises) = &said.promises else {
+            // A replica of an earlier release makes none.
+            self.knowing += 1;
+            return;
+        };
+        self.promising += usize::from(promises.is_promised);
+        // No promise lasts longer, whatever a liar says.
+        let until = |left_ms: u64| now + Duration::from_millis(left_ms).min(PROMISE_TIME);
+        match promises.forgotten_ms {
+            0 => self.knowing += 1,
+            left => self.forgotten_until = self.forgotten_until.max(until(left)),
+        }
+        let mut here = BTreeSet::new();
+        for PromiseHolder { peer, number, left_ms } in &promises.holders.0 {
+            let none = || Reader {
+                replicas: 0,
+                peers: Vec::new(),
+                numbers: BTreeSet::new(),
+                until: Instant::default(),
+            };
+            let reader = self.named.entry(peer.id).or_insert_with(none);
+            reader.replicas += usize::from(here.insert(peer.id));
+            reader.numbers.insert(*number);
+            reader.until = reader.until.max(until(*left_ms));
+            if !reader.peers.contains(peer) {
+                reader.peers.push(*peer);
+            }
+        }
+    }
+
+    /// The readers to be told. A majority of the set has made a reader's promise, so only those count whom so many have
+    /// named as must be among the replicas that have answered: one liar cannot have others waited for.
+    fn to_tell(&self, size: usize) -> impl Iterator<Item = (&PeerId, &Reader)> {
+        let unheard = size.saturating_sub(self.stored);
+        let least = (size / 2 + 1).saturating_sub(unheard).max(1);
+        self.named.iter().filter(move |(_, reader)| reader.replicas >= least)
+    }
+
+    /// Tells the readers of a block that it has changed; resolves when each was told or its promise has ended.
+    async fn tell(&self, client: &Arc<Client>, key: Key, size: usize) {
+        let own = client.transport.local().id;
+        let untold = self.to_tell(size).filter(|(id, reader)| {
+            let is_untold = |number: &u64| client.promised.is_untold(**id, *number);
+            **id != own && reader.numbers.iter().any(is_untold)
+        });
+        let told = untold.map(|(id, reader)| async move {
+            tell(client, reader, key).await;
+            reader.numbers.iter().for_each(|number| client.promised.told(*id, *number));
+        });
+        join_all(told).await;
+        // A majority that knows its promises has a replica in common with each that has made some.
+        if 2 * self.knowing <= size {
+            let left = self.forgotten_until.since(client.env.now());
+            sleep(&*client.env, left).await;
+        }
+    }
+
+    /// Whether this node keeps what it has put: as a reader would what it has read.
+    fn is_promised(&self, size: usize) -> bool {
+        self.promising == self.stored && 2 * self.promising > size
+    }
+}
+
+/// Tells one reader, again and again until it answers or its promise has ended.
+async fn tell(client: &Arc<Client>, reader: &Reader, key: Key) {
+    let changed = Changed { key };
+    for peer in reader.peers.iter().cycle() {
+        let left = reader.until.since(client.env.now());
+        let node = Node::of(*peer);
+        let call = client.call(&node, &changed, Vec::new());
+        match timeout(&*client.env, left, call).await {
+            Ok(Ok(_)) => return,
+            // The reader can show what it has until then.
+            Ok(Err(_)) if client.env.now() < reader.until => {
+                let pause = reader.until.since(client.env.now()).min(TELL_AGAIN);
+                sleep(&*client.env, pause).await;
+            }
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::PromisesReply;
+
+    fn holder(n: u8) -> PromiseHolder {
+        let addr = "127.0.0.1:1".parse().expect("an address");
+        PromiseHolder { peer: Peer { id: PeerId([n; 32]), addr }, number: 7, left_ms: 9_000 }
+    }
+
+    /// Three replicas, of which these have stored the block and named these readers.
+    fn told(answers: &[&[u8]]) -> Vec<u8> {
+        let mut readers = Readers::default();
+        for named in answers {
+            let holders: Vec<PromiseHolder> = named.iter().map(|n| holder(*n)).collect();
+            let promises =
+                PromisesReply { is_promised: false, holders: holders.into(), forgotten_ms: 0 };
+            let statuses = vec![PutStatus::Stored { copies: 1, wanted: 1 }];
+            let said = Said { indices: vec![0], statuses, set: None, promises: Some(promises) };
+            readers.note(&said, Instant::default());
+        }
+        readers.to_tell(3).map(|(id, _)| id.0[0]).collect()
+    }
+
+    #[test]
+    fn one_replica_cannot_have_a_writer_wait_for_readers_that_it_makes_up() {
+        assert_eq!(told(&[&[1], &[1], &[1, 8, 9]]), [1]);
+        assert_eq!(told(&[&[1], &[8, 8], &[1]]), [1], "named twice by one");
+        // The third replica may have made the promise too, and does not answer.
+        assert_eq!(told(&[&[1], &[2]]), [1, 2]);
     }
 }

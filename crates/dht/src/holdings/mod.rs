@@ -3,26 +3,35 @@
 
 pub(crate) mod copies;
 mod headroom;
+pub(crate) mod lock_leases;
 pub(crate) mod pending_removals;
 pub(crate) mod pointers;
+pub(crate) mod promises;
 pub(crate) mod proof;
 pub(crate) mod ranges;
 mod repair_requests;
+pub(crate) mod ring_watch;
+mod set_history;
 mod watches;
 
 use std::sync::Arc;
 
-use atoll_env::Notify;
+use atoll_env::{Instant, Notify};
 use atoll_key::Key;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 
 use crate::context::layer_above;
+use crate::locks::LOCK_LEASE;
+use crate::most_peers::Present;
 use crate::rpc::{Block, Rpc};
 use crate::stats::add;
 use headroom::Headroom;
+use lock_leases::LockLeases;
 use pending_removals::PendingRemovals;
 use pointers::Pointers;
+use promises::Promises;
 use repair_requests::RepairRequests;
+use set_history::SetHistory;
 use watches::Watches;
 
 /// See the module.
@@ -37,19 +46,30 @@ pub(crate) struct Holdings {
     pub headroom: Headroom,
     pub requests: RepairRequests,
     pub watches: Watches,
+    pub promises: Promises,
+    pub lock_leases: LockLeases,
+    /// Since when nodes belong to the replica sets of this node's keys.
+    pub set_history: SetHistory,
+    /// When this node was started.
+    started: Instant,
 }
 layer_above!(Holdings, rpc: Arc<Rpc>);
 
 impl Holdings {
     pub(crate) fn new(rpc: Arc<Rpc>) -> Holdings {
+        let promises = Promises::new(rpc.env.now(), rpc.store.usage().blocks > 0);
         Holdings {
+            promises,
             pointers: Pointers::new(rpc.durable.pointers()),
+            started: rpc.env.now(),
             rpc,
             pointer_doubts: Notify::default(),
             pending: PendingRemovals::default(),
             headroom: Headroom::default(),
             requests: RepairRequests::default(),
             watches: Watches::default(),
+            lock_leases: LockLeases::default(),
+            set_history: SetHistory::default(),
         }
     }
 
@@ -73,6 +93,22 @@ impl Holdings {
         let here = self.store.info(key).ok().flatten();
         let elsewhere = self.pointers.pointed(key);
         here.into_iter().chain(elsewhere).max_by_key(|info| info.version)
+    }
+
+    /// Whether lock leases that an earlier run of this node has granted may not have ended.
+    pub(crate) fn may_have_granted(&self) -> bool {
+        self.most_peers.has_run_before() && self.env.now().since(self.started) < LOCK_LEASE
+    }
+
+    /// Notes how this node's replica sets are now, and how many nodes there are; whether these are
+    /// more than half of those there were.
+    pub(crate) fn note_ring(&self) -> bool {
+        let (now, overlay) = (self.env.now(), &self.overlay);
+        let begins_ring = !self.most_peers.has_run_before();
+        let (epoch, hoods) = (overlay.epoch(), overlay.neighbourhoods());
+        self.set_history.note(now, epoch, &hoods, self.config.replicas, begins_ring);
+        let own = self.transport.local().id;
+        self.most_peers.note(now, Present::of(&**overlay, own))
     }
 
     /// A verified block as the store takes it.

@@ -21,6 +21,7 @@ use atoll_key::{Key, PeerId};
 
 use crate::context::layer_above;
 use crate::diversion::Diversion;
+use crate::most_peers::Present;
 use crate::multiset::UnderWay;
 use crate::placement::present_replicas;
 use crate::rpc::Background;
@@ -85,9 +86,11 @@ impl Replication {
     /// If it cannot be recorded.
     pub(crate) async fn forget_absent(&self) -> Result<(), String> {
         self.expected.expect_only(present_replicas(self));
+        self.most_peers.expect_only(Present::of(&*self.overlay, self.transport.local().id));
         self.losses.forget();
         self.losses.remember(&*self.durable).await;
-        match self.expected.remember(&*self.durable).await {
+        let is_saved = self.expected.remember(&*self.durable).await;
+        match self.most_peers.remember(&*self.durable).await && is_saved {
             true => Ok(()),
             false => Err("the number of nodes expected could not be saved".to_owned()),
         }

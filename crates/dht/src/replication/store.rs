@@ -198,5 +198,5 @@ async fn other_held(replication: &Replication, block: &Block) -> Option<PutStatu
 pub(crate) fn put_message(origin: &Origin, blocks: Vec<Block>, as_root: bool) -> (Put, Vec<Bytes>) {
     let receipt = origin.to_wire(blocks.iter().map(|block| block.header.key));
     let (blocks, parts) = from_blocks(blocks);
-    (Put { blocks, as_root, receipt }, parts)
+    (Put { blocks, as_root, receipt, promise: None }, parts)
 }

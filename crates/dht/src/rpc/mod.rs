@@ -25,7 +25,9 @@ mod charging;
 mod diversion;
 mod encoding;
 mod holdings;
+mod locking;
 mod lookup;
+mod promises;
 mod put;
 pub(crate) mod put_times;
 pub(crate) mod quorum;
@@ -50,7 +52,10 @@ pub(crate) use call::Answered;
 pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, OverQuota, QuotaOf};
 pub use diversion::{Divert, DivertReply, Diverted};
 pub use holdings::{AskHoldings, HeldCopy, HoldingsReply, Pointing, Proof, Prove, ProveReply};
+pub use locking::{Lock, LockReply, LockStatus};
 pub use lookup::{CacheCopy, CacheReply, LookupReply, LookupStep};
+pub(crate) use promises::PROMISE_TIME;
+pub use promises::{Changed, ChangedReply, MAX_HOLDERS, PromiseHolder, PromisesReply};
 pub(crate) use put::{Block, from_blocks, to_blocks};
 pub use put::{BlockHeader, Fetch, FetchReply, Put, PutReply, PutStatus, There};
 pub(crate) use reading::short_hash;
@@ -172,6 +177,16 @@ macro_rules! method_table {
             WATCH = 0x020C: Watch => WatchReply, {
                 entries: 0, answers: OneEach, part_bytes: (0, 0),
                 time: Watch, caller: Member
+            };
+            /// A mutable block has changed of which the callee was promised to be told.
+            CHANGED = 0x020D: Changed => ChangedReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, 0),
+                time: Quarter, caller: Member
+            };
+            /// Take, renew or give up a lock lease.
+            LOCK = 0x020E: Lock => LockReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, 0),
+                time: Lookup, caller: Member
             };
             /// Keep copies for a replica that has no room (PAST §3.3).
             DIVERT = 0x0210: Divert => DivertReply, {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 use super::receipt::WireReceipt;
-use super::{Batch, Message, OverQuota, QuotaOf, encoding};
+use super::{Batch, Message, OverQuota, PromisesReply, QuotaOf, encoding};
 
 /// A block's description; its bytes are the part of the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -62,6 +62,10 @@ pub struct Put {
     /// Their publisher's; without one they are copies of what the ring has.
     #[n(2)]
     pub receipt: Option<WireReceipt>,
+    /// The number of the promise that the writer of a single mutable block asks for, to be told of the next
+    /// change by others; absent if it asks for none.
+    #[n(3)]
+    pub promise: Option<u64>,
 }
 
 /// What became of one block of a [`Put`].
@@ -131,6 +135,10 @@ pub struct PutReply {
     /// The tag of the first block's replica set, if this node is its root.
     #[n(1)]
     pub set: Option<u64>,
+    /// What was promised to readers of a single mutable block that was stored; absent if promises of it are
+    /// not made.
+    #[n(2)]
+    pub promises: Option<PromisesReply>,
 }
 
 impl Message for Put {

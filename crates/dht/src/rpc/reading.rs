@@ -15,6 +15,10 @@ pub struct Read {
     /// Whether the block is wanted too, or its version alone.
     #[n(1)]
     pub with_bytes: bool,
+    /// The number of the promise that the reader asks for, to be told of the next change; absent if it asks for
+    /// none.
+    #[n(2)]
+    pub promise: Option<u64>,
 }
 
 /// The answer to a [`Read`].
@@ -30,6 +34,9 @@ pub struct ReadReply {
     /// The tag of the block's replica set, if this node is its root.
     #[n(2)]
     pub set: Option<u64>,
+    /// Whether the promise was made.
+    #[n(3)]
+    pub is_promised: Option<bool>,
 }
 
 /// Which block a replica holds: its version, and a short hash, since two writers may have made

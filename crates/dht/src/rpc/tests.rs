@@ -42,6 +42,11 @@ fn publisher() -> atoll_net::Peer {
     node(3, "10.0.0.1:7").peer
 }
 
+fn promises() -> super::PromisesReply {
+    let holder = PromiseHolder { peer: publisher(), number: 8, left_ms: 9 };
+    super::PromisesReply { is_promised: true, holders: vec![holder; 2].into(), forgotten_ms: 10 }
+}
+
 const OVER: super::OverQuota =
     super::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
 
@@ -58,9 +63,9 @@ fn messages_of_lookups_read_back() {
     round_trip(LookupReply::Wanted(Route::Root(nodes.clone())));
     round_trip(CacheCopy { block: header() });
     round_trip(CacheReply { taken: true });
-    round_trip(Read { key: key(1), with_bytes: true });
+    round_trip(Read { key: key(1), with_bytes: true, promise: Some(u64::MAX) });
     let held = Some(Stamp { version: u64::MAX, digest: 1 });
-    round_trip(ReadReply { held, block: Some(header()), set: Some(3) });
+    round_trip(ReadReply { held, block: Some(header()), set: Some(3), is_promised: Some(true) });
     round_trip(ReadReply::default());
     round_trip(Watch { key: key(1), seen: 7 });
     round_trip(WatchReply { version: Some(8) });
@@ -80,7 +85,12 @@ fn messages_of_puts_and_renewals_read_back() {
     let receipt = Receipt::sign(&SimulatedKeys(publisher.id), publisher, 5, 6, keys.into_iter());
     let [whole, part] = [2, 1].map(|n| Some(receipt.to_wire(keys.into_iter().take(n))));
     for receipt in [None, whole.clone(), part] {
-        round_trip(Put { blocks: vec![header(); 3].into(), as_root: true, receipt });
+        round_trip(Put {
+            blocks: vec![header(); 3].into(),
+            as_root: true,
+            receipt,
+            promise: Some(7),
+        });
     }
     let statuses = vec![
         PutStatus::Stored { copies: 2, wanted: 3 },
@@ -91,7 +101,13 @@ fn messages_of_puts_and_renewals_read_back() {
         PutStatus::Failed,
         PutStatus::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Address },
     ];
-    round_trip(PutReply { statuses: statuses.into(), set: Some(u64::MAX) });
+    round_trip(PutReply {
+        statuses: statuses.into(),
+        set: Some(u64::MAX),
+        promises: Some(promises()),
+    });
+    round_trip(Changed { key: key(1) });
+    round_trip(ChangedReply {});
     for receipt in [None, whole] {
         let names = keys.iter().map(Name::of).collect();
         round_trip(Renew {
@@ -163,7 +179,7 @@ fn messages_of_comparing_read_back() {
 fn a_list_longer_than_its_cap_is_refused_before_it_is_read() {
     let header = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 };
     let blocks = vec![header; MAX_BATCH_BLOCKS + 1].into();
-    let many = Put { blocks, as_root: true, receipt: None };
+    let many = Put { blocks, as_root: true, receipt: None, promise: None };
     assert!(from_header::<Put>(&to_header(&many)).is_err());
     // A map whose field 0 is an array that claims 2^40 elements and has none.
     let lying = [0xa1, 0x00, 0x9b, 0, 0, 1, 0, 0, 0, 0, 0];
@@ -181,7 +197,8 @@ fn a_ring_position_cannot_be_claimed_only_a_key() {
 
 /// A method with a request of one entry and its reply, for the checks that the table asks for.
 fn put_reply(statuses: usize, parts: usize) -> Reply {
-    let header = PutReply { statuses: vec![PutStatus::Full; statuses].into(), set: None };
+    let header =
+        PutReply { statuses: vec![PutStatus::Full; statuses].into(), set: None, promises: None };
     Reply { header: to_header(&header), parts: vec![Bytes::new(); parts] }
 }
 
@@ -205,7 +222,12 @@ fn a_reply_that_does_not_answer_its_request_is_refused() {
 fn a_request_whose_parts_are_not_those_announced_or_too_many_bytes_is_refused() {
     let block = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 1 };
     let read = |blocks: usize, parts: Vec<Bytes>| {
-        let put = Put { blocks: vec![block; blocks].into(), as_root: false, receipt: None };
+        let put = Put {
+            blocks: vec![block; blocks].into(),
+            as_root: false,
+            receipt: None,
+            promise: None,
+        };
         let request = Request { method: PUT, header: to_header(&put), parts };
         read_request::<Put>(request).is_ok()
     };

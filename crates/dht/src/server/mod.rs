@@ -7,6 +7,7 @@ mod charging;
 mod divert;
 mod fetch;
 mod holdings;
+mod lock;
 mod lookup_step;
 mod prove;
 mod put;
@@ -22,6 +23,7 @@ use bytes::Bytes;
 
 use crate::accounting::receipt::BAD_RECEIPT;
 use crate::cache::PathCache;
+use crate::cache::promised::Promised;
 use crate::context::layer_above;
 use crate::method_table;
 use crate::replication::Replication;
@@ -32,6 +34,7 @@ use work_limit::{Limits, WorkLimiter};
 pub(crate) struct Server {
     replication: Arc<Replication>,
     pub cache: Arc<PathCache>,
+    pub promised: Promised,
     comparing: WorkLimiter,
     proving: WorkLimiter,
 }
@@ -42,7 +45,7 @@ impl Server {
         let limits = |of| if replication.config.mechanisms.work_limits { of } else { Limits::NONE };
         let comparing = WorkLimiter::new(limits(reconcile::LIMITS));
         let proving = WorkLimiter::new(limits(prove::LIMITS));
-        Server { replication, cache, comparing, proving }
+        Server { replication, cache, promised: Promised::default(), comparing, proving }
     }
 }
 

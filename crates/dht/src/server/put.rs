@@ -19,8 +19,8 @@ use crate::replication::store::{Overflow, put_message, store_admitted, store_put
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{
-    Answered, AskRoom, Block, OverQuota, Put, PutReply, PutStatus, is_majority, malformed,
-    to_blocks,
+    Answered, AskRoom, Block, OverQuota, PromisesReply, Put, PutReply, PutStatus, is_majority,
+    malformed, to_blocks,
 };
 use crate::server::Server;
 
@@ -38,12 +38,39 @@ impl Handle<Put> for Arc<Server> {
         let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let origin = Origin::of(self, &from, put.receipt, &keys).await?;
         let set = tag_for_put(self, &blocks);
+        let joined = match &blocks[..] {
+            [block] if block.header.kind.joins() => Some(block.clone()),
+            _ => None,
+        };
         let statuses = match put.as_root {
             true => store_as_root(self, &from, &origin, blocks).await?,
             false => store_put(self, &from, &origin, blocks).await?,
         };
-        Ok((PutReply { statuses: statuses.into(), set }, Vec::new()))
+        let promises = match (joined, &statuses[..]) {
+            (Some(block), [PutStatus::Stored { .. }]) => {
+                Some(promises(self, &from, &block, put.promise).await)
+            }
+            _ => None,
+        };
+        Ok((PutReply { statuses: statuses.into(), set, promises }, Vec::new()))
     }
+}
+
+/// What the writer of a stored block is told of its readers. The writer gets a promise if what is held is what
+/// it has put, and no more.
+async fn promises(
+    server: &Arc<Server>,
+    writer: &Peer,
+    Block { header, bytes }: &Block,
+    promise: Option<u64>,
+) -> PromisesReply {
+    let (promises, now, key) = (&server.promises, server.env.now(), header.key);
+    // Before what is held is looked at: no change is missed.
+    let is_made = promise.is_some_and(|number| promises.make(now, key, *writer, number));
+    let is_promised = is_made && server.read(&key).await.is_some_and(|held| held.bytes == bytes);
+    let holders = promises.holders(now, &key, &writer.id).into();
+    let forgotten_ms = promises.forgotten(now).as_millis().try_into().unwrap_or(u64::MAX);
+    PromisesReply { is_promised, holders, forgotten_ms }
 }
 
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when a

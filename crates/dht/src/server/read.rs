@@ -1,4 +1,4 @@
-//! `READ` and `WATCH`: the version of a mutable block that is here, now and when it changes.
+//! `READ`, `WATCH` and `CHANGED`: the version of a mutable block that is here, and when it changes.
 
 use std::sync::Arc;
 
@@ -10,16 +10,21 @@ use futures_util::future::{Either, select};
 use super::Handle;
 use crate::diversion::follow;
 use crate::placement::own_set_tag;
-use crate::rpc::{Answered, Block, Read, ReadReply, Stamp, WATCH_WAIT, Watch, WatchReply};
+use crate::rpc::{
+    Answered, Block, Changed, ChangedReply, Read, ReadReply, Stamp, WATCH_WAIT, Watch, WatchReply,
+};
 use crate::server::Server;
 
 impl Handle<Read> for Arc<Server> {
     async fn handle(
         &self,
-        _: Peer,
-        Read { key, with_bytes }: Read,
+        from: Peer,
+        Read { key, with_bytes, promise }: Read,
         _: Vec<Bytes>,
     ) -> Result<Answered<Read>, Refusal> {
+        // Before what is held is looked at: no change is missed.
+        let now = self.env.now();
+        let promised = promise.map(|number| self.promises.make(now, key, from, number));
         let mut reply = ReadReply { set: own_set_tag(self, &key), ..ReadReply::default() };
         if self.pending.denies(&key) {
             return Ok((reply, Vec::new()));
@@ -36,7 +41,9 @@ impl Handle<Read> for Arc<Server> {
             let version = block.header.kind.verify(&key, &block.bytes).ok()?;
             Some((Stamp::of(version, &block.bytes), block))
         };
-        let Some((stamp, block)) = held.and_then(verify) else { return Ok((reply, Vec::new())) };
+        let found = held.and_then(verify);
+        reply.is_promised = promised;
+        let Some((stamp, block)) = found else { return Ok((reply, Vec::new())) };
         reply.held = Some(stamp);
         if !with_bytes {
             return Ok((reply, Vec::new()));
@@ -44,6 +51,18 @@ impl Handle<Read> for Arc<Server> {
         self.counters.count_served([&block.bytes]);
         reply.block = Some(block.header);
         Ok((reply, vec![block.bytes]))
+    }
+}
+
+impl Handle<Changed> for Arc<Server> {
+    async fn handle(
+        &self,
+        _: Peer,
+        Changed { key }: Changed,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<Changed>, Refusal> {
+        self.promised.changed(&key);
+        Ok((ChangedReply {}, Vec::new()))
     }
 }
 

@@ -21,10 +21,10 @@ use crate::quotas;
 use crate::ring::{HOUR, MINUTE, ROOMY, Ring, prompt};
 
 /// The people who share one inode, on a ring.
-struct Inode<'a> {
-    ring: &'a Ring,
-    group: SecretKey,
-    first: CertifiedBlock,
+pub(crate) struct Inode<'a> {
+    pub ring: &'a Ring,
+    pub group: SecretKey,
+    pub first: CertifiedBlock,
 }
 
 fn secret(n: u8) -> SecretKey {
@@ -33,7 +33,7 @@ fn secret(n: u8) -> SecretKey {
 
 impl Inode<'_> {
     /// An inode that is not on the ring yet.
-    fn on(ring: &Ring, number: u8) -> Inode<'_> {
+    pub(crate) fn on(ring: &Ring, number: u8) -> Inode<'_> {
         let group = secret(100);
         let volume = VolumeId(secret(101).public());
         let binding = Binding::new(volume, [number; 16], &[GroupId(group.public())]);
@@ -43,17 +43,22 @@ impl Inode<'_> {
         Inode { ring, group, first: first.expect("a member") }
     }
 
-    fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         self.first.key()
     }
 
     /// The version that user number `at` writes in place of `seen`.
-    fn written(&self, seen: &CertifiedBlock, at: usize, payload: &str) -> CertifiedBlock {
+    pub(crate) fn written(
+        &self,
+        seen: &CertifiedBlock,
+        at: usize,
+        payload: &str,
+    ) -> CertifiedBlock {
         let author = author(self.ring, &self.group, at as u8, HOUR * 24 * 365);
         seen.write(&author, now_ms(self.ring), Some(payload.as_bytes())).expect("a member")
     }
 
-    fn putting(
+    pub(crate) fn putting(
         &self,
         at: usize,
         block: &CertifiedBlock,
@@ -61,12 +66,12 @@ impl Inode<'_> {
         self.ring.members[at].dht.put_blocks(vec![new_block(block)])
     }
 
-    fn put(&self, at: usize, block: &CertifiedBlock) -> Result<(), PutError> {
+    pub(crate) fn put(&self, at: usize, block: &CertifiedBlock) -> Result<(), PutError> {
         let put = self.ring.sim.block_on(MINUTE * 5, self.putting(at, block));
         put.expect("puts have deadlines").remove(0)
     }
 
-    fn get(&self, at: usize) -> Result<CertifiedBlock, GetError> {
+    pub(crate) fn get(&self, at: usize) -> Result<CertifiedBlock, GetError> {
         let get = self.ring.members[at].dht.get_block(self.first.id(), Wanted::Newest);
         let held = self.ring.sim.block_on(MINUTE * 5, get).expect("gets have deadlines")?;
         Ok(CertifiedBlock::decode(&held.bytes).expect("verified"))
@@ -244,7 +249,8 @@ fn a_write_that_is_given_up_takes_the_place_of_none() {
     let block = inode.written(&inode.first, 1, "given up");
     let header =
         rpc::BlockHeader { key: block.key(), kind: BlockKind::Certified, lease_secs: 1000 };
-    let put = rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None };
+    let put =
+        rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None, promise: None };
     let request = rpc::to_request(&put, vec![block.bytes().clone()]);
     let other = ring.sim.transport(ring.members[1 - root].host);
     let call = other.call(ring.node(root).peer, request, Duration::from_secs(1));
@@ -266,7 +272,7 @@ impl Service for Forgetful {
         let put: rpc::Put = rpc::from_header(&request.header).expect("a member's");
         let stored = rpc::PutStatus::Stored { copies: 1, wanted: 1 };
         let statuses = vec![stored; put.blocks.0.len()].into();
-        let header = rpc::to_header(&rpc::PutReply { statuses, set: None });
+        let header = rpc::to_header(&rpc::PutReply { statuses, set: None, promises: None });
         Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
     }
 }
@@ -551,7 +557,8 @@ fn a_copy_from_the_future_is_refused() {
     let future = inode.first.write(&author, in_an_hour, Some(b"future")).expect("a member");
     let header =
         rpc::BlockHeader { key: inode.key(), kind: BlockKind::Certified, lease_secs: 1000 };
-    let put = rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None };
+    let put =
+        rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None, promise: None };
     for at in ring.replica_set(&inode.key()) {
         let request = rpc::to_request(&put, vec![future.bytes().clone()]);
         let other = ring.sim.transport(ring.members[(at + 1) % 5].host);

@@ -25,7 +25,7 @@ pub(crate) fn refusing(
 ) -> Arc<dyn Service> {
     faulty(honest, move |_, request| {
         let refused = |put: Put| vec![status; put.blocks.0.len()].into();
-        reply_to(request, |put| PutReply { statuses: refused(put), set: None })
+        reply_to(request, |put| PutReply { statuses: refused(put), set: None, promises: None })
             .filter(|_| refuses.load(Ordering::Relaxed))
     })
 }

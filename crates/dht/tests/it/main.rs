@@ -4,6 +4,7 @@
 mod acknowledged;
 mod attribution;
 mod caching;
+mod call_backs;
 mod certified;
 mod claims;
 mod clocks;
@@ -25,6 +26,7 @@ mod hostile;
 mod idle;
 mod kinds;
 mod leases;
+mod lock_leases;
 mod losses;
 mod malicious;
 mod many_servers;

@@ -1,0 +1,196 @@
+//! Call-back promises that this node has made to readers of mutable blocks (the call-backs of AFS,
+//! Howard et al. 1988; not in Pastis, whose every open asks the replicas).
+//!
+//! A reader that a majority of a block's replicas has made a promise may show what it has read for
+//! [`PROMISE_TIME`] without asking again. A replica that stores a newer version names the readers
+//! with promises to the version's writer, and the writer's node tells them before it acknowledges the
+//! write, or waits until their promises have ended. A majority that has a write and a majority that has made a
+//! promise have a replica in common, so a write that is acknowledged is seen by every read that
+//! begins after it.
+//!
+//! The writer tells the readers, not the replica: a writer that leaves it out delays its own write by
+//! 15 seconds at most, and a replica's answer waits for nobody.
+//!
+//! Invariants:
+//!
+//! - A promise is made before the replica looks at what it holds, so each change is in what the
+//!   reader gets or comes after the promise.
+//! - Promises are bounded for each block and each peer; a reader that is refused one asks the ring again.
+//! - What was promised before a restart is not known after it: for [`PROMISE_TIME`] a node that has
+//!   started with blocks says so.
+//!
+//! It does not know whether anybody was told: a promise stays until it ends or is made anew.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::{Key, PeerId};
+use atoll_net::Peer;
+
+use crate::multiset::Counts;
+use crate::rpc::{MAX_HOLDERS, PROMISE_TIME, PromiseHolder};
+
+/// Promises in all. A guess: some ten megabytes.
+const MAX_PROMISES: usize = 65_536;
+/// Promises to one peer: what it may read in 15 seconds without being slowed down.
+const MAX_OF_PEER: usize = 8_192;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Promises {
+    state: Mutex<State>,
+    /// Until when promises may last that were made before this node started.
+    forgotten_until: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By block, and of each the readers.
+    made: BTreeMap<Key, BTreeMap<PeerId, Promise>>,
+    of_peer: Counts<PeerId>,
+    /// When promises that have ended are looked for next.
+    sweep_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    peer: Peer,
+    number: u64,
+    until: Instant,
+}
+
+impl State {
+    fn sweep(&mut self, now: Instant) {
+        if now < self.sweep_at {
+            return;
+        }
+        self.sweep_at = now + PROMISE_TIME;
+        let of_peer = &mut self.of_peer;
+        self.made.retain(|_, readers| {
+            readers.retain(|id, promise| {
+                let lasts = promise.until > now;
+                if !lasts {
+                    of_peer.take(id);
+                }
+                lasts
+            });
+            !readers.is_empty()
+        });
+    }
+}
+
+impl Promises {
+    /// None; a node that `has_blocks` may have made some before it started.
+    pub(crate) fn new(now: Instant, has_blocks: bool) -> Promises {
+        let forgotten_until = if has_blocks { now + PROMISE_TIME } else { now };
+        Promises { state: Mutex::default(), forgotten_until }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// Makes a promise of the reader's `number`; whether it was made.
+    pub(crate) fn make(&self, now: Instant, key: Key, peer: Peer, number: u64) -> bool {
+        let mut state = self.state();
+        state.sweep(now);
+        let state = &mut *state;
+        let readers = state.made.entry(key).or_default();
+        if !readers.contains_key(&peer.id) {
+            if readers.len() >= MAX_HOLDERS
+                || state.of_peer.of(&peer.id) >= MAX_OF_PEER
+                || state.of_peer.total() >= MAX_PROMISES
+            {
+                if readers.is_empty() {
+                    state.made.remove(&key);
+                }
+                return false;
+            }
+            state.of_peer.add(peer.id);
+        }
+        readers.insert(peer.id, Promise { peer, number, until: now + PROMISE_TIME });
+        true
+    }
+
+    /// Those to be told of a change of a block that `writer` has made.
+    pub(crate) fn holders(&self, now: Instant, key: &Key, writer: &PeerId) -> Vec<PromiseHolder> {
+        let state = self.state();
+        let readers = state.made.get(key).into_iter().flatten();
+        let others = readers.filter(|(id, promise)| *id != writer && promise.until > now);
+        let holder = |promise: &Promise| PromiseHolder {
+            peer: promise.peer,
+            number: promise.number,
+            left_ms: u64::try_from(promise.until.since(now).as_millis()).unwrap_or(u64::MAX),
+        };
+        others.map(|(_, promise)| holder(promise)).collect()
+    }
+
+    /// How long promises may still last that this node does not know of.
+    pub(crate) fn forgotten(&self, now: Instant) -> Duration {
+        self.forgotten_until.since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> Key {
+        Key::hashed([n; 32])
+    }
+
+    fn peer(n: u8) -> Peer {
+        Peer { id: PeerId([n; 32]), addr: "127.0.0.1:1".parse().expect("an address") }
+    }
+
+    fn at(secs: u64) -> Instant {
+        Instant::default() + Duration::from_secs(secs)
+    }
+
+    fn numbers(promises: &Promises, now: Instant, writer: u8) -> Vec<u64> {
+        let holders = promises.holders(now, &key(1), &peer(writer).id);
+        holders.into_iter().map(|holder| holder.number).collect()
+    }
+
+    #[test]
+    fn a_writer_is_named_the_readers_whose_promises_last_but_itself() {
+        let promises = Promises::new(at(0), false);
+        assert!(promises.make(at(0), key(1), peer(1), 11));
+        assert!(promises.make(at(5), key(1), peer(2), 12));
+        assert!(promises.make(at(5), key(2), peer(3), 13));
+        assert_eq!(numbers(&promises, at(6), 9), [11, 12]);
+        assert_eq!(numbers(&promises, at(6), 1), [12]);
+        assert_eq!(numbers(&promises, at(15), 9), [12]);
+        assert_eq!(promises.holders(at(15), &key(1), &peer(9).id)[0].left_ms, 5_000);
+        promises.make(at(16), key(1), peer(1), 14);
+        assert_eq!(numbers(&promises, at(17), 9), [14, 12], "made anew");
+    }
+
+    #[test]
+    fn promises_are_bounded_and_those_that_have_ended_make_room() {
+        let promises = Promises::new(at(0), false);
+        for n in 0..MAX_HOLDERS as u8 {
+            assert!(promises.make(at(0), key(1), peer(n), 0));
+        }
+        assert!(!promises.make(at(0), key(1), peer(200), 0), "too many of one block");
+        assert!(promises.make(at(0), key(1), peer(0), 1), "it has one already");
+        let of_one = |n: usize| {
+            let key = Key::hashed(*blake3::hash(&n.to_be_bytes()).as_bytes());
+            promises.make(at(1), key, peer(201), 0)
+        };
+        assert!((0..MAX_OF_PEER).all(of_one) && !of_one(MAX_OF_PEER), "too many of one peer");
+        assert!(promises.make(at(40), key(1), peer(200), 0));
+        let state = promises.state();
+        assert_eq!((state.made.len(), state.of_peer.total()), (1, 1));
+    }
+
+    #[test]
+    fn a_node_that_starts_with_blocks_has_forgotten_what_it_promised() {
+        assert_eq!(Promises::new(at(7), false).forgotten(at(7)), Duration::ZERO);
+        let restarted = Promises::new(at(7), true);
+        assert_eq!(restarted.forgotten(at(10)), PROMISE_TIME - Duration::from_secs(3));
+        assert_eq!(restarted.forgotten(at(30)), Duration::ZERO);
+    }
+}

@@ -1,0 +1,71 @@
+//! `LOCK`: lock leases at this replica.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use atoll_net::{Peer, Refusal};
+use bytes::Bytes;
+
+use super::Handle;
+use crate::holdings::lock_leases::Outcome;
+use crate::locks::LockStep;
+use crate::placement::own_set_tag;
+use crate::rpc::{Answered, Lock, LockReply, LockStatus};
+use crate::server::Server;
+
+impl Handle<Lock> for Arc<Server> {
+    async fn handle(
+        &self,
+        from: Peer,
+        ask: Lock,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<Lock>, Refusal> {
+        let (status, is_wanted) = if ask.step == LockStep::Release {
+            self.ask(&from, ask)?
+        } else {
+            self.probe_neighbours();
+            let has_majority = self.note_ring();
+            // A restart must not take a part of the nodes for all of them.
+            if !self.most_peers.remember(&*self.durable).await {
+                return Err(Refusal::new(Refusal::INTERNAL, "this node's disk failed"));
+            }
+            match has_majority {
+                false => (LockStatus::Minority, false),
+                // A holder that renews has the lock: to note that is always right.
+                true if ask.step != LockStep::Renew && self.may_have_granted() => {
+                    (LockStatus::Settling, false)
+                }
+                true => self.ask(&from, ask)?,
+            }
+        };
+        let set = own_set_tag(self, &ask.key);
+        let settled = match set {
+            Some(_) => self.set_history.settled(self.env.now(), &ask.key),
+            None => 0,
+        };
+        Ok((LockReply { status, is_wanted, set, settled }, Vec::new()))
+    }
+}
+
+impl Server {
+    fn ask(&self, from: &Peer, ask: Lock) -> Result<(LockStatus, bool), Refusal> {
+        match self.lock_leases.ask(self.env.now(), from.id, &ask.into()) {
+            Outcome::Done { is_wanted } => Ok((LockStatus::Granted, is_wanted)),
+            Outcome::Held => Ok((LockStatus::Held, false)),
+            Outcome::Full => Err(Refusal::new(Refusal::OVERLOADED, "too many locks are kept here")),
+        }
+    }
+
+    /// Has the nodes after this one checked now and then, while locks are asked for: nothing else
+    /// calls most of them, and dead ones would be counted as present.
+    fn probe_neighbours(&self) {
+        if !self.lock_leases.begin_probes(self.env.now()) {
+            return;
+        }
+        let own = self.transport.local().id;
+        let hoods = self.overlay.neighbourhoods();
+        let near = hoods.iter().flat_map(|hood| hood.neighbours(usize::MAX));
+        let peers: BTreeSet<Peer> = near.map(|node| node.peer).collect();
+        peers.iter().filter(|peer| peer.id != own).for_each(|peer| self.overlay.probe(peer));
+    }
+}
