@@ -6,7 +6,10 @@
 
 use std::path::Path;
 
-use atoll_dht::{LeaseRenewal, PutError, Share, Wanted};
+use atoll_dht::rpc::Lock;
+use atoll_dht::{
+    LeaseRenewal, LockGrant, LockMode, LockRefusal, LockStep, PutError, Share, Wanted,
+};
 use atoll_key::{BlockHash, IdProfile, SecretKey, SignedBlock};
 use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
@@ -78,6 +81,13 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Empty {}),
         message::encode(&Get::new(id, Wanted::AtLeast(7))),
         message::encode(&Watch { id: id.into(), seen: 7 }),
+        message::encode(&Lock {
+            key: id.key,
+            holder: [1; 16],
+            number: 7,
+            step: LockStep::Take,
+            mode: LockMode::Exclusive,
+        }),
         message::encode(&Renew::from(renewal)),
         message::encode(&Answer::<_, Never>::Done(outcomes)),
         message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
@@ -96,6 +106,8 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Rotate { remove: vec![1; 64], overlap_secs: 60 }),
         message::encode(&Answer::<_, Never>::Done(invited)),
         message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
+        message::encode(&Answer::<_, LockRefusal>::Done(LockGrant { is_wanted: true })),
+        message::encode(&Answer::<LockGrant, _>::Failed(LockRefusal::NoMajority("no".into()))),
         message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
         message::encode(&Answer::<Empty, Unfit>::Failed("too small".to_owned().into())),
         message::encode(&Answer::<_, VolumeError>::Done(read_key)),

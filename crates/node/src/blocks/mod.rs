@@ -16,8 +16,10 @@ use atoll_store::{BlockStore, ContributedStore, DiskStore, Usage};
 use crate::config::StartError;
 use crate::control::blocks::{BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
-use crate::control::calls::{ForgetAbsent, Get, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch};
-use crate::control::message::{Empty, GetFailed, Unfit};
+use crate::control::calls::{
+    ForgetAbsent, Get, Lock, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch,
+};
+use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
 use crate::ring::Ring;
 use crate::settings::SettingsStore;
@@ -156,6 +158,11 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
             let renewed = target.renew_blocks(renew.try_into()?).await;
             Ok(Ok(Outcomes::of_renewal(renewed)))
         })
+    });
+    let target = blocks.clone();
+    calls.on::<Lock>(move |ask| {
+        let target = target.clone();
+        Box::pin(async move { Ok(target.lock_lease(ask.into()).await.map_err(cut_refusal)) })
     });
     calls.on::<Watch>(move |call| {
         let blocks = blocks.clone();

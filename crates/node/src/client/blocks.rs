@@ -2,7 +2,10 @@
 //!
 //! Everything received is verified again: not even the own node can pass on wrong bytes.
 
-use atoll_dht::{Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
+    PutError, Renewed, Wanted,
+};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockId, Key};
 
@@ -102,5 +105,13 @@ impl Blocks for Client {
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.watch(id, seen).await })
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let called = inner.call::<calls::Lock>(ask.into()).await;
+            called.map_err(|error| LockRefusal::NoMajority(error.to_string()))?
+        })
     }
 }

@@ -5,6 +5,8 @@
 //! call, add a row here and to that page, register its handler in the subsystem it belongs to
 //! ([`crate::subsystem::Subsystem::control_calls`]), and add a method to the client.
 
+use atoll_dht::rpc::Lock as LockRequest;
+use atoll_dht::{LockGrant, LockRefusal};
 use minicbor::{Decode, Encode};
 
 use super::blocks::{self, BlockList, Changed, Outcomes};
@@ -50,6 +52,10 @@ impl CallError for Never {
 
 impl CallError for GetFailed {
     const NAME: &'static str = "get";
+}
+
+impl CallError for LockRefusal {
+    const NAME: &'static str = "lock";
 }
 
 impl CallError for VolumeError {
@@ -128,6 +134,9 @@ calls! {
     Watch = 0x0304 "watch" Owner
         blocks::Watch ["0 name, 1 version seen", "–"]
         => Changed ["–", "the newer block; none if none has come for a while"] or GetFailed;
+    Lock = 0x0305 "lock" Owner
+        LockRequest ["as `Lock` (`wire.md`)", "–"]
+        => LockGrant ["0 whether another holder has asked for it in vain a short while ago", "–"] or LockRefusal;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use atoll_dht::{GetError, PutError};
+use atoll_dht::{GetError, LockRefusal, PutError};
 use atoll_key::volume_secret::MoveToken;
 use atoll_key::{BlockHash, InvalidBlock, Key, NotAdmitted, ReadKey, SecretKey, VolumeSecret};
 use minicbor::decode::{Decoder, Error as DecodeError};
@@ -472,6 +472,14 @@ impl From<PutFailed> for PutError {
                 PutError::OverQuota { used_bytes, allowed_bytes, who }
             }
         }
+    }
+}
+
+/// A refusal whose text fits into a header.
+pub(crate) fn cut_refusal(refusal: LockRefusal) -> LockRefusal {
+    match refusal {
+        LockRefusal::NoMajority(told) => LockRefusal::NoMajority(cut(told)),
+        short => short,
     }
 }
 
