@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_dht::{Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
+    PutError, Renewed, Wanted,
+};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockId};
 use bytes::Bytes;
@@ -83,5 +86,9 @@ impl Blocks for InlineBlocks {
         seen: u64,
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         self.ring.watch(id, seen)
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        self.ring.lock_lease(ask)
     }
 }

@@ -55,6 +55,9 @@ pub enum Consistency {
 /// How old what is read may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Freshness {
+    /// All replicas are asked, whatever the consistency: what is read under a lock is what was
+    /// written under it before.
+    Latest,
     /// The ring is asked.
     Newest,
     /// The ring is asked if it was not asked within this time.
@@ -149,6 +152,17 @@ impl State {
         self.known.lock().expect("no holder of this lock panics")
     }
 
+    /// What is known, if it is the block of these bytes.
+    fn unchanged(&self, bytes: &Bytes, at: Instant) -> Option<Arc<Version>> {
+        let mut known = self.known();
+        let (version, read_at) = known.version.as_mut()?;
+        if version.block.bytes() != bytes {
+            return None;
+        }
+        *read_at = at.max(*read_at);
+        Some(version.clone())
+    }
+
     /// What a block says together with what is known. `None` if nothing of it is new; else the version
     /// that was joined, whether it is still the one that is known, and the joined block.
     fn join(&self, block: &CertifiedBlock, at: Instant) -> Result<Option<Joined>, Errno> {
@@ -228,6 +242,11 @@ impl Inodes {
         state
     }
 
+    /// Whether [`Freshness::Newest`] may be older than what all replicas hold.
+    pub(super) fn reads_older(&self) -> bool {
+        self.consistency != Consistency::CloseToOpen
+    }
+
     /// An inode; [`Errno::ESTALE`] if it has been removed.
     pub(super) async fn read(
         &self,
@@ -251,6 +270,7 @@ impl Inodes {
             return Ok(version.clone());
         }
         let wanted = match (self.consistency, &seen) {
+            _ if freshness == Freshness::Latest => Wanted::Newest,
             (Consistency::CloseToOpen, _) => Wanted::Newest,
             (_, Some((version, _))) => Wanted::AtLeast(version.block.version()),
             (_, None) if self.has_forgotten.load(Ordering::Relaxed) => Wanted::Newest,
@@ -263,6 +283,9 @@ impl Inodes {
             }
             Fault::from(error)
         })?;
+        if let Some(version) = state.unchanged(&held.bytes, began) {
+            return Ok(version);
+        }
         let malformed = |error| Fault::new(Errno::EIO, error);
         let block = CertifiedBlock::decode_verified(&held.bytes).map_err(malformed)?;
         if block.volume() != self.volume {
@@ -320,6 +343,11 @@ impl Inodes {
         self.state(key).writer == dot.writer
     }
 
+    /// What is known of an inode, however old it is.
+    pub(super) fn known(&self, key: InodeKey) -> Option<Arc<Version>> {
+        self.state(key).known().version().cloned()
+    }
+
     /// Makes an inode that members of `groups` may write.
     pub(super) async fn create(
         &self,
@@ -327,19 +355,43 @@ impl Inodes {
         number: [u8; 16],
         inode: impl FnOnce(Dot) -> Inode,
     ) -> Result<(InodeKey, Arc<Version>), Fault> {
+        let (key, state, made) = self.sign_first(groups, number, inode).await?;
+        let _turn = state.turn.lock().await;
+        self.put(&made).await?;
+        let version = self.learn(&state, &made, self.env.now()).await?.ok_or(Errno::ESTALE)?;
+        Ok((key, version))
+    }
+
+    /// The same, in memory alone: the next version is the first that is put.
+    pub(super) async fn begin(
+        &self,
+        groups: &[GroupId],
+        number: [u8; 16],
+        inode: impl FnOnce(Dot) -> Inode,
+    ) -> Result<(InodeKey, Arc<Version>), Fault> {
+        let (key, state, made) = self.sign_first(groups, number, inode).await?;
+        let version = self.learn(&state, &made, self.env.now()).await?.ok_or(Errno::ESTALE)?;
+        Ok((key, version))
+    }
+
+    async fn sign_first(
+        &self,
+        groups: &[GroupId],
+        number: [u8; 16],
+        inode: impl FnOnce(Dot) -> Inode,
+    ) -> Result<(InodeKey, Arc<State>, CertifiedBlock), Fault> {
         let binding = Binding::new(self.volume, number, groups).ok_or(Errno::EIO)?;
         let key = InodeKey::of(&binding.key());
         let state = self.state(key);
-        let _turn = state.turn.lock().await;
+        let turn = state.turn.lock().await;
         let author = self.credentials.author(groups, state.writer).await?;
         let inode = inode(Dot { writer: state.writer, height: 1 });
         let payload = inode.encode()?;
         let made = CertifiedBlock::create(binding, &author, self.env.unix_ms(), &payload);
         let made = made.ok_or(Fault::new(Errno::EIO, "a new inode cannot be signed"))?;
         state.known().signed = Some(made.clone());
-        self.put(&made).await?;
-        let version = self.learn(&state, &made, self.env.now()).await?.ok_or(Errno::ESTALE)?;
-        Ok((key, version))
+        drop(turn);
+        Ok((key, state, made))
     }
 
     /// Writes the next version of an inode: what `edit` makes of it. `edit` is given the name of the
@@ -384,10 +436,10 @@ impl Inodes {
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
-        let mut refused = None;
+        let (mut refused, mut is_stale) = (None, false);
         for _ in 0..MAX_ATTEMPTS {
-            let version = match (&base, &refused) {
-                (Base::Version(version), None) => (*version).clone(),
+            let version = match &base {
+                Base::Version(version) if !is_stale => (*version).clone(),
                 _ => self.read_state(&state, key, Freshness::Newest).await?,
             };
             let over = match &state.known().signed {
@@ -407,8 +459,8 @@ impl Inodes {
             }
             // A base that was refused gives way to the newest version: other contents of that are kept
             // elsewhere before anything covers them.
-            let is_unseen = match (&base, &refused) {
-                (Base::Version(base), Some(_)) => {
+            let is_unseen = match &base {
+                Base::Version(base) if is_stale => {
                     has_other_contents(base, &merged, &over, state.writer)
                 }
                 _ => false,
@@ -441,7 +493,7 @@ impl Inodes {
                 Err(
                     why @ (PutError::NotAdmitted(NotAdmitted::Outdated)
                     | PutError::Superseded { .. }),
-                ) => refused = Some(why),
+                ) => (refused, is_stale) = (Some(why), true),
                 Err(PutError::NotAdmitted(why @ NotAdmitted::Expired { .. })) => {
                     self.credentials.forget(over.groups());
                     refused = Some(PutError::NotAdmitted(why));
@@ -503,8 +555,8 @@ fn has_other_contents(
 ) -> bool {
     let contents = &merged.inode.contents;
     let siblings = block.siblings().iter().filter(|sibling| !sibling.is_removal);
-    let leading = siblings.map(|sibling| (sibling.dot.height, sibling.dot.writer)).max();
+    let leading = siblings.map(|one| (one.dot.height, one.time_ms, one.dot.writer)).max();
     contents.kind() != FileKind::Directory
         && *contents != base.inode().contents
-        && leading.is_some_and(|(_, leading)| leading != writer)
+        && leading.is_some_and(|(_, _, leading)| leading != writer)
 }

@@ -6,8 +6,8 @@
 //! | | |
 //! |---|---|
 //! | entries of a directory, names of a file | merge as [add-wins sets](super::add_wins) |
-//! | attributes | those of the *leading* sibling: the highest, then that of the greater writer; clocks do not decide |
-//! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the highest write are shown, and each other one is a [`Conflict`] beside them, if it differs |
+//! | attributes | those of the *leading* sibling: the highest, of two equal ones that written later, then that of the greater writer |
+//! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the write that leads in the same order are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
 //!
 //! If two entries of a directory have one name, the one that was added first has it, and the other
@@ -69,7 +69,9 @@ pub fn merge(block: &CertifiedBlock, leaves: &Leaves) -> Result<Option<Merged>, 
     };
     let mut siblings: Vec<&Sibling> =
         block.siblings().iter().filter(|sibling| !sibling.is_removal).collect();
-    siblings.sort_by_key(|sibling| std::cmp::Reverse((sibling.dot.height, sibling.dot.writer)));
+    siblings.sort_by_key(|sibling| {
+        std::cmp::Reverse((sibling.dot.height, sibling.time_ms, sibling.dot.writer))
+    });
     let (mut read, mut unreadable) = (Vec::new(), Vec::new());
     for sibling in siblings {
         match decode(&sibling.payload) {
@@ -143,7 +145,9 @@ fn files(read: &[(&Sibling, Inode)], leading: Contents) -> (Contents, Vec<Confli
     });
     let mut left: Vec<Written> =
         add_wins::merge(&versions.collect::<Vec<_>>()).into_iter().collect();
-    left.sort_by_key(|written| std::cmp::Reverse((written.dot.height, written.dot.writer)));
+    left.sort_by_key(|written| {
+        std::cmp::Reverse((written.dot.height, written.time_ms, written.dot.writer))
+    });
     let mut found: Vec<Conflict> = Vec::new();
     for Written { dot, time_ms } in left {
         let of = writes.iter().find(|(_, written, _)| written.iter().all(|one| one.dot == dot));

@@ -11,6 +11,7 @@
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
 //! - [`access`]: who may write: the records of volumes and groups, and a user's certificates.
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
+//! - `lock_lease`: locks of one mount against the others.
 //! - `table`: the files that the kernel holds and has open, as plain data.
 //! - [`SharedFs`]: the calls of a file system.
 //! - [`upkeep`]: extending the leases of a volume.
@@ -25,6 +26,7 @@ mod fs;
 mod inline_blocks;
 pub mod inode;
 mod inodes;
+mod lock_lease;
 pub mod merged;
 mod table;
 pub mod upkeep;

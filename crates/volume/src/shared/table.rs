@@ -9,13 +9,17 @@
 //! - A file is in the table while the kernel holds its number or has it open, or while its view has
 //!   changes.
 //! - A number means one inode for as long as it is in the table.
+//! - A newborn is open or has changes, and its name leads to it.
 //! - An open file has a view; a view with changes is never replaced by what is read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use atoll_env::Instant;
 use atoll_key::BlockHash;
 use atoll_vfs::{Attr, Errno, FileKind, InodeNumber, OpenFlags};
+use bytes::Bytes;
 
 use super::inline_blocks::Pin;
 use super::inode::{Attributes, Contents, FileData, Inode, InodeKey, Link};
@@ -47,10 +51,45 @@ pub(super) struct Node {
     pub(super) view: Option<View>,
     /// What it was when this mount took its last name away: what is written since goes nowhere.
     pub(super) orphan: Option<Arc<Version>>,
+    /// Where its name is to be, if it is not on the ring yet.
+    pub(super) birthplace: Option<Birthplace>,
     /// Held while the file's inode is written.
     pub(super) turn: Arc<futures_util::lock::Mutex<()>>,
     /// What the kernel has cached pages of.
     pub(super) in_kernel: Option<Stored>,
+}
+
+/// Where a newborn is to have its name.
+#[derive(Clone)]
+pub(super) struct Birthplace {
+    pub(super) directory: InodeKey,
+    pub(super) name: Bytes,
+    /// When it was created.
+    pub(super) at: Instant,
+    /// Its inode is on the ring, and its name is not.
+    pub(super) is_stored: bool,
+}
+
+/// The names of an open directory.
+#[derive(Clone)]
+pub(super) struct Listing {
+    pub(super) version: Arc<Version>,
+    /// Names that were not on the ring.
+    pub(super) newborns: Vec<(Bytes, InodeKey, FileKind)>,
+}
+
+impl Listing {
+    pub(super) fn len(&self) -> Result<usize, Errno> {
+        Ok(self.version.names()?.len() + self.newborns.len())
+    }
+
+    /// Each name with the inode it stands for.
+    pub(super) fn names(&self) -> Result<impl Iterator<Item = (Bytes, InodeKey, FileKind)>, Errno> {
+        let named = self.version.names()?.iter();
+        let named =
+            named.map(|(name, entries)| (name.clone(), entries[0].inode, entries[0].file_kind()));
+        Ok(named.chain(self.newborns.iter().cloned()))
+    }
 }
 
 /// What a handle is of.
@@ -58,7 +97,7 @@ pub(super) struct Node {
 pub(super) enum Open {
     File(u64, OpenFlags),
     /// A directory as it was when it was opened.
-    Directory(u64, Arc<Version>),
+    Directory(u64, Listing),
 }
 
 /// See the module.
@@ -66,6 +105,8 @@ pub(super) enum Open {
 pub(super) struct Table {
     nodes: BTreeMap<u64, Node>,
     by_key: BTreeMap<InodeKey, u64>,
+    /// Files that are not on the ring yet, by directory and name.
+    newborns: BTreeMap<(InodeKey, Bytes), u64>,
     opens: BTreeMap<u64, Open>,
     last_handle: u64,
     /// Changed bytes in memory.
@@ -161,6 +202,49 @@ impl Table {
         Ok(())
     }
 
+    /// A file has been created that is not on the ring.
+    pub(super) fn bear(&mut self, number: u64, place: Birthplace) -> Result<(), Errno> {
+        self.newborns.insert((place.directory, place.name.clone()), number);
+        self.node_mut(number)?.birthplace = Some(place);
+        Ok(())
+    }
+
+    /// A newborn has its name now, or will have none.
+    pub(super) fn name(&mut self, number: u64) {
+        let place = self.nodes.get_mut(&number).and_then(|node| node.birthplace.take());
+        if let Some(place) = place {
+            self.newborns.remove(&(place.directory, place.name));
+        }
+    }
+
+    /// The newborn of a name.
+    pub(super) fn newborn(&self, directory: InodeKey, name: &[u8]) -> Option<u64> {
+        self.newborns.get(&(directory, Bytes::copy_from_slice(name))).copied()
+    }
+
+    /// The newborns of a directory, by their names.
+    pub(super) fn newborns_of(&self, directory: &InodeKey) -> Vec<(Bytes, u64)> {
+        let from = (*directory, Bytes::new());
+        let its = self.newborns.range(from..).take_while(|((above, _), _)| above == directory);
+        its.map(|((_, name), number)| (name.clone(), *number)).collect()
+    }
+
+    /// Newborns that were created at least `age` ago.
+    pub(super) fn newborns_before(&self, now: Instant, age: Duration) -> Vec<u64> {
+        let is_old = |number: &u64| {
+            let place = self.nodes.get(number).and_then(|node| node.birthplace.as_ref());
+            place.is_some_and(|place| now.since(place.at) >= age)
+        };
+        self.newborns.values().copied().filter(is_old).collect()
+    }
+
+    /// An open file has no name any more: what is written to it from now on goes nowhere.
+    pub(super) fn make_orphan(&mut self, number: u64) -> Result<(), Errno> {
+        let node = self.node_mut(number)?;
+        node.orphan = node.view.as_ref().map(|view| view.version.clone());
+        Ok(())
+    }
+
     /// How many files are in the table.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
@@ -190,17 +274,17 @@ impl Table {
     }
 
     /// The listing of an open directory.
-    pub(super) fn listing(&self, number: u64, handle: u64) -> Result<Arc<Version>, Errno> {
+    pub(super) fn listing(&self, number: u64, handle: u64) -> Result<Listing, Errno> {
         match self.opened(number, handle)? {
-            Open::Directory(_, version) => Ok(version.clone()),
+            Open::Directory(_, listing) => Ok(listing.clone()),
             Open::File(..) => Err(Errno::ENOTDIR),
         }
     }
 
-    /// Lists an open directory as it is in `version` from now on.
-    pub(super) fn relist(&mut self, handle: u64, version: &Arc<Version>) {
+    /// Lists an open directory so from now on.
+    pub(super) fn relist(&mut self, handle: u64, listing: &Listing) {
         if let Some(Open::Directory(_, listed)) = self.opens.get_mut(&handle) {
-            *listed = version.clone();
+            *listed = listing.clone();
         }
     }
 
@@ -243,6 +327,7 @@ impl Node {
             opens: 0,
             view: None,
             orphan: None,
+            birthplace: None,
             turn: Arc::default(),
             in_kernel: None,
         }

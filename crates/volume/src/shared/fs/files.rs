@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use atoll_vfs::{
-    Caller, Entry, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, Handle,
-    OpenFlags, Opened, SeekTo, Writer,
+    Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, Handle, OpenFlags,
+    Opened, SeekTo, Writer,
 };
 use bytes::Bytes;
 
@@ -100,55 +100,6 @@ impl Shared {
         Ok(self.inodes.credentials.check(version.block.groups()).await?)
     }
 
-    /// Makes and opens a file, or opens the one that has the name.
-    pub(super) async fn create(
-        &self,
-        caller: Caller,
-        (parent, name): (u64, &Bytes),
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(Entry, Opened), Fault> {
-        let is_exclusive = flags.has(OpenFlags::EXCLUSIVE);
-        let made = self.make(caller, (parent, name), super::names::Birth::File, mode).await;
-        match made {
-            Ok(entry) => {
-                let number = entry.attr.inode.0;
-                // It was just written here: nobody else knows of it.
-                let opened = self.open_made(number, flags).await;
-                Ok((entry, self.or_forget(number, opened)?))
-            }
-            Err(Fault { errno: Errno::EEXIST, .. }) if !is_exclusive => {
-                let entry = self.lookup(parent, name).await?;
-                let number = entry.attr.inode.0;
-                let opened = self.open(number, flags).await;
-                let opened = self.or_forget(number, opened)?;
-                let attr = self.attr(number).await?;
-                Ok((Entry { attr, ..entry }, opened))
-            }
-            Err(fault) => Err(fault),
-        }
-    }
-
-    /// Opens a file that this mount has just made.
-    async fn open_made(&self, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
-        let key = self.table().node(number)?.key;
-        let version = self.inodes.read(key, Freshness::Within(std::time::Duration::MAX)).await?;
-        let view = self.view(version)?;
-        let mut table = self.table();
-        if table.node(number)?.view.is_none() {
-            table.set_view(number, view)?;
-        }
-        let handle = table.open(number, Open::File(number, flags))?;
-        let stored = table.on_view(number, |view| view.content.stored)?;
-        table.node_mut(number)?.in_kernel = Some(stored);
-        Ok(Opened { handle: Handle(handle), keep_cache: true, direct_io: false })
-    }
-
-    /// Takes a lookup back if what followed it has failed.
-    fn or_forget<T>(&self, number: u64, result: Result<T, Fault>) -> Result<T, Fault> {
-        result.inspect_err(|_| self.table().forget(number, 1))
-    }
-
     pub(super) async fn read(
         &self,
         (number, handle): (u64, u64),
@@ -210,10 +161,11 @@ impl Shared {
     }
 
     fn check_writes(&self, number: u64, handle: u64) -> Result<(), Errno> {
-        match self.table().flags(number, handle)?.writes() {
-            true => Ok(()),
-            false => Err(Errno::EBADF),
+        let writes = self.table().flags(number, handle)?.writes();
+        if !writes {
+            return Err(Errno::EBADF);
         }
+        self.check_lock(number, handle)
     }
 
     /// Makes holes or zeros, or lengthens a file. No space is reserved.
@@ -281,6 +233,7 @@ impl Shared {
     /// Ends an open. What was written is on the ring, or is tried again later.
     pub(super) async fn close(&self, number: u64, handle: u64) -> Result<(), Fault> {
         self.readers.close(handle);
+        self.forget_open_file(handle);
         let is_last = {
             let table = self.table();
             table.flags(number, handle)?;
@@ -293,7 +246,7 @@ impl Shared {
         Ok(self.table().close(number, handle)?)
     }
 
-    fn note(&self, fault: Option<&Fault>) {
+    pub(super) fn note(&self, fault: Option<&Fault>) {
         let why = fault.map(|fault| {
             let told = fault.why.clone().unwrap_or_else(|| fault.errno.to_string());
             tracing::warn!("what was written is not on the ring yet: {told}");
@@ -324,6 +277,7 @@ impl Shared {
 
     /// Brings a file's changes to the ring: its data, then its inode.
     pub(super) async fn publish(&self, number: u64) -> Result<(), Fault> {
+        self.note_loss(number);
         let (key, turn) = {
             let table = self.table();
             let node = table.node(number)?;
@@ -333,7 +287,9 @@ impl Shared {
             (node.key, node.turn.clone())
         };
         let _turn = turn.lock().await;
-        self.store_contents(number).await?;
+        if self.table().node(number)?.orphan.is_none() {
+            self.store_contents(number).await?;
+        }
         let (base, attributes, file, changes) = {
             let mut table = self.table();
             let is_orphan = table.node(number)?.orphan.is_some();
@@ -352,6 +308,7 @@ impl Shared {
         };
         let mut resolved = None;
         for _ in 0..MAX_CONFLICTS {
+            self.check_signs(number)?;
             let over = match &resolved {
                 None => Base::Version(&base),
                 Some(newest) => Base::Version(newest),
@@ -370,9 +327,10 @@ impl Shared {
             });
             match published.await {
                 Ok(((), version)) => {
+                    self.table().on_view(number, |view| view.version = version)?;
+                    self.name_stored(number).await?;
                     let mut table = self.table();
                     let stored = table.on_view(number, |view| {
-                        view.version = version;
                         if view.changes == changes {
                             view.changes = 0;
                         }
@@ -434,9 +392,12 @@ impl Shared {
         };
         sink.outbox.finish().await?;
         self.table().on_view(number, |view| {
-            view.content.end_flush(stored);
-            view.data = data;
-            view.pin = pin;
+            // Unless what was changed has been dropped meanwhile, with the lock of the file.
+            if view.has_changes() {
+                view.content.end_flush(stored);
+                view.data = data;
+                view.pin = pin;
+            }
         })?;
         std::mem::forget(undo);
         Ok(())

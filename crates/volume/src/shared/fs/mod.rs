@@ -1,13 +1,19 @@
-//! A shared volume as a file system: `names` makes, moves and removes files, `files` reads and writes
-//! them, `attributes` changes what else an inode says, `conflicts` keeps what was written at the same
-//! time.
+//! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
+//! `renames` moves them, `removals` removes inodes, `listing` lists directories, `files` reads and writes,
+//! `attributes` changes what else an inode says, `conflicts` keeps what was written at the same time;
+//! `locks` keeps programs of all mounts out of each other's way.
 //!
 //! What is promised, and when, is in `docs/design/shared.md`.
 
 mod attributes;
 mod conflicts;
 mod files;
+mod listing;
+mod locks;
 mod names;
+mod newborns;
+mod removals;
+mod renames;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -18,20 +24,22 @@ use atoll_env::{Env, Instant, sleep, timeout};
 use atoll_key::{SecretKey, VolumeId};
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
-    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
-    Writer, XattrFlags,
+    Handle, InodeNumber, InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle,
+    RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
 
+use self::locks::{FileLocks, SharedLocks};
 use self::names::Birth;
+use self::removals::Removals;
 use super::access::{Credentials, VolumeRecord};
 use super::entries::Entries;
 use super::fault::Fault;
 use super::inline_blocks::InlineBlocks;
 use super::inode::{self, Contents, InodeKey};
 use super::inodes::{Consistency, Freshness, Inodes, Version};
-use super::table::{Node, Open, ROOT, Table, attr_of};
+use super::lock_lease::Lessee;
+use super::table::{Node, ROOT, Table, attr_of};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::read_pieces::Readers;
 use crate::format::FormatError;
@@ -41,9 +49,6 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often what could not be written when its file was closed is tried again. Guess.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
-
-/// Inodes of a listing that are read at once.
-const READS_AT_ONCE: usize = 32;
 
 /// The attribute of the root directory that says whether the mount works, and why not.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
@@ -114,6 +119,10 @@ struct Shared {
     cache: Arc<BlockCache>,
     readers: Readers,
     inodes: Inodes,
+    lessee: Lessee,
+    locks: FileLocks,
+    /// What the kernel must drop because another mount has written it.
+    invalidations: Arc<InvalidationQueue>,
     options: SharedOptions,
     block_size_log2: u8,
     table: Mutex<Table>,
@@ -121,6 +130,7 @@ struct Shared {
     trouble: Mutex<Option<String>>,
     /// Directories that were removed here a short while ago, each with its parent, its name, and when.
     removed: Mutex<Vec<(InodeKey, inode::Entry, Instant)>>,
+    removals: Removals,
     has_ended: AtomicBool,
 }
 
@@ -141,6 +151,9 @@ impl SharedFs {
         let readers = Readers::new(cache.clone(), options.read_ahead_bytes, options.cache_bytes);
         let credentials = Credentials::new(env.clone(), blocks.clone(), user);
         let consistency = options.consistency;
+        let lessee = Lessee::new(env.clone(), blocks.clone());
+        let holder =
+            (u128::from(env.random_u64()) << 64 | u128::from(env.random_u64())).to_be_bytes();
         let shared = Arc::new(Shared {
             inodes: Inodes::new(
                 env.clone(),
@@ -150,6 +163,9 @@ impl SharedFs {
                 consistency,
             ),
             env,
+            lessee,
+            locks: FileLocks::new(holder),
+            invalidations: Arc::default(),
             blocks: over,
             inline,
             cache,
@@ -159,6 +175,7 @@ impl SharedFs {
             table: Mutex::new(Table::of_root(record.root)),
             trouble: Mutex::default(),
             removed: Mutex::default(),
+            removals: Removals::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;
@@ -184,6 +201,7 @@ impl SharedFs {
     pub async fn end(&self) -> Result<(), EndError> {
         self.shared.has_ended.store(true, Ordering::Release);
         self.shared.restore_removed(Duration::ZERO).await;
+        self.shared.finish_removals().await;
         self.shared.publish_all(false).await
     }
 
@@ -229,6 +247,7 @@ async fn retry(shared: Weak<Shared>) {
             return;
         }
         shared.restore_removed(RETRY_EVERY).await;
+        shared.name_old_newborns().await;
         // What failed is told by the status.
         let _ = shared.publish_all(true).await;
     }
@@ -343,49 +362,6 @@ impl Shared {
             }
         }
     }
-
-    async fn list(
-        self: &Arc<Self>,
-        (number, handle): (u64, u64),
-        cookie: u64,
-        limit: usize,
-        with_entries: bool,
-    ) -> Result<Vec<DirEntry>, Fault> {
-        let mut version = self.table().listing(number, handle)?;
-        if cookie == 0 && self.table().node(number)?.orphan.is_none() {
-            // From its beginning a directory is listed as it is now (POSIX, `rewinddir`).
-            version = self.directory(number, self.names_age()).await?.1;
-            self.table().relist(handle, &version);
-        }
-        let from = usize::try_from(cookie).unwrap_or(usize::MAX);
-        let names = version.names()?.iter().enumerate().skip(from);
-        let page: Vec<_> = names
-            .take(limit)
-            .map(|(at, (name, entries))| (at as u64 + 1, name.clone(), entries[0].clone()))
-            .collect();
-        // The attributes of a listing were read after it began.
-        let age = self.names_age();
-        let listed = stream::iter(page).map(|(cookie, name, listed)| async move {
-            let kind = listed.file_kind();
-            let found = match with_entries {
-                true => self.entry(listed.inode, age).await.map(Some),
-                false => Ok(None),
-            };
-            let inode = match &found {
-                Ok(Some(entry)) => entry.attr.inode,
-                _ => InodeNumber(self.table().number_for(&listed.inode)),
-            };
-            match found {
-                Err(Fault { errno: Errno::ESTALE, .. }) => None,
-                found => {
-                    let entry = found.ok().flatten();
-                    Some(DirEntry { name, kind, inode, cookie, entry })
-                }
-            }
-        });
-        let listed: Vec<Option<DirEntry>> = listed.buffered(READS_AT_ONCE).collect().await;
-        Ok(listed.into_iter().flatten().collect())
-    }
 }
 
 /// The kernel asks again each time: only the ring knows what others have changed.
@@ -398,6 +374,14 @@ fn reply(attr: Attr) -> AttrReply {
 }
 
 impl FileSystem for SharedFs {
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        Some(Arc::new(SharedLocks(self.shared.clone())))
+    }
+
+    fn invalidations(&self) -> Option<Arc<InvalidationQueue>> {
+        Some(self.shared.invalidations.clone())
+    }
+
     fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
         let name = Bytes::copy_from_slice(name);
         self.answer(move |fs| async move { fs.lookup(parent.0, &name).await })
@@ -421,7 +405,11 @@ impl FileSystem for SharedFs {
     fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
         let key = handle.as_bytes().try_into().map(InodeKey).map_err(|_| Errno::ESTALE);
         self.answer(move |fs| async move {
-            match fs.entry(key?, fs.names_age()).await {
+            let key = key?;
+            if fs.is_gone(key) {
+                return Err(Errno::ESTALE.into());
+            }
+            match fs.entry(key, fs.names_age()).await {
                 // Nobody has the inode, or it is another volume's.
                 Err(Fault { errno: Errno::EIO, .. }) => Err(Errno::ESTALE.into()),
                 found => found,
@@ -445,6 +433,9 @@ impl FileSystem for SharedFs {
         changes: SetAttr,
     ) -> Answer<AttrReply> {
         self.answer(move |fs| async move {
+            if let Some(handle) = handle {
+                fs.check_lock(inode.0, handle.0)?;
+            }
             fs.set(inode.0, handle.is_some(), changes).await?;
             Ok(reply(fs.attr(inode.0).await?))
         })
@@ -485,7 +476,8 @@ impl FileSystem for SharedFs {
                 FileKind::Directory | FileKind::Symlink => return Err(Errno::EINVAL.into()),
                 kind => Birth::Other(Contents::Special { kind, rdev }),
             };
-            fs.make(caller, (parent.0, &name), birth, mode).await
+            let made = fs.make(caller, (parent.0, &name), birth, mode);
+            fs.exclusively((parent.0, &name), false, made).await
         })
     }
 
@@ -493,7 +485,8 @@ impl FileSystem for SharedFs {
         let name = Bytes::copy_from_slice(name);
         self.answer(move |fs| async move {
             let birth = Birth::Other(Contents::Directory(Entries::default()));
-            fs.make(caller, (parent.0, &name), birth, mode).await
+            let made = fs.make(caller, (parent.0, &name), birth, mode);
+            fs.exclusively((parent.0, &name), false, made).await
         })
     }
 
@@ -507,7 +500,8 @@ impl FileSystem for SharedFs {
         let (name, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         self.answer(move |fs| async move {
             let birth = Birth::Other(names::symlink(target)?);
-            fs.make(caller, (parent.0, &name), birth, 0o777).await
+            let made = fs.make(caller, (parent.0, &name), birth, 0o777);
+            fs.exclusively((parent.0, &name), false, made).await
         })
     }
 
@@ -519,7 +513,10 @@ impl FileSystem for SharedFs {
         new_name: &[u8],
     ) -> Answer<Entry> {
         let name = Bytes::copy_from_slice(new_name);
-        self.answer(move |fs| async move { fs.link(inode.0, (new_parent.0, &name)).await })
+        self.answer(move |fs| async move {
+            let linked = fs.link(inode.0, (new_parent.0, &name));
+            fs.exclusively((new_parent.0, &name), false, linked).await
+        })
     }
 
     fn unlink(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
@@ -560,9 +557,13 @@ impl FileSystem for SharedFs {
         flags: OpenFlags,
     ) -> Answer<(Entry, Opened)> {
         let name = Bytes::copy_from_slice(name);
-        self.answer(
-            move |fs| async move { fs.create(caller, (parent.0, &name), mode, flags).await },
-        )
+        self.answer(move |fs| async move {
+            if flags.has(OpenFlags::EXCLUSIVE) {
+                let created = fs.create_named(caller, (parent.0, &name), mode, flags);
+                return fs.exclusively((parent.0, &name), true, created).await;
+            }
+            fs.create(caller, (parent.0, &name), mode, flags).await
+        })
     }
 
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
@@ -585,16 +586,21 @@ impl FileSystem for SharedFs {
     fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         self.answer(move |fs| async move {
             let flags = fs.table().flags(inode.0, handle.0)?;
-            if flags.writes() { fs.publish(inode.0).await } else { Ok(()) }
+            fs.check_lock(inode.0, handle.0)?;
+            if flags.writes() { fs.publish(inode.0).await } else { fs.name_newborn(inode.0).await }
         })
     }
 
-    fn fsync(&self, inode: InodeNumber, _: Handle, _: bool) -> Answer<()> {
-        self.answer(move |fs| async move { fs.publish(inode.0).await })
+    fn fsync(&self, inode: InodeNumber, handle: Handle, _: bool) -> Answer<()> {
+        self.answer(move |fs| async move {
+            fs.check_lock(inode.0, handle.0)?;
+            fs.publish(inode.0).await
+        })
     }
 
     fn sync(&self) -> Answer<()> {
         self.answer(|fs| async move {
+            fs.finish_removals().await;
             fs.publish_all(false).await.map_err(|error| Fault::new(Errno::EIO, error))
         })
     }
@@ -622,11 +628,7 @@ impl FileSystem for SharedFs {
     }
 
     fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
-        self.answer(move |fs| async move {
-            let (_, version) = fs.directory(inode.0, Freshness::Newest).await?;
-            let handle = fs.table().open(inode.0, Open::Directory(inode.0, version))?;
-            Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
-        })
+        self.answer(move |fs| async move { fs.open_directory(inode.0).await })
     }
 
     fn readdir(
@@ -638,16 +640,7 @@ impl FileSystem for SharedFs {
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
         self.answer(move |fs| async move {
-            let mut cookie = cookie;
-            loop {
-                let page = fs.list((inode.0, handle.0), cookie, limit, with_entries).await?;
-                let total = fs.table().listing(inode.0, handle.0)?.names()?.len() as u64;
-                cookie = cookie.saturating_add(limit as u64);
-                // Names that are gone since are left out, and an empty answer means the end.
-                if !page.is_empty() || limit == 0 || cookie >= total {
-                    return Ok(page);
-                }
-            }
+            fs.list((inode.0, handle.0), cookie, limit, with_entries).await
         })
     }
 

@@ -6,9 +6,11 @@ mod conformance;
 mod entries;
 mod fs;
 mod inodes;
+mod locks;
 mod merging;
 mod model;
 mod mounts;
+mod newborns;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};

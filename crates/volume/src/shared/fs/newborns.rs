@@ -1,0 +1,249 @@
+//! Creating regular files (Pastis §3.1: what a program does to a file reaches the ring at the close).
+//!
+//! A file that a program creates is a *newborn*: it is in memory alone until it is closed or synced, or has
+//! been open for [`MAX_AGE`]. Then its data, its inode and its name are written, in this order. So a
+//! file takes two round trips one after the other, however it was made, and its inode and its
+//! directory are written once. All programs of this machine see it from the beginning.
+//!
+//! A file that is created with `O_EXCL` gets its inode and name at once, since programs use such files as locks.
+//!
+//! Files of one directory that wait for their names at the same time get them in one version of the directory.
+//!
+//! Invariants: a newborn has a view with changes; what a program sees of its name it sees of no other
+//! mount's before the close. If another mount has made the same name meanwhile, both files stay: the one that was named
+//! later appears as `NAME~USER~TIME`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use atoll_vfs::{Caller, Entry, Errno, FileKind, Handle, OpenFlags, Opened, check_name};
+use bytes::Bytes;
+
+use super::Shared;
+use super::names::{entries, modified, named, new_attributes};
+use crate::shared::fault::Fault;
+use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
+use crate::shared::inodes::Base;
+use crate::shared::table::{Birthplace, Open};
+
+/// How long a file may be open without a name. A guess: logs appear while they are written.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
+
+impl Shared {
+    /// Makes and opens a file, or opens the one that has the name.
+    pub(super) async fn create(
+        &self,
+        caller: Caller,
+        (parent, name): (u64, &Bytes),
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened), Fault> {
+        match self.bear(caller, (parent, name), mode, flags).await {
+            Err(Fault { errno: Errno::EEXIST, .. }) if !flags.has(OpenFlags::EXCLUSIVE) => {
+                let entry = self.lookup(parent, name).await?;
+                let number = entry.attr.inode.0;
+                let opened = self.open(number, flags).await;
+                // The lookup is taken back if the open has failed.
+                let opened = opened.inspect_err(|_| self.table().forget(number, 1))?;
+                let attr = self.attr(number).await?;
+                Ok((Entry { attr, ..entry }, opened))
+            }
+            made => made,
+        }
+    }
+
+    /// The same; its name is on the ring before the call returns.
+    pub(super) async fn create_named(
+        &self,
+        caller: Caller,
+        (parent, name): (u64, &Bytes),
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened), Fault> {
+        let (entry, opened) = self.create(caller, (parent, name), mode, flags).await?;
+        let number = entry.attr.inode.0;
+        if let Err(fault) = self.name_newborn(number).await {
+            // The caller hears that there is no such file.
+            if let Err(kept) = self.unlink_newborn(parent, name).await {
+                tracing::debug!("a file that was not created may get its name: {kept:?}");
+            }
+            let mut table = self.table();
+            table.close(number, opened.handle.0)?;
+            table.forget(number, 1);
+            return Err(fault);
+        }
+        Ok((entry, opened))
+    }
+
+    /// Makes a newborn and opens it.
+    async fn bear(
+        &self,
+        caller: Caller,
+        (parent, name): (u64, &Bytes),
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened), Fault> {
+        check_name(name)?;
+        let (directory_key, directory) = self.living_directory(parent).await?;
+        self.check_free(directory_key, &directory, name)?;
+        let (now, time_ms) = (self.now(), self.env.unix_ms());
+        let attributes = new_attributes(&directory, caller, (FileKind::Regular, mode), now);
+        // The directory's writers may write what is made in it (design §4).
+        let groups = directory.block.groups();
+        let made = self.inodes.begin(groups, self.random_number(), |added| {
+            let written = Written { dot: added, time_ms };
+            let links = BTreeSet::from([Link { added, directory: directory_key }]);
+            let contents = Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written };
+            Inode { attributes, links, contents }
+        });
+        let (key, version) = made.await?;
+        let mut view = self.view(version)?;
+        view.changes = 1;
+        let place = Birthplace {
+            directory: directory_key,
+            name: name.clone(),
+            at: self.env.now(),
+            is_stored: false,
+        };
+        let mut table = self.table();
+        // Another call may have created and named it meanwhile.
+        let newest = self.inodes.known(directory_key).unwrap_or(directory);
+        if table.newborn(directory_key, name).is_some() || newest.entry(name)?.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let number = table.hold(key, FileKind::Regular);
+        table.set_view(number, view)?;
+        table.bear(number, place)?;
+        let handle = table.open(number, Open::File(number, flags))?;
+        let stored = table.on_view(number, |view| view.content.stored)?;
+        let node = table.node_mut(number)?;
+        node.in_kernel = Some(stored);
+        let attr = self.attr_here(number, node).ok_or(Errno::EIO)?;
+        let opened = Opened { handle: Handle(handle), keep_cache: true, direct_io: false };
+        Ok((super::entry(attr), opened))
+    }
+
+    /// The newborn that has a name, counted as one lookup.
+    pub(super) fn newborn_entry(&self, parent: u64, name: &[u8]) -> Result<Option<Entry>, Errno> {
+        let mut table = self.table();
+        let directory = table.node(parent)?.key;
+        let Some(number) = table.newborn(directory, name) else { return Ok(None) };
+        let node = table.node(number)?;
+        let (key, kind) = (node.key, node.kind);
+        let attr = self.attr_here(number, node).ok_or(Errno::EIO)?;
+        table.hold(key, kind);
+        Ok(Some(super::entry(attr)))
+    }
+
+    /// Brings a file to the ring, if it is a newborn.
+    pub(super) async fn name_newborn(&self, number: u64) -> Result<(), Fault> {
+        let is_newborn = self.table().node(number)?.birthplace.is_some();
+        if is_newborn { self.publish(number).await } else { Ok(()) }
+    }
+
+    /// The same of the file that has a name.
+    pub(super) async fn name_newborn_at(&self, parent: u64, name: &Bytes) -> Result<(), Fault> {
+        let newborn = {
+            let table = self.table();
+            table.newborn(table.node(parent)?.key, name)
+        };
+        match newborn {
+            Some(number) => self.name_newborn(number).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Brings those newborns to the ring that have been open for long.
+    pub(super) async fn name_old_newborns(&self) {
+        let now = self.env.now();
+        let old = self.table().newborns_before(now, MAX_AGE);
+        for number in old {
+            if let Err(fault) = self.name_newborn(number).await {
+                self.note(Some(&fault));
+            }
+        }
+    }
+
+    /// Takes the name of a newborn away; whether it was one. The ring has never heard of it.
+    pub(super) async fn unlink_newborn(&self, parent: u64, name: &Bytes) -> Result<bool, Fault> {
+        let (directory, turn) = {
+            let table = self.table();
+            let directory = table.node(parent)?.key;
+            let Some(number) = table.newborn(directory, name) else { return Ok(false) };
+            (directory, table.node(number)?.turn.clone())
+        };
+        let number = {
+            let _turn = turn.lock().await;
+            let mut table = self.table();
+            let Some(number) = table.newborn(directory, name) else { return Ok(false) };
+            let is_stored = |place: &Birthplace| place.is_stored;
+            if !table.node(number)?.birthplace.as_ref().is_some_and(is_stored) {
+                table.name(number);
+                table.make_orphan(number)?;
+                return Ok(true);
+            }
+            number
+        };
+        // Its name may be on the ring although that was not acknowledged: it is removed as any other.
+        self.publish(number).await?;
+        Ok(false)
+    }
+
+    /// Names a newborn whose inode is on the ring, and others of its directory that wait for their names.
+    pub(super) async fn name_stored(&self, number: u64) -> Result<(), Fault> {
+        let (directory, turn) = {
+            let mut table = self.table();
+            let Some(place) = &mut table.node_mut(number)?.birthplace else { return Ok(()) };
+            place.is_stored = true;
+            let directory = place.directory;
+            let above = table.number_of(&directory).and_then(|above| table.node(above).ok());
+            (directory, above.map(|above| above.turn.clone()))
+        };
+        let _turn = match &turn {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
+        let waiting: Vec<(u64, InodeKey, Bytes)> = {
+            let table = self.table();
+            if table.node(number)?.birthplace.is_none() {
+                return Ok(());
+            }
+            let stored = table.newborns_of(&directory).into_iter().filter_map(|(name, number)| {
+                let node = table.node(number).ok()?;
+                let is_stored = node.birthplace.as_ref()?.is_stored;
+                is_stored.then_some((number, node.key, name))
+            });
+            stored.collect()
+        };
+        let (now, time_ms) = (self.now(), self.env.unix_ms());
+        let added = self.inodes.update(directory, Base::Newest, |inode, dot| {
+            for (_, key, name) in &waiting {
+                let is_there = |found: &Vec<inode::Entry>| found.iter().any(|e| e.inode == *key);
+                if !named(inode, name)?.as_ref().is_some_and(is_there) {
+                    let entry =
+                        inode::Entry::new(name.clone(), (*key, FileKind::Regular), dot, time_ms);
+                    entries(inode)?.insert(entry);
+                }
+            }
+            modified(inode, now);
+            Ok(())
+        });
+        match added.await {
+            Ok(_) => {
+                let mut table = self.table();
+                waiting.iter().for_each(|(number, ..)| table.name(*number));
+                Ok(())
+            }
+            Err(Fault { errno: Errno::ESTALE, .. }) => {
+                // Another mount has removed the directory: nothing leads to the file any more.
+                let mut table = self.table();
+                for (number, ..) in waiting {
+                    table.name(number);
+                    table.make_orphan(number)?;
+                }
+                Err(Errno::ENOENT.into())
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! What becomes of an inode whose name was taken away.
+//!
+//! An inode that loses its last name is removed after the call has returned, unless it is open here: nobody finds
+//! it any more. A crash in between leaves an inode that nothing names; it ends with its lease.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_vfs::{Errno, FileKind};
+use futures_util::future::join_all;
+
+use super::names::{entries, names_of};
+use super::{Freshness, Shared, Version};
+use crate::shared::fault::Fault;
+use crate::shared::inode::{self, Inode, InodeKey, Link};
+use crate::shared::inodes::Base;
+
+/// Inodes that are removed at once.
+const REMOVALS_AT_ONCE: usize = 32;
+/// Inodes that wait to be removed; a call that finds so many removes its own one before it returns. A guess: what a
+/// ring removes in some seconds.
+const MAX_WAITING: usize = 4_096;
+
+/// Inodes that have lost a name and have to hear of it.
+#[derive(Default)]
+pub(super) struct Removals {
+    waiting: Mutex<VecDeque<Removal>>,
+    /// Those that wait and those that are being removed.
+    going: Mutex<BTreeSet<InodeKey>>,
+    /// Held by the task that removes them.
+    turn: futures_util::lock::Mutex<()>,
+}
+
+struct Removal {
+    key: InodeKey,
+    directory: InodeKey,
+    names: (usize, usize),
+}
+
+impl Shared {
+    /// As [`Shared::drop_link`], after the call if nobody can see the difference.
+    pub(super) async fn drop_link_soon(
+        self: &Arc<Self>,
+        key: InodeKey,
+        directory: InodeKey,
+        names: (usize, usize),
+    ) {
+        let known = self.inodes.known(key).filter(|known| known.inode().links.len() <= 1);
+        let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
+        let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
+        if !is_shown_gone || waiting().len() >= MAX_WAITING {
+            return self.drop_link(key, directory, names).await;
+        }
+        self.going().insert(key);
+        waiting().push_back(Removal { key, directory, names });
+        let shared = self.clone();
+        self.env.spawn(Box::pin(async move { shared.finish_removals().await }));
+    }
+
+    /// Shows a file without a name from now on; whether that is all that this mount has to do at once: it is not
+    /// open.
+    fn show_gone(&self, key: InodeKey, known: Arc<Version>) -> bool {
+        let mut table = self.table();
+        let Some(number) = table.number_of(&key) else { return true };
+        let Ok(node) = table.node_mut(number) else { return true };
+        if node.opens > 0 || node.view.is_some() {
+            return false;
+        }
+        node.orphan = Some(known);
+        true
+    }
+
+    fn going(&self) -> MutexGuard<'_, BTreeSet<InodeKey>> {
+        self.removals.going.lock().expect("no holder of this lock panics")
+    }
+
+    /// Whether a file has lost its last name here and the kernel does not hold it.
+    pub(super) fn is_gone(&self, key: InodeKey) -> bool {
+        self.table().number_of(&key).is_none() && self.going().contains(&key)
+    }
+
+    /// A file has a name after all.
+    fn show_named(&self, key: InodeKey) {
+        let mut table = self.table();
+        let node = table.number_of(&key).and_then(|number| table.node_mut(number).ok());
+        node.into_iter().for_each(|node| node.orphan = None);
+    }
+
+    /// Removes the inodes that wait for it.
+    pub(super) async fn finish_removals(&self) {
+        let _turn = self.removals.turn.lock().await;
+        loop {
+            let next: Vec<Removal> = {
+                let waiting = &self.removals.waiting;
+                let mut waiting = waiting.lock().expect("no holder of this lock panics");
+                let count = waiting.len().min(REMOVALS_AT_ONCE);
+                waiting.drain(..count).collect()
+            };
+            if next.is_empty() {
+                return;
+            }
+            let removals = next.into_iter().map(|Removal { key, directory, names }| async move {
+                self.drop_link(key, directory, names).await;
+                self.going().remove(&key);
+            });
+            join_all(removals).await;
+        }
+    }
+
+    /// Notes in an inode that a directory has only so many names of it left, and how many it has lost;
+    /// removes the inode if it has none anywhere. A link more than that may be of a name which is just
+    /// being made. The name is gone already: what fails here leaves an inode that ends with its lease.
+    pub(super) async fn drop_link(
+        &self,
+        key: InodeKey,
+        directory: InodeKey,
+        names: (usize, usize),
+    ) {
+        if let Err(fault) = self.try_drop_link(key, directory, names).await {
+            tracing::debug!("a removed name is still in its inode: {fault:?}");
+        }
+    }
+
+    async fn try_drop_link(
+        &self,
+        key: InodeKey,
+        directory: InodeKey,
+        (left_names, lost_names): (usize, usize),
+    ) -> Result<(), Fault> {
+        let now = self.now();
+        let keep = |inode: &mut Inode| {
+            let here = |link: &&Link| link.directory == directory;
+            let surplus = inode.links.iter().filter(here).count().saturating_sub(left_names);
+            let surplus = surplus.min(lost_names);
+            let gone: Vec<Link> = inode.links.iter().filter(here).take(surplus).copied().collect();
+            for link in &gone {
+                inode.links.remove(link);
+            }
+            inode.attributes.ctime = now;
+        };
+        let newest = self.inodes.read(key, Freshness::Newest).await?;
+        let mut left = newest.inode().clone();
+        keep(&mut left);
+        if !left.links.is_empty() {
+            let kept = self.change(key, |inode, _| {
+                keep(inode);
+                Ok(())
+            });
+            self.show_named(key);
+            return kept.await;
+        }
+        // Those who have it open go on reading and writing, and nothing of that is kept.
+        let turn = {
+            let mut table = self.table();
+            let number = table.number_of(&key);
+            number.and_then(|number| {
+                let node = table.node_mut(number).ok()?;
+                node.orphan = Some(newest.clone());
+                Some(node.turn.clone())
+            })
+        };
+        let _turn = match &turn {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
+        let written = self.inodes.write(key, Base::Version(&newest), |inode, _| {
+            keep(inode);
+            Ok(((), inode.links.is_empty()))
+        });
+        if let (_, Some(_)) = written.await? {
+            // It has got another name here meanwhile.
+            self.show_named(key);
+        }
+        Ok(())
+    }
+
+    /// Names an inode again whose name was taken away.
+    pub(super) async fn restore_name(
+        &self,
+        directory: InodeKey,
+        entry: &inode::Entry,
+    ) -> Result<(), Fault> {
+        let restored = self.inodes.update(directory, Base::Newest, |inode, dot| {
+            let entries = entries(inode)?;
+            if entries.iter().all(|there| there.inode != entry.inode) {
+                entries.insert(inode::Entry { added: dot, ..entry.clone() });
+            }
+            Ok(())
+        });
+        restored.await?;
+        Ok(())
+    }
+
+    pub(super) fn watch_removed(&self, parent: InodeKey, entry: inode::Entry) {
+        let mut removed = self.removed.lock().expect("no holder of this lock panics");
+        removed.push((parent, entry, self.env.now()));
+    }
+
+    /// Names directories again that were removed here while another mount made a name in them: such a
+    /// removal does not count, and what was made there must be found.
+    /// Looks once at each that was removed at least `age` ago.
+    pub(super) async fn restore_removed(&self, age: Duration) {
+        let now = self.env.now();
+        let due: Vec<_> = {
+            let mut removed = self.removed.lock().expect("no holder of this lock panics");
+            let is_due = |at: Instant| now.since(at) >= age;
+            let due = removed.iter().filter(|(_, _, at)| is_due(*at)).cloned().collect();
+            removed.retain(|(_, _, at)| !is_due(*at));
+            due
+        };
+        for (parent, entry, _) in due {
+            match self.restore_if_living(parent, &entry).await {
+                Ok(()) | Err(Fault { errno: Errno::ESTALE, .. }) => {}
+                Err(fault) => {
+                    tracing::debug!("a removed directory is looked at again: {fault:?}");
+                    self.watch_removed(parent, entry);
+                }
+            }
+        }
+    }
+
+    async fn restore_if_living(&self, parent: InodeKey, entry: &inode::Entry) -> Result<(), Fault> {
+        if self.inodes.read(entry.inode, Freshness::Newest).await?.is_empty_directory() {
+            return Ok(());
+        }
+        self.show_named(entry.inode);
+        tracing::info!("a removed directory is named again: another mount made names in it");
+        self.restore_name(parent, entry).await
+    }
+
+    pub(super) async fn check_empty(&self, key: InodeKey) -> Result<(), Fault> {
+        if !self.table().newborns_of(&key).is_empty() {
+            return Err(Errno::ENOTEMPTY.into());
+        }
+        match self.inodes.read(key, Freshness::Newest).await {
+            Ok(version) if version.is_empty_directory() => Ok(()),
+            Ok(_) => Err(Errno::ENOTEMPTY.into()),
+            // It has been removed, and its name is left.
+            Err(Fault { errno: Errno::ESTALE, .. }) => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Removes the inode of a directory whose name is gone; [`Errno::ENOTEMPTY`] if there are names in
+    /// it now.
+    pub(super) async fn remove_directory(&self, key: InodeKey) -> Result<(), Fault> {
+        let newest = match self.inodes.read(key, Freshness::Newest).await {
+            Err(Fault { errno: Errno::ESTALE, .. }) => return Ok(()),
+            newest => newest?,
+        };
+        let removed = self.inodes.write(key, Base::Version(&newest), |inode, _| {
+            match entries(inode)?.is_empty() {
+                true => Ok(((), true)),
+                false => Err(Errno::ENOTEMPTY),
+            }
+        });
+        removed.await?;
+        let mut table = self.table();
+        if let Some(number) = table.number_of(&key) {
+            table.node_mut(number)?.orphan = Some(newest);
+        }
+        Ok(())
+    }
+
+    /// Removes what a rename has replaced.
+    pub(super) async fn replaced(
+        self: &Arc<Self>,
+        target: &inode::Entry,
+        directory: InodeKey,
+    ) -> Result<(), Fault> {
+        match target.file_kind() {
+            FileKind::Directory => match self.remove_directory(target.inode).await {
+                // Somebody has made a name in it meanwhile: it appears beside what replaced it.
+                Err(fault) => {
+                    tracing::warn!("a directory that was replaced had names: {fault:?}");
+                    self.restore_name(directory, target).await
+                }
+                Ok(()) => {
+                    self.watch_removed(directory, target.clone());
+                    Ok(())
+                }
+            },
+            _ => {
+                let names =
+                    match self.inodes.read(directory, Freshness::Within(Duration::MAX)).await {
+                        Ok(version) => names_of(version.inode(), target.inode),
+                        Err(_) => 0,
+                    };
+                self.drop_link_soon(target.inode, directory, (names, 1)).await;
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Renaming files.
+
+use std::sync::Arc;
+
+use atoll_key::kinds::certified::Dot;
+use atoll_vfs::{Errno, FileKind, RenameFlags, check_name};
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use super::names::{entries, modified, named, names_of, take_away};
+use super::{Shared, Version};
+use crate::shared::fault::Fault;
+use crate::shared::inode::{self, Inode, InodeKey, Link};
+use crate::shared::inodes::Base;
+use crate::shared::table::ROOT;
+
+/// How often a call is made again whose names were changed meanwhile by others on this mount.
+const MAX_RACES: usize = 16;
+
+/// Directories between a file and the root, at most: more can only be a circle.
+const MAX_DEPTH: usize = 4096;
+
+impl Shared {
+    /// Renames, as `renameat2(2)`.
+    pub(super) async fn rename(
+        self: &Arc<Self>,
+        (parent, name): (u64, &Bytes),
+        (new_parent, new_name): (u64, &Bytes),
+        flags: RenameFlags,
+    ) -> Result<(), Fault> {
+        if flags.exchange && flags.no_replace {
+            return Err(Errno::EINVAL.into());
+        }
+        check_name(name)?;
+        check_name(new_name)?;
+        self.name_newborn_at(parent, name).await?;
+        self.name_newborn_at(new_parent, new_name).await?;
+        for _ in 0..MAX_RACES {
+            match self.rename_once((parent, name), (new_parent, new_name), flags).await {
+                Err(Fault { errno: Errno::EAGAIN, .. }) => {}
+                done => return done,
+            }
+        }
+        Err(Errno::EBUSY.into())
+    }
+
+    /// The same; [`Errno::EAGAIN`] if the names mean something else by now.
+    async fn rename_once(
+        self: &Arc<Self>,
+        (parent, name): (u64, &Bytes),
+        (new_parent, new_name): (u64, &Bytes),
+        flags: RenameFlags,
+    ) -> Result<(), Fault> {
+        let (from_key, from) = self.living_directory(parent).await?;
+        let (to_key, to) = match new_parent == parent {
+            true => (from_key, from.clone()),
+            false => self.living_directory(new_parent).await?,
+        };
+        let moved = from.entry(name)?.ok_or(Errno::ENOENT)?;
+        let target = to.entry(new_name)?;
+        let (key, kind) = (moved.inode, moved.file_kind());
+        if kind == FileKind::Directory && from_key != to_key {
+            self.check_no_cycle(key, to_key).await?;
+        }
+        match &target {
+            None if flags.exchange => return Err(Errno::ENOENT.into()),
+            Some(_) if flags.no_replace => return Err(Errno::EEXIST.into()),
+            Some(target) if target.inode == key => return Ok(()),
+            Some(target) if flags.exchange => {
+                let moves_up = target.file_kind() == FileKind::Directory && from_key != to_key;
+                if moves_up {
+                    self.check_no_cycle(target.inode, from_key).await?;
+                }
+            }
+            Some(target) => match (kind, target.file_kind()) {
+                (FileKind::Directory, FileKind::Directory) => {
+                    self.check_empty(target.inode).await?
+                }
+                (FileKind::Directory, _) => return Err(Errno::ENOTDIR.into()),
+                (_, FileKind::Directory) => return Err(Errno::EISDIR.into()),
+                _ => {}
+            },
+            None => {}
+        }
+        let other = target.as_ref().filter(|_| flags.exchange).map(|target| target.inode);
+        let steps = Steps {
+            from: (from_key, &from, name),
+            to: (to_key, &to, new_name),
+            moved: (key, kind),
+            target: target.as_ref().map(|target| (target.inode, target.file_kind())),
+            is_exchange: flags.exchange,
+        };
+        if from_key == to_key {
+            let touched = [Some(key), other].into_iter().flatten().map(|key| self.touch(key));
+            let (renamed, _) = futures_util::join!(self.rename_within(&steps), join_all(touched));
+            renamed?;
+        } else {
+            self.rename_across(&steps).await?;
+        }
+        match &target {
+            Some(target) if !flags.exchange => self.replaced(target, to_key).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// A directory does not move into itself or below itself. The directories above are those that this
+    /// mount knows: two mounts that move directories at the same time can still make a circle.
+    async fn check_no_cycle(&self, key: InodeKey, into: InodeKey) -> Result<(), Fault> {
+        let root = self.table().node(ROOT)?.key;
+        let mut above = into;
+        for _ in 0..MAX_DEPTH {
+            if above == key {
+                return Err(Errno::EINVAL.into());
+            }
+            if above == root {
+                return Ok(());
+            }
+            let version = self.inodes.read(above, self.names_age()).await?;
+            match version.inode().links.iter().next() {
+                Some(link) => above = link.directory,
+                None => return Ok(()),
+            }
+        }
+        Err(Errno::ELOOP.into())
+    }
+
+    async fn rename_within(&self, steps: &Steps<'_>) -> Result<(), Fault> {
+        let (directory, base, name) = steps.from;
+        let (_, _, new_name) = steps.to;
+        let (now, time_ms) = (self.now(), self.env.unix_ms());
+        let renamed = self.inodes.update(directory, Base::Version(base), |inode, dot| {
+            let moved = steps.still(inode, name, Some(steps.moved.0))?;
+            let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
+            take_away(inode, &[moved, target].concat(), dot)?;
+            let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
+            entries(inode)?.insert(new);
+            if let (true, Some(target)) = (steps.is_exchange, steps.target) {
+                entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
+            }
+            modified(inode, now);
+            Ok(())
+        });
+        renamed.await?;
+        Ok(())
+    }
+
+    async fn rename_across(&self, steps: &Steps<'_>) -> Result<(), Fault> {
+        let (from_key, from, name) = steps.from;
+        let (to_key, to, new_name) = steps.to;
+        let (now, time_ms) = (self.now(), self.env.unix_ms());
+        let exchanged = steps.target.filter(|_| steps.is_exchange);
+        self.add_link(steps.moved.0, to_key).await?;
+        if let Some((key, _)) = exchanged {
+            self.add_link(key, from_key).await?;
+        }
+        let named_new = self.inodes.update(to_key, Base::Version(to), |inode, dot| {
+            let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
+            take_away(inode, &target, dot)?;
+            let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
+            entries(inode)?.insert(new);
+            modified(inode, now);
+            Ok((names_of(inode, steps.moved.0), exchanged.map(|(key, _)| names_of(inode, key))))
+        });
+        let ((_, left_there), _) = match named_new.await {
+            Ok(done) => done,
+            Err(fault) => {
+                if fault.errno == Errno::EAGAIN {
+                    let names = names_of(to.inode(), steps.moved.0);
+                    self.drop_link(steps.moved.0, to_key, (names, 1)).await;
+                }
+                return Err(fault);
+            }
+        };
+        let unnamed = self.inodes.update(from_key, Base::Version(from), |inode, dot| {
+            // Gone if somebody else has removed it meanwhile: then it is at its new name alone.
+            let found = named(inode, name)?.unwrap_or_default();
+            let moved: Vec<_> =
+                found.into_iter().filter(|entry| entry.inode == steps.moved.0).collect();
+            take_away(inode, &moved, dot)?;
+            if let Some(target) = exchanged {
+                entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
+            }
+            modified(inode, now);
+            Ok((names_of(inode, steps.moved.0), moved.len()))
+        });
+        let (names, _) = unnamed.await?;
+        self.drop_link(steps.moved.0, from_key, names).await;
+        if let (Some((key, _)), Some(names)) = (exchanged, left_there) {
+            self.drop_link(key, to_key, (names, 1)).await;
+        }
+        Ok(())
+    }
+
+    /// Gives a file the time of its renaming, as ext4 does; nothing depends on it.
+    async fn touch(&self, key: InodeKey) {
+        let now = self.now();
+        let touched = self.change(key, |inode, _| {
+            inode.attributes.ctime = now;
+            Ok(())
+        });
+        if let Err(fault) = touched.await {
+            tracing::debug!("a renamed file has its old time: {fault:?}");
+        }
+    }
+
+    async fn add_link(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {
+        let now = self.now();
+        let linked = self.change(key, |inode, added: Dot| {
+            inode.links.insert(Link { added, directory });
+            inode.attributes.ctime = now;
+            Ok(())
+        });
+        match linked.await {
+            // Its removal is known, and that of its name not yet.
+            Err(Fault { errno: Errno::ESTALE, .. }) => Err(Errno::ENOENT.into()),
+            done => done,
+        }
+    }
+}
+
+/// A rename that may be done.
+struct Steps<'a> {
+    from: (InodeKey, &'a Arc<Version>, &'a Bytes),
+    to: (InodeKey, &'a Arc<Version>, &'a Bytes),
+    moved: (InodeKey, FileKind),
+    target: Option<(InodeKey, FileKind)>,
+    is_exchange: bool,
+}
+
+impl Steps<'_> {
+    /// The entries of a name that still means `key`, or nothing; else [`Errno::EAGAIN`].
+    fn still(
+        &self,
+        inode: &mut Inode,
+        name: &[u8],
+        key: Option<InodeKey>,
+    ) -> Result<Vec<inode::Entry>, Errno> {
+        let found = named(inode, name)?;
+        match found.as_ref().map(|found| found[0].inode) == key {
+            true => Ok(found.unwrap_or_default()),
+            false => Err(Errno::EAGAIN),
+        }
+    }
+}
