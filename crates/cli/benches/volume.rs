@@ -1,6 +1,7 @@
-//! Measures a mounted volume beside a directory of this machine's file system, in the same run.
+//! Measures mounted volumes, one of one writer and one that many write, beside a directory of this
+//! machine's file system, in the same run.
 //!
-//! Five nodes as five processes on loopback, k = 3. The volume is mounted read-write through one
+//! Five nodes as five processes on loopback, k = 3. Each volume is mounted read-write through one
 //! node and read through another. Writes `docs/results/volume.md`. Needs FUSE.
 
 // A benchmark reads the real clock.
@@ -46,25 +47,34 @@ fn main() {
     let binary = PathBuf::from(env!("CARGO_BIN_EXE_atoll"));
     let ring = LocalRing::start(binary, &temp.path().join("ring"), NODES);
     let (mount, reader) = (temp.path().join("mount"), temp.path().join("reader"));
+    let (shared, member) = (temp.path().join("shared"), temp.path().join("member"));
     let local = temp.path().join("local");
-    for dir in [&mount, &reader, &local] {
+    for dir in [&mount, &reader, &shared, &member, &local] {
         fs::create_dir(dir).expect("a directory");
     }
     let (_, address) = timed(ring.atoll(0).args(["-q", "volume", "create", "work"]));
     timed(ring.atoll(0).args(["-q", "mount", "work"]).arg(&mount));
     let of = ["-q", "mount", "--max-age", MAX_AGE, address.trim()];
     timed(ring.atoll(2).args(of).arg(&reader));
-    let _mounts = Mounts(vec![mount.clone(), reader.clone()]);
+    timed(ring.atoll(0).args(["-q", "volume", "create", "team", "--shared"]));
+    timed(ring.atoll(0).args(["-q", "mount", "team"]).arg(&shared));
+    let (_, code) = timed(ring.atoll(0).args(["-q", "volume", "invite", "team"]));
+    timed(ring.atoll(2).args(["-q", "volume", "join", code.trim(), "team"]));
+    timed(ring.atoll(2).args(["-q", "mount", "team"]).arg(&member));
+    let _mounts = Mounts(vec![mount.clone(), reader.clone(), shared.clone(), member.clone()]);
 
     let tree = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let files = count_files(&tree);
-    let (mut volume, mut disk) = (vec![Vec::new(); PHASES.len()], vec![Vec::new(); PHASES.len()]);
+    let none = || vec![Vec::new(); PHASES.len()];
+    let (mut volume, mut team, mut disk) = (none(), none(), none());
     for round in 0..ROUNDS {
         eprintln!("round {} of {ROUNDS}", round + 1);
-        let mut sides = [(&mount, &reader, &mut volume), (&local, &local, &mut disk)];
-        if round % 2 == 1 {
-            sides.reverse();
-        }
+        let mut sides = [
+            (&mount, &reader, &mut volume),
+            (&shared, &member, &mut team),
+            (&local, &local, &mut disk),
+        ];
+        sides.rotate_left(round as usize % 3);
         for (write_to, read_from, seconds) in sides {
             for (phase, secs) in measure(write_to, read_from, &tree, round).into_iter().enumerate()
             {
@@ -72,7 +82,7 @@ fn main() {
             }
         }
     }
-    let text = report(&volume, &disk, files);
+    let text = report(&volume, &team, &disk, files);
     print!("{text}");
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
     fs::write(results.join("volume.md"), text).expect("docs/results/volume.md");
@@ -176,25 +186,35 @@ fn write_synced(path: &Path, bytes: &[u8]) {
     file.sync_all().expect("syncs");
 }
 
-fn report(volume: &[Vec<f64>], disk: &[Vec<f64>], files: usize) -> String {
+fn report(volume: &[Vec<f64>], team: &[Vec<f64>], disk: &[Vec<f64>], files: usize) -> String {
     let mut text = format!(
         "# A mounted volume\n\nMeasured {} by `cargo bench -p atoll-cli --bench volume` on {}.\n\n\
          {NODES} nodes as {NODES} processes on loopback, three copies of every block, each on the \
-         same disk. The\nvolume is mounted read-write through one node; the last two rows read \
-         through another. Beside it\na directory of the machine's own file system, which makes one \
-         copy and reads from memory. A\nround on either by turns, with bytes that neither has seen; \
-         medians of {ROUNDS} rounds. The source tree\nis this project's `crates`, {files} \
-         files.\n\n| what | seconds | rate | local, seconds | × local |\n|---|---|---|---|---|\n",
+         same disk. The\nvolume of one writer is mounted read-write through one node; the last two \
+         rows read through another. Beside it\na shared volume, where each close waits until the ring \
+         has the file and its name, and a directory of the\nmachine's own file system, which makes one \
+         copy and reads from memory. A round on each by turns, with\nbytes that none has seen; \
+         medians of {ROUNDS} rounds. The source tree is this project's `crates`, {files}\n\
+         files.\n\n| what | seconds | rate | local, seconds | × local | shared, seconds | × volume of \
+         one writer |\n|---|---|---|---|---|---|---|\n",
         today(),
         machine(),
     );
     for (phase, (what, count, unit)) in PHASES.into_iter().enumerate() {
         let count = if count == 0.0 { files as f64 } else { count };
         let (own, local) = (median(&volume[phase]), median(&disk[phase]));
-        let ratios: Vec<f64> = volume[phase].iter().zip(&disk[phase]).map(|(v, d)| v / d).collect();
+        let ratio = |side: &[Vec<f64>], to: &[Vec<f64>]| {
+            let ratios = side[phase].iter().zip(&to[phase]).map(|(side, to)| side / to);
+            median(&ratios.collect::<Vec<f64>>())
+        };
         let rate = format!("{:.0} {unit}", count / own);
-        writeln!(text, "| {what} | {own:.2} | {rate} | {local:.2} | {:.1} |", median(&ratios))
-            .expect("a string takes it");
+        let (to_local, many) = (ratio(volume, disk), median(&team[phase]));
+        writeln!(
+            text,
+            "| {what} | {own:.2} | {rate} | {local:.2} | {to_local:.1} | {many:.2} | {:.1} |",
+            ratio(team, volume)
+        )
+        .expect("a string takes it");
     }
     text
 }
