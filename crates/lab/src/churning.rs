@@ -14,7 +14,7 @@ use atoll_dht::{Dht, SimulatedKeys};
 use atoll_env::{Instant, random_below, sleep};
 use atoll_net::{Peer, Router};
 use atoll_overlay::Node;
-use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
+use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 
 use crate::churn::{Change, Schedule};
@@ -57,8 +57,8 @@ impl ChurningRing {
     /// The ring at the beginning of the schedule. `plan.nodes` is not looked at.
     pub(crate) fn new(plan: Plan, schedule: Schedule, tables: Tables) -> ChurningRing {
         let mut config = SimConfig { seed: plan.seed, ..SimConfig::default() };
-        if let Some(matrix) = &plan.network.latency {
-            config.latency = Latency::Matrix(matrix.clone());
+        if let Some(latency) = &plan.network.latency {
+            config.latency = latency.clone();
         }
         let sim = Sim::new(config);
         let hosts = sim.add_hosts(schedule.hosts, &HostConfig::default());

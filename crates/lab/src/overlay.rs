@@ -14,7 +14,9 @@ use atoll_overlay::{Node, Overlay};
 /// bytes each): a ring of 4,096 nodes has every node in every table.
 const MAX_ENTRIES: usize = 16 << 20;
 
-/// A node's part in the overlay, with the calls that only the laboratory makes.
+/// A node's part in the overlay, with the calls that only the laboratory makes. Clones are the same
+/// node.
+#[derive(Clone)]
 pub(crate) struct OverlayNode(Arc<Chord>);
 
 /// What an adaptive table begins with: a node that lives, and when it was last heard of.
@@ -62,6 +64,11 @@ impl OverlayNode {
     /// Joins a ring through one of these peers, and says whether that succeeded.
     pub(crate) async fn join(&self, introducers: Vec<Peer>) -> bool {
         self.0.join(introducers).await.is_ok()
+    }
+
+    /// Fills this node's adaptive table with all that is `known`.
+    pub(crate) fn fill_table(&self, known: &[KnownNode], now: Instant) {
+        fill_tables(std::iter::once(self), known, now);
     }
 
     /// How many nodes the adaptive table has.

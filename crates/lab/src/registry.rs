@@ -5,9 +5,9 @@
 
 use crate::experiment::{Context, Experiment, Group, LabError, MAX_RUNS, Options, Progress};
 use crate::outcome::Outcome;
-use crate::{capacity, cfs, lookup_budget, malicious, mechanisms, tfs};
+use crate::{capacity, cfs, lookup_budget, malicious, mechanisms, pastis, tfs};
 
-const GROUPS: [&Group; 12] = [
+const GROUPS: [&Group; 16] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
@@ -20,6 +20,10 @@ const GROUPS: [&Group; 12] = [
     &mechanisms::GROUP,
     &tfs::allocations::GROUP,
     &tfs::copying::GROUP,
+    &pastis::size::GROUP,
+    &pastis::replication::GROUP,
+    &pastis::clients::GROUP,
+    &pastis::consistency::GROUP,
 ];
 
 /// All experiments, in the order of the papers.

@@ -4,15 +4,18 @@
 //! A ring begins as after a long rest: successor lists and fingers are right, and where nodes keep
 //! an adaptive table it holds the nodes that they would have learnt of in time, which are all (as
 //! far as there is room) since a day without churn lets the budget keep more fresh.
+//!
+//! A ring of ten thousands of nodes of which few are asked is [`Ring::with_idle_nodes`]: no node has
+//! upkeep or a full table before it takes part, so an idle one costs some 32 KiB.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use atoll_dht::durable::MemoryState;
-use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError, SimulatedKeys};
-use atoll_env::random_below;
+use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError, SimulatedKeys, rpc};
+use atoll_env::{BoxFuture, Env, random_below};
 use atoll_key::BlockHash;
-use atoll_net::{Router, Service};
+use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
 use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::{Node, Overlay, VirtualServerId};
 use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
@@ -49,8 +52,8 @@ pub(crate) struct Plan {
 /// What is between the nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
-    /// Round trips; without them every two nodes are as far apart.
-    pub latency: Option<Arc<RttMatrix>>,
+    /// Distances; without them every two nodes are as far apart.
+    pub latency: Option<Latency>,
     pub connections: Connections,
     /// Links, by node; nodes beyond the last have unlimited ones.
     pub links: Vec<HostConfig>,
@@ -59,7 +62,11 @@ pub(crate) struct Network {
 impl Network {
     /// Unlimited links.
     pub(crate) fn plain(latency: Option<Arc<RttMatrix>>) -> Network {
-        Network { latency, connections: Connections::Instant, links: Vec::new() }
+        Network {
+            latency: latency.map(Latency::Matrix),
+            connections: Connections::Instant,
+            links: Vec::new(),
+        }
     }
 }
 
@@ -81,6 +88,30 @@ pub(crate) struct Member {
 pub(crate) struct Ring {
     pub sim: Sim,
     pub members: Vec<Member>,
+    /// All positions, in ring order.
+    pub circle: Vec<Node>,
+    /// What a table is filled with when its node is asked first; `None` if all tables are full.
+    known: Option<Arc<Vec<KnownNode>>>,
+}
+
+/// A node that fills its table when it is asked first.
+struct FilledWhenAsked {
+    services: Router,
+    overlay: OverlayNode,
+    known: Arc<Vec<KnownNode>>,
+    env: Env,
+    filled: Once,
+}
+
+impl Service for FilledWhenAsked {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        // Blocks that are stored here are read and written without the table.
+        if !matches!(request.method, rpc::READ | rpc::PUT | rpc::FETCH) {
+            let now = self.env.now();
+            self.filled.call_once(|| self.overlay.fill_table(&self.known, now));
+        }
+        self.services.handle(from, request)
+    }
 }
 
 /// Block number `n`, of `len_bytes` bytes; numbers differ and so do the blocks.
@@ -96,13 +127,36 @@ impl Ring {
         Ring::with_stores(plan, |_| Arc::new(MemoryStore::new(STORE_BYTES)))
     }
 
-    /// The same, with a store of its own for each node, by its number.
+    /// The same without any upkeep. Tables are filled when a node is asked, or by
+    /// [`Ring::start_upkeep`].
+    pub(crate) fn with_idle_nodes(plan: &Plan) -> Ring {
+        let mut ring = Ring::placed(&Plan { upkeep: false, ..plan.clone() }, |_| {
+            Arc::new(MemoryStore::new(STORE_BYTES))
+        });
+        if plan.chord.table == TablePolicy::Adaptive {
+            ring.known = Some(Arc::new(known(&ring.circle)));
+            (0..ring.members.len()).for_each(|at| ring.serve(at, ring.members[at].dht.clone()));
+        }
+        ring
+    }
+
+    /// As [`Ring::new`], with a store of its own for each node, by its number.
     pub(crate) fn with_stores(plan: &Plan, store: impl Fn(usize) -> Arc<dyn BlockStore>) -> Ring {
+        let ring = Ring::placed(plan, store);
+        if plan.chord.table == TablePolicy::Adaptive {
+            let overlays = ring.members.iter().map(|member| &member.overlay);
+            fill_tables(overlays, &known(&ring.circle), ring.sim.now());
+        }
+        ring
+    }
+
+    /// Its nodes with right successor lists and fingers.
+    fn placed(plan: &Plan, store: impl Fn(usize) -> Arc<dyn BlockStore>) -> Ring {
         let Network { latency, connections, links } = &plan.network;
         let mut config =
             SimConfig { seed: plan.seed, connections: *connections, ..SimConfig::default() };
-        if let Some(matrix) = latency {
-            config.latency = Latency::Matrix(matrix.clone());
+        if let Some(latency) = latency {
+            config.latency = latency.clone();
         }
         if *connections != Connections::Instant {
             config.message_overhead_bytes = TLS_OVERHEAD_BYTES;
@@ -125,21 +179,27 @@ impl Ring {
         let members = starts
             .map(|(n, (host, positions))| start(&sim, *host, positions, &circle, plan, store(n)))
             .collect();
-        let ring = Ring { sim, members };
-        if plan.chord.table == TablePolicy::Adaptive {
-            ring.fill_tables(&circle);
-        }
-        ring
+        Ring { sim, members, circle, known: None }
     }
 
-    /// Gives every adaptive table what it would hold after a rest.
-    fn fill_tables(&self, circle: &[Node]) {
-        let known = circle.iter().enumerate().map(|(nth, node)| KnownNode {
-            node: *node,
-            heard_secs_ago: (nth % HEARD_WITHIN_SECS) as u32,
-        });
-        let known: Vec<KnownNode> = known.collect();
-        fill_tables(self.members.iter().map(|member| &member.overlay), &known, self.sim.now());
+    /// Starts the upkeep of one node of a ring of idle nodes: it learns how far others are.
+    pub(crate) fn start_upkeep(&self, at: usize) {
+        let Member { overlay, dht, .. } = &self.members[at];
+        if let Some(known) = &self.known {
+            overlay.fill_table(known, self.sim.now());
+        }
+        overlay.start();
+        dht.start();
+    }
+
+    /// Lets a node answer, with `blocks` for its block service.
+    fn serve(&self, at: usize, blocks: Arc<dyn Service>) {
+        let Member { host, overlay, .. } = &self.members[at];
+        let services = Router::new().route(1, overlay.service()).route(2, blocks);
+        let transport = self.sim.transport(*host);
+        let Some(known) = self.known.clone() else { return transport.serve(Arc::new(services)) };
+        let (overlay, env, filled) = (overlay.clone(), self.sim.env(*host), Once::new());
+        transport.serve(Arc::new(FilledWhenAsked { services, overlay, known, env, filled }));
     }
 
     /// Runs the simulation until `work` is done.
@@ -185,10 +245,8 @@ impl Ring {
         at: usize,
         as_what: impl FnOnce(Arc<dyn Service>, Arc<dyn Overlay>) -> Arc<dyn Service>,
     ) {
-        let Member { host, overlay, dht, .. } = &self.members[at];
-        let disguised = as_what(dht.clone(), overlay.overlay());
-        let router = Router::new().route(1, overlay.service()).route(2, disguised);
-        self.sim.transport(*host).serve(Arc::new(router));
+        let Member { overlay, dht, .. } = &self.members[at];
+        self.serve(at, as_what(dht.clone(), overlay.overlay()));
     }
 
     /// Looks `blocks` up at one node, so many at a time; the results in any order.
@@ -226,6 +284,15 @@ impl Drop for Ring {
     fn drop(&mut self) {
         self.sim.shut_down();
     }
+}
+
+/// What every node has heard of after a rest.
+fn known(circle: &[Node]) -> Vec<KnownNode> {
+    let known = circle.iter().enumerate().map(|(nth, node)| KnownNode {
+        node: *node,
+        heard_secs_ago: (nth % HEARD_WITHIN_SECS) as u32,
+    });
+    known.collect()
 }
 
 /// Starts a node at its place (or places) on a ring that has come to rest.
@@ -282,6 +349,30 @@ mod tests {
             let entries = member.overlay.table_entries();
             assert!((146..=149).contains(&entries), "{entries}");
         }
+    }
+
+    /// A table that is full from the start and one that is filled when its node is asked lead to the
+    /// same blocks.
+    #[test]
+    fn idle_nodes_answer_as_all_others_do() {
+        let plan = Plan {
+            seed: 3,
+            nodes: 150,
+            chord: Setting::Default.chord(150),
+            dht: Setting::Default.dht(),
+            upkeep: false,
+            virtual_servers: Vec::new(),
+            network: Network::plain(None),
+        };
+        let ring = Ring::with_idle_nodes(&plan);
+        let filled = || ring.members.iter().filter(|m| m.overlay.table_entries() >= 146).count();
+        assert_eq!(filled(), 0, "before anything is asked");
+        ring.start_upkeep(0);
+        assert_eq!(filled(), 1);
+        ring.put(40, 100).expect("a healthy ring");
+        let found = ring.look_up(0, &(0..40).collect::<Vec<_>>(), 100, 4).expect("it ends");
+        assert!(found.iter().all(Result::is_ok));
+        assert!((2..150).contains(&filled()), "those that were asked: {}", filled());
     }
 
     /// What tables are filled with is no more than what they would learn.

@@ -45,6 +45,50 @@ pub trait Files {
     fn remove(&self, path: &str, kind: Kind) -> impl Future<Output = Result<(), Errno>>;
 }
 
+/// Files below a directory of others, which has to be there.
+#[derive(Clone, Debug)]
+pub struct Below<F> {
+    files: F,
+    above: String,
+}
+
+impl<F: Files> Below<F> {
+    /// Those of `files` below `above`.
+    pub fn new(files: F, above: &str) -> Below<F> {
+        Below { files, above: above.to_owned() }
+    }
+
+    fn at(&self, path: &str) -> String {
+        super::joined(&self.above, path)
+    }
+}
+
+impl<F: Files> Files for Below<F> {
+    async fn make_directory(&self, path: &str) -> Result<(), Errno> {
+        self.files.make_directory(&self.at(path)).await
+    }
+
+    async fn write(&self, path: &str, bytes: &[u8]) -> Result<(), Errno> {
+        self.files.write(&self.at(path), bytes).await
+    }
+
+    async fn read(&self, path: &str) -> Result<Vec<u8>, Errno> {
+        self.files.read(&self.at(path)).await
+    }
+
+    async fn list(&self, path: &str) -> Result<Vec<(String, Kind)>, Errno> {
+        self.files.list(&self.at(path)).await
+    }
+
+    async fn stat(&self, path: &str) -> Result<u64, Errno> {
+        self.files.stat(&self.at(path)).await
+    }
+
+    async fn remove(&self, path: &str, kind: Kind) -> Result<(), Errno> {
+        self.files.remove(&self.at(path), kind).await
+    }
+}
+
 /// Files below a directory of this machine. Each call is done when its future is polled first.
 #[derive(Clone, Debug)]
 pub struct InDirectory {

@@ -15,7 +15,7 @@ mod source;
 
 use atoll_vfs::Errno;
 
-pub use files::{Files, InDirectory, InFileSystem, Kind};
+pub use files::{Below, Files, InDirectory, InFileSystem, Kind};
 pub use source::{C_DIRECTORY, SourceTree, TreeSize};
 
 /// Where the source tree lies, and where its copy.
@@ -57,6 +57,12 @@ fn joined(above: &str, name: &str) -> String {
 }
 
 impl Names {
+    /// Those of a source tree.
+    pub fn of_tree(tree: &SourceTree) -> Names {
+        let files = tree.files.iter().map(|(path, _)| path.clone()).collect();
+        Names { directories: tree.directories.clone(), files }
+    }
+
     /// Lists a tree.
     pub async fn of(files: &impl Files, root: &str) -> Result<Names, Errno> {
         let mut names = Names::default();
@@ -109,6 +115,17 @@ pub async fn copy(files: &impl Files, names: &Names) -> Result<Done, Errno> {
         let bytes = files.read(&joined(SOURCE, path)).await?;
         files.write(&joined(COPY, path), &bytes).await?;
         done.add(2 * bytes.len());
+    }
+    Ok(done)
+}
+
+/// The second where the source lies outside the file system, as in the Pastis paper (§5): writes the
+/// files, one after the other.
+pub async fn copy_in(files: &impl Files, tree: &SourceTree) -> Result<Done, Errno> {
+    let mut done = Done::default();
+    for (path, text) in &tree.files {
+        files.write(&joined(COPY, path), text).await?;
+        done.add(text.len());
     }
     Ok(done)
 }

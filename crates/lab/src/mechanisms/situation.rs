@@ -7,7 +7,7 @@ use atoll_dht::{Blocks, Dht, DhtConfig, rpc};
 use atoll_env::{BoxFuture, Env, Instant, random_below, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::chord::{ChordConfig, TablePolicy};
-use atoll_sim::{Connections, HostConfig, Sim, SimConfig, Stats, TcpModel};
+use atoll_sim::{Connections, HostConfig, Latency, Sim, SimConfig, Stats, TcpModel};
 use futures_util::{StreamExt, stream};
 
 use crate::LabError;
@@ -154,7 +154,8 @@ pub(super) fn measure(
     let mut network = Network::plain(None);
     if situation.is_wide() {
         let file = context.options.latency.clone();
-        network.latency = Some(file.map_or_else(|| sites::round_trips(None, seed), Ok)?);
+        let matrix = file.map_or_else(|| sites::round_trips(None, seed), Ok)?;
+        network.latency = Some(Latency::Matrix(matrix));
         let tcp = TcpModel::today().with_handshake(HANDSHAKE_ROUND_TRIPS);
         network.connections = Connections::Tcp(tcp);
         let mut link = HostConfig { access_delay: ACCESS_DELAY, ..HostConfig::default() };

@@ -3,5 +3,6 @@
 mod andrew;
 mod bounds;
 mod options;
+mod pastis;
 mod points;
 mod tfs;

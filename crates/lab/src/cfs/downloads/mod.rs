@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, Dht, GetError};
 use atoll_env::Runtime;
-use atoll_sim::{Connections, TcpModel};
+use atoll_sim::{Connections, Latency, TcpModel};
 use atoll_volume::blocks::window;
 use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
@@ -108,7 +108,8 @@ impl Case {
         if self == Case::PaperSelecting {
             crate::setting::select_servers(&mut chord, &mut dht);
         }
-        let latency = sites::round_trips(context.options.latency.as_deref(), seed)?;
+        let latency =
+            Latency::Matrix(sites::round_trips(context.options.latency.as_deref(), seed)?);
         Ok(Plan {
             seed,
             nodes: sites::COUNT,
