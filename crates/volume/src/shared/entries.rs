@@ -198,13 +198,18 @@ impl Entries {
 
     /// Those of one name, the plain name that was given.
     pub(super) fn of_name(&self, name: &[u8]) -> impl Iterator<Item = &Entry> {
+        self.from_name(name).take_while(move |entry| entry.name == name)
+    }
+
+    /// Those from a name on.
+    pub(super) fn from_name(&self, name: &[u8]) -> impl Iterator<Item = &Entry> {
         let first = self.leaves.partition_point(|leaf| &leaf.last().name[..] < name);
         let below = self
             .leaves
             .get(first)
             .map_or(0, |leaf| leaf.entries.partition_point(|entry| &entry.name[..] < name));
         let leaves = self.leaves[first..].iter().flat_map(|leaf| &leaf.entries);
-        leaves.skip(below).take_while(move |entry| entry.name == name)
+        leaves.skip(below)
     }
 
     /// Adds an entry, if it is not there.

@@ -343,6 +343,15 @@ impl Inodes {
         self.state(key).writer == dot.writer
     }
 
+    /// Whether the ring was asked for an inode within `age`.
+    pub(super) fn is_known_within(&self, key: InodeKey, age: Duration, now: Instant) -> bool {
+        let states = self.states.lock().expect("no holder of this lock panics");
+        states.get(&key).is_some_and(|state| {
+            let known = state.known();
+            known.version.as_ref().is_some_and(|(_, at)| now.since(*at) < age)
+        })
+    }
+
     /// What is known of an inode, however old it is.
     pub(super) fn known(&self, key: InodeKey) -> Option<Arc<Version>> {
         self.state(key).known().version().cloned()

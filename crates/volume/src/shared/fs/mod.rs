@@ -1,10 +1,12 @@
 //! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
-//! `renames` moves them, `removals` removes inodes, `listing` lists directories, `files` reads and writes,
+//! `renames` moves them, `removals` removes inodes, `listing` lists directories, `ahead` reads inodes ahead of
+//! lookups, `files` reads and writes,
 //! `attributes` changes what else an inode says, `conflicts` keeps what was written at the same time;
 //! `locks` keeps programs of all mounts out of each other's way.
 //!
 //! What is promised, and when, is in `docs/design/shared.md`.
 
+mod ahead;
 mod attributes;
 mod conflicts;
 mod files;
@@ -29,6 +31,7 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
+use self::ahead::LookupAhead;
 use self::locks::{FileLocks, SharedLocks};
 use self::names::Birth;
 use self::removals::Removals;
@@ -65,6 +68,8 @@ pub struct SharedOptions {
     /// How old names and attributes may be that are shown without asking the ring. What an open shows
     /// follows from the consistency alone.
     pub names_max_age: Duration,
+    /// Whether the inodes of a directory are read ahead of a program that looks up its names in order.
+    pub read_inodes_ahead: bool,
     /// When what others have written is seen.
     pub consistency: Consistency,
 }
@@ -76,6 +81,7 @@ impl Default for SharedOptions {
             read_ahead_bytes: 16 << 20,
             max_changed_bytes: 64 << 20,
             names_max_age: Duration::from_secs(1),
+            read_inodes_ahead: true,
             consistency: Consistency::CloseToOpen,
         }
     }
@@ -131,6 +137,7 @@ struct Shared {
     /// Directories that were removed here a short while ago, each with its parent, its name, and when.
     removed: Mutex<Vec<(InodeKey, inode::Entry, Instant)>>,
     removals: Removals,
+    ahead: Mutex<LookupAhead>,
     has_ended: AtomicBool,
 }
 
@@ -176,6 +183,7 @@ impl SharedFs {
             trouble: Mutex::default(),
             removed: Mutex::default(),
             removals: Removals::default(),
+            ahead: Mutex::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;

@@ -138,13 +138,18 @@ pub(super) fn new_attributes(
 }
 
 impl Shared {
-    pub(super) async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry, Fault> {
+    pub(super) async fn lookup(
+        self: &Arc<Self>,
+        parent: u64,
+        name: &Bytes,
+    ) -> Result<Entry, Fault> {
         check_name(name)?;
         if let Some(newborn) = self.newborn_entry(parent, name)? {
             return Ok(newborn);
         }
-        let (_, directory) = self.directory(parent, self.names_age()).await?;
+        let (directory_key, directory) = self.directory(parent, self.names_age()).await?;
         let key = directory.entry(name)?.ok_or(Errno::ENOENT)?.inode;
+        self.read_ahead((directory_key, &directory), name, key);
         match self.entry(key, self.names_age()).await {
             // Its removal is known, and that of the name not yet.
             Err(Fault { errno: Errno::ESTALE, .. }) => Err(Errno::ENOENT.into()),

@@ -14,6 +14,7 @@
 //! later appears as `NAME~USER~TIME`.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_vfs::{Caller, Entry, Errno, FileKind, Handle, OpenFlags, Opened, check_name};
@@ -32,7 +33,7 @@ pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
 impl Shared {
     /// Makes and opens a file, or opens the one that has the name.
     pub(super) async fn create(
-        &self,
+        self: &Arc<Self>,
         caller: Caller,
         (parent, name): (u64, &Bytes),
         mode: u32,
@@ -54,7 +55,7 @@ impl Shared {
 
     /// The same; its name is on the ring before the call returns.
     pub(super) async fn create_named(
-        &self,
+        self: &Arc<Self>,
         caller: Caller,
         (parent, name): (u64, &Bytes),
         mode: u32,

@@ -1,6 +1,7 @@
 //! Shared volumes (Pastis): inodes, and what concurrent versions of them say together.
 
 mod access;
+mod ahead;
 mod conflicts;
 mod conformance;
 mod entries;
