@@ -14,9 +14,13 @@
 //! - A version that is written covers all that this mount has signed of the inode, whether or not that
 //!   was acknowledged: two of a writer's versions must not have one height. A mount that has forgotten
 //!   what it has signed continues under a new name: each inode in memory has a [`WriterId`] of its own.
-//! - An inode is written by one call of this mount at a time.
+//! - An inode is put by one call of this mount at a time, and what is put covers what was put before.
+//!
+//! A change may be shown here before it is put ([`behind`]).
 //!
 //! It does not know numbers, handles or what is in memory of a file's contents.
+
+mod behind;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,8 +138,10 @@ impl Version {
 /// What a mount knows of one inode.
 struct State {
     writer: WriterId,
-    /// Held while the inode is written.
+    /// Held while the inode is put.
     turn: futures_util::lock::Mutex<()>,
+    /// Held while a version of it is made and signed.
+    signing: futures_util::lock::Mutex<()>,
     known: Mutex<Known>,
 }
 
@@ -145,6 +151,8 @@ struct Known {
     version: Option<(Arc<Version>, Instant)>,
     /// The last version that was signed here.
     signed: Option<CertifiedBlock>,
+    /// If the version that is known has changes that are to be put: the last one that was.
+    unput: Option<Arc<Version>>,
 }
 
 impl State {
@@ -194,6 +202,24 @@ impl Known {
     }
 }
 
+/// What the next version of an inode is made of.
+struct Next<'a> {
+    version: &'a Version,
+    /// The version that the caller's change was for, if replicas hold newer ones.
+    refused_base: Option<&'a Version>,
+    covers_conflicts: bool,
+}
+
+/// A version that was signed.
+struct Signed<T> {
+    block: CertifiedBlock,
+    inode: Inode,
+    leaves: Vec<Arc<Leaf>>,
+    /// What the edit has answered.
+    value: T,
+    is_removed: bool,
+}
+
 /// See the module.
 pub(super) struct Inodes {
     env: Env,
@@ -204,6 +230,8 @@ pub(super) struct Inodes {
     pub(super) credentials: Credentials,
     consistency: Consistency,
     states: Mutex<BTreeMap<InodeKey, Arc<State>>>,
+    /// Those with changes that are to be put.
+    unput: Mutex<BTreeMap<InodeKey, Arc<State>>>,
     /// Whether anything that was seen has been forgotten.
     has_forgotten: AtomicBool,
 }
@@ -216,8 +244,17 @@ impl Inodes {
         credentials: Credentials,
         consistency: Consistency,
     ) -> Inodes {
-        let (states, has_forgotten) = (Mutex::default(), AtomicBool::new(false));
-        Inodes { env, blocks, cache, volume, credentials, consistency, states, has_forgotten }
+        Inodes {
+            env,
+            blocks,
+            cache,
+            volume,
+            credentials,
+            consistency,
+            states: Mutex::default(),
+            unput: Mutex::default(),
+            has_forgotten: AtomicBool::new(false),
+        }
     }
 
     fn state(&self, key: InodeKey) -> Arc<State> {
@@ -236,8 +273,9 @@ impl Inodes {
         }
         let user = self.credentials.user().unwrap_or(UserId([0; 32]));
         let writer = WriterId::new(&user, self.env.random_u64().to_be_bytes());
-        let turn = futures_util::lock::Mutex::new(());
-        let state = Arc::new(State { writer, turn, known: Mutex::default() });
+        let known = Mutex::default();
+        let state = State { writer, turn: Default::default(), signing: Default::default(), known };
+        let state = Arc::new(state);
         states.insert(key, state.clone());
         state
     }
@@ -305,7 +343,7 @@ impl Inodes {
             let Some(Joined { block: joined, earlier }) = state.join(block, at)? else {
                 return Ok(state.known().version().cloned());
             };
-            let leaves = self.read_leaves(&joined, earlier.as_deref()).await?;
+            let leaves = self.read_leaves(&joined, earlier.as_deref().as_slice()).await?;
             let merged = merged::merge(&joined, &leaves)?;
             let mut known = state.known();
             let is_same = match (known.version(), &earlier) {
@@ -321,14 +359,14 @@ impl Inodes {
         }
     }
 
-    /// The leaves that the siblings of a block refer to; those that are known are not read again.
+    /// The leaves that the siblings of a block refer to; those of `known` versions are not read again.
     async fn read_leaves(
         &self,
         block: &CertifiedBlock,
-        known: Option<&Version>,
+        known: &[&Version],
     ) -> Result<Leaves, Fault> {
         let reads = entries::leaves_of(block).into_iter().map(|hash| async move {
-            if let Some(leaf) = known.and_then(|known| known.leaves.get(&hash)) {
+            if let Some(leaf) = known.iter().find_map(|known| known.leaves.get(&hash)) {
                 return Ok((hash, leaf.clone()));
             }
             let bytes = self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await?;
@@ -441,61 +479,44 @@ impl Inodes {
         key: InodeKey,
         base: Base<'_>,
         covers_conflicts: bool,
-        mut edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
+        edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
+        self.write_in_turn((key, &state), base, covers_conflicts, edit).await
+    }
+
+    /// The same; the caller holds the inode's turn.
+    async fn write_in_turn<T>(
+        &self,
+        (key, state): (InodeKey, &State),
+        base: Base<'_>,
+        covers_conflicts: bool,
+        mut edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
+    ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let (mut refused, mut is_stale) = (None, false);
         for _ in 0..MAX_ATTEMPTS {
             let version = match &base {
                 Base::Version(version) if !is_stale => (*version).clone(),
-                _ => self.read_state(&state, key, Freshness::Newest).await?,
+                _ => self.read_state(state, key, Freshness::Newest).await?,
             };
-            let over = match &state.known().signed {
-                Some(signed) => version.block.join(signed).ok_or(Errno::EIO)?,
-                None => version.block.clone(),
+            let refused_base = match &base {
+                Base::Version(base) if is_stale => Some(&***base),
+                _ => None,
             };
-            let merged = match over == version.block {
-                true => version.merged.clone(),
-                false => {
-                    let leaves = self.read_leaves(&over, Some(&version)).await?;
-                    merged::merge(&over, &leaves)?.ok_or(Errno::ESTALE)?
-                }
-            };
-            if let Some((_, error)) = merged.unreadable.first() {
-                let why = format!("the inode has a version that cannot be read: {error}");
-                return Err(Fault::new(Errno::EIO, why));
-            }
-            // A base that was refused gives way to the newest version: other contents of that are kept
-            // elsewhere before anything covers them.
-            let is_unseen = match &base {
-                Base::Version(base) if is_stale => {
-                    has_other_contents(base, &merged, &over, state.writer)
-                }
-                _ => false,
-            };
-            if (is_unseen || !merged.conflicts.is_empty()) && !covers_conflicts {
-                return Err(Fault::conflict());
-            }
-            let author = self.credentials.author(over.groups(), state.writer).await?;
-            let mut inode = merged.inode;
-            let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer))?;
-            let (payload, leaves) = match is_removed {
-                true => (None, Leaves::new()),
-                false => {
-                    let (payload, leaves) = inode.encode_with_leaves()?;
-                    (Some(payload), self.put_leaves(leaves, &version).await?)
-                }
-            };
-            let signed = over.write(&author, self.env.unix_ms(), payload.as_deref());
-            let signed = signed.ok_or(Fault::new(Errno::EIO, "the inode cannot be signed"))?;
             let began = self.env.now();
-            state.known().signed = Some(signed.clone());
-            match self.put(&signed).await {
+            let signing = state.signing.lock().await;
+            let next = Next { version: &version, refused_base, covers_conflicts };
+            let Signed { block, inode, leaves, value, is_removed } =
+                self.sign_next(state, next, &mut edit).await?;
+            let stored = state.known().unput.clone();
+            drop(signing);
+            let leaves = self.put_leaves(&leaves, stored.as_ref().unwrap_or(&version)).await?;
+            match self.put(&block).await {
                 Ok(()) => {
                     let merged = Merged { inode, conflicts: Vec::new(), unreadable: Vec::new() };
-                    let written = Version::of(signed.clone(), merged, leaves);
-                    self.wrote(&state, &written, is_removed, began).await?;
+                    let written = Version::of(block, merged, leaves);
+                    self.wrote(key, state, &written, is_removed, began).await?;
                     return Ok((value, Some(written).filter(|_| !is_removed)));
                 }
                 // Replicas hold versions that this one has to include, or newer groups of writers.
@@ -504,7 +525,7 @@ impl Inodes {
                     | PutError::Superseded { .. }),
                 ) => (refused, is_stale) = (Some(why), true),
                 Err(PutError::NotAdmitted(why @ NotAdmitted::Expired { .. })) => {
-                    self.credentials.forget(over.groups());
+                    self.credentials.forget(block.groups());
                     refused = Some(PutError::NotAdmitted(why));
                 }
                 Err(error) => return Err(error.into()),
@@ -513,14 +534,64 @@ impl Inodes {
         Err(refused.map_or(Errno::EIO.into(), Fault::from))
     }
 
+    /// Signs the next version of an inode, while the caller holds its turn to sign.
+    async fn sign_next<T>(
+        &self,
+        state: &State,
+        Next { version, refused_base, covers_conflicts }: Next<'_>,
+        edit: &mut impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
+    ) -> Result<Signed<T>, Fault> {
+        let over = match &state.known().signed {
+            Some(signed) => version.block.join(signed).ok_or(Errno::EIO)?,
+            None => version.block.clone(),
+        };
+        let merged = match over == version.block {
+            true => version.merged.clone(),
+            false => {
+                // Leaves of what was signed last may not be on the ring yet.
+                let known = state.known().version().cloned();
+                let known: Vec<&Version> = known.as_deref().into_iter().chain([version]).collect();
+                let leaves = self.read_leaves(&over, &known).await?;
+                merged::merge(&over, &leaves)?.ok_or(Errno::ESTALE)?
+            }
+        };
+        if let Some((_, error)) = merged.unreadable.first() {
+            let why = format!("the inode has a version that cannot be read: {error}");
+            return Err(Fault::new(Errno::EIO, why));
+        }
+        // A base that was refused gives way to the newest version: other contents of that are kept
+        // elsewhere before anything covers them.
+        let is_unseen =
+            refused_base.is_some_and(|base| has_other_contents(base, &merged, &over, state.writer));
+        if (is_unseen || !merged.conflicts.is_empty()) && !covers_conflicts {
+            return Err(Fault::conflict());
+        }
+        let author = self.credentials.author(over.groups(), state.writer).await?;
+        let mut inode = merged.inode;
+        let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer))?;
+        let (payload, leaves) = match is_removed {
+            true => (None, Vec::new()),
+            false => {
+                let (payload, leaves) = inode.encode_with_leaves()?;
+                (Some(payload), leaves.to_vec())
+            }
+        };
+        let block = over.write(&author, self.env.unix_ms(), payload.as_deref());
+        let block = block.ok_or(Fault::new(Errno::EIO, "the inode cannot be signed"))?;
+        state.known().signed = Some(block.clone());
+        Ok(Signed { block, inode, leaves, value, is_removed })
+    }
+
     /// Notes a version that was written.
     async fn wrote(
         &self,
+        key: InodeKey,
         state: &State,
         written: &Arc<Version>,
         is_removed: bool,
         at: Instant,
     ) -> Result<(), Fault> {
+        self.note_put(key, state, written);
         {
             let mut known = state.known();
             let covers = |version: &Version| written.block.includes(&version.block);

@@ -210,7 +210,12 @@ impl SharedFs {
         self.shared.has_ended.store(true, Ordering::Release);
         self.shared.restore_removed(Duration::ZERO).await;
         self.shared.finish_removals().await;
-        self.shared.publish_all(false).await
+        self.shared.publish_all(false).await?;
+        let removed = self.shared.put_removals().await;
+        removed.map_err(|Fault { errno, why, .. }| EndError {
+            files: self.shared.inodes.behind().len(),
+            why: why.unwrap_or_else(|| errno.to_string()),
+        })
     }
 
     /// Changed bytes in memory.
@@ -256,6 +261,7 @@ async fn retry(shared: Weak<Shared>) {
         }
         shared.restore_removed(RETRY_EVERY).await;
         shared.name_old_newborns().await;
+        shared.finish_removals().await;
         // What failed is told by the status.
         let _ = shared.publish_all(true).await;
     }
@@ -357,7 +363,7 @@ impl Shared {
     fn status(&self) -> String {
         let (changed, held) = {
             let table = self.table();
-            (table.changed(false).len(), table.held_bytes())
+            (table.changed(false).len() + self.inodes.behind().len(), table.held_bytes())
         };
         let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
         match (trouble, changed) {
@@ -606,9 +612,14 @@ impl FileSystem for SharedFs {
         })
     }
 
+    fn fsyncdir(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        self.answer(|fs| async move { fs.put_removals().await })
+    }
+
     fn sync(&self) -> Answer<()> {
         self.answer(|fs| async move {
             fs.finish_removals().await;
+            fs.put_removals().await?;
             fs.publish_all(false).await.map_err(|error| Fault::new(Errno::EIO, error))
         })
     }

@@ -287,9 +287,17 @@ impl Shared {
         if self.unlink_newborn(parent, name).await? {
             return Ok(());
         }
-        let (directory_key, directory) = self.living_directory(parent).await?;
-        let now = self.now();
-        let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
+        let directory_key = {
+            let table = self.table();
+            let node = table.node(parent)?;
+            match (node.kind, &node.orphan) {
+                (FileKind::Directory, None) => node.key,
+                (FileKind::Directory, Some(_)) => return Err(Errno::ENOENT.into()),
+                _ => return Err(Errno::ENOTDIR.into()),
+            }
+        };
+        let (now, age) = (self.now(), self.options.names_max_age);
+        let removed = self.inodes.update_behind(directory_key, age, |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
             if found[0].file_kind() == FileKind::Directory {
                 return Err(Errno::EISDIR);
@@ -298,7 +306,13 @@ impl Shared {
             modified(inode, now);
             Ok((found[0].inode, (names_of(inode, found[0].inode), found.len())))
         });
-        let ((key, names), _) = removed.await?;
+        let ((key, names), begins) = match removed.await {
+            Err(Fault { errno: Errno::ESTALE, .. }) => return Err(Errno::ENOENT.into()),
+            removed => removed?,
+        };
+        if begins {
+            self.put_removals_soon(directory_key);
+        }
         self.drop_link_soon(key, directory_key, names).await;
         Ok(())
     }

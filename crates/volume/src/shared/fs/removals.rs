@@ -1,4 +1,7 @@
-//! What becomes of an inode whose name was taken away.
+//! What becomes of a directory that has lost a name, and of the inode whose name was taken away.
+//!
+//! A name that a program removes is gone here at once, and on the ring a moment later: a program that removes many
+//! waits for none of them. `fsync` of a directory and `sync` wait for the ring.
 //!
 //! An inode that loses its last name is removed after the call has returned, unless it is open here: nobody finds
 //! it any more. A crash in between leaves an inode that nothing names; it ends with its lease.
@@ -51,6 +54,10 @@ impl Shared {
         let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
         let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
         if !is_shown_gone || waiting().len() >= MAX_WAITING {
+            // First the name, then the link.
+            if let Err(fault) = self.inodes.put_behind(directory).await {
+                self.note(Some(&fault));
+            }
             return self.drop_link(key, directory, names).await;
         }
         self.going().insert(key);
@@ -88,10 +95,29 @@ impl Shared {
         node.into_iter().for_each(|node| node.orphan = None);
     }
 
-    /// Removes the inodes that wait for it.
+    /// Has the ring hear that a directory has lost names.
+    pub(super) fn put_removals_soon(self: &Arc<Self>, directory: InodeKey) {
+        let shared = self.clone();
+        self.env.spawn(Box::pin(async move {
+            if let Err(fault) = shared.inodes.put_behind(directory).await {
+                shared.note(Some(&fault));
+            }
+        }));
+    }
+
+    /// Has the ring hear of all names that were removed; the last fault if that fails.
+    pub(super) async fn put_removals(&self) -> Result<(), Fault> {
+        let puts = self.inodes.behind().into_iter().map(|key| self.inodes.put_behind(key));
+        join_all(puts).await.into_iter().fold(Ok(()), |all, put| put.or(all))
+    }
+
+    /// Removes the inodes that wait for it, once their names are gone from the ring.
     pub(super) async fn finish_removals(&self) {
         let _turn = self.removals.turn.lock().await;
         loop {
+            if let Err(fault) = self.put_removals().await {
+                return self.note(Some(&fault));
+            }
             let next: Vec<Removal> = {
                 let waiting = &self.removals.waiting;
                 let mut waiting = waiting.lock().expect("no holder of this lock panics");

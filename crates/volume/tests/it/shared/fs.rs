@@ -168,9 +168,11 @@ async fn a_name_beside_one_that_is_removed_stays_what_it_was() {
     let made = made_at_once(&interrupted, &one, &two).await;
     let there = content(&one, ROOT, &made[1]).await;
     one.unlink(Caller::default(), ROOT, b"c").await.expect("removes");
+    one.sync().await.expect("is on the ring");
     assert_eq!(names(&two).await, made[1..]);
     assert_eq!(content(&two, ROOT, &made[1]).await, there);
     one.unlink(Caller::default(), ROOT, made[1].as_bytes()).await.expect("removes");
+    one.sync().await.expect("is on the ring");
     assert_eq!(names(&two).await.len(), 0);
 }
 

@@ -28,9 +28,9 @@ fn me() -> Caller {
 }
 
 /// A ring with mounts of one volume at its first nodes.
-struct Mounts {
-    ring: Ring,
-    mounts: Vec<SharedFs>,
+pub(super) struct Mounts {
+    pub(super) ring: Ring,
+    pub(super) mounts: Vec<SharedFs>,
 }
 
 impl Mounts {
@@ -39,7 +39,23 @@ impl Mounts {
         Mounts::with(sim, nodes, mounts, consistency)
     }
 
-    fn with(sim: SimConfig, nodes: usize, mounts: usize, consistency: Consistency) -> Mounts {
+    pub(super) fn with(
+        sim: SimConfig,
+        nodes: usize,
+        mounts: usize,
+        consistency: Consistency,
+    ) -> Mounts {
+        let names_max_age = Duration::ZERO;
+        let options = SharedOptions { names_max_age, consistency, ..SharedOptions::default() };
+        Mounts::with_options(sim, nodes, mounts, options)
+    }
+
+    pub(super) fn with_options(
+        sim: SimConfig,
+        nodes: usize,
+        mounts: usize,
+        options: SharedOptions,
+    ) -> Mounts {
         let ring = Ring::with(sim, DhtConfig::default(), nodes);
         let mut all = Mounts { ring, mounts: Vec::new() };
         let blocks = all.ring.members[0].dht.clone() as std::sync::Arc<dyn atoll_dht::Blocks>;
@@ -47,12 +63,7 @@ impl Mounts {
         all.run(created(&env, &blocks));
         for at in 0..mounts {
             let (env, blocks) = (all.env(at), all.ring.members[at].dht.clone() as _);
-            let options = SharedOptions {
-                names_max_age: Duration::ZERO,
-                consistency,
-                ..SharedOptions::default()
-            };
-            let mounted = all.run(mounted_with(&env, &blocks, at as u8 + 1, options));
+            let mounted = all.run(mounted_with(&env, &blocks, at as u8 + 1, options.clone()));
             all.mounts.push(mounted);
         }
         all
@@ -62,7 +73,7 @@ impl Mounts {
         self.ring.sim.env(self.ring.members[at].host)
     }
 
-    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.ring.sim.block_on(LONG, work).expect("calls have deadlines")
     }
 
@@ -76,7 +87,7 @@ impl Mounts {
         })
     }
 
-    fn hosts(&self, range: std::ops::Range<usize>) -> Vec<HostId> {
+    pub(super) fn hosts(&self, range: std::ops::Range<usize>) -> Vec<HostId> {
         self.ring.members[range].iter().map(|member| member.host).collect()
     }
 }

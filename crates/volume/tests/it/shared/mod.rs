@@ -12,6 +12,7 @@ mod merging;
 mod model;
 mod mounts;
 mod newborns;
+mod removals;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};

@@ -293,9 +293,12 @@ async fn an_inode_that_lost_its_last_name_is_removed_after_the_call() {
     let inode = made(&one, ROOT, "file", "x").await;
     counted.take();
     one.unlink(me(), ROOT, b"file").await.expect("removes");
-    assert_eq!(counted.take().len(), 1, "the directory alone");
-    assert_eq!(lookup(&two, "file").await, Err(Errno::ENOENT));
+    assert_eq!(counted.take().len(), 0, "nobody waits");
+    assert_eq!(lookup(&one, "file").await, Err(Errno::ENOENT));
     one.end().await.expect("ends");
+    let put = counted.take();
+    assert!(put.len() == 2 && put[0] != put[1], "the directory, then the inode: {put:?}");
+    assert_eq!(lookup(&two, "file").await, Err(Errno::ENOENT));
     assert_eq!(counted.removed.load(Ordering::Relaxed), 1);
     // One that is open, or has another name, knows of it at once.
     assert_eq!(one.getattr(inode, None).await.expect("the kernel knows it").attr.nlink, 0);

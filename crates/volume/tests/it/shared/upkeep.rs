@@ -104,6 +104,7 @@ async fn the_leases_of_all_that_is_there_are_extended() {
     // Removed, and written anew.
     put(&one, "gone", 0, bytes(300_000, 8)).await;
     one.unlink(me, ROOT, b"gone").await.expect("removed");
+    one.sync().await.expect("is on the ring");
     let gone = noted.put.lock().expect("one thread").len() - is_put.len();
     assert!(gone >= 5, "{gone} blocks");
 
