@@ -1,0 +1,91 @@
+//! Locks of programs on two mounts of a shared volume.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::processes::{Ring, can_mount, until};
+
+/// Two members' mounts of a volume.
+fn two_mounts() -> (Ring, [PathBuf; 2]) {
+    let mut ring = Ring::of(3);
+    ring.nodes[0].atoll(["volume", "create", "work", "--shared"]).ok();
+    let code = ring.nodes[0].atoll(["volume", "invite", "work"]).ok().last_line().to_owned();
+    ring.nodes[1].atoll(["volume", "join", &code, "work"]).ok();
+    let mounts = [0, 1].map(|node| ring.mount(node, "work", &[]));
+    (ring, mounts)
+}
+
+/// Runs a shell script in a directory.
+fn script(dir: &Path, script: &str) -> Child {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", script]).current_dir(dir).stdin(Stdio::null());
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
+}
+
+fn ends_well(child: Child) -> String {
+    let output = child.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Programs of two machines count in a file under `flock`, which opens it anew for each count.
+#[test]
+fn no_count_is_lost_between_two_mounts_that_lock() {
+    if !can_mount("no_count_is_lost_between_two_mounts_that_lock") {
+        return;
+    }
+    let (_ring, mounts) = two_mounts();
+    fs::write(mounts[0].join("count"), "0\n").expect("writes");
+    fs::write(mounts[0].join("lock"), "").expect("writes");
+    until("the other sees both", || {
+        ["count", "lock"].iter().all(|name| mounts[1].join(name).exists())
+    });
+    let counts = "for n in $(seq 12); do
+        flock lock sh -ec 'n=$(cat count); echo $((n + 1)) > count'
+    done";
+    let programs = [0, 1, 1].map(|mount: usize| script(&mounts[mount], counts));
+    programs.into_iter().for_each(|program| drop(ends_well(program)));
+    assert_eq!(fs::read_to_string(mounts[0].join("count")).expect("reads"), "36\n");
+}
+
+/// Two people commit to one repository: git locks by files that it creates exclusively.
+#[test]
+fn two_mounts_commit_to_one_repository() {
+    if !can_mount("two_mounts_commit_to_one_repository") {
+        return;
+    }
+    if Command::new("git").arg("--version").output().is_err() {
+        eprintln!("SKIPPED two_mounts_commit_to_one_repository: there is no git");
+        return;
+    }
+    let (_ring, mounts) = two_mounts();
+    ends_well(script(&mounts[0], "git init -q --bare shared.git"));
+    until("the other sees it", || mounts[1].join("shared.git/HEAD").exists());
+    // Each in a clone of its own, since people edit their own files; a push that comes second pulls first.
+    let commits = |who: &str| {
+        format!(
+            "work=$(mktemp -d); repository=$PWD/shared.git; cd \"$work\"
+            export GIT_AUTHOR_NAME={who} GIT_AUTHOR_EMAIL=x GIT_COMMITTER_NAME={who} GIT_COMMITTER_EMAIL=x
+            git init -q -b main . ; git remote add origin \"$repository\"
+            for n in 1 2 3 4; do
+                echo $n > {who}.$n; git add {who}.$n; git commit -qm \"{who} $n\"
+                tries=0
+                until git push -q origin main; do
+                    tries=$((tries + 1)); test $tries -lt 30
+                    git pull -q --no-edit --no-rebase --allow-unrelated-histories origin main
+                done
+            done
+            rm -rf \"$work\""
+        )
+    };
+    let people = [script(&mounts[0], &commits("ann")), script(&mounts[1], &commits("ben"))];
+    people.into_iter().for_each(|person| drop(ends_well(person)));
+    for mount in &mounts {
+        let checks = "cd shared.git; git fsck --full --strict >&2; git ls-tree --name-only main";
+        let files = ends_well(script(mount, checks));
+        let all = "ann.1\nann.2\nann.3\nann.4\nben.1\nben.2\nben.3\nben.4\n";
+        assert_eq!(files, all);
+    }
+}
