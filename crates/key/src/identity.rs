@@ -171,6 +171,15 @@ impl SecretKey {
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         self.0.sign(message).to_bytes()
     }
+
+    /// A secret that only this key's holder and the holder of the key `with` know: X25519 of both keys on
+    /// the curve's Montgomery form. A signing key may serve for this too (Thormarker, "On using the same
+    /// key pair for Ed25519 and an X25519 based KEM", 2021). `None` if `with` is no key, or a weak one.
+    pub(crate) fn agree(&self, with: &[u8; 32]) -> Option<[u8; 32]> {
+        let with = VerifyingKey::from_bytes(with).ok().filter(|key| !key.is_weak())?;
+        let agreed = with.to_montgomery().mul_clamped(self.0.to_scalar_bytes()).to_bytes();
+        Some(agreed).filter(|agreed| *agreed != [0; 32])
+    }
 }
 
 impl fmt::Debug for SecretKey {
@@ -244,6 +253,19 @@ mod tests {
         assert_eq!(hex(volume_group(&secret, 1)), "4c0585a2c5db");
         assert_eq!(hex(user_group(&secret, "band", 0)), "986f47238db2");
         assert_ne!(user_group(&secret, "", 0).seed(), volume_group(&secret, 0).seed());
+    }
+
+    #[test]
+    fn two_keys_agree_on_a_secret_and_weak_ones_on_none() {
+        let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_seed(&[n; 32]));
+        assert_eq!(a.agree(&b.public()), b.agree(&a.public()));
+        assert!(a.agree(&b.public()).is_some() && a.agree(&b.public()) != a.agree(&c.public()));
+        // A point of order four, the neutral one, and what is no point.
+        let mut neutral = [0; 32];
+        neutral[0] = 1;
+        for weak in [[0; 32], neutral, [2; 32]] {
+            assert_eq!(a.agree(&weak), None);
+        }
     }
 
     #[test]

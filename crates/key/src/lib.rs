@@ -11,6 +11,7 @@
 //!
 //! It deliberately knows nothing of time, tasks, peers' addresses, disks or files.
 
+pub mod epoch_key;
 pub mod hash;
 pub mod identity;
 pub mod kinds;

@@ -21,7 +21,7 @@
 //! common, and an attacker without the read key cannot check a guess of what a block holds.
 //!
 //! Deliberately not here: who gets the key, and revoking it (that takes a new volume, or a
-//! new key and all blocks sealed anew).
+//! new key and all blocks sealed anew; [`crate::epoch_key`] says what shared volumes do).
 
 use std::fmt;
 
@@ -53,6 +53,8 @@ const ROOT_TAG: &str = "atoll v1 encrypted volume: tag of a root";
 const ROOT_CIPHER: &str = "atoll v1 encrypted volume: cipher of a root";
 const LOCAL_TAG: &str = "atoll v1 encrypted volume: tag of what waits on a disk";
 const LOCAL_CIPHER: &str = "atoll v1 encrypted volume: cipher of what waits on a disk";
+const INODE_TAG: &str = "atoll v1 encrypted volume: tag of an inode";
+const INODE_CIPHER: &str = "atoll v1 encrypted volume: cipher of an inode";
 const CHECK: &str = "atoll v1 encrypted volume: check of the read key";
 
 /// What a reader of an encrypted volume must hold: 32 random bytes. Never printed but by
@@ -111,6 +113,7 @@ pub struct VolumeCipher {
     blocks: Keys,
     root: Keys,
     local: Keys,
+    inode: Keys,
     check: [u8; CHECK_BYTES],
 }
 
@@ -129,6 +132,7 @@ impl VolumeCipher {
             blocks: Keys { tag: derive(BLOCK_TAG), cipher: derive(BLOCK_CIPHER) },
             root: Keys { tag: derive(ROOT_TAG), cipher: derive(ROOT_CIPHER) },
             local: Keys { tag: derive(LOCAL_TAG), cipher: derive(LOCAL_CIPHER) },
+            inode: Keys { tag: derive(INODE_TAG), cipher: derive(INODE_CIPHER) },
             check: *check.first_chunk().expect("a hash has 32 bytes"),
         }
     }
@@ -166,6 +170,16 @@ impl VolumeCipher {
     /// Opens what [`VolumeCipher::seal_root`] sealed.
     pub fn open_root(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
         self.root.open(sealed)
+    }
+
+    /// Seals an inode of a shared volume. Its keys are its own: no content block can pass for it.
+    pub fn seal_inode(&self, inode: &[u8]) -> Vec<u8> {
+        self.inode.seal(inode)
+    }
+
+    /// Opens what [`VolumeCipher::seal_inode`] sealed.
+    pub fn open_inode(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
+        self.inode.open(sealed)
     }
 
     /// Seals what a writer keeps on its own disk until the ring has it: bytes of any length,
@@ -305,10 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn a_content_block_cannot_pass_for_a_root() {
+    fn a_block_of_one_purpose_cannot_pass_for_one_of_another() {
         let sealed = cipher(1).seal(b"a root");
         assert_eq!(cipher(1).open_root(&sealed), Err(SealError::Tag));
         assert_eq!(cipher(1).open_root(&cipher(1).seal_root(b"a root")).expect("opens"), "a root");
+        assert_eq!(cipher(1).open_inode(&sealed), Err(SealError::Tag));
+        assert_eq!(cipher(1).open_inode(&cipher(1).seal_root(b"a root")), Err(SealError::Tag));
     }
 
     #[test]
