@@ -229,6 +229,7 @@ impl Run {
             block_size_log2: 16,
             owner: (0, 0),
             mode: 0o755,
+            is_encrypted: false,
         };
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let made = access::create(&env(0), &blocks(0), &volume, &user(0), &options).await;

@@ -22,12 +22,32 @@ pub(crate) const MAX_BATCH_BLOCKS: usize = 64;
 /// Bytes in a batch, unless one block alone has more.
 pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
 
+/// How the blocks of an encrypted volume are sealed before they are hashed.
+pub(crate) trait Seal: Send + Sync {
+    /// The block as the ring has it.
+    fn seal(&self, block: &[u8]) -> Vec<u8>;
+}
+
+impl Seal for VolumeCipher {
+    fn seal(&self, block: &[u8]) -> Vec<u8> {
+        VolumeCipher::seal(self, block)
+    }
+}
+
+/// A new block, as it is and as the ring is to have it.
+#[derive(Clone)]
+pub(crate) struct NewContent {
+    pub(crate) hash: BlockHash,
+    pub(crate) plain: Bytes,
+    sealed: Bytes,
+}
+
 /// Blocks that are written and not on the ring yet.
 pub(crate) struct Outbox<'a> {
     blocks: &'a Arc<dyn Blocks>,
     /// What was written is read again soon.
     cache: &'a Arc<BlockCache>,
-    cipher: Option<&'a VolumeCipher>,
+    cipher: Option<&'a dyn Seal>,
     batch: Vec<(BlockHash, Bytes)>,
     batch_bytes: usize,
     written: BTreeSet<BlockHash>,
@@ -41,7 +61,7 @@ impl<'a> Outbox<'a> {
     pub(crate) fn new(
         blocks: &'a Arc<dyn Blocks>,
         cache: &'a Arc<BlockCache>,
-        cipher: Option<&'a VolumeCipher>,
+        cipher: Option<&'a dyn Seal>,
     ) -> Outbox<'a> {
         Outbox {
             blocks,
@@ -53,6 +73,32 @@ impl<'a> Outbox<'a> {
             full: Vec::new(),
             on_their_way: FuturesUnordered::new(),
             failure: None,
+        }
+    }
+
+    /// Seals a block, if the volume is encrypted.
+    pub(crate) fn seal(&self, block: Vec<u8>) -> NewContent {
+        let plain = Bytes::from(block);
+        let sealed = match self.cipher {
+            None => plain.clone(),
+            Some(cipher) => Bytes::from(cipher.seal(&plain)),
+        };
+        NewContent { hash: BlockHash::of(&sealed), plain, sealed }
+    }
+
+    /// Adds a block, unless it is there.
+    pub(crate) fn push(&mut self, NewContent { hash, plain, sealed }: NewContent) {
+        if !self.written.insert(hash) {
+            return;
+        }
+        self.cache.insert(hash, plain);
+        if self.batch_bytes + sealed.len() > MAX_BATCH_BYTES {
+            self.end_batch();
+        }
+        self.batch_bytes += sealed.len();
+        self.batch.push((hash, sealed));
+        if self.batch.len() >= MAX_BATCH_BLOCKS {
+            self.end_batch();
         }
     }
 
@@ -90,23 +136,9 @@ impl<'a> Outbox<'a> {
 
 impl<E: Send> Sink<E> for Outbox<'_> {
     fn emit(&mut self, block: Vec<u8>) -> Result<BlockHash, E> {
-        let plain = Bytes::from(block);
-        let sealed = match self.cipher {
-            None => plain.clone(),
-            Some(cipher) => Bytes::from(cipher.seal(&plain)),
-        };
-        let hash = BlockHash::of(&sealed);
-        if self.written.insert(hash) {
-            self.cache.insert(hash, plain);
-            if self.batch_bytes + sealed.len() > MAX_BATCH_BYTES {
-                self.end_batch();
-            }
-            self.batch_bytes += sealed.len();
-            self.batch.push((hash, sealed));
-            if self.batch.len() >= MAX_BATCH_BLOCKS {
-                self.end_batch();
-            }
-        }
+        let new = self.seal(block);
+        let hash = new.hash;
+        self.push(new);
         Ok(hash)
     }
 

@@ -145,6 +145,12 @@ pub enum FormatError {
     /// A block of an encrypted volume that does not open.
     #[error("{0}")]
     Sealed(SealError),
+    /// An inode in the clear, in an encrypted volume.
+    #[error("it is not encrypted, and its volume is")]
+    NotSealed,
+    /// Sealed with the read key of an epoch that the user does not have.
+    #[error("it is sealed with the read key of epoch {0}, which you do not have")]
+    NoReadKey(u32),
     /// Directories in directories, more than [`MAX_DEPTH`].
     #[error("directories lie more than {MAX_DEPTH} deep in each other")]
     TooDeep,

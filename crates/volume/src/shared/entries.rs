@@ -22,7 +22,8 @@ use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_vfs::FileKind;
 use bytes::Bytes;
 
-use super::inode::{Contents, Entry, Inode, put_entry, take_entry};
+use super::inode::{Contents, Entry, put_entry, take_entry};
+use super::sealing::Sealing;
 use crate::format::cursor::{Cursor, put_header};
 use crate::format::{FormatError, shown};
 
@@ -43,14 +44,15 @@ pub struct Leaf {
     /// How many bytes they have when encoded.
     bytes: usize,
     subdirectories: usize,
-    block: OnceLock<(BlockHash, Bytes)>,
+    /// The hash by which inodes refer to it: that of the sealed block, in an encrypted volume.
+    name: OnceLock<BlockHash>,
 }
 
 impl Leaf {
     fn of(entries: Vec<Entry>) -> Leaf {
         let bytes = entries.iter().map(Entry::encoded_bytes).sum();
         let subdirectories = entries.iter().filter(|entry| is_directory(entry)).count();
-        Leaf { entries, bytes, subdirectories, block: OnceLock::new() }
+        Leaf { entries, bytes, subdirectories, name: OnceLock::new() }
     }
 
     /// Reads a leaf.
@@ -75,16 +77,39 @@ impl Leaf {
         Ok(Leaf::of(entries))
     }
 
-    /// Its block, and the hash of that.
-    pub fn block(&self) -> &(BlockHash, Bytes) {
-        self.block.get_or_init(|| {
-            let mut block = Vec::with_capacity(7 + self.bytes);
-            put_header(&mut block, MAGIC);
-            let count = u16::try_from(self.entries.len()).expect("an entry has 67 bytes or more");
-            block.extend_from_slice(&count.to_be_bytes());
-            self.entries.iter().for_each(|entry| put_entry(&mut block, entry));
-            (BlockHash::of(&block), block.into())
-        })
+    /// Reads a leaf that the ring has under this hash.
+    ///
+    /// # Errors
+    /// If it is not one.
+    pub(super) fn named(hash: BlockHash, block: &Bytes) -> Result<Arc<Leaf>, FormatError> {
+        let leaf = Leaf::decode(block)?;
+        leaf.name(hash);
+        Ok(Arc::new(leaf))
+    }
+
+    /// Its block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut block = Vec::with_capacity(7 + self.bytes);
+        put_header(&mut block, MAGIC);
+        let count = u16::try_from(self.entries.len()).expect("an entry has 67 bytes or more");
+        block.extend_from_slice(&count.to_be_bytes());
+        self.entries.iter().for_each(|entry| put_entry(&mut block, entry));
+        block
+    }
+
+    /// Whether inodes refer to it already.
+    pub(super) fn is_named(&self) -> bool {
+        self.name.get().is_some()
+    }
+
+    /// Inodes refer to it by this hash.
+    pub(super) fn name(&self, hash: BlockHash) {
+        self.name.get_or_init(|| hash);
+    }
+
+    /// The hash by which inodes refer to it, else that of its block in the clear.
+    pub(super) fn hash(&self) -> BlockHash {
+        self.name.get().copied().unwrap_or_else(|| BlockHash::of(&self.encode()))
     }
 
     pub(super) fn entries(&self) -> &[Entry] {
@@ -267,22 +292,25 @@ impl Entries {
 pub(super) async fn fetch(
     blocks: &Arc<dyn Blocks>,
     block: &CertifiedBlock,
+    sealing: &Sealing,
 ) -> Result<Leaves, GetError> {
     let mut leaves = Leaves::new();
-    for hash in leaves_of(block) {
+    for hash in leaves_of(block, sealing) {
         let bytes = blocks.get(hash).await?;
         let bad = |error: FormatError| GetError::Unavailable {
             key: hash.id().key,
             told: error.to_string(),
         };
-        leaves.insert(hash, Arc::new(Leaf::decode(&bytes).map_err(bad)?));
+        let leaf = sealing.open_block(&bytes).and_then(|block| Leaf::named(hash, &block));
+        leaves.insert(hash, leaf.map_err(bad)?);
     }
     Ok(leaves)
 }
 
 /// The leaves that the siblings of a block refer to.
-pub(super) fn leaves_of(block: &CertifiedBlock) -> BTreeSet<BlockHash> {
-    let inodes = block.siblings().iter().filter_map(|one| Inode::decode(&one.payload).ok());
+pub(super) fn leaves_of(block: &CertifiedBlock, sealing: &Sealing) -> BTreeSet<BlockHash> {
+    let siblings = block.siblings().iter();
+    let inodes = siblings.filter_map(|one| sealing.inode(&one.payload).ok());
     let leaves = inodes.filter_map(|inode| match inode.contents {
         Contents::Unread { leaves, .. } => Some(leaves),
         _ => None,

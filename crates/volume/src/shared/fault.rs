@@ -3,7 +3,7 @@
 use atoll_dht::{GetError, PutError};
 use atoll_vfs::Errno;
 
-use super::access::NotAllowed;
+use super::access::{NotAllowed, NotReader};
 use super::inode::TooLarge;
 use crate::blocks::error::{BlockError, EditError, LoadError};
 use crate::format::FormatError;
@@ -80,9 +80,23 @@ impl From<NotAllowed> for Fault {
     }
 }
 
+impl From<NotReader> for Fault {
+    fn from(error: NotReader) -> Fault {
+        let errno = match error {
+            NotReader::NoKey | NotReader::NotListed => Errno::EACCES,
+            NotReader::Unknown { .. } => Errno::ETIMEDOUT,
+        };
+        Fault::new(errno, error)
+    }
+}
+
 impl From<FormatError> for Fault {
     fn from(error: FormatError) -> Fault {
-        Fault::new(Errno::EIO, error)
+        let errno = match error {
+            FormatError::NoReadKey(_) => Errno::EACCES,
+            _ => Errno::EIO,
+        };
+        Fault::new(errno, error)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Inode blocks of small files, which lie in their inodes and not on the ring, where readers of files
-//! look for them: beside the ring's blocks.
+//! Blocks as readers of files look for them: the ring's, opened if the volume is encrypted, and beside them
+//! inode blocks of small files, which lie in their inodes and not on the ring.
 //!
 //! A block is there while somebody holds its [`Pin`].
 
@@ -14,15 +14,18 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockId};
 use bytes::Bytes;
 
+use super::sealing::Sealing;
+
 /// See the module.
 pub(super) struct InlineBlocks {
     ring: Arc<dyn Blocks>,
+    sealing: Sealing,
     pinned: Mutex<BTreeMap<BlockId, (Bytes, usize)>>,
 }
 
 impl InlineBlocks {
-    pub(super) fn over(ring: Arc<dyn Blocks>) -> Arc<InlineBlocks> {
-        Arc::new(InlineBlocks { ring, pinned: Mutex::default() })
+    pub(super) fn over(ring: Arc<dyn Blocks>, sealing: Sealing) -> Arc<InlineBlocks> {
+        Arc::new(InlineBlocks { ring, sealing, pinned: Mutex::default() })
     }
 
     /// Keeps a block until the pin is dropped.
@@ -66,7 +69,18 @@ impl Blocks for InlineBlocks {
             let held = HeldBlock { version: 0, bytes: bytes.clone() };
             return Box::pin(async { Ok(held) });
         }
-        self.ring.get_block(id, wanted)
+        let held = self.ring.get_block(id, wanted);
+        if id.kind.is_mutable() || !self.sealing.is_encrypted() {
+            return held;
+        }
+        let sealing = self.sealing.clone();
+        Box::pin(async move {
+            let HeldBlock { version, bytes } = held.await?;
+            let opened = sealing.open_block(&bytes);
+            let bytes = opened
+                .map_err(|error| GetError::Unavailable { key: id.key, told: error.to_string() })?;
+            Ok(HeldBlock { version, bytes })
+        })
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {

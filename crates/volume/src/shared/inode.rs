@@ -290,17 +290,11 @@ pub enum TooLarge {
 }
 
 impl Inode {
-    /// The payload.
+    /// The payload, in the clear. In an encrypted volume, the ring must have its [leaves](Inode::leaves).
     ///
     /// # Errors
     /// If a part of it, or all of it, is too long.
     pub fn encode(&self) -> Result<Vec<u8>, TooLarge> {
-        Ok(self.encode_with_leaves()?.0)
-    }
-
-    /// The payload, and the leaves that it refers to.
-    pub(super) fn encode_with_leaves(&self) -> Result<(Vec<u8>, &[Arc<Leaf>]), TooLarge> {
-        let mut leaves: &[Arc<Leaf>] = &[];
         let Attributes { mode, uid, gid, mtime, ctime, atime, .. } = &self.attributes;
         let mut out = vec![LAYOUT, kind_code(self.contents.kind())];
         put_mode(&mut out, *mode);
@@ -341,15 +335,14 @@ impl Inode {
                 }
             }
             Contents::Directory(entries) => {
-                if entries.encoded_bytes() <= MAX_INLINE_ENTRY_BYTES {
+                if self.leaves().is_empty() {
                     out.push(HERE);
                     put_len(&mut out, entries.len());
                     entries.iter().for_each(|entry| put_entry(&mut out, entry));
                 } else {
                     let hashes: Vec<BlockHash> =
-                        entries.leaves().iter().map(|leaf| leaf.block().0).collect();
+                        entries.leaves().iter().map(|leaf| leaf.hash()).collect();
                     put_leaves(&mut out, entries.len(), &hashes)?;
-                    leaves = entries.leaves();
                 }
             }
             Contents::Unread { entries, leaves } => put_leaves(&mut out, *entries, leaves)?,
@@ -365,12 +358,22 @@ impl Inode {
             }
         }
         match out.len() {
-            0..=MAX_PAYLOAD_BYTES => Ok((out, leaves)),
+            0..=MAX_PAYLOAD_BYTES => Ok(out),
             _ => Err(TooLarge::Payload),
         }
     }
 
-    /// Reads a payload.
+    /// The leaves that the payload refers to: those of a large directory.
+    pub(super) fn leaves(&self) -> &[Arc<Leaf>] {
+        match &self.contents {
+            Contents::Directory(entries) if entries.encoded_bytes() > MAX_INLINE_ENTRY_BYTES => {
+                entries.leaves()
+            }
+            _ => &[],
+        }
+    }
+
+    /// Reads a payload in the clear.
     ///
     /// # Errors
     /// If it is not an inode.

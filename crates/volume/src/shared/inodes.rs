@@ -30,20 +30,19 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
 use atoll_env::{Env, Instant};
 use atoll_key::kinds::certified::{Binding, CertifiedBlock, Dot, WriterId};
-use atoll_key::{GroupId, NotAdmitted, UserId, VolumeId};
+use atoll_key::{BlockHash, GroupId, NotAdmitted, UserId, VolumeId};
 use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use super::access::Credentials;
+use super::access::{Credentials, ReadAccess};
 use super::entries::{self, Leaf, Leaves};
 use super::fault::Fault;
 use super::inode::{Contents, Entry, Inode, InodeKey};
 use super::merged::{self, Merged};
 use crate::blocks::cache::BlockCache;
-use crate::blocks::outbox::Outbox;
+use crate::blocks::outbox::{NewContent, Outbox};
 use crate::blocks::pace;
-use crate::format::build::Sink;
 
 /// When a mount sees what others have written (Pastis §3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -151,8 +150,10 @@ struct Known {
     version: Option<(Arc<Version>, Instant)>,
     /// The last version that was signed here.
     signed: Option<CertifiedBlock>,
-    /// If the version that is known has changes that are to be put: the last one that was.
-    unput: Option<Arc<Version>>,
+    /// Leaves of the last version that was signed which the ring may not have.
+    unsent: BTreeMap<BlockHash, (Arc<Leaf>, NewContent)>,
+    /// Whether the version that is known has changes that are to be put.
+    is_unput: bool,
 }
 
 impl State {
@@ -164,7 +165,8 @@ impl State {
     fn unchanged(&self, bytes: &Bytes, at: Instant) -> Option<Arc<Version>> {
         let mut known = self.known();
         let (version, read_at) = known.version.as_mut()?;
-        if version.block.bytes() != bytes {
+        // A version that could not be read is tried again: there may be a key for it now.
+        if version.block.bytes() != bytes || !version.merged.unreadable.is_empty() {
             return None;
         }
         *read_at = at.max(*read_at);
@@ -178,7 +180,7 @@ impl State {
         let mut joined = block.clone();
         if let Some((version, read_at)) = &mut known.version {
             *read_at = at.max(*read_at);
-            if version.block.includes(block) {
+            if version.block.includes(block) && version.merged.unreadable.is_empty() {
                 return Ok(None);
             }
             joined = joined.join(&version.block).ok_or(Errno::EIO)?;
@@ -214,7 +216,7 @@ struct Next<'a> {
 struct Signed<T> {
     block: CertifiedBlock,
     inode: Inode,
-    leaves: Vec<Arc<Leaf>>,
+    leaves: Leaves,
     /// What the edit has answered.
     value: T,
     is_removed: bool,
@@ -228,6 +230,8 @@ pub(super) struct Inodes {
     cache: Arc<BlockCache>,
     volume: VolumeId,
     pub(super) credentials: Credentials,
+    /// Opens and seals the inodes of an encrypted volume.
+    pub(super) reading: ReadAccess,
     consistency: Consistency,
     states: Mutex<BTreeMap<InodeKey, Arc<State>>>,
     /// Those with changes that are to be put.
@@ -241,7 +245,7 @@ impl Inodes {
         env: Env,
         (blocks, cache): (Arc<dyn Blocks>, Arc<BlockCache>),
         volume: VolumeId,
-        credentials: Credentials,
+        (credentials, reading): (Credentials, ReadAccess),
         consistency: Consistency,
     ) -> Inodes {
         Inodes {
@@ -250,6 +254,7 @@ impl Inodes {
             cache,
             volume,
             credentials,
+            reading,
             consistency,
             states: Mutex::default(),
             unput: Mutex::default(),
@@ -329,6 +334,7 @@ impl Inodes {
         if block.volume() != self.volume {
             return Err(Fault::new(Errno::EIO, "a directory names an inode of another volume"));
         }
+        self.reading.prepare(&block).await;
         Ok(self.learn(state, &block, began).await?.ok_or(Errno::ESTALE)?)
     }
 
@@ -343,8 +349,8 @@ impl Inodes {
             let Some(Joined { block: joined, earlier }) = state.join(block, at)? else {
                 return Ok(state.known().version().cloned());
             };
-            let leaves = self.read_leaves(&joined, earlier.as_deref().as_slice()).await?;
-            let merged = merged::merge(&joined, &leaves)?;
+            let leaves = self.read_leaves(state, &joined, earlier.as_deref()).await?;
+            let merged = merged::merge(&joined, &leaves, self.reading.sealing())?;
             let mut known = state.known();
             let is_same = match (known.version(), &earlier) {
                 (Some(now), Some(earlier)) => Arc::ptr_eq(now, earlier),
@@ -359,18 +365,26 @@ impl Inodes {
         }
     }
 
-    /// The leaves that the siblings of a block refer to; those of `known` versions are not read again.
+    /// The leaves that the siblings of a block refer to; those that are known are not read again.
     async fn read_leaves(
         &self,
+        state: &State,
         block: &CertifiedBlock,
-        known: &[&Version],
+        base: Option<&Version>,
     ) -> Result<Leaves, Fault> {
-        let reads = entries::leaves_of(block).into_iter().map(|hash| async move {
-            if let Some(leaf) = known.iter().find_map(|known| known.leaves.get(&hash)) {
-                return Ok((hash, leaf.clone()));
+        let known = state.known().version().cloned();
+        let bases = [base, known.as_deref()];
+        let find = |hash: &BlockHash| {
+            let found = bases.iter().flatten().find_map(|version| version.leaves.get(hash));
+            found.cloned().or_else(|| Some(state.known().unsent.get(hash)?.0.clone()))
+        };
+        let hashes = entries::leaves_of(block, self.reading.sealing());
+        let reads = hashes.into_iter().map(|hash| (hash, find(&hash))).map(|(hash, found)| async move {
+            if let Some(leaf) = found {
+                return Ok((hash, leaf));
             }
             let bytes = self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await?;
-            Ok::<_, Fault>((hash, Arc::new(Leaf::decode(&bytes)?)))
+            Ok::<_, Fault>((hash, Leaf::named(hash, &bytes)?))
         });
         let reads: Vec<_> = reads.collect();
         stream::iter(reads).buffer_unordered(LEAVES_AT_ONCE).try_collect().await
@@ -432,8 +446,9 @@ impl Inodes {
         let state = self.state(key);
         let turn = state.turn.lock().await;
         let author = self.credentials.author(groups, state.writer).await?;
+        let sealer = self.reading.sealer().await?;
         let inode = inode(Dot { writer: state.writer, height: 1 });
-        let payload = inode.encode()?;
+        let payload = sealer.seal_inode(inode.encode()?)?;
         let made = CertifiedBlock::create(binding, &author, self.env.unix_ms(), &payload);
         let made = made.ok_or(Fault::new(Errno::EIO, "a new inode cannot be signed"))?;
         state.known().signed = Some(made.clone());
@@ -509,9 +524,10 @@ impl Inodes {
             let next = Next { version: &version, refused_base, covers_conflicts };
             let Signed { block, inode, leaves, value, is_removed } =
                 self.sign_next(state, next, &mut edit).await?;
-            let stored = state.known().unput.clone();
+            let unsent: Vec<NewContent> =
+                state.known().unsent.values().map(|(_, content)| content.clone()).collect();
             drop(signing);
-            let leaves = self.put_leaves(&leaves, stored.as_ref().unwrap_or(&version)).await?;
+            self.put_leaves(state, unsent).await?;
             match self.put(&block).await {
                 Ok(()) => {
                     let merged = Merged { inode, conflicts: Vec::new(), unreadable: Vec::new() };
@@ -548,16 +564,14 @@ impl Inodes {
         let merged = match over == version.block {
             true => version.merged.clone(),
             false => {
-                // Leaves of what was signed last may not be on the ring yet.
-                let known = state.known().version().cloned();
-                let known: Vec<&Version> = known.as_deref().into_iter().chain([version]).collect();
-                let leaves = self.read_leaves(&over, &known).await?;
-                merged::merge(&over, &leaves)?.ok_or(Errno::ESTALE)?
+                let leaves = self.read_leaves(state, &over, Some(version)).await?;
+                let merged = merged::merge(&over, &leaves, self.reading.sealing())?;
+                merged.ok_or(Errno::ESTALE)?
             }
         };
         if let Some((_, error)) = merged.unreadable.first() {
             let why = format!("the inode has a version that cannot be read: {error}");
-            return Err(Fault::new(Errno::EIO, why));
+            return Err(Fault { why: Some(why), ..Fault::from(error.clone()) });
         }
         // A base that was refused gives way to the newest version: other contents of that are kept
         // elsewhere before anything covers them.
@@ -567,15 +581,24 @@ impl Inodes {
             return Err(Fault::conflict());
         }
         let author = self.credentials.author(over.groups(), state.writer).await?;
+        let sealer = self.reading.sealer().await?;
         let mut inode = merged.inode;
         let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer))?;
-        let (payload, leaves) = match is_removed {
-            true => (None, Vec::new()),
-            false => {
-                let (payload, leaves) = inode.encode_with_leaves()?;
-                (Some(payload), leaves.to_vec())
+        let (mut payload, mut leaves) = (None, Leaves::new());
+        if !is_removed {
+            let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
+            let mut known = state.known();
+            for leaf in inode.leaves() {
+                if !leaf.is_named() {
+                    let content = outbox.seal(leaf.encode());
+                    leaf.name(content.hash);
+                    known.unsent.insert(content.hash, (leaf.clone(), content));
+                }
+                leaves.insert(leaf.hash(), leaf.clone());
             }
-        };
+            known.unsent.retain(|hash, _| leaves.contains_key(hash));
+            payload = Some(sealer.seal_inode(inode.encode()?)?);
+        }
         let block = over.write(&author, self.env.unix_ms(), payload.as_deref());
         let block = block.ok_or(Fault::new(Errno::EIO, "the inode cannot be signed"))?;
         state.known().signed = Some(block.clone());
@@ -603,19 +626,16 @@ impl Inodes {
         self.learn(state, &written.block, at).await.map(drop)
     }
 
-    /// Brings those leaves to the ring that are not there; returns all.
-    async fn put_leaves(&self, all: &[Arc<Leaf>], base: &Version) -> Result<Leaves, Fault> {
+    /// Brings leaves to the ring that are not there.
+    async fn put_leaves(&self, state: &State, unsent: Vec<NewContent>) -> Result<(), Fault> {
+        let sent: Vec<BlockHash> = unsent.iter().map(|content| content.hash).collect();
+        // They are sealed already.
         let mut outbox = Outbox::new(&self.blocks, &self.cache, None);
-        let mut leaves = Leaves::new();
-        for leaf in all {
-            let (hash, block) = leaf.block();
-            if !base.leaves.contains_key(hash) {
-                Sink::<Fault>::emit(&mut outbox, block.to_vec())?;
-            }
-            leaves.insert(*hash, leaf.clone());
-        }
+        unsent.into_iter().for_each(|content| outbox.push(content));
         outbox.finish().await?;
-        Ok(leaves)
+        let mut known = state.known();
+        sent.iter().for_each(|hash| drop(known.unsent.remove(hash)));
+        Ok(())
     }
 
     async fn put(&self, block: &CertifiedBlock) -> Result<(), PutError> {

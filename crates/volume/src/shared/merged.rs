@@ -26,6 +26,7 @@ use bytes::Bytes;
 use super::add_wins::{self, Version};
 use super::entries::{Entries, Leaves};
 use super::inode::{Contents, Entry, Inode, Written};
+use super::sealing::Sealing;
 
 use crate::format::FormatError;
 
@@ -55,13 +56,17 @@ pub struct Merged {
 }
 
 /// What the siblings of `block` say together; `None` if the inode has been removed. Entries that lie in
-/// leaves are taken from `leaves`.
+/// leaves are taken from `leaves`, in the clear.
 ///
 /// # Errors
 /// If none of them is an inode: why the leading one is not.
-pub fn merge(block: &CertifiedBlock, leaves: &Leaves) -> Result<Option<Merged>, FormatError> {
+pub fn merge(
+    block: &CertifiedBlock,
+    leaves: &Leaves,
+    sealing: &Sealing,
+) -> Result<Option<Merged>, FormatError> {
     let decode = |payload: &Bytes| {
-        let mut inode = Inode::decode(payload)?;
+        let mut inode = sealing.inode(payload)?;
         if let Contents::Unread { entries, leaves: hashes } = &inode.contents {
             inode.contents = Contents::Directory(Entries::in_leaves(hashes, *entries, leaves)?);
         }

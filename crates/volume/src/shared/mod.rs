@@ -7,9 +7,11 @@
 //!
 //! - [`add_wins`]: sets whose concurrent versions merge.
 //! - [`inode`]: the bytes of an inode, which are the payload of a sibling.
+//! - [`sealing`]: how blocks of an encrypted volume are sealed.
 //! - [`entries`]: the entries of a directory, also of a large one.
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
-//! - [`access`]: who may write: the records of volumes and groups, and a user's certificates.
+//! - [`access`]: who may write and read: the records of volumes, groups and readers, a user's certificates
+//!   and read keys.
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
 //! - `lock_lease`: locks of one mount against the others.
 //! - `table`: the files that the kernel holds and has open, as plain data.
@@ -28,6 +30,7 @@ pub mod inode;
 mod inodes;
 mod lock_lease;
 pub mod merged;
+pub mod sealing;
 mod table;
 pub mod upkeep;
 

@@ -16,9 +16,11 @@ use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_key::{BlockHash, BlockId, VolumeId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::access::ReaderRecord;
 use super::entries;
 use super::inline_blocks::InlineBlocks;
-use super::inode::{Contents, FileData, Inode, InodeKey};
+use super::inode::{Contents, FileData, InodeKey};
+use super::sealing::Sealing;
 use crate::blocks::cache::BlockCache;
 use crate::owned::reachable::Node;
 
@@ -46,7 +48,8 @@ pub struct Kept {
     pub named: Vec<String>,
 }
 
-/// Extends the leases of everything below the root directory.
+/// Extends the leases of everything below the root directory, and of the record of an encrypted volume's
+/// readers.
 ///
 /// # Errors
 /// If leases are not extended: for lack of room, or since the ring does not answer.
@@ -55,12 +58,16 @@ pub async fn keep(
     blocks: &Arc<dyn Blocks>,
     volume: VolumeId,
     root: InodeKey,
+    sealing: &Sealing,
 ) -> Result<Kept, PutError> {
-    let inline = InlineBlocks::over(blocks.clone());
+    let inline = InlineBlocks::over(blocks.clone(), sealing.clone());
     let over: Arc<dyn Blocks> = inline.clone();
     let cache = BlockCache::new(env.clone(), (over, None), CACHE_BYTES);
-    let walk = Walk { blocks, inline, cache, volume };
+    let walk = Walk { blocks, inline, cache, volume, sealing };
     let (mut kept, mut due) = (Kept::default(), Vec::new());
+    if sealing.is_encrypted() {
+        due.push(ReaderRecord::id(volume));
+    }
     let mut seen = BTreeSet::from([root]);
     let mut waiting = VecDeque::from([root]);
     let mut running = FuturesUnordered::new();
@@ -113,6 +120,7 @@ struct Walk<'a> {
     inline: Arc<InlineBlocks>,
     cache: Arc<BlockCache>,
     volume: VolumeId,
+    sealing: &'a Sealing,
 }
 
 /// What one inode leads to.
@@ -147,14 +155,15 @@ impl Walk<'_> {
             found.ids.clear();
             return Err("it belongs to another volume".into());
         }
-        found.ids.extend(entries::leaves_of(&block).iter().map(BlockHash::id));
-        let leaves = entries::fetch(self.blocks, &block).await;
+        found.ids.extend(entries::leaves_of(&block, self.sealing).iter().map(BlockHash::id));
+        let leaves = entries::fetch(self.blocks, &block, self.sealing).await;
         let leaves = leaves.map_err(|error| error.to_string())?;
         for leaf in leaves.values() {
             found.children.extend(leaf.entries().iter().map(|entry| entry.inode));
         }
         for sibling in block.siblings().iter().filter(|sibling| !sibling.is_removal) {
-            let inode = Inode::decode(&sibling.payload).map_err(|error| error.to_string())?;
+            let inode = self.sealing.inode(&sibling.payload);
+            let inode = inode.map_err(|error| error.to_string())?;
             match inode.contents {
                 Contents::Directory(entries) => {
                     found.children.extend(entries.iter().map(|entry| entry.inode));

@@ -4,7 +4,7 @@ use atoll_dht::GetError;
 
 use super::{FlushError, Shared, WritableFs};
 use crate::blocks::error::{BlockError, EditError};
-use crate::blocks::outbox::Outbox;
+use crate::blocks::outbox::{Outbox, Seal};
 use crate::format::DirectoryRef;
 use crate::owned::OpenError;
 use crate::owned::history::{self, Reason, State};
@@ -61,7 +61,11 @@ impl WritableFs {
 
 impl Shared {
     pub(super) fn outbox(&self) -> Outbox<'_> {
-        Outbox::new(&self.blocks, &self.cache, self.cipher.as_ref())
+        Outbox::new(
+            &self.blocks,
+            &self.cache,
+            self.cipher.as_ref().map(|cipher| cipher as &dyn Seal),
+        )
     }
 
     /// The history of the root that a flush puts in place of `old`. One that has lost blocks stays

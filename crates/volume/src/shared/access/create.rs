@@ -11,10 +11,12 @@ use atoll_vfs::FileTime;
 
 use super::group_record::GroupRecord;
 use super::groups::{new_member, put_group};
+use super::readers::put_first;
 use super::volume_record::VolumeRecord;
 use super::{AccessError, next_version, read_signed};
 use crate::shared::entries::Entries;
 use crate::shared::inode::{Attributes, Contents, Inode, InodeKey};
+use crate::shared::sealing::Sealing;
 
 /// What a new volume is to be like.
 #[derive(Clone, Debug)]
@@ -29,10 +31,12 @@ pub struct NewVolume {
     pub owner: (u32, u32),
     /// Mode of the root directory.
     pub mode: u32,
+    /// Whether only readers can read names and contents.
+    pub is_encrypted: bool,
 }
 
-/// Makes a volume that `user` may write: its root directory, then its default group, then the record
-/// that its address leads to. Each is on the ring before the next, so that whoever finds the record
+/// Makes a volume that `user` may write: its root directory, then its readers if it is encrypted, then its
+/// default group, then the record that its address leads to. Each is on the ring before the next, so that whoever finds the record
 /// finds all; what an attempt leaves that fails expires.
 ///
 /// # Errors
@@ -55,18 +59,20 @@ pub async fn create(
     let number = [env.random_u64(), env.random_u64()].map(u64::to_be_bytes).concat();
     let number = number.try_into().expect("16 bytes");
     let binding = Binding::new(id, number, &[group.group_id()]).expect("one group");
-    let payload = root_directory(options, now_ms).encode().expect("an empty directory is short");
-    let root = CertifiedBlock::create(binding, &author, now_ms, &payload);
-    let root = root.expect("the author is a member");
-
     let record = VolumeRecord {
-        root: InodeKey::of(&root.key()),
+        root: InodeKey::of(&binding.key()),
         block_size_log2: options.block_size_log2,
         created_unix_ms: now_ms,
         label: options.label.clone(),
         group_epoch: 0,
         bound_epoch: 0,
+        is_encrypted: options.is_encrypted,
     };
+    let directory = root_directory(options, now_ms).encode().expect("an empty directory is short");
+    let sealer = Sealing::of_owner(volume, record.read_epoch()).sealer();
+    let directory = sealer.seal_inode(directory).expect("an empty directory is short");
+    let root = CertifiedBlock::create(binding, &author, now_ms, &directory);
+    let root = root.expect("the author is a member");
     let payload = record.encode()?;
     let held = read_signed(blocks, SignedBlock::id_at(id.root_key())).await?;
     let version = next_version(held.as_ref(), now_ms);
@@ -74,6 +80,9 @@ pub async fn create(
 
     let new = NewBlock { id: root.id(), bytes: root.bytes().clone(), lease_secs: None };
     blocks.put_blocks(vec![new]).await.into_iter().collect::<Result<Vec<()>, _>>()?;
+    if options.is_encrypted {
+        put_first(env, blocks, volume, (user.user_id(), &options.member_label)).await?;
+    }
     let members = [(user.user_id(), member)].into();
     let group_record = GroupRecord { label: options.label.clone(), members };
     put_group(env, blocks, &group, &group_record).await?;

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use atoll_dht::{Blocks, PutError};
 use atoll_env::Env;
+use atoll_key::epoch_key::MAX_EPOCHS;
 use atoll_key::kinds::certified::Certificate;
 use atoll_key::{GroupId, SecretKey, SignedBlock, UserId, volume_group};
 
 use super::group_record::{GroupRecord, Member};
+use super::reader_record::ReaderRecord;
+use super::readers::{add_reader, change_readers};
 use super::{ATTEMPTS, AccessError, VolumeRecord, next_version, read_signed, read_volume};
 
 const DAY_SECS: u64 = 24 * 3600;
@@ -95,7 +98,7 @@ pub async fn change_group<T>(
 
 /// Puts what `next` makes of the version that the ring holds, if it makes anything; begins again if that
 /// was replaced meanwhile.
-async fn put_signed(
+pub(super) async fn put_signed(
     blocks: &Arc<dyn Blocks>,
     id: atoll_key::BlockId,
     mut next: impl FnMut(Option<&SignedBlock>) -> Result<Option<SignedBlock>, AccessError>,
@@ -173,6 +176,25 @@ pub async fn remove_member(
     change_group(env, blocks, group, |record, _| record.members.remove(&user)).await
 }
 
+/// Adds a member to a volume's default group, as [`add_member`] does, and to the readers of an encrypted
+/// volume before.
+///
+/// # Errors
+/// As of [`change_group`], if the time has passed, and if the user's key is no key.
+pub async fn add_volume_member(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    (volume, record): (&SecretKey, &VolumeRecord),
+    (user, label): (UserId, &str),
+    until_secs: u64,
+) -> Result<(), AccessError> {
+    if record.is_encrypted {
+        add_reader(env, blocks, volume, (user, label), until_secs).await?;
+    }
+    let group = volume_group(volume, record.group_epoch);
+    add_member(env, blocks, &group, user, label, until_secs).await
+}
+
 /// Issues certificates anew that are valid for less than [`RENEW_BELOW_SECS`], and drops the members
 /// whose time is over.
 ///
@@ -203,7 +225,7 @@ pub async fn renew(
 }
 
 /// Renews the certificates of a volume's default group; while a rebinding is not through, of the former
-/// ones too, to which inodes are still bound.
+/// ones too, to which inodes are still bound. Drops the readers of an encrypted volume whose time is over.
 ///
 /// # Errors
 /// As of [`change_group`].
@@ -218,6 +240,10 @@ pub async fn renew_volume(
         let Renewal { renewed, dropped } = renew(env, blocks, &volume_group(volume, epoch)).await?;
         all.renewed += renewed;
         all.dropped += dropped;
+    }
+    if record.is_encrypted {
+        let ended = |readers: &mut ReaderRecord, now_secs| Ok(readers.drop_ended(now_secs));
+        change_readers(env, blocks, volume, ended).await?;
     }
     Ok(all)
 }
@@ -249,7 +275,8 @@ pub async fn change_volume(
 
 /// Begins a new epoch of a volume's default group without `user`: the other members have certificates of
 /// the new group, and what is made anew is bound to it once a [rebinding](mod@super::rebind) has reached
-/// the directory it is made in. Returns the volume's record, and the block that it is in.
+/// the directory it is made in. The other readers of an encrypted volume have its new read key before that.
+/// Returns the volume's record, and the block that it is in.
 ///
 /// # Errors
 /// As of [`change_group`].
@@ -261,6 +288,9 @@ pub async fn begin_epoch(
 ) -> Result<(SignedBlock, VolumeRecord), AccessError> {
     let (_, record) =
         read_volume(blocks, volume.volume_id()).await?.ok_or(AccessError::NoVolume)?;
+    if record.is_encrypted && record.group_epoch + 1 >= MAX_EPOCHS {
+        return Err(AccessError::NoEpoch);
+    }
     let former = volume_group(volume, record.group_epoch);
     // The others need it until their inodes are bound to the new one.
     let remaining = change_group(env, blocks, &former, |group, _| {
@@ -269,6 +299,14 @@ pub async fn begin_epoch(
     })
     .await?;
     let epoch = record.group_epoch + 1;
+    if record.is_encrypted {
+        change_readers(env, blocks, volume, |readers, now_secs| {
+            readers.readers.remove(&user);
+            readers.drop_ended(now_secs);
+            readers.begin(volume, epoch)
+        })
+        .await?;
+    }
     let group = volume_group(volume, epoch);
     let now_secs = env.unix_ms() / 1000;
     let mut next = GroupRecord { label: remaining.label, ..GroupRecord::default() };

@@ -1,4 +1,4 @@
-//! Who may write a shared volume (Pastis §3.4).
+//! Who may write a shared volume (Pastis §3.4), and who may read an encrypted one.
 //!
 //! ```text
 //! volume record ──► root directory's inode ──► groups that may write it
@@ -14,8 +14,10 @@
 //! - [`volume_record`], [`group_record`]: the bytes of both.
 //! - [`groups`]: adding and removing members, and renewing certificates. A certificate is valid for a
 //!   week at most, and issued anew each day. Removing is not renewing.
+//! - [`reader_record`], [`readers`]: who may read an encrypted volume, and changing that.
 //! - [`mod@create`]: a new volume.
 //! - [`credentials`]: finds the certificate with which a user may write an inode.
+//! - [`read_access`]: finds the read keys of a mount.
 //! - [`mod@rebind`]: gives the inodes of a volume other groups, which shuts a member out at once.
 //!
 //! Groups' keys follow from the volume's key or the user's ([`atoll_key::volume_group`],
@@ -28,18 +30,25 @@ pub mod create;
 pub mod credentials;
 pub mod group_record;
 pub mod groups;
+pub mod read_access;
+pub mod reader_record;
+pub mod readers;
 pub mod rebind;
 pub mod volume_record;
 
 use std::sync::Arc;
 
 use atoll_dht::{Blocks, GetError, PutError, Wanted};
+use atoll_key::epoch_key::MAX_EPOCHS;
 use atoll_key::{BlockId, SignedBlock, VolumeId};
 
 pub use create::{NewVolume, create};
 pub use credentials::{Credentials, NotAllowed};
 pub use group_record::{GroupRecord, Member};
 pub use groups::{Renewal, read_group};
+pub use read_access::{NotReader, ReadAccess};
+pub use reader_record::{Reader, ReaderRecord};
+pub use readers::read_readers;
 pub use rebind::{RebindReport, rebind};
 pub use volume_record::{VolumeRecord, is_shared};
 
@@ -57,6 +66,9 @@ pub enum TooLong {
     /// More than [`group_record::MAX_MEMBERS`].
     #[error("a group has at most {} members", group_record::MAX_MEMBERS)]
     Members,
+    /// More than [`group_record::MAX_MEMBERS`].
+    #[error("a volume has at most {} readers", group_record::MAX_MEMBERS)]
+    Readers,
 }
 
 /// Why who may write could not be read or changed.
@@ -71,7 +83,7 @@ pub enum AccessError {
     /// A record is not what it should be.
     #[error("the record of the {of} is bad: {error}")]
     Bad {
-        /// Of the volume, or of a group.
+        /// Of the volume, its readers, or a group.
         of: &'static str,
         /// What is wrong with it.
         error: FormatError,
@@ -85,6 +97,18 @@ pub enum AccessError {
     /// There is no such volume on the ring.
     #[error("the volume is not on the ring: it was never made, or its lease has run out")]
     NoVolume,
+    /// There is no record of the volume's readers on the ring.
+    #[error(
+        "the record of the volume's readers is not on the ring: the volume is not encrypted, or its \
+         lease has run out"
+    )]
+    NoReaders,
+    /// The volume has had all its epochs.
+    #[error("members of an encrypted volume can be shut out at once {} times", MAX_EPOCHS - 1)]
+    NoEpoch,
+    /// What was given as a user's key is none.
+    #[error("the user's key is not a key")]
+    BadUser,
     /// A membership was to end before now.
     #[error("the time until which it was to last has passed")]
     Past,

@@ -20,16 +20,18 @@ use std::sync::Arc;
 use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
 use atoll_env::Env;
 use atoll_key::kinds::certified::{CertifiedBlock, Rebinding, WriterId};
-use atoll_key::{BlockId, GroupId, SecretKey};
+use atoll_key::{BlockHash, BlockId, GroupId, SecretKey};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::credentials::Credentials;
 use super::{ATTEMPTS, AccessError};
+use crate::blocks::outbox::Seal;
 use crate::shared::entries;
 use crate::shared::inode::{Contents, InodeKey};
 use crate::shared::merged::{self, Merged, names};
+use crate::shared::sealing::Sealing;
 
 /// Inodes that are read or put at once. A guess.
 const WINDOW: usize = 16;
@@ -54,6 +56,7 @@ struct Rebinder<'a> {
     env: &'a Env,
     blocks: &'a Arc<dyn Blocks>,
     volume: &'a SecretKey,
+    sealing: &'a Sealing,
     credentials: &'a Credentials,
     writer: Option<WriterId>,
     groups: &'a (dyn Fn(&[GroupId]) -> Vec<GroupId> + Sync),
@@ -69,11 +72,12 @@ struct Visit {
 type Visited = Result<(bool, Vec<(Bytes, InodeKey)>), String>;
 
 /// Binds `top` and all inodes below it to what `groups` makes of their groups. The volume's owner is,
-/// as a user, the one of `credentials`. `progress` is called after each inode.
+/// as a user, the one of `credentials`; an encrypted volume's inodes are written anew as `sealing` seals
+/// them. `progress` is called after each inode.
 pub async fn rebind(
     env: &Env,
     blocks: &Arc<dyn Blocks>,
-    volume: &SecretKey,
+    (volume, sealing): (&SecretKey, &Sealing),
     credentials: &Credentials,
     top: InodeKey,
     groups: &(dyn Fn(&[GroupId]) -> Vec<GroupId> + Sync),
@@ -82,7 +86,7 @@ pub async fn rebind(
     // No other writes are made by this name, and each inode is written once or covers what was.
     let random = env.random_u64().to_be_bytes();
     let writer = credentials.user().map(|user| WriterId::new(&user, random));
-    let rebinder = Rebinder { env, blocks, volume, credentials, writer, groups };
+    let rebinder = Rebinder { env, blocks, volume, sealing, credentials, writer, groups };
     let mut report = RebindReport::default();
     let mut seen = BTreeSet::from([top]);
     let mut waiting = VecDeque::from([Visit { inode: top, path: Bytes::new() }]);
@@ -138,11 +142,11 @@ impl Rebinder<'_> {
                 Ok(block) => signed.as_ref().and_then(|mine| mine.join(&block)).unwrap_or(block),
                 Err(error) => return (path, Err(error.to_string())),
             };
-            let leaves = match entries::fetch(self.blocks, &block).await {
+            let leaves = match entries::fetch(self.blocks, &block, self.sealing).await {
                 Ok(leaves) => leaves,
                 Err(error) => return (path, Err(error.to_string())),
             };
-            let merged = merged::merge(&block, &leaves).ok().flatten();
+            let merged = merged::merge(&block, &leaves, self.sealing).ok().flatten();
             let wanted = (self.groups)(block.groups());
             if BTreeSet::from_iter(&wanted) == BTreeSet::from_iter(block.groups()) {
                 return (path, Ok((changed, merged.map(named).unwrap_or_default())));
@@ -177,10 +181,14 @@ impl Rebinder<'_> {
         let written = async {
             // A version that covers others would take their contents away.
             let merged = merged.filter(|it| it.conflicts.is_empty() && it.unreadable.is_empty())?;
-            let (payload, leaves) = merged.inode.encode_with_leaves().ok()?;
-            for leaf in leaves {
-                self.blocks.put(vec![leaf.block().clone()]).await.ok()?;
+            let sealer = self.sealing.sealer();
+            for leaf in merged.inode.leaves().iter().filter(|leaf| !leaf.is_named()) {
+                let block = Bytes::from(sealer.seal(&leaf.encode()));
+                let hash = BlockHash::of(&block);
+                self.blocks.put(vec![(hash, block)]).await.ok()?;
+                leaf.name(hash);
             }
+            let payload = sealer.seal_inode(merged.inode.encode().ok()?).ok()?;
             let author = self.credentials.author(groups, self.writer?).await.ok()?;
             rebound.write(&author, self.env.unix_ms(), Some(&payload))
         };
@@ -231,13 +239,14 @@ pub async fn find(
     blocks: &Arc<dyn Blocks>,
     top: InodeKey,
     path: &[Vec<u8>],
+    sealing: &Sealing,
 ) -> Result<Option<InodeKey>, AccessError> {
     let mut at = top;
     for name in path {
         let block = read(blocks, at).await?;
-        let leaves = entries::fetch(blocks, &block).await?;
-        let merged =
-            merged::merge(&block, &leaves).map_err(|error| unreadable(&block.id(), &error))?;
+        let leaves = entries::fetch(blocks, &block, sealing).await?;
+        let merged = merged::merge(&block, &leaves, sealing);
+        let merged = merged.map_err(|error| unreadable(&block.id(), &error))?;
         let Some(Contents::Directory(entries)) = merged.map(|merged| merged.inode.contents) else {
             return Ok(None);
         };

@@ -11,12 +11,14 @@
 //! | 47 + n | 0 or more | fields: 1 tag, 2 length, value; tags strictly ascending |
 //!
 //! Fields: tag 1 the epoch of the volume's default group (4 bytes, absent: 0), tag 2 the epoch to which
-//! all inodes were rebound (4 bytes, absent: 0; not above the other one). A reader skips an unknown tag
-//! below 128 and refuses the volume for one of 128 or above.
+//! all inodes were rebound (4 bytes, absent: 0; not above the other one), tag 128 that the volume is
+//! encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
+//! of 128 or above.
 //!
-//! A mount needs the root directory only; the epochs are the owner's. If they differ, a rebinding that
+//! A mount needs the root directory and whether the volume is encrypted; the epochs are the owner's. If they differ, a rebinding that
 //! was to shut a member out has not reached all inodes yet.
 
+use atoll_key::epoch_key::MAX_EPOCHS;
 use bytes::Bytes;
 
 use super::TooLong;
@@ -26,6 +28,9 @@ use crate::shared::inode::InodeKey;
 
 const TAG_GROUP_EPOCH: u8 = 1;
 const TAG_BOUND_EPOCH: u8 = 2;
+const TAG_ENCRYPTED: u8 = 128;
+/// How an encrypted volume is sealed ([`crate::shared::sealing`]): the one way so far.
+const SEALED: u8 = 1;
 
 /// What the owner of a shared volume signs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +47,8 @@ pub struct VolumeRecord {
     pub group_epoch: u32,
     /// The epoch of the default group to which all inodes were rebound.
     pub bound_epoch: u32,
+    /// Whether only readers can read names and contents.
+    pub is_encrypted: bool,
 }
 
 impl VolumeRecord {
@@ -63,7 +70,15 @@ impl VolumeRecord {
                 put_field(&mut out, tag, &epoch.to_be_bytes());
             }
         }
+        if self.is_encrypted {
+            put_field(&mut out, TAG_ENCRYPTED, &[SEALED]);
+        }
         Ok(out)
+    }
+
+    /// The epoch with whose read key new blocks are sealed; `None` if the volume is not encrypted.
+    pub fn read_epoch(&self) -> Option<u32> {
+        self.is_encrypted.then_some(self.group_epoch)
     }
 
     /// Reads a payload.
@@ -79,16 +94,24 @@ impl VolumeRecord {
             label: cursor.text()?,
             group_epoch: 0,
             bound_epoch: 0,
+            is_encrypted: false,
         };
         check_block_size(record.block_size_log2)?;
         cursor.fields(|tag, value| {
             match tag {
                 TAG_GROUP_EPOCH => record.group_epoch = whole(value, Cursor::u32)?,
                 TAG_BOUND_EPOCH => record.bound_epoch = whole(value, Cursor::u32)?,
+                TAG_ENCRYPTED => match whole(value, Cursor::u8)? {
+                    SEALED => record.is_encrypted = true,
+                    other => return Err(FormatError::UnknownLayout(other)),
+                },
                 tag => return skip_field(tag),
             }
             Ok(())
         })?;
+        if record.read_epoch().is_some_and(|epoch| epoch >= MAX_EPOCHS) {
+            return Err(FormatError::BadReference("there is no such epoch"));
+        }
         match record.bound_epoch <= record.group_epoch {
             true => Ok(record),
             false => Err(FormatError::BadReference("inodes are bound to a group of the future")),

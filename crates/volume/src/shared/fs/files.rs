@@ -17,7 +17,7 @@ use crate::blocks::content::{Content, ContentStop, LoadedContent, Stored};
 use crate::blocks::edit_file::{FileEdit, NoSwap, edit_file};
 use crate::blocks::error::EditError;
 use crate::blocks::file::File;
-use crate::blocks::outbox::Outbox;
+use crate::blocks::outbox::{NewContent, Outbox};
 use crate::blocks::read_pieces::seek_to;
 use crate::format::build::Sink;
 use crate::format::{InodeBlock, MAX_FILE_BYTES};
@@ -34,12 +34,12 @@ const MAX_LOADS: usize = 64;
 const MAX_CONFLICTS: usize = 4;
 
 impl Shared {
-    fn pin(&self, block: Vec<u8>) -> Arc<Pin> {
-        Arc::new(self.inline.pin(block.into()))
+    fn pin(&self, block: Bytes) -> Arc<Pin> {
+        Arc::new(self.inline.pin(block))
     }
 
     pub(super) fn view(&self, version: Arc<Version>) -> Result<View, Errno> {
-        View::of(version, self.block_size_log2, |block| self.pin(block))
+        View::of(version, self.block_size_log2, |block| self.pin(block.into()))
     }
 
     /// Opens a regular file as it is now.
@@ -363,8 +363,9 @@ impl Shared {
         })?;
         let Some((old, cut, shape, new, _pin)) = plan else { return Ok(()) };
         let undo = UndoFlush { shared: self, number };
-        let mut sink =
-            InodeLast { outbox: Outbox::new(&self.blocks, &self.cache, None), last: None };
+        let sealer = self.inodes.reading.sealer().await?;
+        let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
+        let mut sink = InodeLast { outbox, last: None };
         let (stored, data, pin) = match shape {
             None => (Stored::default(), None, None),
             Some(shape) => {
@@ -381,11 +382,12 @@ impl Shared {
                 let (inode, blocks_512) = (written.inode, written.blocks_512);
                 let stored =
                     Stored { inode: Some(inode), size_bytes: shape.size_bytes, blocks_512 };
-                if block.len() <= MAX_INLINE_BYTES {
-                    let data = FileData::Here(InodeBlock::decode(&block.clone().into())?);
-                    (stored, Some(data), Some(self.pin(block)))
+                if block.plain.len() <= MAX_INLINE_BYTES {
+                    let data = FileData::Here(InodeBlock::decode(&block.plain)?);
+                    let pin = self.pin(block.plain);
+                    (Stored { inode: Some(pin.hash), ..stored }, Some(data), Some(pin))
                 } else {
-                    Sink::<EditError>::emit(&mut sink.outbox, block)?;
+                    sink.outbox.push(block);
                     (stored, Some(FileData::Elsewhere(inode)), None)
                 }
             }
@@ -461,14 +463,15 @@ impl Drop for UndoFlush<'_> {
 /// Keeps the last block back: a file's inode block, which may go into its inode.
 struct InodeLast<'a> {
     outbox: Outbox<'a>,
-    last: Option<Vec<u8>>,
+    last: Option<NewContent>,
 }
 
 impl Sink<EditError> for InodeLast<'_> {
     fn emit(&mut self, block: Vec<u8>) -> Result<atoll_key::BlockHash, EditError> {
-        let hash = atoll_key::BlockHash::of(&block);
+        let block = self.outbox.seal(block);
+        let hash = block.hash;
         if let Some(before) = self.last.replace(block) {
-            Sink::<EditError>::emit(&mut self.outbox, before)?;
+            self.outbox.push(before);
         }
         Ok(hash)
     }

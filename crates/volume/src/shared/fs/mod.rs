@@ -35,7 +35,7 @@ use self::ahead::LookupAhead;
 use self::locks::{FileLocks, SharedLocks};
 use self::names::Birth;
 use self::removals::Removals;
-use super::access::{Credentials, VolumeRecord};
+use super::access::{Credentials, NotReader, ReadAccess, VolumeRecord};
 use super::entries::Entries;
 use super::fault::Fault;
 use super::inline_blocks::InlineBlocks;
@@ -96,6 +96,9 @@ pub enum OpenError {
     /// Its root is not that of a shared volume.
     #[error("the volume's record is bad: {0}")]
     Record(#[from] FormatError),
+    /// It is encrypted, and the user cannot read it.
+    #[error(transparent)]
+    NotReader(#[from] NotReader),
     /// Its root directory cannot be read.
     #[error("the root directory cannot be read: {0}")]
     Directory(String),
@@ -142,7 +145,7 @@ struct Shared {
 }
 
 impl SharedFs {
-    /// Opens a volume: read-only without a user's key.
+    /// Opens a volume: read-only without a user's key. Of an encrypted volume, the user must be a reader.
     pub async fn open(
         env: Env,
         blocks: Arc<dyn Blocks>,
@@ -152,7 +155,9 @@ impl SharedFs {
     ) -> Result<SharedFs, OpenError> {
         let root = blocks.get_signed(volume.root_key()).await?;
         let record = VolumeRecord::decode(&root.payload)?;
-        let inline = InlineBlocks::over(blocks.clone());
+        let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), user.clone());
+        let reading = reading.await?;
+        let inline = InlineBlocks::over(blocks.clone(), reading.sealing().clone());
         let over: Arc<dyn Blocks> = inline.clone();
         let cache = BlockCache::new(env.clone(), (over.clone(), None), options.cache_bytes);
         let readers = Readers::new(cache.clone(), options.read_ahead_bytes, options.cache_bytes);
@@ -166,7 +171,7 @@ impl SharedFs {
                 env.clone(),
                 (blocks, cache.clone()),
                 volume,
-                credentials,
+                (credentials, reading),
                 consistency,
             ),
             env,

@@ -8,8 +8,7 @@
 //! If the mount ends before the put, the names are still there. What cannot be put is tried again as long as
 //! the mount lives.
 //!
-//! Invariant: `State::known.unput` is there if, and only if, the inode is in `Inodes::unput`; its leaves are
-//! on the ring.
+//! Invariant: `Known::is_unput` says whether the inode is in `Inodes::unput`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
@@ -43,12 +42,11 @@ impl Inodes {
         let mut edit = |inode: &mut Inode, dot: Dot| Ok((edit(inode, dot)?, false));
         let Signed { block, inode, leaves, value, .. } =
             self.sign_next(&state, next, &mut edit).await?;
-        let leaves = leaves.into_iter().map(|leaf| (leaf.block().0, leaf)).collect();
         let merged = Merged { inode, conflicts: Vec::new(), unreadable: Vec::new() };
         let mut unput = self.unput_states();
         let mut known = state.known();
         known.version = Some((Version::of(block, merged, leaves), at));
-        known.unput.get_or_insert(version);
+        known.is_unput = true;
         let begins = unput.insert(key, state.clone()).is_none();
         Ok((value, begins))
     }
@@ -58,7 +56,7 @@ impl Inodes {
         let state = self.unput_states().get(&key).cloned();
         let Some(state) = state else { return Ok(()) };
         let _turn = state.turn.lock().await;
-        while state.known().unput.is_some() {
+        while state.known().is_unput {
             let version = state.known().version().cloned();
             let put = match &version {
                 Some(version) => {
@@ -86,20 +84,17 @@ impl Inodes {
     pub(super) fn note_put(&self, key: InodeKey, state: &State, written: &Arc<Version>) {
         let mut unput = self.unput_states();
         let mut known = state.known();
-        if known.unput.is_none() {
-            return;
-        }
         if known.signed.as_ref().is_some_and(|signed| written.block.includes(signed)) {
-            known.unput = None;
+            known.is_unput = false;
             unput.remove(&key);
-        } else {
-            known.unput = Some(written.clone());
         }
     }
 
     fn drop_behind(&self, key: InodeKey, state: &State) {
         let mut unput = self.unput_states();
-        state.known().unput = None;
+        let mut known = state.known();
+        known.is_unput = false;
+        known.unsent.clear();
         unput.remove(&key);
     }
 

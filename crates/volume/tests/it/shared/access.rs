@@ -29,6 +29,7 @@ use atoll_volume::shared::access::{
 use atoll_volume::shared::entries::{Entries, Leaves};
 use atoll_volume::shared::inode::{Contents, Entry, Inode, InodeKey};
 use atoll_volume::shared::merged;
+use atoll_volume::shared::sealing::Sealing;
 use bytes::Bytes;
 
 use super::{NOW_SECS, inode, secret, writer};
@@ -58,6 +59,7 @@ fn volume_records() -> Vec<VolumeRecord> {
         label: String::new(),
         group_epoch: 0,
         bound_epoch: 0,
+        is_encrypted: false,
     };
     let label = "Größe".to_owned();
     let rebinding = VolumeRecord { label, group_epoch: 300, bound_epoch: 299, ..plain.clone() };
@@ -144,7 +146,8 @@ fn hostile_volume_records_are_refused() {
         VolumeRecord::decode(&field.into())
     };
     assert_eq!(with(127), Ok(record));
-    assert_eq!(with(128), Err(FormatError::UnknownFeature(128)));
+    assert_eq!(with(129), Err(FormatError::UnknownFeature(129)));
+    assert!(with(128).is_err(), "two bytes");
     let label = "x".repeat(256);
     let record = VolumeRecord { label, ..volume_records().remove(0) };
     assert_eq!(record.encode(), Err(TooLong::Label(255)));
@@ -380,6 +383,7 @@ fn new_volume() -> NewVolume {
         block_size_log2: 16,
         owner: (1000, 100),
         mode: 0o755,
+        is_encrypted: false,
     }
 }
 
@@ -408,7 +412,10 @@ async fn a_new_volume_has_a_root_directory_that_its_maker_may_write() {
     let group = volume_group(&volume(), 0).group_id();
     let root = held(&blocks, record.root).await;
     assert_eq!(root.groups(), [group]);
-    let inode = merged::merge(&root, &Leaves::new()).expect("an inode").expect("there").inode;
+    let inode = merged::merge(&root, &Leaves::new(), &Sealing::none())
+        .expect("an inode")
+        .expect("there")
+        .inode;
     let attributes = &inode.attributes;
     assert_eq!((attributes.uid, attributes.gid, attributes.mode), (1000, 100, 0o755));
     assert_eq!(attributes.mtime.secs as u64, now_secs(&env));
@@ -621,8 +628,10 @@ async fn link(
     entry: Entry,
 ) {
     let above = held(blocks, directory).await;
-    let mut inode: Inode =
-        merged::merge(&above, &Leaves::new()).expect("an inode").expect("there").inode;
+    let mut inode: Inode = merged::merge(&above, &Leaves::new(), &Sealing::none())
+        .expect("an inode")
+        .expect("there")
+        .inode;
     let Contents::Directory(entries) = &mut inode.contents else { panic!("a directory") };
     entries.insert(entry);
     let payload = inode.encode().expect("short");
@@ -648,7 +657,9 @@ async fn rebind_all(
     let mut seen = 0;
     let volume = volume();
     let mut progress = |report: &RebindReport| seen = report.inodes;
-    let report = rebind(env, blocks, &volume, &credentials, top, groups, &mut progress).await;
+    let report =
+        rebind(env, blocks, (&volume, &Sealing::none()), &credentials, top, groups, &mut progress)
+            .await;
     assert_eq!(seen, report.inodes, "progress was told");
     report
 }
@@ -781,7 +792,7 @@ async fn an_inode_is_found_by_its_path() {
     let at = async |path: &str| {
         let path: Vec<Vec<u8>> =
             path.split('/').filter(|n| !n.is_empty()).map(|n| n.as_bytes().to_vec()).collect();
-        find(&blocks, record.root, &path).await
+        find(&blocks, record.root, &path, &Sealing::none()).await
     };
     assert_eq!(at("").await, Ok(Some(inodes[0])));
     assert_eq!(at("top/inner/file").await, Ok(Some(inodes[3])));

@@ -7,13 +7,14 @@ use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_volume::shared::entries::{Entries, Leaves};
 use atoll_volume::shared::inode::{Contents, Entry, FileData, Inode, InodeKey, Link, Written};
 use atoll_volume::shared::merged::{self, Merged, conflict_name, names};
+use atoll_volume::shared::sealing::Sealing;
 use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{NOW_MS, author, create, dot, entry, inode, joined, write, writer};
 
 fn merge(block: &CertifiedBlock) -> Merged {
-    merged::merge(block, &Leaves::new()).expect("inodes").expect("not removed")
+    merged::merge(block, &Leaves::new(), &Sealing::none()).expect("inodes").expect("not removed")
 }
 
 fn symlink(target: &str) -> Inode {
@@ -130,7 +131,7 @@ fn payload(target: &str) -> Vec<u8> {
 fn a_removal_does_not_take_away_what_was_written_meanwhile() {
     let first = create(&symlink("first"));
     let removed = first.write(&author(2), NOW_MS, None).expect("a member");
-    assert_eq!(merged::merge(&removed, &Leaves::new()), Ok(None));
+    assert_eq!(merged::merge(&removed, &Leaves::new(), &Sealing::none()), Ok(None));
     let written = write(&first, 3, &symlink("written"));
     assert_eq!(merge(&joined(&removed, &written)).inode, symlink("written"));
 }
@@ -154,7 +155,7 @@ fn nonsense_beside_an_inode_is_told_and_hides_nothing() {
     let merged = merge(&joined(&nonsense, &write(&first, 3, &symlink("sense"))));
     assert_eq!(merged.inode, symlink("sense"));
     assert_eq!(merged.unreadable[0].0.writer, writer(2));
-    assert!(merged::merge(&nonsense, &Leaves::new()).is_err());
+    assert!(merged::merge(&nonsense, &Leaves::new(), &Sealing::none()).is_err());
     let covered = write(&nonsense, 3, &symlink("again"));
     assert_eq!(merge(&covered).inode, symlink("again"));
 }

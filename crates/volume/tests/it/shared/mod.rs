@@ -4,6 +4,7 @@ mod access;
 mod ahead;
 mod conflicts;
 mod conformance;
+mod encrypted;
 mod entries;
 mod fs;
 mod inodes;
@@ -13,6 +14,7 @@ mod model;
 mod mounts;
 mod newborns;
 mod removals;
+mod sealing;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_env::{Env, TokioRuntime};
-use atoll_key::{SecretKey, volume_group};
-use atoll_volume::shared::access::{self, NewVolume, groups};
+use atoll_key::SecretKey;
+use atoll_volume::shared::access::{self, NewVolume, VolumeRecord, groups};
 use atoll_volume::shared::{SharedFs, SharedOptions};
 
 pub(super) fn env() -> Env {
@@ -23,19 +23,32 @@ pub(super) fn user(number: u8) -> SecretKey {
 
 /// Makes a volume that users 1 to 9 may write.
 pub(super) async fn created(env: &Env, blocks: &Arc<dyn Blocks>) {
+    created_with(env, blocks, false).await;
+}
+
+/// The same; only they can read an encrypted one.
+pub(super) async fn created_with(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    is_encrypted: bool,
+) -> VolumeRecord {
     let options = NewVolume {
         label: "test".into(),
         member_label: "1".into(),
         block_size_log2: 16,
         owner: (0, 0),
         mode: 0o755,
+        is_encrypted,
     };
-    access::create(env, blocks, &volume(), &user(1), &options).await.expect("memory takes it");
-    let group = volume_group(&volume(), 0);
+    let (volume, maker) = (volume(), user(1));
+    let made = access::create(env, blocks, &volume, &maker, &options).await;
+    let record = made.expect("memory takes it");
     for number in 2..=9 {
-        let added = groups::add_member(env, blocks, &group, user(number).user_id(), "", 0).await;
+        let member = (user(number).user_id(), "");
+        let added = groups::add_volume_member(env, blocks, (&volume, &record), member, 0).await;
         added.expect("memory takes it");
     }
+    record
 }
 
 /// A mount of a user that shows nothing old.

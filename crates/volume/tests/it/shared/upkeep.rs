@@ -12,6 +12,7 @@ use atoll_key::BlockId;
 use atoll_sim::SimConfig;
 use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags, Writer};
 use atoll_volume::shared::access::read_volume;
+use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::{SharedFs, upkeep};
 use bytes::Bytes;
 
@@ -110,7 +111,8 @@ async fn the_leases_of_all_that_is_there_are_extended() {
 
     let (_, record) =
         read_volume(&blocks, volume().volume_id()).await.expect("reads").expect("there");
-    let kept = upkeep::keep(&env(), &blocks, volume().volume_id(), record.root).await;
+    let kept =
+        upkeep::keep(&env(), &blocks, volume().volume_id(), record.root, &Sealing::none()).await;
     let kept = kept.expect("renewed");
     let renewed = noted.renewed.lock().expect("one thread").clone();
     let lost: Vec<&BlockId> = is_put.difference(&renewed).collect();
@@ -152,7 +154,8 @@ async fn what_is_lost_is_told_and_the_rest_is_kept() {
     noted.memory.lose(&atoll_key::BlockHash(data.key.as_hash().expect("hashed")));
     let (_, record) =
         read_volume(&blocks, volume().volume_id()).await.expect("reads").expect("there");
-    let kept = upkeep::keep(&env(), &blocks, volume().volume_id(), record.root).await;
+    let kept =
+        upkeep::keep(&env(), &blocks, volume().volume_id(), record.root, &Sealing::none()).await;
     let kept = kept.expect("renewed");
     assert_eq!((kept.inodes, kept.lacking, kept.unread), (3, 1, 0), "{kept:?}");
 }
@@ -179,7 +182,8 @@ fn replicas_extend_the_leases_of_inodes() {
     ring.until_replicated();
     let before = expires(&ring);
     ring.sim.run_for(Duration::from_secs(3600));
-    let kept = upkeep::keep(&env, &blocks, volume().volume_id(), root);
+    let sealing = Sealing::none();
+    let kept = upkeep::keep(&env, &blocks, volume().volume_id(), root, &sealing);
     let kept = ring.sim.block_on(long, kept).expect("ends").expect("renewed");
     assert_eq!((kept.inodes, kept.renewed, kept.lacking), (2, 3, 0));
     let after = expires(&ring);
