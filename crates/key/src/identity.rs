@@ -260,6 +260,9 @@ mod tests {
         let [a, b, c] = [1, 2, 3].map(|n| SecretKey::from_seed(&[n; 32]));
         assert_eq!(a.agree(&b.public()), b.agree(&a.public()));
         assert!(a.agree(&b.public()).is_some() && a.agree(&b.public()) != a.agree(&c.public()));
+        // As RFC 7748 written down in Python has it.
+        let agreed = a.agree(&b.public()).expect("keys").map(|byte| format!("{byte:02x}"));
+        assert_eq!(agreed.concat(), AGREED);
         // A point of order four, the neutral one, and what is no point.
         let mut neutral = [0; 32];
         neutral[0] = 1;
@@ -267,6 +270,8 @@ mod tests {
             assert_eq!(a.agree(&weak), None);
         }
     }
+
+    const AGREED: &str = "4181d7302557342bdb6d061c4b1eebea828ecb625c3368b7111680793307220b";
 
     #[test]
     fn a_secret_key_is_not_printed() {

@@ -55,6 +55,7 @@ const LOCAL_TAG: &str = "atoll v1 encrypted volume: tag of what waits on a disk"
 const LOCAL_CIPHER: &str = "atoll v1 encrypted volume: cipher of what waits on a disk";
 const INODE_TAG: &str = "atoll v1 encrypted volume: tag of an inode";
 const INODE_CIPHER: &str = "atoll v1 encrypted volume: cipher of an inode";
+const NAME: &str = "atoll v1 encrypted volume: hash of a name";
 const CHECK: &str = "atoll v1 encrypted volume: check of the read key";
 
 /// What a reader of an encrypted volume must hold: 32 random bytes. Never printed but by
@@ -114,6 +115,7 @@ pub struct VolumeCipher {
     root: Keys,
     local: Keys,
     inode: Keys,
+    name: [u8; 32],
     check: [u8; CHECK_BYTES],
 }
 
@@ -133,6 +135,7 @@ impl VolumeCipher {
             root: Keys { tag: derive(ROOT_TAG), cipher: derive(ROOT_CIPHER) },
             local: Keys { tag: derive(LOCAL_TAG), cipher: derive(LOCAL_CIPHER) },
             inode: Keys { tag: derive(INODE_TAG), cipher: derive(INODE_CIPHER) },
+            name: derive(NAME),
             check: *check.first_chunk().expect("a hash has 32 bytes"),
         }
     }
@@ -180,6 +183,11 @@ impl VolumeCipher {
     /// Opens what [`VolumeCipher::seal_inode`] sealed.
     pub fn open_inode(&self, sealed: &[u8]) -> Result<Bytes, SealError> {
         self.inode.open(sealed)
+    }
+
+    /// A hash that stands for a name without telling it: only a holder of the key can check a guess.
+    pub fn hash_name(&self, name: &[u8]) -> [u8; 32] {
+        *blake3::keyed_hash(&self.name, name).as_bytes()
     }
 
     /// Seals what a writer keeps on its own disk until the ring has it: bytes of any length,
@@ -373,6 +381,8 @@ mod tests {
         assert_eq!(crate::BlockHash::of(&sealed).to_hex(), SEALED_HASH);
         assert_eq!(hex(&cipher(1).seal_root(b"atoll")[..40]), SEALED_ROOT);
         assert_eq!(hex(&cipher(1).check()), CHECKED);
+        assert_eq!(hex(&cipher(1).seal_inode(b"atoll")[..24]), SEALED_INODE);
+        assert_eq!(hex(&cipher(1).hash_name(b"atoll")[..8]), HASHED_NAME);
     }
 
     const SEALED: &str =
@@ -381,6 +391,8 @@ mod tests {
     const SEALED_ROOT: &str =
         "98654f15e18ae5f686500c0464ef555ac9fdbbde089f6798aea9541e7a2ca784f16563b2b1da65b1";
     const CHECKED: &str = "5fffa0411de5a6039b1ef317298d6522";
+    const SEALED_INODE: &str = "c801876d3b55eb5b0f981127458abf2ee97f8e4f45fa2c69";
+    const HASHED_NAME: &str = "55957c1b733e78ef";
 
     /// Two known lengths of the paper's figure, and its bound of 12 %.
     #[test]

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use atoll_key::epoch_key::MAX_EPOCHS;
 use atoll_key::kinds::certified::{CertifiedBlock, MAX_PAYLOAD_BYTES};
 use atoll_key::read_key::{SEAL_BYTES, padded_len};
-use atoll_key::{ReadKey, SecretKey, VolumeCipher, VolumeId};
+use atoll_key::{BlockHash, ReadKey, SecretKey, VolumeCipher, VolumeId};
 use bytes::Bytes;
 
 use super::inode::{Inode, TooLarge};
@@ -153,6 +153,13 @@ impl Sealing {
         let cipher = keys.cipher(u32::from_be_bytes(*epoch))?;
         drop(keys);
         cipher.open(sealed).map_err(FormatError::Sealed)
+    }
+
+    /// A hash that stands for a name where others see it. In an encrypted volume only those who have been
+    /// readers can check a guess: its key is that of epoch 0, so that it is one hash in all epochs.
+    pub(super) fn hash_name(&self, name: &[u8]) -> BlockHash {
+        let Some(mut keys) = self.keys() else { return BlockHash::of(name) };
+        BlockHash(keys.cipher(0).expect("the first epoch's key follows from all").hash_name(name))
     }
 
     /// How new blocks are sealed now.

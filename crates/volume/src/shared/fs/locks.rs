@@ -53,6 +53,7 @@ use super::{CALL_LIMIT, Freshness, Shared};
 use crate::shared::fault::Fault;
 use crate::shared::inode::InodeKey;
 use crate::shared::lock_lease::Held;
+use crate::shared::sealing::Sealing;
 use crate::shared::table::View;
 
 /// The pauses between attempts to get a lock that another mount has: random up to the first, then up
@@ -135,19 +136,19 @@ fn mode_of(kind: LockKind) -> LockMode {
 /// The key of a file's lock: that of its inode, so that the nodes which hold the inode keep the lock,
 /// and 32 other bytes.
 fn file_key(inode: InodeKey) -> Key {
-    lock_key(inode, b"atoll v1 file lock")
+    lock_key(inode, BlockHash::of(b"atoll v1 file lock"))
 }
 
 /// The key of a name's lock: that of its directory, and 32 other bytes.
-fn name_key(directory: InodeKey, name: &[u8]) -> Key {
-    lock_key(directory, &[b"atoll v1 name lock", name].concat())
+fn name_key(directory: InodeKey, name: &[u8], sealing: &Sealing) -> Key {
+    lock_key(directory, sealing.hash_name(&[b"atoll v1 name lock", name].concat()))
 }
 
-fn lock_key(inode: InodeKey, what: &[u8]) -> Key {
+fn lock_key(inode: InodeKey, what: BlockHash) -> Key {
     let mut key = [0; 64];
     let (place, rest) = key.split_at_mut(32);
     place.copy_from_slice(&inode.0);
-    rest.copy_from_slice(&BlockHash::of(what).0);
+    rest.copy_from_slice(&what.0);
     Key(key)
 }
 
@@ -512,7 +513,8 @@ impl Shared {
         let mut pause = FIRST_PAUSE;
         let lease = loop {
             let holder = self.random_number();
-            match self.lessee.take(name_key(key, name), holder, LockMode::Exclusive).await {
+            let lock = name_key(key, name, self.inodes.reading.sealing());
+            match self.lessee.take(lock, holder, LockMode::Exclusive).await {
                 Ok(lease) => break lease,
                 Err(LockRefusal::Held) => {}
                 Err(LockRefusal::Settling) if needs_lock => {}

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_dht::{
-    Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory,
-    PutError, Renewed, Wanted,
+    Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal,
+    MemoryBlocks, NewBlock, OverMemory, PutError, Renewed, Wanted,
 };
 use atoll_env::{BoxFuture, Env};
 use atoll_key::kinds::certified::{CertifiedBlock, WriterId};
-use atoll_key::{BlockId, GroupId, KeyRange, volume_group};
+use atoll_key::{BlockHash, BlockId, GroupId, Key, KeyRange, volume_group};
 use atoll_sim::SimConfig;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer};
 use atoll_volume::shared::access::groups::{
@@ -45,6 +45,7 @@ struct Noted {
     put: Mutex<Vec<(BlockId, Bytes)>>,
     renewed: Mutex<BTreeSet<BlockId>>,
     hides_readers: AtomicBool,
+    locked: Mutex<BTreeSet<Key>>,
 }
 
 impl Noted {
@@ -89,6 +90,11 @@ impl OverMemory for Noted {
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         self.renewed.lock().expect("one thread").extend(&renewal.ids);
         self.memory.renew_blocks(renewal)
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        self.locked.lock().expect("one thread").insert(ask.key);
+        self.memory.lock_lease(ask)
     }
 }
 
@@ -426,6 +432,28 @@ async fn an_inode_in_the_clear_is_not_shown() {
     assert_eq!(blocks.put_blocks(vec![new]).await, [Ok(())]);
     let refused = opened(&env(), &blocks, 1).await.err().expect("it cannot be read");
     assert!(refused.to_string().contains("it is not encrypted, and its volume is"), "{refused}");
+}
+
+/// Nodes that keep locks see a hash of each name that is locked.
+#[tokio::test(start_paused = true)]
+async fn the_lock_of_a_name_is_one_for_all_members_and_does_not_tell_it() {
+    for is_encrypted in [false, true] {
+        let (noted, blocks) = Noted::new();
+        let record = created_with(&env(), &blocks, is_encrypted).await;
+        let locked = || std::mem::take(&mut *noted.locked.lock().expect("one thread"));
+        let one = mounted(&env(), &blocks, 1).await;
+        one.mkdir(me(), ROOT, b"secret", 0o755).await.expect("made");
+        let first = locked();
+        let plain = BlockHash::of(b"atoll v1 name locksecret").0;
+        let guessed = Key([record.root.0, plain].concat().try_into().expect("64 bytes"));
+        assert_eq!((first.len(), first.contains(&guessed)), (1, !is_encrypted));
+        one.rmdir(me(), ROOT, b"secret").await.expect("removed");
+        shut_out(&env(), &blocks, 3).await;
+        locked();
+        let two = mounted(&env(), &blocks, 2).await;
+        two.mkdir(me(), ROOT, b"secret", 0o755).await.expect("made");
+        assert_eq!(locked(), first, "also in another epoch");
+    }
 }
 
 #[tokio::test(start_paused = true)]
