@@ -9,9 +9,10 @@ use atoll_volume::format::directory::{
 use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::owned::{Root, sealed_root};
-use atoll_volume::shared::access::{GroupRecord, Member, VolumeRecord};
+use atoll_volume::shared::access::{GroupRecord, Member, Reader, ReaderRecord, VolumeRecord};
 use atoll_volume::shared::entries::{Entries, Leaf};
 use atoll_volume::shared::inode::{Attributes, Contents, Entry, Inode, InodeKey, Link};
+use atoll_volume::shared::sealing::Sealing;
 use bytes::Bytes;
 
 use super::{Target, round_trip, target};
@@ -48,7 +49,7 @@ pub(super) fn targets() -> Vec<Target> {
             Inode::decode(block).ok().map(|inode| inode.encode().expect("it was one"))
         }),
         block("volume/shared-leaf", vec![shared_leaf()], |block| {
-            Leaf::decode(block).ok().map(|leaf| leaf.block().1.to_vec())
+            Leaf::decode(block).ok().map(|leaf| leaf.encode())
         }),
         round_trip("volume/shared-record", shared_records(), encode_shared, |input| {
             VolumeRecord::decode(&Bytes::copy_from_slice(input))
@@ -56,6 +57,16 @@ pub(super) fn targets() -> Vec<Target> {
         block("volume/group-record", vec![group_record()], |block| {
             let record = GroupRecord::decode(block, group_key().group_id()).ok()?;
             Some(record.encode().expect("it came from a block"))
+        }),
+        block("volume/reader-record", vec![reader_record()], |block| {
+            let record = ReaderRecord::decode(block).ok()?;
+            Some(record.encode().expect("it came from a block"))
+        }),
+        // A node can say any epoch, and any bytes.
+        target("volume/sealed-inode", vec![sealed_inode()], |input| {
+            let sealed = Bytes::copy_from_slice(input);
+            assert!(sealing().open_block(&sealed).is_err(), "an inode passes for a block");
+            sealing().open_inode(&sealed).is_ok_and(|inode| Inode::decode(&inode).is_ok())
         }),
         block("volume/directory", vec![leaf().encode(), interior().encode()], |block| {
             DirectoryBlock::decode(block).ok().map(|directory| directory.encode())
@@ -110,8 +121,10 @@ fn shared_records() -> Vec<VolumeRecord> {
         label: "Größe".into(),
         group_epoch: 0,
         bound_epoch: 0,
+        is_encrypted: false,
     };
-    vec![VolumeRecord { group_epoch: 3, bound_epoch: 2, ..plain.clone() }, plain]
+    let encrypted = VolumeRecord { is_encrypted: true, ..plain.clone() };
+    vec![VolumeRecord { group_epoch: 3, bound_epoch: 2, ..plain.clone() }, plain, encrypted]
 }
 
 fn encode_shared(record: &VolumeRecord) -> Vec<u8> {
@@ -130,6 +143,28 @@ fn group_record() -> Vec<u8> {
     };
     let members = (1..4).map(member).collect();
     GroupRecord { label: "band".into(), members }.encode().expect("few members")
+}
+
+fn reader_record() -> Vec<u8> {
+    let key = ReadKey::of_epoch(&group_key(), 3).expect("an epoch");
+    let reader = |n: u8| {
+        let user = SecretKey::from_seed(&[n; 32]).user_id();
+        let sealed_key = key.seal_to(&user, &group_key(), 3).expect("a key");
+        (user, Reader { until_secs: n.into(), label: "alice".into(), sealed_key })
+    };
+    let readers = (1..4).map(reader).collect();
+    ReaderRecord { epoch: 3, readers }.encode().expect("few readers")
+}
+
+/// Of a reader who has the keys of epochs up to 3.
+fn sealing() -> Sealing {
+    let key = ReadKey::of_epoch(&group_key(), 3).expect("an epoch");
+    Sealing::of_reader(group_key().volume_id(), 3, key)
+}
+
+fn sealed_inode() -> Vec<u8> {
+    let payload = shared_directory().encode().expect("short");
+    sealing().sealer().seal_inode(payload).expect("short")
 }
 
 fn encrypted_roots() -> Vec<Vec<u8>> {
