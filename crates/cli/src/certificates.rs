@@ -13,6 +13,7 @@ use atoll_dht::Blocks;
 use atoll_env::Instant;
 use atoll_volume::shared::access::groups::{renew, renew_volume};
 use atoll_volume::shared::access::{AccessError, Renewal, read_volume};
+use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::upkeep::{self, Kept};
 
 use crate::connection;
@@ -77,7 +78,8 @@ async fn renew_all(
         if kept.get(&name).is_some_and(|at| now.since(*at) < KEEP_EVERY) {
             continue;
         }
-        match upkeep::keep(&env, &blocks, key.volume_id(), record.root).await {
+        let sealing = Sealing::of_owner(&key, record.read_epoch());
+        match upkeep::keep(&env, &blocks, key.volume_id(), record.root, &sealing).await {
             Ok(Kept { inodes, renewed, lacking: 0, unread: 0, .. }) => {
                 tracing::info!(
                     "volume {name}: leases of {renewed} blocks, {inodes} inodes renewed"

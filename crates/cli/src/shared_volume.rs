@@ -1,6 +1,7 @@
 //! Code that all commands for shared volumes use: it finds a volume, reads the names of users and groups, and
 //! gives inodes other groups.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,10 @@ use atoll_key::{
 use atoll_node::Client;
 use atoll_volume::owned::LeaseKeeper;
 use atoll_volume::shared::access::{
-    self, AccessError, Credentials, GroupRecord, RebindReport, VolumeRecord,
+    self, AccessError, Credentials, GroupRecord, ReaderRecord, RebindReport, VolumeRecord,
 };
 use atoll_volume::shared::inode::InodeKey;
+use atoll_volume::shared::sealing::Sealing;
 
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::moment::Moment;
@@ -43,13 +45,15 @@ pub(crate) fn failure(what: &str, error: AccessError) -> Failure {
     match error {
         AccessError::Get(error) => Failure::get(what, &error),
         AccessError::Put(error) => Failure::put(what, &error),
-        AccessError::NoGroup | AccessError::NoVolume => {
+        AccessError::NoGroup | AccessError::NoVolume | AccessError::NoReaders => {
             Failure::new(Exit::NotFound, what).because(error)
         }
-        AccessError::TooLong(_) | AccessError::Past => {
+        AccessError::TooLong(_) | AccessError::Past | AccessError::BadUser => {
             Failure::new(Exit::Usage, what).because(error)
         }
-        AccessError::Bad { .. } => Failure::new(Exit::Failed, what).because(error),
+        AccessError::Bad { .. } | AccessError::NoEpoch => {
+            Failure::new(Exit::Failed, what).because(error)
+        }
     }
 }
 
@@ -82,6 +86,22 @@ impl Owned {
             .ok_or_else(|| failure(what, AccessError::NoGroup))
     }
 
+    /// Who may read it; none if it is not encrypted.
+    pub(crate) async fn readers(&self, what: &str) -> Result<ReaderRecord, Failure> {
+        if !self.record.is_encrypted {
+            return Ok(ReaderRecord::default());
+        }
+        let record = access::read_readers(&self.blocks, self.key.volume_id()).await;
+        record
+            .map_err(|error| failure(what, error))?
+            .ok_or_else(|| failure(what, AccessError::NoReaders))
+    }
+
+    /// Opens and seals its blocks.
+    fn sealing(&self) -> Sealing {
+        Sealing::of_owner(&self.key, self.record.read_epoch())
+    }
+
     /// Makes the node renew the lease of the volume's new record.
     pub(crate) async fn keep(&self, record: SignedBlock, what: &str) -> Result<(), Failure> {
         let kept = own_volume::KeepVersions::new(self.client.clone(), &self.name);
@@ -93,7 +113,8 @@ impl Owned {
     pub(crate) async fn find(&self, path: &str, what: &str) -> Result<InodeKey, Failure> {
         let names = path.split('/').filter(|name| !name.is_empty() && *name != ".");
         let names: Vec<Vec<u8>> = names.map(|name| name.as_bytes().to_vec()).collect();
-        let found = access::rebind::find(&self.blocks, self.record.root, &names).await;
+        let (root, sealing) = (self.record.root, self.sealing());
+        let found = access::rebind::find(&self.blocks, root, &names, &sealing).await;
         found.map_err(|error| failure(what, error))?.ok_or_else(|| {
             Failure::new(Exit::NotFound, what)
                 .because(format!("there is no {path} in {}", self.name))
@@ -120,9 +141,9 @@ impl Owned {
                 eprintln!("{} so far, {} changed", inodes(report.inodes), report.changed);
             }
         };
-        let (blocks, key) = (&self.blocks, &self.key);
+        let (blocks, owner) = (&self.blocks, (&self.key, &self.sealing()));
         let report =
-            access::rebind(env, blocks, key, &credentials, top, groups, &mut progress).await;
+            access::rebind(env, blocks, owner, &credentials, top, groups, &mut progress).await;
         if report.failed == 0 {
             return Ok(report);
         }
@@ -195,6 +216,16 @@ pub(crate) fn find_member(
     named: &Grantee,
     what: &str,
 ) -> Result<UserId, Failure> {
+    find_user(record, &ReaderRecord::default(), named, what)
+}
+
+/// The same among the members of a volume's default group and its readers.
+pub(crate) fn find_user(
+    record: &GroupRecord,
+    readers: &ReaderRecord,
+    named: &Grantee,
+    what: &str,
+) -> Result<UserId, Failure> {
     let label = match named {
         Grantee::User(user, _) => return Ok(*user),
         Grantee::Group(_) => {
@@ -202,9 +233,12 @@ pub(crate) fn find_member(
         }
         Grantee::Name(label) => label,
     };
-    let mut found = record.members.iter().filter(|(_, member)| member.label == *label);
+    let members = record.members.iter().map(|(user, member)| (user, &member.label));
+    let readers = readers.readers.iter().map(|(user, reader)| (user, &reader.label));
+    let labelled = members.chain(readers).filter(|(_, theirs)| *theirs == label);
+    let mut found = labelled.map(|(user, _)| *user).collect::<BTreeSet<_>>().into_iter();
     match (found.next(), found.next()) {
-        (Some((user, _)), None) => Ok(*user),
+        (Some(user), None) => Ok(user),
         (Some(_), Some(_)) => Err(Failure::new(Exit::Failed, what)
             .because(format!("several members are called {label}"))
             .advice("Name the one by atolluser:KEY.")),
@@ -229,14 +263,40 @@ pub(crate) fn until_text(until_secs: u64) -> String {
 
 /// A member in a list: label, end, key.
 pub(crate) fn member_lines(record: &GroupRecord) -> Vec<String> {
-    let line = |(user, member): (&UserId, &access::Member)| {
-        let label = match &member.label[..] {
-            "" => "-".to_owned(),
-            label => escaped(label.as_bytes()),
-        };
-        format!("{label:<16}  {:<28}  {}", until_text(member.until_secs), UserAddress(*user))
+    let members = record.members.iter();
+    members.map(|(user, member)| user_line(user, &member.label, member.until_secs)).collect()
+}
+
+fn user_line(user: &UserId, label: &str, until_secs: u64) -> String {
+    let label = match label {
+        "" => "-".to_owned(),
+        label => escaped(label.as_bytes()),
     };
-    record.members.iter().map(line).collect()
+    format!("{label:<16}  {:<28}  {}", until_text(until_secs), UserAddress(*user))
+}
+
+/// Those who may read a volume and are not among these members, in a list.
+pub(crate) fn reader_lines(record: &ReaderRecord, members: &GroupRecord) -> Vec<String> {
+    let readers = record.readers.iter().filter(|(user, _)| !members.members.contains_key(user));
+    readers.map(|(user, reader)| user_line(user, &reader.label, reader.until_secs)).collect()
+}
+
+/// A reader of an encrypted volume, as JSON.
+#[derive(serde::Serialize)]
+pub(crate) struct JsonReader {
+    user: String,
+    label: String,
+    until_unix_secs: Option<u64>,
+}
+
+/// The readers of a volume, as JSON.
+pub(crate) fn json_readers(record: &ReaderRecord) -> Vec<JsonReader> {
+    let reader = |(user, reader): (&UserId, &access::Reader)| JsonReader {
+        user: UserAddress(*user).to_string(),
+        label: reader.label.clone(),
+        until_unix_secs: Some(reader.until_secs).filter(|secs| *secs > 0),
+    };
+    record.readers.iter().map(reader).collect()
 }
 
 /// A member, as JSON.

@@ -1,10 +1,15 @@
-//! `atoll grant` and `atoll revoke`: who may write a shared volume.
+//! `atoll grant` and `atoll revoke`: who may write a shared volume, and read an encrypted one.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use atoll_env::Env;
 use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, volume_group};
-use atoll_volume::shared::access::groups::{add_member, begin_epoch, change_volume, remove_member};
+use atoll_volume::shared::access::groups::{
+    add_volume_member, begin_epoch, change_volume, remove_member,
+};
+use atoll_volume::shared::access::read_access::KEY_AGE;
+use atoll_volume::shared::access::readers::{add_reader, remove_reader};
 use atoll_volume::shared::access::{VolumeRecord, read_group};
 use serde::Serialize;
 
@@ -24,10 +29,13 @@ use crate::user;
   atoll grant work atolluser:KEY --until 2027-01-31
   atoll grant work band
   atoll grant work/project atollgroup:KEY
+  atoll grant board alice=atolluser:KEY --read
 
 A user joins the volume's default group, which may write all of it. A group (`atoll group`) gets the
 right to write everything that is there from the path down; what is made later has the groups of its
 directory. Run it again if it was interrupted. The user mounts the volume by its address.
+An encrypted volume (`atoll volume create --shared --encrypt`) can be read by its members, and by users to
+whom --read is granted. Members of groups need --read as well.
 Members get certificates for a week at a time, which this node renews daily while it runs.")]
 pub(crate) struct Args {
     /// The volume's name on this node; for a group, also a path in it
@@ -39,7 +47,16 @@ pub(crate) struct Args {
     #[arg(value_name = "USER|GROUP", value_parser = Grantee::parse)]
     to: Grantee,
 
-    /// Until when the user may write: a date or a minute of UTC
+    /// Let the user read an encrypted volume, and not write it
+    #[arg(long)]
+    read: bool,
+
+    /// Let the user or the group write, which is also done without this option
+    #[arg(long, conflicts_with = "read")]
+    write: bool,
+
+    /// Until when the user may write: a date or a minute of UTC. What was readable then stays so until
+    /// `atoll revoke --now` names somebody
     #[arg(long, value_name = "TIME")]
     until: Option<Moment>,
 
@@ -59,7 +76,9 @@ pub(crate) struct Args {
 A user's certificate is not renewed any more, and ends within a week. With --now the other members
 get certificates of a new group, and everything in the volume is bound to that: the user can write nothing
 from then on. That takes two messages a file; run it again if it was interrupted. A group can write
-nothing any more as soon as the command has ended.")]
+nothing any more as soon as the command has ended.
+Of an encrypted volume a user can read what is written until somebody is shut out with --now; with it,
+nothing that is written after the command has ended.")]
 pub(crate) struct RevokeArgs {
     /// The volume's name on this node; for a group, also a path in it
     #[arg(value_name = "NAME[/PATH]")]
@@ -69,7 +88,7 @@ pub(crate) struct RevokeArgs {
     #[arg(value_name = "USER|GROUP", value_parser = Grantee::parse)]
     from: Grantee,
 
-    /// Do not wait until the user's certificate ends
+    /// Do not wait until the user's certificate ends, and give the others a new read key
     #[arg(long)]
     now: bool,
 
@@ -86,6 +105,9 @@ struct Done {
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     group: Option<String>,
+    /// What was granted: `write`, or `read` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    access: Option<&'static str>,
     /// Until when the user may write, at least (grant) or at most (revoke).
     #[serde(skip_serializing_if = "Option::is_none")]
     until_unix_secs: Option<u64>,
@@ -109,6 +131,10 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                     .because("--until goes with a user")
                     .advice("`atoll group add GROUP USER --until TIME` says it of a member."));
             }
+            if args.read {
+                return Err(Failure::new(Exit::Usage, what)
+                    .because("--read goes with a user: each reader is given the read key"));
+            }
             let (env, owned) = open(volume, global, &what).await?;
             let group = group(to, global, &what)?;
             let add = |groups: &[GroupId]| match groups.contains(&group) {
@@ -118,7 +144,14 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             let rebound = rebind_at(&env, &owned, path, &add, (&what, global)).await?;
             let done = done_with_group(volume, group, rebound);
             let line = format!("{}: {}, {rebound} changed", args.target, "the group may write it");
-            output::show(args.json, &done, [line])
+            output::show(args.json, &done, [line])?;
+            if owned.record.is_encrypted && !global.quiet {
+                eprintln!(
+                    "each of its members needs the read key as well: \
+                     `atoll grant {volume} USER --read`"
+                );
+            }
+            Ok(())
         }
     }
 }
@@ -131,18 +164,27 @@ async fn grant_user(
     what: &str,
 ) -> Result<(), Failure> {
     let until_secs = shared_volume::until_secs(args.until);
-    add_member(env, &owned.blocks, &owned.default_group(), user, label, until_secs)
-        .await
-        .map_err(|error| shared_volume::failure(what, error))?;
+    let (blocks, volume, who) = (&owned.blocks, (&owned.key, &owned.record), (user, label));
+    if args.read && !owned.record.is_encrypted {
+        return Err(Failure::new(Exit::Usage, what)
+            .because("it is not encrypted: everybody who knows its address can read it"));
+    }
+    let granted = match args.read {
+        true => add_reader(env, blocks, &owned.key, who, until_secs).await,
+        false => add_volume_member(env, blocks, volume, who, until_secs).await,
+    };
+    granted.map_err(|error| shared_volume::failure(what, error))?;
     let done = Done {
         volume: owned.name.clone(),
         user: Some(UserAddress(user).to_string()),
         until_unix_secs: args.until.map(|_| until_secs),
+        access: Some(if args.read { "read" } else { "write" }),
         ..Done::default()
     };
+    let may = if args.read { "may read it" } else { "may write it" };
     let who = if label.is_empty() { "the user" } else { label };
     let until = shared_volume::until_text(until_secs);
-    output::show(args.json, &done, [format!("{}: {who} may write it {until}", owned.name)])
+    output::show(args.json, &done, [format!("{}: {who} {may} {until}", owned.name)])
 }
 
 /// Takes the right to write away.
@@ -185,9 +227,9 @@ async fn revoke_user(
     what: &str,
 ) -> Result<(), Failure> {
     let failed = |error| shared_volume::failure(what, error);
-    let members = owned.members(what).await?;
+    let (members, readers) = (owned.members(what).await?, owned.readers(what).await?);
     let is_unfinished = owned.record.bound_epoch < owned.record.group_epoch;
-    let user = match shared_volume::find_member(&members, &args.from, what) {
+    let user = match shared_volume::find_user(&members, &readers, &args.from, what) {
         Ok(user) => user,
         // By label, a member that an interrupted command has removed cannot be found any more.
         Err(_) if args.now && is_unfinished => {
@@ -198,7 +240,7 @@ async fn revoke_user(
         }
         Err(failure) => return Err(failure),
     };
-    let is_member = members.members.contains_key(&user);
+    let is_member = members.members.contains_key(&user) || readers.readers.contains_key(&user);
     let mut done = Done {
         volume: owned.name.clone(),
         user: Some(UserAddress(user).to_string()),
@@ -207,17 +249,35 @@ async fn revoke_user(
     if !args.now {
         let group = owned.default_group();
         let removed = remove_member(env, &owned.blocks, &group, user).await.map_err(failed)?;
-        let Some(member) = removed else {
-            return Err(Failure::new(Exit::NotFound, what)
-                .because("the user is not a member of its default group")
-                .advice("--now also shuts out a former member whose certificate still lasts."));
+        let reader = match owned.record.is_encrypted {
+            true => remove_reader(env, &owned.blocks, &owned.key, user).await.map_err(failed)?,
+            false => None,
         };
-        let until_secs = member.certificate.not_after_secs;
-        done.until_unix_secs = Some(until_secs);
-        let until = units::unix_date(until_secs);
-        let lines = [format!("{}: removed; can write until {until} UTC at most", owned.name)];
+        let mut lines = Vec::new();
+        match removed {
+            Some(member) => {
+                let until_secs = member.certificate.not_after_secs;
+                done.until_unix_secs = Some(until_secs);
+                let until = units::unix_date(until_secs);
+                lines.push(format!("{}: removed; can write until {until} UTC at most", owned.name));
+            }
+            None if reader.is_some() => lines.push(format!("{}: removed", owned.name)),
+            None => {
+                return Err(Failure::new(Exit::NotFound, what)
+                    .because("the user is not a member of its default group")
+                    .advice(
+                        "--now also shuts out a former member whose certificate still lasts.",
+                    ));
+            }
+        }
+        if reader.is_some() {
+            lines.push(
+                "the user can read what is written until somebody is revoked with --now".into(),
+            );
+        }
         output::show(args.json, &done, lines)?;
     } else {
+        let began_at = Instant::now();
         if is_member || !is_unfinished {
             let began = begin_epoch(env, &owned.blocks, &owned.key, user).await;
             let (block, record) = began.map_err(failed)?;
@@ -225,6 +285,10 @@ async fn revoke_user(
             owned.record = record;
         }
         done.rebound = finish_rebinding(env, &mut owned, what, global).await?;
+        if owned.record.is_encrypted {
+            // Mounts may seal with the former read key for so long.
+            tokio::time::sleep(KEY_AGE.saturating_sub(began_at.elapsed())).await;
+        }
         let line = format!("{}: shut out, {} changed", owned.name, done.rebound);
         output::show(args.json, &done, [line])?;
     }

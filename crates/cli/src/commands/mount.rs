@@ -18,11 +18,12 @@ use std::time::Duration;
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_gateway::fuse::{self, MountError, MountOptions};
-use atoll_key::{SecretKey, VolumeId, VolumeInvitation};
+use atoll_key::{SecretKey, UserAddress, VolumeId, VolumeInvitation};
 use atoll_node::Client;
 use atoll_vfs::FileSystem;
 use atoll_volume::owned::history::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
+use atoll_volume::shared::access::NotReader;
 use atoll_volume::shared::{Consistency, OpenError, SharedFs, SharedOptions, access};
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
@@ -30,7 +31,7 @@ use clap::error::ErrorKind;
 
 use crate::address::Address;
 use crate::connection;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
 use crate::moment::{self, Moment};
 use crate::mount_server;
@@ -225,9 +226,11 @@ async fn serve_shared(
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
+    let who = user.as_ref().map(|user| UserAddress(user.user_id()));
     let fs = SharedFs::open(env, client, volume, user, options).await;
     let fs = fs.map_err(|error| match error {
         OpenError::Get(error) => Failure::get(&what, &error),
+        OpenError::NotReader(why) => not_reader(&what, why, who),
         error => Failure::new(Exit::Failed, &what).because(error),
     })?;
     let options = MountOptions {
@@ -248,6 +251,19 @@ async fn serve_shared(
         Failure::new(Exit::Unavailable, lost).because(error)
     });
     served.and(ended)
+}
+
+/// The failure of a user who cannot read an encrypted volume.
+fn not_reader(what: &str, why: NotReader, who: Option<UserAddress>) -> Failure {
+    let failure = |exit| Failure::new(exit, what).because(&why);
+    match (&why, who) {
+        (NotReader::Unknown { .. }, _) => failure(Exit::Unavailable).advice(TRY_AGAIN),
+        (_, Some(who)) => failure(Exit::Failed)
+            .advice(format!("Ask its owner for `atoll grant NAME {who} --read`.")),
+        (_, None) => failure(Exit::Failed).advice(
+            "Ask its owner for `atoll grant NAME USER --read`; USER is what `atoll id` says.",
+        ),
+    }
 }
 
 /// That an option is for shared volumes.

@@ -76,6 +76,7 @@ enum Command {
   atoll volume create --encrypt diary
   atoll volume create --keep 60m/48h/14d/8w notes
   atoll volume create --shared team
+  atoll volume create --shared --encrypt board
   atoll mount work ~/work
 
 The key that it is written with stays in this node's directory: `atoll volume export NAME` prints
@@ -86,17 +87,19 @@ newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times a
 they do not share with the present takes room on the ring. `none` keeps nothing.
 
 A --shared volume is written by many at the same time, each by a mount of their own; old states are not
-kept. `atoll grant` and `atoll volume invite` say who may; everybody who knows the address can read it.")]
+kept. `atoll grant` and `atoll volume invite` say who may. Everybody who knows the address can read it,
+unless it is encrypted.")]
 struct CreateArgs {
     /// The volume's name on this node
     name: String,
 
-    /// Encrypt it: it can be read only with the address that has its read key
+    /// Encrypt it: it can be read only with the address that has its read key; a shared one, by those whom
+    /// `atoll grant` or `atoll volume invite` name
     #[arg(long)]
     encrypt: bool,
 
     /// Let others write it too, whom `atoll grant` or `atoll volume invite` name
-    #[arg(long, conflicts_with_all = ["encrypt", "keep"])]
+    #[arg(long, conflicts_with = "keep")]
     shared: bool,
 
     /// Which old states are kept
@@ -163,7 +166,8 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
         }
     }
     if args.shared {
-        share::create(&env, &client, (name, &volume.key), global, &what).await?;
+        let new = (&name[..], &volume.key, args.encrypt);
+        share::create(&env, &client, new, global, &what).await?;
         return tell(args, global, ReadAddress::from(VolumeAddress(id)));
     }
     let read_key = match args.encrypt {
@@ -182,7 +186,7 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
 }
 
 fn tell(args: &CreateArgs, global: &Global, address: ReadAddress) -> Result<(), Failure> {
-    let (name, shared, encrypted) = (&args.name, args.shared, address.read_key.is_some());
+    let (name, shared, encrypted) = (&args.name, args.shared, args.encrypt);
     let address = address.to_text();
     let mut output = Output::new();
     if args.json {
@@ -192,8 +196,10 @@ fn tell(args: &CreateArgs, global: &Global, address: ReadAddress) -> Result<(), 
     output.line(address)?;
     output.flush()?;
     if shared && !global.quiet {
+        let also = if encrypted { ", with --read only read it" } else { "" };
         eprintln!(
-            "`atoll mount {name} DIR` mounts it; `atoll grant {name} USER` lets somebody else write it"
+            "`atoll mount {name} DIR` mounts it; `atoll grant {name} USER` lets somebody else write \
+             it{also}"
         );
     } else if !global.quiet {
         eprintln!("`atoll mount {name} DIR` mounts it read-write; the address reads it anywhere");

@@ -208,6 +208,120 @@ fn members_write_through_mounts_at_the_same_time_and_others_read() {
         .failed(2, &["a shared volume"]);
 }
 
+/// Grants, revocations and lists of an encrypted volume; the mounts are the next test's.
+#[test]
+fn the_readers_of_an_encrypted_volume_are_granted_listed_and_revoked() {
+    let ring = Ring::of(2);
+    let (owner, guest) = (&ring.nodes[0], &ring.nodes[1]);
+    let create = ["volume", "create", "board", "--shared", "--encrypt", "--json"];
+    let created = owner.atoll(create).ok().json();
+    assert_eq!((&created["shared"], &created["encrypted"]), (&true.into(), &true.into()));
+    let address = created["address"].as_str().expect("a text").to_owned();
+    assert!(!address.contains('#'), "each reader has the key by the user's own: {address}");
+    let readers = || -> Vec<String> {
+        let shown = owner.atoll(["volume", "show", "board", "--json"]).ok().json();
+        assert_eq!(shown["encrypted"], true);
+        let readers = shown["readers"].as_array().expect("readers").iter();
+        let mut labels: Vec<String> =
+            readers.map(|reader| reader["label"].as_str().expect("a text").to_owned()).collect();
+        labels.sort();
+        labels
+    };
+    assert_eq!(readers(), ["owner"]);
+    let alice = user(guest);
+    let labelled = format!("alice={alice}");
+    let said = owner.atoll(["grant", "board", &labelled, "--read"]).ok().stdout;
+    assert!(said.contains("alice may read it without an end"), "{said}");
+    assert_eq!(
+        (readers(), members(owner, "board")),
+        (labels(&["alice", "owner"]), labels(&["owner"]))
+    );
+    let text = owner.atoll(["volume", "show", "board"]).ok().stdout;
+    assert!(text.contains("encrypted  yes") && text.contains("reader  alice"), "{text}");
+
+    // Without --now the user keeps the key that is in use; a member is a reader too.
+    let said = owner.atoll(["revoke", "board", "alice"]).ok().stdout;
+    assert!(said.contains("can read what is written until somebody is revoked"), "{said}");
+    assert_eq!(readers(), ["owner"]);
+    let said = owner.atoll(["grant", "board", &labelled, "--write"]).ok().stdout;
+    assert!(said.contains("alice may write it"), "{said}");
+    assert_eq!(
+        (readers(), members(owner, "board")),
+        (labels(&["alice", "owner"]), labels(&["alice", "owner"]))
+    );
+    assert_eq!(
+        owner.atoll(["revoke", "board", "alice", "--now", "--json"]).ok().json()["rebound"],
+        1
+    );
+    assert_eq!((readers(), members(owner, "board")), (labels(&["owner"]), labels(&["owner"])));
+    owner.atoll(["revoke", "board", "alice"]).failed(4, &["no member is called alice"]);
+    owner.atoll(["volume", "invite", "board", "--label", "bob"]).ok();
+    assert_eq!(readers(), ["bob", "owner"]);
+    assert_eq!(owner.atoll(["renew", "board", "--json"]).ok().json()["lost_blocks"], 0);
+
+    // Reading is granted to users, and of encrypted volumes.
+    let group = owner.atoll(["group", "create", "band", &labelled]).ok().last_line().to_owned();
+    owner.atoll(["grant", "board", &group, "--read"]).failed(2, &["--read goes with a user"]);
+    let said = owner.atoll(["grant", "board", "band"]).ok();
+    assert!(said.stderr.contains("atoll grant board USER --read"), "{said:?}");
+    owner.atoll(["volume", "create", "work", "--shared"]).ok();
+    owner.atoll(["grant", "work", &labelled, "--read"]).failed(2, &["it is not encrypted"]);
+    owner.atoll(["grant", "work", &labelled, "--read", "--write"]).failed(2, &["cannot be used"]);
+}
+
+fn labels(of: &[&str]) -> Vec<String> {
+    of.iter().map(|label| (*label).to_owned()).collect()
+}
+
+#[test]
+fn readers_of_an_encrypted_volume_mount_it_and_others_are_told_whom_to_ask() {
+    if !can_mount("readers_of_an_encrypted_volume_mount_it_and_others_are_told_whom_to_ask") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let create = ["volume", "create", "board", "--shared", "--encrypt"];
+    let address = ring.nodes[0].atoll(create).ok().last_line().to_owned();
+    let (alice, bob) = (user(&ring.nodes[1]), user(&ring.nodes[2]));
+    let owner = ring.mount(0, "board", &[]);
+    fs::write(owner.join("plan"), "words that only readers see").expect("writes");
+    let here = ring.path("here");
+    fs::create_dir(&here).expect("a directory");
+    let ask = format!("atoll grant NAME {alice} --read");
+    run(ring.nodes[1].command(["mount", &address]).arg(&here))
+        .failed(1, &["not among its readers", &ask]);
+
+    ring.nodes[0].atoll(["grant", "board", &format!("alice={alice}"), "--read"]).ok();
+    ring.nodes[0].atoll(["grant", "board", &format!("bob={bob}")]).ok();
+    let reader = ring.mount(1, &address, &[]);
+    let member = ring.mount(2, &address, &[]);
+    let words = fs::read(reader.join("plan")).expect("reads");
+    assert_eq!(words, b"words that only readers see");
+    let refused = fs::write(reader.join("mine"), "x").expect_err("read-only");
+    assert_eq!(refused.raw_os_error(), Some(30), "EROFS");
+    fs::write(member.join("more"), "written by a member").expect("writes");
+    until("the reader sees it", || reader.join("more").exists());
+    assert_eq!(fs::read(reader.join("more")).expect("reads"), b"written by a member");
+
+    // Shut out, the reader reads nothing that is written from then on.
+    ring.nodes[0].atoll(["revoke", "board", "alice", "--now"]).ok();
+    fs::write(member.join("late"), "not for alice").expect("writes");
+    until("the owner sees it", || owner.join("late").exists());
+    assert_eq!(fs::read(owner.join("late")).expect("reads"), b"not for alice");
+    let refused = fs::read(reader.join("late")).expect_err("sealed with another key");
+    assert_eq!(refused.raw_os_error(), Some(13), "EACCES");
+    unmount(atoll().arg("unmount").arg(&reader));
+    run(ring.nodes[1].command(["mount", &address]).arg(&here))
+        .failed(1, &["not among its readers", &ask]);
+
+    let code = ring.nodes[0].atoll(["volume", "invite", "board"]).ok().last_line().to_owned();
+    ring.nodes[1].atoll(["volume", "join", &code, "team"]).ok();
+    let joined = ring.mount(1, "team", &[]);
+    let words = fs::read(joined.join("plan")).expect("reads what is older");
+    assert_eq!(words, b"words that only readers see");
+    fs::write(joined.join("hello"), "by invitation").expect("writes");
+    until("the owner sees it", || owner.join("hello").exists());
+}
+
 #[test]
 fn a_user_needs_a_node() {
     let temp = tempfile::tempdir().expect("temp");
@@ -229,7 +343,7 @@ fn a_user_needs_a_node() {
         (&["grant", "work", "alice=bob"], "atoll id"),
         (&["revoke", "work", "atollgroup:aaaa"], "missing"),
         (&["group", "add", "band"], "<USER>"),
-        (&["volume", "create", "a", "--shared", "--encrypt"], "--encrypt"),
+        (&["volume", "create", "a", "--shared", "--keep", "none"], "--keep"),
         (&["volume", "join", "hello", "a"], "should begin with"),
     ] {
         run(atoll().args(arguments).arg("--dir").arg(&dir)).failed(2, &[words]);

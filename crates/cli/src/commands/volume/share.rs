@@ -7,7 +7,7 @@ use atoll_env::Env;
 use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
 use atoll_node::{Client, check_name};
 use atoll_volume::owned::LeaseKeeper;
-use atoll_volume::shared::access::groups::add_member;
+use atoll_volume::shared::access::groups::add_volume_member;
 use atoll_volume::shared::access::{self, AccessError, NewVolume};
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ struct JsonJoined {
 pub(super) async fn create(
     env: &Env,
     client: &Arc<Client>,
-    (name, key): (&str, &SecretKey),
+    (name, key, is_encrypted): (&str, &SecretKey, bool),
     global: &Global,
     what: &str,
 ) -> Result<(), Failure> {
@@ -100,6 +100,7 @@ pub(super) async fn create(
         block_size_log2: BLOCK_SIZE_LOG2,
         owner: own_volume::owner(),
         mode: 0o755,
+        is_encrypted,
     };
     let failed = |error| shared_volume::failure(what, error);
     access::create(env, &blocks, key, &user, &options).await.map_err(failed)?;
@@ -116,8 +117,8 @@ pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Fai
     let (env, client) = connection::to_node(global).await?;
     let owned = shared_volume::owned(client, name, &what).await?;
     let (user, until_secs) = (user::new_key(&env), shared_volume::until_secs(args.until));
-    let group = owned.default_group();
-    add_member(&env, &owned.blocks, &group, user.user_id(), &args.label, until_secs)
+    let (volume, member) = ((&owned.key, &owned.record), (user.user_id(), &args.label[..]));
+    add_volume_member(&env, &owned.blocks, volume, member, until_secs)
         .await
         .map_err(|error| shared_volume::failure(&what, error))?;
     let invitation = VolumeInvitation { volume: owned.key.volume_id(), user };

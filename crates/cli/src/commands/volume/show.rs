@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::global::Global;
 use crate::output;
 use crate::own_volume;
-use crate::shared_volume::{self, JsonMember};
+use crate::shared_volume::{self, JsonMember, JsonReader};
 use crate::units;
 
 /// Arguments of `atoll volume show`.
@@ -50,8 +50,13 @@ struct Shown {
     /// The members of a shared volume's default group, who may write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     members: Option<Vec<JsonMember>>,
+    /// Who may read an encrypted shared volume, its members included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    readers: Option<Vec<JsonReader>>,
     #[serde(skip)]
     member_lines: Vec<String>,
+    #[serde(skip)]
+    reader_lines: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -92,7 +97,9 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let group = match is_shared {
         true => {
             let what = format!("cannot show who may write {name}");
-            Some(shared_volume::owned(client, name, &what).await?.members(&what).await?)
+            let owned = shared_volume::owned(client, name, &what).await?;
+            status.encrypted = owned.record.is_encrypted;
+            Some((owned.members(&what).await?, owned.readers(&what).await?))
         }
         false => None,
     };
@@ -107,9 +114,16 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Err(OpenError::Root(RootError::Shared)) => (None, None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let members = group.as_ref().map(shared_volume::json_members);
-    let member_lines = group.as_ref().map(shared_volume::member_lines).unwrap_or_default();
-    let shown = Shown { status, kind, root, unread, writer, members, member_lines };
+    let (mut members, mut readers) = (None, None);
+    let (mut member_lines, mut reader_lines) = (Vec::new(), Vec::new());
+    if let Some((group, record)) = &group {
+        members = Some(shared_volume::json_members(group));
+        member_lines = shared_volume::member_lines(group);
+        readers = status.encrypted.then(|| shared_volume::json_readers(record));
+        reader_lines = shared_volume::reader_lines(record, group);
+    }
+    let shown =
+        Shown { status, kind, root, unread, writer, members, readers, member_lines, reader_lines };
     output::show(args.json, &shown, shown.describe())
 }
 
@@ -153,7 +167,10 @@ impl Shown {
             fields.push(("lost", units::counted(status.lost_blocks, "block", "blocks")));
         }
         match self.members {
-            Some(_) => fields.extend(self.member_lines.iter().map(|line| ("member", line.clone()))),
+            Some(_) => {
+                fields.extend(self.member_lines.iter().map(|line| ("member", line.clone())));
+                fields.extend(self.reader_lines.iter().map(|line| ("reader", line.clone())));
+            }
             None => fields
                 .push(("writer", self.writer.as_ref().map_or("none".into(), Writer::describe))),
         }
@@ -215,7 +232,9 @@ mod tests {
             root: None,
             unread: None,
             members: None,
+            readers: None,
             member_lines: Vec::new(),
+            reader_lines: Vec::new(),
             status: status.clone(),
         };
         let whole = Shown { root: Some(root), ..shown(writer(&["/w"])) };
