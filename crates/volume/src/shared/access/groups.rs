@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use atoll_dht::{Blocks, PutError};
 use atoll_env::Env;
-use atoll_key::epoch_key::MAX_EPOCHS;
 use atoll_key::kinds::certified::Certificate;
 use atoll_key::{GroupId, SecretKey, SignedBlock, UserId, volume_group};
 
@@ -237,9 +236,15 @@ pub async fn renew_volume(
 ) -> Result<Renewal, AccessError> {
     let mut all = Renewal::default();
     for epoch in record.bound_epoch..=record.group_epoch {
-        let Renewal { renewed, dropped } = renew(env, blocks, &volume_group(volume, epoch)).await?;
-        all.renewed += renewed;
-        all.dropped += dropped;
+        match renew(env, blocks, &volume_group(volume, epoch)).await {
+            Ok(Renewal { renewed, dropped }) => {
+                all.renewed += renewed;
+                all.dropped += dropped;
+            }
+            // An epoch whose beginning was interrupted.
+            Err(AccessError::NoGroup) if epoch < record.group_epoch => {}
+            Err(error) => return Err(error),
+        }
     }
     if record.is_encrypted {
         let ended = |readers: &mut ReaderRecord, now_secs| Ok(readers.drop_ended(now_secs));
@@ -288,9 +293,6 @@ pub async fn begin_epoch(
 ) -> Result<(SignedBlock, VolumeRecord), AccessError> {
     let (_, record) =
         read_volume(blocks, volume.volume_id()).await?.ok_or(AccessError::NoVolume)?;
-    if record.is_encrypted && record.group_epoch + 1 >= MAX_EPOCHS {
-        return Err(AccessError::NoEpoch);
-    }
     let former = volume_group(volume, record.group_epoch);
     // The others need it until their inodes are bound to the new one.
     let remaining = change_group(env, blocks, &former, |group, _| {
@@ -298,12 +300,15 @@ pub async fn begin_epoch(
         group.clone()
     })
     .await?;
-    let epoch = record.group_epoch + 1;
+    let mut epoch = record.group_epoch + 1;
     if record.is_encrypted {
-        change_readers(env, blocks, volume, |readers, now_secs| {
+        epoch = change_readers(env, blocks, volume, |readers, now_secs| {
+            // A change that was interrupted here has given a key to readers whom this one may shut out.
+            let epoch = record.group_epoch.max(readers.epoch) + 1;
             readers.readers.remove(&user);
             readers.drop_ended(now_secs);
-            readers.begin(volume, epoch)
+            readers.begin(volume, epoch)?;
+            Ok(epoch)
         })
         .await?;
     }

@@ -22,7 +22,7 @@ use crate::shared::sealing::{Sealer, Sealing};
 pub const KEY_AGE: Duration = Duration::from_secs(5);
 /// The same while the record of the readers cannot be read. A guess: longer than most failures.
 pub const KEY_LIMIT: Duration = Duration::from_secs(600);
-/// How long a reader who lacks a key does not ask for it again. A guess.
+/// How long a reader who has asked for a key in vain does not ask again. A guess.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Why a user cannot read an encrypted volume, or not write it now.
@@ -77,6 +77,8 @@ struct Looks {
     read: Instant,
     /// Whether the user was not among the readers then.
     is_refused: bool,
+    /// When a key was looked for that was not there.
+    in_vain: Option<Instant>,
 }
 
 impl ReadAccess {
@@ -105,7 +107,7 @@ impl ReadAccess {
                 Sealing::of_reader(volume, epoch, key)
             }
         };
-        let looks = Mutex::new(Looks { tried: now, read: now, is_refused: false });
+        let looks = Mutex::new(Looks { tried: now, read: now, is_refused: false, in_vain: None });
         let turn = futures_util::lock::Mutex::new(());
         Ok(ReadAccess { env, blocks, volume, user, sealing, turn, looks })
     }
@@ -136,27 +138,42 @@ impl ReadAccess {
 
     /// Fetches the key of an inode's newest version, if there is one for this user.
     pub async fn prepare(&self, block: &CertifiedBlock) {
-        if self.sealing.lacks_key_of(block) {
-            // Why it cannot be read is said by whoever opens the version.
-            let _ = self.look_unless_within(LOOK_AGAIN).await;
+        let _turn = match self.sealing.lacks_key_of(block) {
+            true => self.turn.lock().await,
+            false => return,
+        };
+        let began = self.env.now();
+        let is_in_vain = |at: Instant| began.since(at) < LOOK_AGAIN;
+        // Another call may have fetched it meanwhile.
+        if !self.sealing.lacks_key_of(block) || self.looks().in_vain.is_some_and(is_in_vain) {
+            return;
         }
+        // Why the version cannot be read is said by whoever opens it.
+        let _ = self.look().await;
+        self.looks().in_vain = self.sealing.lacks_key_of(block).then_some(began);
     }
 
     /// Reads the record of the readers, unless that was tried within `age`.
     async fn look_unless_within(&self, age: Duration) -> Result<(), NotReader> {
         let _turn = self.turn.lock().await;
-        let (now, Some(user)) = (self.env.now(), &self.user) else { return Err(NotReader::NoKey) };
         {
-            let mut looks = self.looks();
-            if now.since(looks.tried) < age {
+            let looks = self.looks();
+            if self.env.now().since(looks.tried) < age {
                 let told = || "it could not be read just now".to_owned();
                 return match looks.read == looks.tried {
                     true => Ok(()),
                     false => Err(NotReader::Unknown { told: told() }),
                 };
             }
-            looks.tried = now;
         }
+        self.look().await
+    }
+
+    /// Reads the record of the readers. The caller has the turn.
+    async fn look(&self) -> Result<(), NotReader> {
+        let user = self.user.as_ref().ok_or(NotReader::NoKey)?;
+        let now = self.env.now();
+        self.looks().tried = now;
         let found = read_key(&self.blocks, self.volume, user).await;
         if matches!(found, Ok(_) | Err(NotReader::NotListed)) {
             let mut looks = self.looks();

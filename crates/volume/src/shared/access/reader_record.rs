@@ -144,13 +144,13 @@ impl ReaderRecord {
         count - self.readers.len()
     }
 
-    /// Seals the read key of an epoch to all readers, unless a later one is.
+    /// Seals the read key of an epoch to all readers.
     ///
     /// # Errors
     /// As of [`ReaderRecord::add`].
     pub(super) fn begin(&mut self, volume: &SecretKey, epoch: u32) -> Result<(), AccessError> {
-        if epoch <= self.epoch {
-            return Ok(());
+        if epoch >= MAX_EPOCHS {
+            return Err(AccessError::NoEpoch);
         }
         self.epoch = epoch;
         for (user, Reader { until_secs, label, .. }) in std::mem::take(&mut self.readers) {

@@ -20,7 +20,7 @@ use atoll_volume::shared::access::groups::{
 };
 use atoll_volume::shared::access::readers::{add_reader, read_readers, remove_reader};
 use atoll_volume::shared::access::{
-    Credentials, NotReader, ReaderRecord, Renewal, VolumeRecord, rebind,
+    AccessError, Credentials, GroupRecord, NotReader, ReaderRecord, Renewal, VolumeRecord, rebind,
 };
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::{OpenError, SharedFs, SharedOptions, upkeep};
@@ -46,6 +46,8 @@ struct Noted {
     renewed: Mutex<BTreeSet<BlockId>>,
     hides_readers: AtomicBool,
     locked: Mutex<BTreeSet<Key>>,
+    /// Puts of it fail.
+    denied: Mutex<Option<BlockId>>,
 }
 
 impl Noted {
@@ -79,6 +81,11 @@ impl OverMemory for Noted {
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let denied = *self.denied.lock().expect("one thread");
+        if blocks.iter().any(|block| Some(block.id) == denied) {
+            let error = Err(PutError::Unavailable("nobody answers".into()));
+            return Box::pin(async { vec![error] });
+        }
         let new = blocks.iter().map(|block| (block.id, block.bytes.clone()));
         self.put.lock().expect("one thread").extend(new);
         self.memory.put_blocks(blocks)
@@ -286,8 +293,11 @@ async fn a_member_who_was_shut_out_reads_nothing_that_is_written_afterwards() {
     let (number, handle) = (made.0.attr.inode, made.1.handle);
     two.flush(number, handle).await.expect("the ring takes it");
 
+    // Nobody of the others has to wait.
+    put(&two, "moment", b"before").await.expect("written");
     let record = shut_out(&env(), &blocks, 3).await;
     assert_eq!((record.group_epoch, record.bound_epoch), (1, 1));
+    assert_eq!(content(&two, "small").await.expect("reads"), b"before");
     tokio::time::sleep(NEXT_KEY).await;
     noted.put_since();
     let data = Bytes::from(bytes(100_000, 5));
@@ -315,6 +325,38 @@ async fn a_member_who_was_shut_out_reads_nothing_that_is_written_afterwards() {
     assert_eq!(put(&three, "other", b"x").await.err(), Some(Errno::EACCES));
     let refused = opened(&env(), &blocks, 3).await.err();
     assert_eq!(refused, Some(OpenError::NotReader(NotReader::NotListed)));
+}
+
+/// The first attempt to shut somebody out gives a key of the next epoch to all others, and ends there.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_an_interrupted_change_gave_away_is_not_used() {
+    let (noted, blocks) = Noted::new();
+    created_with(&env(), &blocks, true).await;
+    let one = mounted(&env(), &blocks, 1).await;
+    let next = volume_group(&volume(), 1).group_id();
+    *noted.denied.lock().expect("one thread") = Some(GroupRecord::id(next));
+    let began = begin_epoch(&env(), &blocks, &volume(), user(3).user_id()).await;
+    assert!(matches!(began, Err(AccessError::Put(_))), "{began:?}");
+    *noted.denied.lock().expect("one thread") = None;
+    let id = volume().volume_id();
+    let held = read_readers(&blocks, id).await.expect("reads").expect("there");
+    let theirs = Sealing::of_reader(id, 1, held.key_of(&user(4), &id).expect("a reader"));
+    // What is sealed meanwhile is sealed with it.
+    tokio::time::sleep(NEXT_KEY).await;
+    noted.put_since();
+    put(&one, "file", b"first").await.expect("written");
+    assert!(can_read(&theirs, &noted.put_since()).iter().all(|can| *can));
+
+    let (_, record) = begin_epoch(&env(), &blocks, &volume(), user(4).user_id()).await.expect("ok");
+    assert_eq!((record.group_epoch, record.bound_epoch), (2, 0));
+    let renewed = renew_volume(&env(), &blocks, &volume(), &record).await;
+    assert_eq!(renewed, Ok(Renewal::default()), "there is no group of epoch 1");
+    let record = shut_out(&env(), &blocks, 5).await;
+    assert_eq!((record.group_epoch, record.bound_epoch), (3, 3));
+    tokio::time::sleep(NEXT_KEY).await;
+    noted.put_since();
+    put(&one, "file", b"FIRST").await.expect("written");
+    assert!(can_read(&theirs, &noted.put_since()).iter().all(|can| !can));
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_key::epoch_key::MAX_EPOCHS;
-use atoll_key::{BlockHash, ReadKey, SealError, UserId};
+use atoll_key::{BlockHash, ReadKey, SealError, UserId, volume_group};
 use atoll_volume::format::FormatError;
 use atoll_volume::shared::access::group_record::{MAX_MEMBER_LABEL_BYTES, MAX_MEMBERS};
+use atoll_volume::shared::access::groups::{begin_epoch, change_volume, put_group};
 use atoll_volume::shared::access::readers::{add_reader, remove_reader};
 use atoll_volume::shared::access::{
-    AccessError, Reader, ReaderRecord, TooLong, VolumeRecord, read_readers,
+    AccessError, GroupRecord, Reader, ReaderRecord, TooLong, VolumeRecord, read_readers,
 };
 use atoll_volume::shared::inode::{Contents, InodeKey, TooLarge};
 use atoll_volume::shared::sealing::Sealing;
@@ -183,6 +184,25 @@ fn the_bytes_of_encrypted_volumes_never_change() {
 }
 
 const GOLDEN: &str = "d5e2a219fa12b1389d02a1bf02ad9f1d02f50610df668baff3d8198253fa59ec";
+
+#[tokio::test(start_paused = true)]
+async fn after_4095_new_epochs_there_is_none() {
+    let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
+    let (env, volume) = (env(), volume());
+    created_with(&env, &blocks, true).await;
+    let nearly = |record: &mut VolumeRecord| record.group_epoch = MAX_EPOCHS - 2;
+    change_volume(&env, &blocks, &volume, nearly).await.expect("changes");
+    let group = volume_group(&volume, MAX_EPOCHS - 2);
+    put_group(&env, &blocks, &group, &GroupRecord::default()).await.expect("is put");
+    let whom = secret(3).user_id();
+    let (_, record) = begin_epoch(&env, &blocks, &volume, whom).await.expect("the last one");
+    assert_eq!(record.group_epoch, MAX_EPOCHS - 1);
+    let refused = begin_epoch(&env, &blocks, &volume, whom).await;
+    assert_eq!(refused.err(), Some(AccessError::NoEpoch));
+    let id = volume.volume_id();
+    let readers = read_readers(&blocks, id).await.expect("reads").expect("there");
+    assert!(readers.epoch == MAX_EPOCHS - 1 && readers.key_of(&secret(2), &id).is_some());
+}
 
 #[tokio::test(start_paused = true)]
 async fn readers_are_added_changed_and_removed() {
