@@ -23,6 +23,7 @@ pub(super) fn targets() -> Vec<Target> {
     let plain = root(directory);
     let labelled =
         Root { label: Some("Größe".into()), xattrs: hash, ..root(DirectoryRef::default()) };
+    let sealing = sealing();
     let holes = [hash, None, None, hash];
     let attributes = [(attribute("user.a"), attribute("1")), (attribute("user.b"), Bytes::new())];
     vec![
@@ -63,10 +64,10 @@ pub(super) fn targets() -> Vec<Target> {
             Some(record.encode().expect("it came from a block"))
         }),
         // A node can say any epoch, and any bytes.
-        target("volume/sealed-inode", vec![sealed_inode()], |input| {
+        target("volume/sealed-inode", vec![sealed_inode()], move |input| {
             let sealed = Bytes::copy_from_slice(input);
-            assert!(sealing().open_block(&sealed).is_err(), "an inode passes for a block");
-            sealing().open_inode(&sealed).is_ok_and(|inode| Inode::decode(&inode).is_ok())
+            assert!(sealing.open_block(&sealed).is_err(), "an inode passes for a block");
+            sealing.open_inode(&sealed).is_ok_and(|inode| Inode::decode(&inode).is_ok())
         }),
         block("volume/directory", vec![leaf().encode(), interior().encode()], |block| {
             DirectoryBlock::decode(block).ok().map(|directory| directory.encode())
