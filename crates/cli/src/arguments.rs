@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Revoke(commands::grant::RevokeArgs),
     /// Make groups of users, and say who belongs to them
     Group(commands::group::Args),
+    /// List the files of a mounted shared volume that were written twice at the same time
+    Conflicts(commands::conflicts::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now

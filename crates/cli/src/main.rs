@@ -68,6 +68,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Up(args) => commands::up::run(args, &global),
         Command::Mount(args) => commands::mount::run(args, &global),
         Command::Unmount(args) => commands::unmount::run(args),
+        Command::Conflicts(args) => commands::conflicts::run(args),
         Command::Completions(args) => commands::completions::run(args, &Arguments::command()),
         Command::Man(args) => commands::man::run(args, Arguments::command()),
         Command::Tfs(args) => tfs::run(args, &global),

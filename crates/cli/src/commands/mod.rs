@@ -3,6 +3,7 @@
 pub(crate) mod cat;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod conflicts;
 pub(crate) mod contribute;
 pub(crate) mod gc;
 pub(crate) mod get;

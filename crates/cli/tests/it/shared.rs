@@ -349,3 +349,32 @@ fn a_user_needs_a_node() {
         run(atoll().args(arguments).arg("--dir").arg(&dir)).failed(2, &[words]);
     }
 }
+
+#[test]
+fn conflicts_are_listed_by_their_names() {
+    let temp = tempfile::tempdir().expect("temp");
+    let top = temp.path();
+    fs::create_dir(top.join("plans")).expect("makes");
+    let names = [
+        "plan",
+        "plan~0a1b2c3d~20261123T135501Z",
+        "plans/a~b~0a1b2c3d~20261123T135501Z~12",
+        "plan~0a1b2c3d~20261123",
+        "plan~0A1B2C3D~20261123T135501Z",
+        "~0a1b2c3d~20261123T135501Z",
+        "backup~",
+    ];
+    names.iter().for_each(|name| fs::write(top.join(name), "x").expect("writes"));
+    let conflicts = |options: &[&str]| run(atoll().arg("conflicts").args(options).current_dir(top));
+    let said = conflicts(&[]).ok().stdout;
+    assert_eq!(
+        said,
+        "plan~0a1b2c3d~20261123T135501Z  beside plan, written by 0a1b2c3d at 20261123T135501Z\n\
+         plans/a~b~0a1b2c3d~20261123T135501Z~12  beside a~b, written by 0a1b2c3d at 20261123T135501Z\n"
+    );
+    let found = conflicts(&["--json", "plans"]).ok().json();
+    assert_eq!((&found["beside"], &found["user"]), (&"plans/a~b".into(), &"0a1b2c3d".into()));
+    assert_eq!(found["path"], "plans/a~b~0a1b2c3d~20261123T135501Z~12");
+    conflicts(&["none"]).failed(4, &["cannot read none"]);
+    conflicts(&["plan"]).failed(2, &["not a directory"]);
+}

@@ -19,6 +19,7 @@ const COMMANDS: [&str; 28] = [
     "grant",
     "revoke",
     "group",
+    "conflicts",
     "ls",
     "tree",
     "cat",

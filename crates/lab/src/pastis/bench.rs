@@ -47,8 +47,8 @@ pub(super) const ONE_IN: u64 = 10;
 pub(super) enum OutOfDate {
     /// Nothing.
     Nothing,
-    /// After the second phase the nearest replicas of a tenth of the inodes hold the version before
-    /// (§5.5).
+    /// After the second phase the nearest replicas of a tenth of the inodes hold the version before, if there
+    /// was one (§5.5).
     Inodes,
     /// A tenth of the times that a remembered replica set is used its root names another one (§5.6).
     Sets,
@@ -339,15 +339,15 @@ impl Client {
         Ok(done)
     }
 
-    /// Gives the nearest replicas of a tenth of the inodes the version before: as if their nodes had
-    /// been down when these inodes were written last.
+    /// Gives the nearest replicas of a tenth of the inodes the version before, or takes those away that have none: as
+    /// if their nodes had been down when these inodes were written last.
     fn put_back(&self, ring: &Ring, replicas: usize) -> Result<(), LabError> {
         let circle = circle(ring);
         let written = self.observed.written();
-        let mut older: Vec<(BlockId, Bytes)> = written
+        let mut older: Vec<(BlockId, Option<Bytes>)> = written
             .into_iter()
             .filter(|(id, _)| id.kind.is_mutable())
-            .filter_map(|(id, written)| Some((id, written.before?)))
+            .map(|(id, written)| (id, written.before))
             .collect();
         let count = older.len().div_ceil(ONE_IN as usize);
         for _ in 0..count {
@@ -359,13 +359,13 @@ impl Client {
                 })
                 .expect("a block has a replica");
             let store = ring.members[nearest].store.clone();
-            let version = id.verify(&bytes).expect("it was written");
             let failed = |error: StoreError| LabError::Failed(error.to_string());
             let replaced = async {
                 let held = store.get(&id.key).await?;
                 let Some(mut held) = held else { return Ok(()) };
                 store.remove(vec![id.key]).await?;
-                held.info.version = version;
+                let Some(bytes) = bytes else { return Ok(()) };
+                held.info.version = id.verify(&bytes).expect("it was written");
                 held.info.len_bytes = bytes.len() as u32;
                 store.put(vec![StoredBlock { info: held.info, bytes }]).await
             };

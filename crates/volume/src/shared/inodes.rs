@@ -379,13 +379,14 @@ impl Inodes {
             found.cloned().or_else(|| Some(state.known().unsent.get(hash)?.0.clone()))
         };
         let hashes = entries::leaves_of(block, self.reading.sealing());
-        let reads = hashes.into_iter().map(|hash| (hash, find(&hash))).map(|(hash, found)| async move {
-            if let Some(leaf) = found {
-                return Ok((hash, leaf));
-            }
-            let bytes = self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await?;
-            Ok::<_, Fault>((hash, Leaf::named(hash, &bytes)?))
-        });
+        let reads =
+            hashes.into_iter().map(|hash| (hash, find(&hash))).map(|(hash, found)| async move {
+                if let Some(leaf) = found {
+                    return Ok((hash, leaf));
+                }
+                let bytes = self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await?;
+                Ok::<_, Fault>((hash, Leaf::named(hash, &bytes)?))
+            });
         let reads: Vec<_> = reads.collect();
         stream::iter(reads).buffer_unordered(LEAVES_AT_ONCE).try_collect().await
     }

@@ -249,3 +249,40 @@ pub fn conflict_name(name: &[u8], dot: &Dot, time_ms: u64, number: u32) -> Bytes
     };
     Bytes::from([&name[..cut], suffix.as_bytes()].concat())
 }
+
+/// What a name of a conflict says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConflictName<'a> {
+    /// The name that it appears beside: its beginning, if it was too long.
+    pub beside: &'a [u8],
+    /// The first 8 hexadecimal digits of its writer's public key.
+    pub user: &'a str,
+    /// When it was written: `20261123T135501Z`.
+    pub time: &'a str,
+}
+
+impl ConflictName<'_> {
+    /// Takes a name apart that [`conflict_name`] may have made. Whoever may write a directory can give such
+    /// names to files of their own.
+    pub fn parse(name: &[u8]) -> Option<ConflictName<'_>> {
+        let mut parts: Vec<&[u8]> = name.rsplitn(4, |byte| *byte == b'~').collect();
+        let is_number = |part: &[u8]| part.iter().all(u8::is_ascii_digit) && !part.is_empty();
+        if is_number(parts[0]) {
+            parts.remove(0);
+        } else {
+            parts = name.rsplitn(3, |byte| *byte == b'~').collect();
+        }
+        let [time, user, beside] = parts[..] else { return None };
+        let is_time = time.len() == 16
+            && time.iter().enumerate().all(|(at, byte)| match at {
+                8 => *byte == b'T',
+                15 => *byte == b'Z',
+                _ => byte.is_ascii_digit(),
+            });
+        let is_user =
+            user.len() == 8 && user.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let text = |part| std::str::from_utf8(part).ok();
+        let (user, time) = (text(user)?, text(time)?);
+        (is_time && is_user && !beside.is_empty()).then_some(ConflictName { beside, user, time })
+    }
+}

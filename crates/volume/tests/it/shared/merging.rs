@@ -6,7 +6,7 @@ use atoll_key::BlockHash;
 use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_volume::shared::entries::{Entries, Leaves};
 use atoll_volume::shared::inode::{Contents, Entry, FileData, Inode, InodeKey, Link, Written};
-use atoll_volume::shared::merged::{self, Merged, conflict_name, names};
+use atoll_volume::shared::merged::{self, ConflictName, Merged, conflict_name, names};
 use atoll_volume::shared::sealing::Sealing;
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -189,6 +189,22 @@ fn names_of_conflicts_fit_a_directory() {
         assert!(text.contains('~'), "{text}");
     }
     assert_eq!(conflict_name(&[0xff; 255], &dot(1, 1), 0, 1).len(), 255);
+}
+
+#[test]
+fn names_of_conflicts_are_taken_apart() {
+    for (name, number) in [(&b"plan"[..], 1), (b"a~b", 2), (b"\xff", 34), (b"12", 1), (b"~", 1)] {
+        let made = conflict_name(name, &dot(1, 1), NOW_MS, number);
+        let parsed = ConflictName::parse(&made).expect("one of a conflict");
+        assert_eq!((parsed.beside, parsed.user.len()), (name, 8));
+        assert!(made.windows(16).any(|part| part == parsed.time.as_bytes()), "{}", parsed.time);
+        // A conflict of a conflict lies beside that.
+        let again = conflict_name(&made, &dot(2, 1), NOW_MS, 1);
+        assert_eq!(ConflictName::parse(&again).expect("one of a conflict").beside, made);
+    }
+    for other in ["", "~", "~~", "~~~", "plan~", "plan~7", "a~0a1b2c3d~20261123T135501Z~"] {
+        assert_eq!(ConflictName::parse(other.as_bytes()), None, "{other}");
+    }
 }
 
 proptest! {
