@@ -84,7 +84,8 @@ fn clients_hardly_wait_for_each_other() {
         };
         for clients in ["4", "16"] {
             let grown = total(clients) / total("1");
-            // In the default settings the sixteen come to put the same blocks at the same moment.
+            // The sixteen come to put the same blocks at the same moment, and what nodes put at once is bounded: without
+            // the bound 5 % more.
             let most = if (setting, clients) == ("default", "16") { 1.5 } else { 1.113 };
             assert!((0.9..most).contains(&grown), "{setting}, {clients} clients: {grown}");
         }
@@ -105,8 +106,10 @@ fn reading_ones_own_writes_is_faster_and_so_is_remembering_replica_sets() {
         let model = |case: &str, work: &str| secs(&models, case, work);
         let reading = "reading inodes";
         let less = model("read-your-writes", reading) / model("close-to-open", reading);
-        assert!(less < 0.6, "{setting}: reading inodes takes {less} of the time");
-        assert!(model("read-your-writes", "all") < 0.85 * model("close-to-open", "all"));
+        // By default most opens ask nobody, whatever the model.
+        let (most_reading, most) = if setting == "paper" { (0.6, 0.85) } else { (1.0, 1.0) };
+        assert!(less < most_reading, "{setting}: reading inodes takes {less} of the time");
+        assert!(model("read-your-writes", "all") < most * model("close-to-open", "all"));
         let stale = model("read-your-writes; 10 % stale", "all") / model("read-your-writes", "all");
         assert!((0.8..1.3).contains(&stale), "{setting}: {stale}");
         let works = ["content blocks", "writing inodes", reading];
