@@ -223,11 +223,11 @@ impl Entries {
 
     /// Those of one name, the plain name that was given.
     pub(super) fn of_name(&self, name: &[u8]) -> impl Iterator<Item = &Entry> {
-        self.from_name(name).take_while(move |entry| entry.name == name)
+        self.starting_at(name).take_while(move |entry| entry.name == name)
     }
 
     /// Those from a name on.
-    pub(super) fn from_name(&self, name: &[u8]) -> impl Iterator<Item = &Entry> {
+    pub(super) fn starting_at(&self, name: &[u8]) -> impl Iterator<Item = &Entry> {
         let first = self.leaves.partition_point(|leaf| &leaf.last().name[..] < name);
         let below = self
             .leaves

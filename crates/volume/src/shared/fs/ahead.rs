@@ -58,7 +58,7 @@ impl LookupAhead {
     ) -> Vec<InodeKey> {
         let run = self.run.take().filter(|run| run.directory == key);
         let steps = run.as_ref().and_then(|run| {
-            let mut near = entries.from_name(&run.at).take(NEAR);
+            let mut near = entries.starting_at(&run.at).take(NEAR);
             near.position(|near| near.name == *name).filter(|steps| *steps > 0)
         });
         let (Some(run), Some(steps)) = (run, steps) else {
@@ -78,7 +78,7 @@ impl LookupAhead {
         let mut wanted = Vec::new();
         // Before the last of those that were asked for is used, so that no lookup waits.
         if (is_old || run.ahead > 0) && run.ahead <= run.next / 4 {
-            let next = entries.from_name(name).skip(1 + run.ahead).take(run.next);
+            let next = entries.starting_at(name).skip(1 + run.ahead).take(run.next);
             wanted.extend(next.map(|entry| entry.inode));
             (run.ahead, run.asked_at) = (run.ahead + wanted.len(), now);
             run.next = (2 * run.next).min(MOST);

@@ -105,10 +105,10 @@ impl Shared {
         }));
     }
 
-    /// Has the ring hear of all names that were removed; the last fault if that fails.
+    /// Has the ring hear of all names that were removed; the first fault if that fails.
     pub(super) async fn put_removals(&self) -> Result<(), Fault> {
         let puts = self.inodes.behind().into_iter().map(|key| self.inodes.put_behind(key));
-        join_all(puts).await.into_iter().fold(Ok(()), |all, put| put.or(all))
+        join_all(puts).await.into_iter().collect()
     }
 
     /// Removes the inodes that wait for it, once their names are gone from the ring.
