@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut unread = Vec::new();
     for path in paths {
         let top = fs::metadata(path)
-            .map_err(|error| Failure::io(&format!("cannot read {}", path.display()), &error))?;
+            .map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
         if !top.is_dir() {
             let what = format!("{} is not a directory", path.display());
             return Err(Failure::new(Exit::Usage, what));

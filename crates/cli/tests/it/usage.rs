@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::processes::{NodeProcess, atoll, run, unpublished};
 
-const COMMANDS: [&str; 28] = [
+const COMMANDS: [&str; 29] = [
     "up",
     "invite",
     "member",
