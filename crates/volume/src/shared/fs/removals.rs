@@ -63,7 +63,12 @@ impl Shared {
         self.going().insert(key);
         waiting().push_back(Removal { key, directory, names });
         let shared = self.clone();
-        self.env.spawn(Box::pin(async move { shared.finish_removals().await }));
+        self.env.spawn(Box::pin(async move {
+            // Whoever has the turn sees this one too, or the next retry does.
+            if let Some(_turn) = shared.removals.turn.try_lock() {
+                shared.remove_waiting().await;
+            }
+        }));
     }
 
     /// Shows a file without a name from now on; whether that is all that this mount has to do at once: it is not
@@ -111,21 +116,32 @@ impl Shared {
         join_all(puts).await.into_iter().collect()
     }
 
-    /// Removes the inodes that wait for it, once their names are gone from the ring.
+    /// Has the ring hear of all names that were removed, and removes the inodes that wait for it.
     pub(super) async fn finish_removals(&self) {
         let _turn = self.removals.turn.lock().await;
+        if let Err(fault) = self.put_removals().await {
+            return self.note(Some(&fault));
+        }
+        self.remove_waiting().await;
+    }
+
+    /// Removes the inodes that wait for it, each after its name is gone from the ring.
+    async fn remove_waiting(&self) {
+        let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
         loop {
-            if let Err(fault) = self.put_removals().await {
-                return self.note(Some(&fault));
-            }
             let next: Vec<Removal> = {
-                let waiting = &self.removals.waiting;
-                let mut waiting = waiting.lock().expect("no holder of this lock panics");
+                let mut waiting = waiting();
                 let count = waiting.len().min(REMOVALS_AT_ONCE);
                 waiting.drain(..count).collect()
             };
             if next.is_empty() {
                 return;
+            }
+            // Those that are added from now on may have names still.
+            if let Err(fault) = self.put_removals().await {
+                let mut waiting = waiting();
+                next.into_iter().rev().for_each(|removal| waiting.push_front(removal));
+                return self.note(Some(&fault));
             }
             let removals = next.into_iter().map(|Removal { key, directory, names }| async move {
                 self.drop_link(key, directory, names).await;

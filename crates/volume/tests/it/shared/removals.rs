@@ -138,3 +138,31 @@ fn a_directory_that_is_emptied_here_and_removed_there_goes() {
         assert!(all.run(names(two, ROOT)).is_empty(), "seed {seed}");
     }
 }
+
+/// First the name, then the inode: whenever the mount dies, what still has a name is there.
+#[test]
+fn a_mount_that_dies_while_it_removes_leaves_no_name_without_a_file() {
+    for seed in 0..8 {
+        let all = Mounts::with_options(at_distance(9240 + seed), 7, 2, SharedOptions::default());
+        let [one, two] = [&all.mounts[0], &all.mounts[1]];
+        all.run(make(one, ROOT, 0..60));
+        let env = all.ring.sim.outside();
+        let pause = |ms| atoll_env::sleep(&*env, Duration::from_millis(ms));
+        let removes = async {
+            for n in 0..60 {
+                one.unlink(me(), ROOT, &name(n)).await.expect("is removed");
+                pause(env.random_u64() % 20).await;
+            }
+        };
+        let removing = std::pin::pin!(removes);
+        let died = pause(100 + env.random_u64() % 500);
+        all.run(futures_util::future::select(removing, died));
+        all.ring.sim.crash_silently(all.hosts(0..1)[0]);
+        all.ring.sim.run_for(Duration::from_secs(60));
+        let left = all.run(names(two, ROOT));
+        for n in &left {
+            let found = all.run(two.lookup(me(), ROOT, &name(*n)));
+            assert!(found.is_ok(), "seed {seed}: {n} of {}: {found:?}", left.len());
+        }
+    }
+}
