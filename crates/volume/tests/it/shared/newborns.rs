@@ -29,6 +29,8 @@ struct Counted {
     blocks: MemoryBlocks,
     put: Arc<Mutex<Vec<Key>>>,
     removed: Arc<AtomicUsize>,
+    /// The replicas of this block do not answer.
+    absent: Arc<Mutex<Option<Key>>>,
 }
 
 impl Counted {
@@ -47,6 +49,12 @@ impl Blocks for Counted {
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let absent = *self.absent.lock().expect("unpoisoned");
+        if blocks.iter().any(|block| Some(block.id.key) == absent) {
+            let refused = || Err(PutError::Unavailable("nobody answers".into()));
+            let outcomes = blocks.iter().map(|_| refused()).collect();
+            return Box::pin(async { outcomes });
+        }
         for block in &blocks {
             if block.id.kind.joins() {
                 self.put.lock().expect("unpoisoned").push(block.id.key);
@@ -309,6 +317,25 @@ async fn an_inode_that_lost_its_last_name_is_removed_after_the_call() {
     assert_eq!((attr.nlink, attr.kind), (0, FileKind::Regular));
     two.close(inode, opened.handle).await.expect("closes");
     assert_eq!(counted.removed.load(Ordering::Relaxed), 2);
+}
+
+/// A crash in between would leave a name without a file.
+#[tokio::test(start_paused = true)]
+async fn an_inode_is_not_removed_before_its_name_is() {
+    let (counted, one, two) = two_mounts().await;
+    counted.take();
+    made(&one, ROOT, "file", "x").await;
+    let root = *counted.take().last().expect("the directory");
+    *counted.absent.lock().expect("unpoisoned") = Some(root);
+    one.unlink(me(), ROOT, b"file").await.expect("removes");
+    assert!(one.sync().await.is_err());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(counted.removed.load(Ordering::Relaxed), 0);
+    assert_eq!(content(&two, "file").await.as_deref(), Ok("x"));
+    *counted.absent.lock().expect("unpoisoned") = None;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(lookup(&two, "file").await, Err(Errno::ENOENT));
+    assert_eq!(counted.removed.load(Ordering::Relaxed), 1);
 }
 
 /// A log that stays open appears on other mounts all the same.
