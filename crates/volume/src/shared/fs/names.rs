@@ -147,7 +147,23 @@ impl Shared {
         if let Some(newborn) = self.newborn_entry(parent, name)? {
             return Ok(newborn);
         }
-        let (directory_key, directory) = self.directory(parent, self.names_age()).await?;
+        match self.lookup_within(parent, name, self.names_age()).await {
+            // Another mount may have made it, or replaced it, a moment ago: programs rely on finding what a file that
+            // they have just read refers to.
+            Err(Fault { errno: Errno::ENOENT, .. }) if !self.options.names_max_age.is_zero() => {
+                self.lookup_within(parent, name, Freshness::Newest).await
+            }
+            found => found,
+        }
+    }
+
+    async fn lookup_within(
+        self: &Arc<Self>,
+        parent: u64,
+        name: &Bytes,
+        freshness: Freshness,
+    ) -> Result<Entry, Fault> {
+        let (directory_key, directory) = self.directory(parent, freshness).await?;
         let key = directory.entry(name)?.ok_or(Errno::ENOENT)?.inode;
         self.read_ahead((directory_key, &directory), name, key);
         match self.entry(key, self.names_age()).await {

@@ -9,10 +9,10 @@ use atoll_dht::{
 use atoll_env::BoxFuture;
 use atoll_key::BlockId;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer};
-use atoll_volume::shared::SharedFs;
+use atoll_volume::shared::{SharedFs, SharedOptions};
 use bytes::Bytes;
 
-use super::mounts::{created, env, mounted};
+use super::mounts::{created, env, mounted, mounted_with};
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
 
@@ -246,4 +246,29 @@ async fn a_name_that_is_made_while_another_goes_keeps_its_file() {
             assert_eq!(text, "text");
         }
     }
+}
+
+/// A program that reads a name in a file which another mount has just closed finds it, although a moment ago
+/// there was none; and a file that was replaced is not missing.
+#[tokio::test(start_paused = true)]
+async fn a_new_name_and_a_replaced_file_are_found_at_once() {
+    let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::default());
+    created(&env(), &blocks).await;
+    let default = SharedOptions::default;
+    let one = mounted_with(&env(), &blocks, 1, default()).await;
+    let two = mounted_with(&env(), &blocks, 2, default()).await;
+    let me = Caller::default();
+    write(&one, ROOT, "ref", "old").await;
+    let before = two.lookup(me, ROOT, b"ref").await.expect("there").attr.inode;
+    assert_eq!(two.lookup(me, ROOT, b"object").await.err(), Some(Errno::ENOENT));
+    write(&one, ROOT, "object", "x").await;
+    write(&one, ROOT, "ref.lock", "object").await;
+    one.rename(me, ROOT, b"ref.lock", ROOT, b"ref", RenameFlags::default()).await.expect("renames");
+    one.sync().await.expect("is on the ring");
+    two.lookup(me, ROOT, b"object").await.expect("was closed before");
+    // The kernel looks a file up again that has gone when it is opened.
+    assert_eq!(two.open(me, before, OpenFlags::READ).await.err(), Some(Errno::ESTALE));
+    let now = two.lookup(me, ROOT, b"ref").await.expect("there").attr.inode;
+    let opened = two.open(me, now, OpenFlags::READ).await.expect("opens");
+    assert_eq!(two.read(now, opened.handle, 0, 100).await.expect("reads"), "object");
 }
