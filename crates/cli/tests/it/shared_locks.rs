@@ -74,7 +74,7 @@ fn two_mounts_commit_to_one_repository() {
                 tries=0
                 until git push -q origin main; do
                     tries=$((tries + 1)); test $tries -lt 30
-                    git pull -q --no-edit --no-rebase --allow-unrelated-histories origin main
+                    git pull -q --no-edit --no-rebase --allow-unrelated-histories origin main || sleep 1
                 done
             done
             rm -rf \"$work\""

@@ -283,12 +283,11 @@ impl Shared {
             }
             entries(inode)?.insert(inode::Entry::new(name.clone(), (key, kind), dot, time_ms));
             modified(inode, now);
-            Ok(names_of(inode, key))
+            Ok(())
         });
         if let Err(fault) = added.await {
             if fault.errno != Errno::ETIMEDOUT {
-                let names = names_of(directory.inode(), key);
-                self.drop_link(key, directory_key, (names, 1)).await;
+                self.drop_link(key, directory_key, 1).await;
             }
             return Err(fault);
         }
@@ -320,16 +319,16 @@ impl Shared {
             }
             take_away(inode, &found, dot)?;
             modified(inode, now);
-            Ok((found[0].inode, (names_of(inode, found[0].inode), found.len())))
+            Ok((found[0].inode, found.len()))
         });
-        let ((key, names), begins) = match removed.await {
+        let ((key, lost_names), begins) = match removed.await {
             Err(Fault { errno: Errno::ESTALE, .. }) => return Err(Errno::ENOENT.into()),
             removed => removed?,
         };
         if begins {
             self.put_removals_soon(directory_key);
         }
-        self.drop_link_soon(key, directory_key, names).await;
+        self.drop_link_soon(key, directory_key, lost_names).await;
         Ok(())
     }
 

@@ -39,7 +39,7 @@ pub(super) struct Removals {
 struct Removal {
     key: InodeKey,
     directory: InodeKey,
-    names: (usize, usize),
+    lost_names: usize,
 }
 
 impl Shared {
@@ -48,7 +48,7 @@ impl Shared {
         self: &Arc<Self>,
         key: InodeKey,
         directory: InodeKey,
-        names: (usize, usize),
+        lost_names: usize,
     ) {
         let known = self.inodes.known(key).filter(|known| known.inode().links.len() <= 1);
         let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
@@ -58,10 +58,10 @@ impl Shared {
             if let Err(fault) = self.inodes.put_behind(directory).await {
                 self.note(Some(&fault));
             }
-            return self.drop_link(key, directory, names).await;
+            return self.drop_link(key, directory, lost_names).await;
         }
         self.going().insert(key);
-        waiting().push_back(Removal { key, directory, names });
+        waiting().push_back(Removal { key, directory, lost_names });
         let shared = self.clone();
         self.env.spawn(Box::pin(async move {
             // Whoever has the turn sees this one too, or the next retry does.
@@ -143,24 +143,20 @@ impl Shared {
                 next.into_iter().rev().for_each(|removal| waiting.push_front(removal));
                 return self.note(Some(&fault));
             }
-            let removals = next.into_iter().map(|Removal { key, directory, names }| async move {
-                self.drop_link(key, directory, names).await;
+            let removals = next.into_iter().map(|removal| async move {
+                let Removal { key, directory, lost_names } = removal;
+                self.drop_link(key, directory, lost_names).await;
                 self.going().remove(&key);
             });
             join_all(removals).await;
         }
     }
 
-    /// Notes in an inode that a directory has only so many names of it left, and how many it has lost;
-    /// removes the inode if it has none anywhere. A link more than that may be of a name which is just
-    /// being made. The name is gone already: what fails here leaves an inode that ends with its lease.
-    pub(super) async fn drop_link(
-        &self,
-        key: InodeKey,
-        directory: InodeKey,
-        names: (usize, usize),
-    ) {
-        if let Err(fault) = self.try_drop_link(key, directory, names).await {
+    /// Notes in an inode that a directory has lost names of it; removes the inode if it has none anywhere. A link more
+    /// than the directory's names and those that were lost may be of a name which is just being made. The name is gone
+    /// already: what fails here leaves an inode that ends with its lease.
+    pub(super) async fn drop_link(&self, key: InodeKey, directory: InodeKey, lost_names: usize) {
+        if let Err(fault) = self.try_drop_link(key, directory, lost_names).await {
             tracing::debug!("a removed name is still in its inode: {fault:?}");
         }
     }
@@ -169,8 +165,15 @@ impl Shared {
         &self,
         key: InodeKey,
         directory: InodeKey,
-        (left_names, lost_names): (usize, usize),
+        lost_names: usize,
     ) -> Result<(), Fault> {
+        // As the directory is now that the ring has heard of the removal: another mount may have given the file
+        // another name, and whoever does so from now on finds that the one here is gone.
+        let left_names = match self.inodes.read(directory, Freshness::Latest).await {
+            Ok(version) => names_of(version.inode(), key),
+            Err(Fault { errno: Errno::ESTALE, .. }) => 0,
+            Err(fault) => return Err(fault),
+        };
         let now = self.now();
         let keep = |inode: &mut Inode| {
             let here = |link: &&Link| link.directory == directory;
@@ -185,6 +188,10 @@ impl Shared {
         let newest = self.inodes.read(key, Freshness::Newest).await?;
         let mut left = newest.inode().clone();
         keep(&mut left);
+        if !left.links.is_empty() && left.links == newest.inode().links {
+            self.show_named(key);
+            return Ok(());
+        }
         if !left.links.is_empty() {
             let kept = self.change(key, |inode, _| {
                 keep(inode);
@@ -325,12 +332,7 @@ impl Shared {
                 }
             },
             _ => {
-                let names =
-                    match self.inodes.read(directory, Freshness::Within(Duration::MAX)).await {
-                        Ok(version) => names_of(version.inode(), target.inode),
-                        Err(_) => 0,
-                    };
-                self.drop_link_soon(target.inode, directory, (names, 1)).await;
+                self.drop_link_soon(target.inode, directory, 1).await;
                 Ok(())
             }
         }

@@ -7,7 +7,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags, check_name};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::names::{entries, modified, named, names_of, take_away};
+use super::names::{entries, modified, named, take_away};
 use super::{Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Inode, InodeKey, Link};
@@ -159,18 +159,14 @@ impl Shared {
             let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
             entries(inode)?.insert(new);
             modified(inode, now);
-            Ok((names_of(inode, steps.moved.0), exchanged.map(|(key, _)| names_of(inode, key))))
+            Ok(())
         });
-        let ((_, left_there), _) = match named_new.await {
-            Ok(done) => done,
-            Err(fault) => {
-                if fault.errno == Errno::EAGAIN {
-                    let names = names_of(to.inode(), steps.moved.0);
-                    self.drop_link(steps.moved.0, to_key, (names, 1)).await;
-                }
-                return Err(fault);
+        if let Err(fault) = named_new.await {
+            if fault.errno == Errno::EAGAIN {
+                self.drop_link(steps.moved.0, to_key, 1).await;
             }
-        };
+            return Err(fault);
+        }
         let unnamed = self.inodes.update(from_key, Base::Version(from), |inode, dot| {
             // Gone if somebody else has removed it meanwhile: then it is at its new name alone.
             let found = named(inode, name)?.unwrap_or_default();
@@ -181,12 +177,12 @@ impl Shared {
                 entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
             }
             modified(inode, now);
-            Ok((names_of(inode, steps.moved.0), moved.len()))
+            Ok(moved.len())
         });
-        let (names, _) = unnamed.await?;
-        self.drop_link(steps.moved.0, from_key, names).await;
-        if let (Some((key, _)), Some(names)) = (exchanged, left_there) {
-            self.drop_link(key, to_key, (names, 1)).await;
+        let (lost_names, _) = unnamed.await?;
+        self.drop_link(steps.moved.0, from_key, lost_names).await;
+        if let Some((key, _)) = exchanged {
+            self.drop_link(key, to_key, 1).await;
         }
         Ok(())
     }

@@ -166,3 +166,42 @@ fn a_mount_that_dies_while_it_removes_leaves_no_name_without_a_file() {
         }
     }
 }
+
+/// What another mount has given a new name stays, although this one shows the old name for a second more: a log that
+/// is rotated, an editor's backup, a link.
+#[test]
+fn a_file_that_has_got_another_name_elsewhere_is_not_removed_with_its_old_one() {
+    for how in ["rename", "link", "backup", "at once"] {
+        let all = Mounts::with_options(at_distance(9260), 7, 2, SharedOptions::default());
+        let [one, two] = [&all.mounts[0], &all.mounts[1]];
+        all.run(make(one, ROOT, 1..2));
+        all.ring.sim.run_for(Duration::from_secs(2));
+        let inode = all.run(two.lookup(me(), ROOT, &name(1))).expect("there").attr.inode;
+        all.run(one.lookup(me(), ROOT, &name(1))).expect("there");
+        let renamed = || two.rename(me(), ROOT, &name(1), ROOT, &name(2), RenameFlags::default());
+        let removed = || one.unlink(me(), ROOT, &name(1));
+        match how {
+            "link" => drop(all.run(two.link(me(), inode, ROOT, &name(2))).expect("is linked")),
+            "at once" => drop(all.run(join(renamed(), removed()))),
+            _ => all.run(renamed()).expect("is renamed"),
+        }
+        if how == "backup" {
+            all.run(make(two, ROOT, 1..2));
+        }
+        if how != "at once" {
+            all.run(removed()).expect("it is shown still");
+        }
+        all.run(one.sync()).expect("is on the ring");
+        all.ring.sim.run_for(Duration::from_secs(30));
+        for fs in [one, two] {
+            for n in all.run(names(fs, ROOT)) {
+                let found = all.run(fs.lookup(me(), ROOT, &name(n)));
+                assert!(found.is_ok(), "{how}: {n}: {found:?}");
+            }
+        }
+        if how != "at once" {
+            let left = all.run(names(two, ROOT));
+            assert!(left.contains(&2), "{how}: {left:?}");
+        }
+    }
+}
