@@ -11,7 +11,9 @@ use crate::dir::DirError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Encode, Decode)]
 pub enum VolumeError {
     /// Not a name for a volume.
-    #[error("{name:?} cannot be a volume's name: {why}; choose another with --name")]
+    #[error(
+        "{name:?} cannot be a volume's name: {why}; choose another (`--name` for a published directory)"
+    )]
     #[n(0)]
     BadName {
         /// The name.
