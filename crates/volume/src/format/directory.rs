@@ -58,8 +58,8 @@ const FLAG_OWNER: u8 = 2;
 
 const KIND_LINKED: u8 = 8;
 
-/// The shortest an entry (a link) can be, bytes: bounds what a count may claim.
-const MIN_NODE_BYTES: usize = 21;
+/// The shortest an entry (a FIFO) can be, bytes: bounds what a count may claim.
+const MIN_NODE_BYTES: usize = 18;
 
 /// Where a directory's entries are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -427,6 +427,22 @@ fn entry() -> impl Strategy<Value = DirectoryEntry> {
         })
 }
 
+/// A directory with a FIFO alone was taken for one that is cut short.
+#[test]
+fn a_directory_of_the_shortest_entry_reads_back() {
+    let content = Content::Special { kind: FileKind::Fifo, rdev: 0 };
+    let entry = DirectoryEntry {
+        name: Bytes::from_static(b"a"),
+        mode: 0,
+        mtime: FileTime { secs: 0, nanos: 0 },
+        content,
+        xattrs: None,
+        owner: None,
+    };
+    let block = DirectoryBlock { level: 0, nodes: Nodes::Leaf(vec![entry]) };
+    assert_eq!(DirectoryBlock::decode(&Bytes::from(block.encode())), Ok(block));
+}
+
 proptest! {
     #[test]
     fn a_directory_block_reads_back(
