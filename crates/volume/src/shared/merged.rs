@@ -5,7 +5,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | entries of a directory, names of a file | merge as [add-wins sets](super::add_wins) |
+//! | entries of a directory, links of a file | merge as [add-wins sets](super::add_wins); a removal of the inode takes all links away that its writer had seen |
 //! | attributes | those of the *leading* sibling: the highest, of two equal ones that written later, then that of the greater writer |
 //! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the write that leads in the same order are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
@@ -88,10 +88,15 @@ pub fn merge(
         return unreadable.into_iter().next().map_or(Ok(None), |(_, error)| Err(error));
     };
     let attributes = leading.attributes.clone();
-    let links = read.iter().map(|(sibling, inode)| Version {
+    let links = read.iter().map(|(sibling, inode)| (*sibling, &inode.links));
+    // A removal does not count for the inode, which somebody wrote at the same time; that a name is gone does.
+    let no_links = BTreeSet::new();
+    let removals = block.siblings().iter().filter(|sibling| sibling.is_removal);
+    let links = links.chain(removals.map(|removal| (removal, &no_links)));
+    let links = links.map(|(sibling, elements)| Version {
         dot: sibling.dot,
         context: &sibling.context,
-        elements: &inode.links,
+        elements,
     });
     let links = add_wins::merge(&links.collect::<Vec<_>>());
     let contents = match &leading.contents {
@@ -229,8 +234,13 @@ pub fn names(entries: &Entries) -> BTreeMap<Bytes, Vec<Entry>> {
 }
 
 /// `NAME~USER~TIME`: the beginning of the public key of the user who wrote it, and when (UTC). Where
-/// names collide a number above 1 follows. A name that would be too long is cut before the first `~`.
+/// names collide a number above 1 follows. A name that would be too long is cut before the first `~`. Beside
+/// `NAME~USER~TIME` there are no longer ones: what conflicts with that conflicts with `NAME`.
 pub fn conflict_name(name: &[u8], dot: &Dot, time_ms: u64, number: u32) -> Bytes {
+    let mut name = name;
+    while let Some(ConflictName { beside, .. }) = ConflictName::parse(name) {
+        name = beside;
+    }
     let user: String =
         dot.writer.user_prefix()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
     let secs = (time_ms / 1000).min(LAST_DATE_SECS);
