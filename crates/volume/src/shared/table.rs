@@ -51,6 +51,10 @@ pub(super) struct Node {
     pub(super) view: Option<View>,
     /// What it was when this mount took its last name away: what is written since goes nowhere.
     pub(super) orphan: Option<Arc<Version>>,
+    /// Its name leads to an inode that has been removed: all that can be done with it is to remove it.
+    pub(super) is_lost: bool,
+    /// Where it was found last: its directory and its name there.
+    pub(super) place: Option<(InodeKey, Bytes)>,
     /// Where its name is to be, if it is not on the ring yet.
     pub(super) birthplace: Option<Birthplace>,
     /// Held while the file's inode is written.
@@ -209,6 +213,12 @@ impl Table {
         Ok(())
     }
 
+    /// A file that the kernel knows has this name.
+    pub(super) fn place(&mut self, key: &InodeKey, directory: InodeKey, name: &Bytes) {
+        let node = self.by_key.get(key).and_then(|number| self.nodes.get_mut(number));
+        node.into_iter().for_each(|node| node.place = Some((directory, name.clone())));
+    }
+
     /// A newborn has its name now, or will have none.
     pub(super) fn name(&mut self, number: u64) {
         let place = self.nodes.get_mut(&number).and_then(|node| node.birthplace.take());
@@ -327,6 +337,8 @@ impl Node {
             opens: 0,
             view: None,
             orphan: None,
+            is_lost: false,
+            place: None,
             birthplace: None,
             turn: Arc::default(),
             in_kernel: None,
@@ -378,6 +390,11 @@ impl View {
         attr.block_size_bytes = 1 << self.content.block_size_log2;
         attr
     }
+}
+
+/// The attributes of a name whose inode has been removed.
+pub(super) fn attr_of_lost(number: u64, kind: FileKind) -> Attr {
+    attr(number, [], kind, &Attributes::default())
 }
 
 /// The attributes of an inode that is not open.

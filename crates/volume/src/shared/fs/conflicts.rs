@@ -108,6 +108,7 @@ impl Shared {
                     Ok(())
                 });
             named.await?;
+            self.drop_surplus_links(kept_key, directory_key).await;
             tracing::info!(
                 "contents written at the same time are kept as {}",
                 String::from_utf8_lossy(&name)

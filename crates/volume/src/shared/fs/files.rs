@@ -290,6 +290,7 @@ impl Shared {
         if self.table().node(number)?.orphan.is_none() {
             self.store_contents(number).await?;
         }
+        let is_newborn = self.table().node(number)?.birthplace.is_some();
         let (base, attributes, file, changes) = {
             let mut table = self.table();
             let is_orphan = table.node(number)?.orphan.is_some();
@@ -338,6 +339,10 @@ impl Shared {
                     })?;
                     // The kernel has what was written through it.
                     table.node_mut(number)?.in_kernel = Some(stored);
+                    drop(table);
+                    if !is_newborn {
+                        self.note_written(number);
+                    }
                     return Ok(());
                 }
                 // Others' contents become files of their own, and are covered then.

@@ -79,13 +79,14 @@ impl Shared {
                 Ok(Some(entry)) => entry.attr.inode,
                 _ => InodeNumber(self.table().number_for(&key)),
             };
-            match found {
-                Err(Fault { errno: Errno::ESTALE, .. }) => None,
-                found => {
-                    let entry = found.ok().flatten();
-                    Some(DirEntry { name, kind, inode, cookie: at as u64 + 1, entry })
+            let entry = match found {
+                // Gone since, unless its name has lost it.
+                Err(Fault { errno: Errno::ESTALE, .. }) => {
+                    Some(self.lost_entry(number, &name).await.ok()?)
                 }
-            }
+                found => found.ok().flatten(),
+            };
+            Some(DirEntry { name, kind, inode, cookie: at as u64 + 1, entry })
         });
         let listed: Vec<Option<DirEntry>> = listed.buffered(READS_AT_ONCE).collect().await;
         Ok(listed.into_iter().flatten().collect())

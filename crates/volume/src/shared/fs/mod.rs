@@ -2,7 +2,8 @@
 //! `renames` moves them, `removals` removes inodes, `listing` lists directories, `ahead` reads inodes ahead of
 //! lookups, `files` reads and writes,
 //! `attributes` changes what else an inode says, `conflicts` keeps what was written at the same time;
-//! `locks` keeps programs of all mounts out of each other's way.
+//! `lost` shows names without inodes, and names files again that were removed while they were written; `locks`
+//! keeps programs of all mounts out of each other's way.
 //!
 //! What is promised, and when, is in `docs/design/shared.md`.
 
@@ -12,6 +13,7 @@ mod conflicts;
 mod files;
 mod listing;
 mod locks;
+mod lost;
 mod names;
 mod newborns;
 mod removals;
@@ -33,6 +35,7 @@ use bytes::Bytes;
 
 use self::ahead::LookupAhead;
 use self::locks::{FileLocks, SharedLocks};
+use self::lost::Places;
 use self::names::Birth;
 use self::removals::Removals;
 use super::access::{Credentials, NotReader, ReadAccess, VolumeRecord};
@@ -42,7 +45,7 @@ use super::inline_blocks::InlineBlocks;
 use super::inode::{self, Contents, InodeKey};
 use super::inodes::{Consistency, Freshness, Inodes, Version};
 use super::lock_lease::Lessee;
-use super::table::{Node, ROOT, Table, attr_of};
+use super::table::{Node, ROOT, Table, attr_of, attr_of_lost};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::read_pieces::Readers;
 use crate::format::FormatError;
@@ -140,6 +143,8 @@ struct Shared {
     /// Directories that were removed here a short while ago, each with its parent, its name, and when.
     removed: Mutex<Vec<(InodeKey, inode::Entry, Instant)>>,
     removals: Removals,
+    /// Files that were written a moment ago.
+    written: Mutex<Places>,
     ahead: Mutex<LookupAhead>,
     has_ended: AtomicBool,
 }
@@ -188,6 +193,7 @@ impl SharedFs {
             trouble: Mutex::default(),
             removed: Mutex::default(),
             removals: Removals::default(),
+            written: Mutex::default(),
             ahead: Mutex::default(),
             has_ended: AtomicBool::new(false),
         });
@@ -216,6 +222,7 @@ impl SharedFs {
         self.shared.restore_removed(Duration::ZERO).await;
         self.shared.finish_removals().await;
         self.shared.publish_all(false).await?;
+        self.shared.check_written().await;
         let removed = self.shared.put_removals().await;
         removed.map_err(|Fault { errno, why, .. }| EndError {
             files: self.shared.inodes.behind().len(),
@@ -267,6 +274,7 @@ async fn retry(shared: Weak<Shared>) {
         shared.restore_removed(RETRY_EVERY).await;
         shared.name_old_newborns().await;
         shared.finish_removals().await;
+        shared.check_written().await;
         // What failed is told by the status.
         let _ = shared.publish_all(true).await;
     }
@@ -317,6 +325,9 @@ impl Shared {
 
     /// The attributes of a file as far as they are in memory: it is open, or has no name any more.
     fn attr_here(&self, number: u64, node: &Node) -> Option<Attr> {
+        if node.is_lost {
+            return Some(attr_of_lost(number, node.kind));
+        }
         let mut attr = match (&node.view, &node.orphan) {
             (Some(view), _) => view.attr(number),
             (None, Some(orphan)) => attr_of(number, orphan.inode(), self.block_size_log2),
@@ -347,6 +358,7 @@ impl Shared {
         {
             let mut table = self.table();
             if let Some(number) = table.number_of(&key)
+                && !table.node(number)?.is_lost
                 && let Some(attr) = self.attr_here(number, table.node(number)?)
             {
                 table.hold(key, attr.kind);
@@ -361,6 +373,7 @@ impl Shared {
     fn hold(&self, key: InodeKey, version: &Version) -> Entry {
         let mut table = self.table();
         let number = table.hold(key, version.inode().contents.kind());
+        table.node_mut(number).into_iter().for_each(|node| node.is_lost = false);
         let here = table.node(number).ok().and_then(|node| self.attr_here(number, node));
         entry(here.unwrap_or_else(|| attr_of(number, version.inode(), self.block_size_log2)))
     }

@@ -105,10 +105,9 @@ pub(super) fn take_away(inode: &mut Inode, found: &[inode::Entry], dot: Dot) -> 
 
 /// How many names of `key` a directory has.
 pub(super) fn names_of(directory: &Inode, key: InodeKey) -> usize {
-    match &directory.contents {
-        Contents::Directory(entries) => entries.iter().filter(|e| e.inode == key).count(),
-        _ => 0,
-    }
+    let Contents::Directory(entries) = &directory.contents else { return 0 };
+    let names = entries.iter().filter(|entry| entry.inode == key).map(|entry| &entry.name);
+    names.collect::<BTreeSet<_>>().len()
 }
 
 pub(super) fn modified(inode: &mut Inode, now: FileTime) {
@@ -147,12 +146,20 @@ impl Shared {
         if let Some(newborn) = self.newborn_entry(parent, name)? {
             return Ok(newborn);
         }
-        match self.lookup_within(parent, name, self.names_age()).await {
-            // Another mount may have made it, or replaced it, a moment ago: programs rely on finding what a file that
-            // they have just read refers to.
-            Err(Fault { errno: Errno::ENOENT, .. }) if !self.options.names_max_age.is_zero() => {
-                self.lookup_within(parent, name, Freshness::Newest).await
-            }
+        let mut found = self.lookup_within(parent, name, self.names_age()).await;
+        // Another mount may have made it, or replaced it, a moment ago: programs rely on finding what a file that
+        // they have just read refers to.
+        if let Err(Fault { errno: Errno::ENOENT | Errno::ESTALE, .. }) = found
+            && !self.options.names_max_age.is_zero()
+        {
+            found = self.lookup_within(parent, name, Freshness::Newest).await;
+        }
+        // Its removal is known, and that of the name not yet, or there was none.
+        if let Err(Fault { errno: Errno::ESTALE, .. }) = found {
+            found = self.lost_entry(parent, name).await;
+        }
+        match found {
+            Err(Fault { errno: Errno::ESTALE, .. }) => Err(Errno::ENOENT.into()),
             found => found,
         }
     }
@@ -166,11 +173,9 @@ impl Shared {
         let (directory_key, directory) = self.directory(parent, freshness).await?;
         let key = directory.entry(name)?.ok_or(Errno::ENOENT)?.inode;
         self.read_ahead((directory_key, &directory), name, key);
-        match self.entry(key, self.names_age()).await {
-            // Its removal is known, and that of the name not yet.
-            Err(Fault { errno: Errno::ESTALE, .. }) => Err(Errno::ENOENT.into()),
-            found => found,
-        }
+        let found = self.entry(key, self.names_age()).await?;
+        self.table().place(&key, directory_key, name);
+        Ok(found)
     }
 
     /// A directory in which names are to be made; [`Errno::ENOENT`] if it has been removed.
@@ -328,7 +333,7 @@ impl Shared {
         if begins {
             self.put_removals_soon(directory_key);
         }
-        self.drop_link_soon(key, directory_key, lost_names).await;
+        self.drop_link_soon(key, (directory_key, name.clone()), lost_names).await;
         Ok(())
     }
 

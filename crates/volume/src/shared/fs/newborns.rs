@@ -114,6 +114,7 @@ impl Shared {
         }
         let number = table.hold(key, FileKind::Regular);
         table.set_view(number, view)?;
+        table.place(&key, directory_key, name);
         table.bear(number, place)?;
         let handle = table.open(number, Open::File(number, flags))?;
         let stored = table.on_view(number, |view| view.content.stored)?;

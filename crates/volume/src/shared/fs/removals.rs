@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_vfs::{Errno, FileKind};
+use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::names::{entries, names_of};
@@ -38,7 +39,7 @@ pub(super) struct Removals {
 
 struct Removal {
     key: InodeKey,
-    directory: InodeKey,
+    place: (InodeKey, Bytes),
     lost_names: usize,
 }
 
@@ -47,7 +48,7 @@ impl Shared {
     pub(super) async fn drop_link_soon(
         self: &Arc<Self>,
         key: InodeKey,
-        directory: InodeKey,
+        place: (InodeKey, Bytes),
         lost_names: usize,
     ) {
         let known = self.inodes.known(key).filter(|known| known.inode().links.len() <= 1);
@@ -55,13 +56,14 @@ impl Shared {
         let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
         if !is_shown_gone || waiting().len() >= MAX_WAITING {
             // First the name, then the link.
-            if let Err(fault) = self.inodes.put_behind(directory).await {
+            if let Err(fault) = self.inodes.put_behind(place.0).await {
                 self.note(Some(&fault));
             }
-            return self.drop_link(key, directory, lost_names).await;
+            self.drop_link(key, place.0, lost_names).await;
+            return self.check_named(key, &place).await;
         }
         self.going().insert(key);
-        waiting().push_back(Removal { key, directory, lost_names });
+        waiting().push_back(Removal { key, place, lost_names });
         let shared = self.clone();
         self.env.spawn(Box::pin(async move {
             // Whoever has the turn sees this one too, or the next retry does.
@@ -94,7 +96,7 @@ impl Shared {
     }
 
     /// A file has a name after all.
-    fn show_named(&self, key: InodeKey) {
+    pub(super) fn show_named(&self, key: InodeKey) {
         let mut table = self.table();
         let node = table.number_of(&key).and_then(|number| table.node_mut(number).ok());
         node.into_iter().for_each(|node| node.orphan = None);
@@ -144,8 +146,9 @@ impl Shared {
                 return self.note(Some(&fault));
             }
             let removals = next.into_iter().map(|removal| async move {
-                let Removal { key, directory, lost_names } = removal;
-                self.drop_link(key, directory, lost_names).await;
+                let Removal { key, place, lost_names } = removal;
+                self.drop_link(key, place.0, lost_names).await;
+                self.check_named(key, &place).await;
                 self.going().remove(&key);
             });
             join_all(removals).await;
@@ -275,6 +278,13 @@ impl Shared {
             return Ok(());
         }
         self.show_named(entry.inode);
+        let linked = self.change(entry.inode, |inode, added| {
+            if inode.links.is_empty() {
+                inode.links.insert(Link { added, directory: parent });
+            }
+            Ok(())
+        });
+        linked.await?;
         tracing::info!("a removed directory is named again: another mount made names in it");
         self.restore_name(parent, entry).await
     }
@@ -332,7 +342,8 @@ impl Shared {
                 }
             },
             _ => {
-                self.drop_link_soon(target.inode, directory, 1).await;
+                let place = (directory, target.name.clone());
+                self.drop_link_soon(target.inode, place, 1).await;
                 Ok(())
             }
         }
