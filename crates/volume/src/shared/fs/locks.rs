@@ -31,6 +31,9 @@
 //! with `ENOLCK`; making directories, links and other names goes on without the lease there, and two
 //! names that were made at once appear side by side.
 //!
+//! **Moving a directory** to another one takes the volume's lease of directory moves, and fails with `ENOLCK` where locks
+//! are refused.
+//!
 //! Not covered: changes that a program makes without a lock. Two mounts that each share a file's lease
 //! and want it for themselves keep each other out until one of them gives it up, as two programs of one
 //! machine do; the wait is not noticed as a deadlock.
@@ -54,7 +57,7 @@ use crate::shared::fault::Fault;
 use crate::shared::inode::InodeKey;
 use crate::shared::lock_lease::Held;
 use crate::shared::sealing::Sealing;
-use crate::shared::table::View;
+use crate::shared::table::{ROOT, View};
 
 /// The pauses between attempts to get a lock that another mount has: random up to the first, then up
 /// to twice as long each time until the last. Guesses: some round trips, and what people notice.
@@ -325,7 +328,12 @@ impl Shared {
         self.publish(number).await?;
         {
             let _turn = turn.lock().await;
-            let mut version = self.inodes.read(key, Freshness::Latest).await?;
+            let mut version = match self.inodes.read(key, Freshness::Latest).await {
+                // Another mount has removed it. The program that locks it finds that its name is another file's, or
+                // nobody's; what it writes all the same is kept beside.
+                Err(Fault { errno: Errno::ESTALE, .. }) => return Ok(()),
+                version => version?,
+            };
             if !version.merged.conflicts.is_empty() {
                 version = self.read_without_conflicts(key).await?;
             }
@@ -510,26 +518,52 @@ impl Shared {
         work: impl Future<Output = Result<T, Fault>> + Send,
     ) -> Result<T, Fault> {
         let key = self.table().node(parent)?.key;
-        let mut pause = FIRST_PAUSE;
-        let lease = loop {
-            let holder = self.random_number();
-            let lock = name_key(key, name, self.inodes.reading.sealing());
-            match self.lessee.take(lock, holder, LockMode::Exclusive).await {
-                Ok(lease) => break lease,
-                Err(LockRefusal::Held) => {}
-                Err(LockRefusal::Settling) if needs_lock => {}
-                Err(refusal) if needs_lock => return Err(no_lock(&refusal)),
-                Err(_) => return work.await,
-            }
-            self.pause(&mut pause).await;
-        };
+        let lock = name_key(key, name, self.inodes.reading.sealing());
+        let Some(lease) = self.lease_of(lock, needs_lock).await? else { return work.await };
         if self.inodes.reads_older() {
             self.inodes.read(key, Freshness::Latest).await?;
         }
-        match select(Box::pin(work), Box::pin(lease.lost())).await {
-            Either::Left((done, _)) => done,
-            Either::Right(_) => Err(Fault::new(Errno::ETIMEDOUT, "the lock of a new name ran out")),
+        within(&lease, work).await
+    }
+
+    /// Moves a directory to another one while no other mount moves one.
+    pub(super) async fn while_no_directory_moves<T>(
+        &self,
+        work: impl Future<Output = Result<T, Fault>> + Send,
+    ) -> Result<T, Fault> {
+        let root = self.table().node(ROOT)?.key;
+        let lock = lock_key(root, BlockHash::of(b"atoll v1 directory moves lock"));
+        match self.lease_of(lock, true).await? {
+            Some(lease) => within(&lease, work).await,
+            None => Err(Errno::ENOLCK.into()),
         }
+    }
+
+    /// Takes a lock lease exclusively, waiting for others; `None` without a majority, unless it `is_needed`.
+    async fn lease_of(&self, lock: Key, is_needed: bool) -> Result<Option<Held>, Fault> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let holder = self.random_number();
+            match self.lessee.take(lock, holder, LockMode::Exclusive).await {
+                Ok(lease) => return Ok(Some(lease)),
+                Err(LockRefusal::Held) => {}
+                Err(LockRefusal::Settling) if is_needed => {}
+                Err(refusal) if is_needed => return Err(no_lock(&refusal)),
+                Err(_) => return Ok(None),
+            }
+            self.pause(&mut pause).await;
+        }
+    }
+}
+
+/// Does some work while a lease lasts.
+async fn within<T>(
+    lease: &Held,
+    work: impl Future<Output = Result<T, Fault>> + Send,
+) -> Result<T, Fault> {
+    match select(Box::pin(work), Box::pin(lease.lost())).await {
+        Either::Left((done, _)) => done,
+        Either::Right(_) => Err(Fault::new(Errno::ETIMEDOUT, "the lock of a name ran out")),
     }
 }
 

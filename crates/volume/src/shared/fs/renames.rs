@@ -1,5 +1,10 @@
 //! Renaming files.
+//!
+//! A directory changes its parent while its mount holds the lock lease of the volume's directory moves, and is checked
+//! against what was moved before it, as a kernel does within one mutex of the file system (`s_vfs_rename_mutex` of Linux).
+//! Otherwise two mounts could move two directories into each other, and nobody would find them again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use atoll_key::kinds::certified::Dot;
@@ -8,16 +13,15 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::names::{entries, modified, named, take_away};
-use super::{Shared, Version};
+use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Inode, InodeKey, Link};
 use crate::shared::inodes::Base;
-use crate::shared::table::ROOT;
 
 /// How often a call is made again whose names were changed meanwhile by others on this mount.
 const MAX_RACES: usize = 16;
 
-/// Directories between a file and the root, at most: more can only be a circle.
+/// Directories above one, at most.
 const MAX_DEPTH: usize = 4096;
 
 impl Shared {
@@ -59,19 +63,11 @@ impl Shared {
         let moved = from.entry(name)?.ok_or(Errno::ENOENT)?;
         let target = to.entry(new_name)?;
         let (key, kind) = (moved.inode, moved.file_kind());
-        if kind == FileKind::Directory && from_key != to_key {
-            self.check_no_cycle(key, to_key).await?;
-        }
         match &target {
             None if flags.exchange => return Err(Errno::ENOENT.into()),
             Some(_) if flags.no_replace => return Err(Errno::EEXIST.into()),
             Some(target) if target.inode == key => return Ok(()),
-            Some(target) if flags.exchange => {
-                let moves_up = target.file_kind() == FileKind::Directory && from_key != to_key;
-                if moves_up {
-                    self.check_no_cycle(target.inode, from_key).await?;
-                }
-            }
+            Some(_) if flags.exchange => {}
             Some(target) => match (kind, target.file_kind()) {
                 (FileKind::Directory, FileKind::Directory) => {
                     self.check_empty(target.inode).await?
@@ -90,38 +86,55 @@ impl Shared {
             target: target.as_ref().map(|target| (target.inode, target.file_kind())),
             is_exchange: flags.exchange,
         };
+        let other_kind = steps.target.filter(|_| steps.is_exchange).map(|(_, kind)| kind);
         if from_key == to_key {
             let touched = [Some(key), other].into_iter().flatten().map(|key| self.touch(key));
             let (renamed, _) = futures_util::join!(self.rename_within(&steps), join_all(touched));
             renamed?;
+        } else if [Some(kind), other_kind].contains(&Some(FileKind::Directory)) {
+            self.while_no_directory_moves(self.move_directory(&steps)).await?;
         } else {
             self.rename_across(&steps).await?;
         }
+        self.table().place(&key, to_key, new_name);
         match &target {
             Some(target) if !flags.exchange => self.replaced(target, to_key).await,
             _ => Ok(()),
         }
     }
 
-    /// A directory does not move into itself or below itself. The directories above are those that this
-    /// mount knows: two mounts that move directories at the same time can still make a circle.
-    async fn check_no_cycle(&self, key: InodeKey, into: InodeKey) -> Result<(), Fault> {
-        let root = self.table().node(ROOT)?.key;
-        let mut above = into;
-        for _ in 0..MAX_DEPTH {
+    /// Moves a directory to another one, or exchanges it with something there, while nobody else moves one.
+    async fn move_directory(&self, steps: &Steps<'_>) -> Result<(), Fault> {
+        let ((from, ..), (to, ..)) = (steps.from, steps.to);
+        self.check_no_circle(steps.moved.0, to).await?;
+        if let Some((target, FileKind::Directory)) = steps.target.filter(|_| steps.is_exchange) {
+            self.check_no_circle(target, from).await?;
+        }
+        self.rename_across(steps).await
+    }
+
+    /// A directory does not move into itself or below itself. A directory has two above it if a mount died while it
+    /// moved it.
+    async fn check_no_circle(&self, key: InodeKey, into: InodeKey) -> Result<(), Fault> {
+        let (mut next, mut seen) = (vec![into], BTreeSet::new());
+        while let Some(above) = next.pop() {
             if above == key {
                 return Err(Errno::EINVAL.into());
             }
-            if above == root {
-                return Ok(());
+            if !seen.insert(above) {
+                continue;
             }
-            let version = self.inodes.read(above, self.names_age()).await?;
-            match version.inode().links.iter().next() {
-                Some(link) => above = link.directory,
-                None => return Ok(()),
+            if seen.len() > MAX_DEPTH {
+                return Err(Errno::ELOOP.into());
+            }
+            match self.inodes.read(above, Freshness::Latest).await {
+                Ok(version) => next.extend(version.inode().links.iter().map(|l| l.directory)),
+                // Nothing leads through it any more.
+                Err(Fault { errno: Errno::ESTALE, .. }) => {}
+                Err(fault) => return Err(fault),
             }
         }
-        Err(Errno::ELOOP.into())
+        Ok(())
     }
 
     async fn rename_within(&self, steps: &Steps<'_>) -> Result<(), Fault> {

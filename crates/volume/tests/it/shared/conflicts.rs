@@ -23,7 +23,7 @@ fn me() -> Caller {
 
 /// Memory that takes so many more puts, and then none; or takes them and says that it has not.
 #[derive(Clone)]
-struct Failing {
+pub(super) struct Failing {
     memory: MemoryBlocks,
     left: Arc<AtomicI64>,
     /// Which of the next puts: the lowest bit is the next one.
@@ -31,9 +31,13 @@ struct Failing {
 }
 
 impl Failing {
-    fn over(memory: &MemoryBlocks) -> Failing {
+    pub(super) fn over(memory: &MemoryBlocks) -> Failing {
         let left = Arc::new(AtomicI64::new(i64::MAX));
         Failing { memory: memory.clone(), left, denied: Arc::default() }
+    }
+
+    pub(super) fn refuse_all(&self, refuses: bool) {
+        self.left.store(if refuses { 0 } else { i64::MAX }, Ordering::Relaxed);
     }
 }
 

@@ -357,3 +357,20 @@ fn a_lock_costs_one_round_trip_while_the_file_is_promised() {
     // The lease, the inode, the directory: what the mount has read before it is promised.
     assert_eq!((link, first, lock, unlock), (3, 3, 1, 0));
 }
+
+/// A mail reader replaces a box by a new file, while others wait for the lock of the old one: they got `ESTALE`, for
+/// which no program waits that locks.
+#[test]
+fn a_file_that_another_mount_has_removed_can_be_locked() {
+    let all = Mounts::new(8700, 5, 2, Consistency::CloseToOpen);
+    all.run(make(&all.mounts[0], "box", "before"));
+    let [one, two] = [0, 1].map(|at| all.open(at, "box"));
+    all.run(one.lock(EXCLUSIVE, true)).expect("free");
+    all.run(one.fs.unlink(me(), ROOT, b"box")).expect("removes");
+    all.run(one.fs.sync()).expect("is on the ring");
+    all.run(one.unlock()).expect("nothing is to be published");
+    all.run(two.lock(EXCLUSIVE, true)).expect("free");
+    assert_eq!(all.run(two.text()), "before");
+    assert_eq!(all.run(two.fs.lookup(me(), ROOT, b"box")).err(), Some(Errno::ENOENT));
+    all.run(two.unlock()).expect("nothing is to be published");
+}
