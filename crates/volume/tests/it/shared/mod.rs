@@ -17,6 +17,7 @@ mod mounts;
 mod newborns;
 mod removals;
 mod sealing;
+mod stopped;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};
