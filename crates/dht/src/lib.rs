@@ -66,6 +66,7 @@ pub use blocks::{
     Renewed, Wanted,
 };
 pub use client::get::Fetched;
+pub use client::inspect::{Replica, ReplicaCopy, Uses};
 pub use config::{CacheAt, DhtConfig, MAX_LEASE, ReplicaChoice};
 pub use locks::{LockGrant, LockLease, LockMode, LockRefusal, LockStep};
 pub use mechanisms::Mechanisms;

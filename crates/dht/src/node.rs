@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, BlockId};
+use atoll_key::{BlockHash, BlockId, Key};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
 use atoll_overlay::clock::network_time;
@@ -18,6 +18,7 @@ use crate::blocks::{
 };
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
+use crate::client::inspect::{self, Replica, Uses};
 use crate::client::{Client, get_mutable, lock_leases, put, renew};
 use crate::config::DhtConfig;
 use crate::context::Context;
@@ -132,6 +133,20 @@ impl Dht {
     /// As [`Blocks::get`].
     pub async fn lookup(&self, hash: BlockHash) -> Result<Fetched, GetError> {
         get::get(&self.client, hash.key()).await
+    }
+
+    /// Which nodes should hold each of some blocks, and what each of them says of it; or why its replicas were not
+    /// found.
+    pub async fn replicas(&self, keys: Vec<Key>) -> Vec<Result<Vec<Replica>, String>> {
+        inspect::replicas(&self.client, keys).await
+    }
+
+    /// Which nodes use a mutable block, and the lock that stands where it does.
+    ///
+    /// # Errors
+    /// If the block's replicas are not found.
+    pub async fn uses(&self, key: Key, lock: Key) -> Result<Uses, String> {
+        inspect::uses(&self.client, key, lock).await
     }
 
     /// Takes the operator's word that nodes and updates which are not to be found are gone for

@@ -83,6 +83,11 @@ seeds! {
         LockReply { status: LockStatus::Granted, is_wanted: true, set: Some(7), settled: 7 },
         LockReply { status: LockStatus::Minority, is_wanted: false, set: None, settled: 0 },
     ];
+    AskUses: vec![AskUses { key: key(1), lock: key(2) }];
+    UsesReply: vec![UsesReply {
+        readers: vec![BlockReader { peer: node(1).peer, left_ms: 15_000 }].into(),
+        locks: vec![LockUse { peer_id: [3; 32], mode: LockMode::Shared, left_ms: 14_999 }].into(),
+    }];
     Renew: receipts()
         .into_iter()
         .map(|receipt| Renew {

@@ -120,6 +120,21 @@ impl LockLeases {
         Outcome::Done { is_wanted: lock.is_wanted_by_others(holder, now) }
     }
 
+    /// The leases of a lock that last: whose, in which mode, and for how long; at most `most`.
+    pub(crate) fn holders(
+        &self,
+        now: Instant,
+        key: &Key,
+        most: usize,
+    ) -> Vec<(PeerId, LockMode, Duration)> {
+        let state = self.lock();
+        let leases = state.locks.get(key).into_iter().flat_map(|lock| &lock.leases);
+        let lasting = leases.filter(|(_, lease)| lease.until > now);
+        let held = lasting
+            .filter_map(|((peer, _), lease)| Some((*peer, lease.mode?, lease.until.since(now))));
+        held.take(most).collect()
+    }
+
     /// Whether it is time to probe peers; the time is counted from then on.
     pub(crate) fn begin_probes(&self, now: Instant) -> bool {
         let mut state = self.lock();
@@ -201,7 +216,14 @@ mod tests {
         assert_eq!(a.take(0, 1, LockMode::Shared), DONE);
         assert_eq!(b.take(0, 1, LockMode::Shared), DONE);
         assert_eq!(a.take(1, 2, LockMode::Exclusive), Outcome::Held);
+        let held = |secs, most| {
+            let held = table.holders(at(secs), &Key::hashed([1; 32]), most);
+            held.into_iter().map(|(peer, mode, _)| (peer.0[0], mode)).collect::<Vec<_>>()
+        };
+        assert_eq!(held(1, 9), [(1, LockMode::Shared), (2, LockMode::Shared)]);
+        assert_eq!((held(1, 1).len(), held(15, 9).len()), (1, 0));
         assert_eq!(b.release(1, 2), WANTED);
+        assert_eq!(held(1, 9), [(1, LockMode::Shared)], "what was given up is nobody's");
         assert_eq!(a.take(1, 3, LockMode::Exclusive), DONE, "an upgrade");
         assert_eq!(b.take(2, 3, LockMode::Shared), Outcome::Held);
         assert_eq!(a.ask(10, 4, LockStep::Renew, LockMode::Exclusive), DONE, "b has given up");

@@ -127,6 +127,14 @@ impl Promises {
         others.map(|(_, promise)| holder(promise)).collect()
     }
 
+    /// The readers of a block whose promises last, each with how long that is.
+    pub(crate) fn readers(&self, now: Instant, key: &Key) -> Vec<(Peer, Duration)> {
+        let state = self.state();
+        let readers = state.made.get(key).into_iter().flatten();
+        let lasting = readers.filter(|(_, promise)| promise.until > now);
+        lasting.map(|(_, promise)| (promise.peer, promise.until.since(now))).collect()
+    }
+
     /// How long promises may still last that this node does not know of.
     pub(crate) fn forgotten(&self, now: Instant) -> Duration {
         self.forgotten_until.since(now)
@@ -164,6 +172,12 @@ mod tests {
         assert_eq!(numbers(&promises, at(6), 1), [12]);
         assert_eq!(numbers(&promises, at(15), 9), [12]);
         assert_eq!(promises.holders(at(15), &key(1), &peer(9).id)[0].left_ms, 5_000);
+        let readers = |secs| promises.readers(at(secs), &key(1));
+        assert_eq!(
+            readers(6),
+            [(peer(1), Duration::from_secs(9)), (peer(2), Duration::from_secs(14))]
+        );
+        assert_eq!(readers(15), [(peer(2), Duration::from_secs(5))]);
         promises.make(at(16), key(1), peer(1), 14);
         assert_eq!(numbers(&promises, at(17), 9), [14, 12], "made anew");
     }

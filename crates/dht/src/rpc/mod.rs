@@ -35,6 +35,7 @@ mod reading;
 mod receipt;
 mod reconcile;
 mod renewal;
+mod uses;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -63,6 +64,7 @@ pub use reading::{Read, ReadReply, Stamp, Watch, WatchReply};
 pub use receipt::WireReceipt;
 pub use reconcile::{Answer, Claim, Item, MAX_ITEMS, Reconcile, ReconcileReply, Summary};
 pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
+pub use uses::{AskUses, BlockReader, LockUse, MAX_LOCK_HOLDERS, UsesReply};
 
 use crate::context::{Context, layer_above};
 pub(crate) use crate::expected_replicas::is_majority;
@@ -187,6 +189,11 @@ macro_rules! method_table {
             LOCK = 0x020E: Lock => LockReply, {
                 entries: 0, answers: OneEach, part_bytes: (0, 0),
                 time: Lookup, caller: Member
+            };
+            /// Ask a replica which nodes use a mutable block.
+            USES = 0x020F: AskUses => UsesReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, 0),
+                time: Call, caller: Member
             };
             /// Keep copies for a replica that has no room (PAST §3.3).
             DIVERT = 0x0210: Divert => DivertReply, {

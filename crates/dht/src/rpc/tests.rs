@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::accounting::receipt::{Receipt, SimulatedKeys};
+use crate::locks::LockMode;
 
 fn round_trip<T: Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug>(message: T) {
     let header = to_header(&message);
@@ -142,6 +143,16 @@ fn messages_of_charging_and_proving_read_back() {
     round_trip(Prove { nonce: [5; 32], keys: keys.to_vec() });
     let proof = Proof { version: 1, lease_secs: 2, mac: [3; 32] };
     round_trip(ProveReply { proofs: vec![Some(proof), None].into() });
+}
+
+#[test]
+fn messages_of_uses_read_back() {
+    round_trip(AskUses { key: key(1), lock: key(2) });
+    let reader = BlockReader { peer: publisher(), left_ms: 15_000 };
+    let lock = LockUse { peer_id: [3; 32], mode: LockMode::Exclusive, left_ms: u64::MAX };
+    round_trip(UsesReply { readers: vec![reader].into(), locks: vec![lock; 2].into() });
+    let header = to_header(&UsesReply { readers: vec![reader; 65].into(), locks: vec![].into() });
+    assert!(from_header::<UsesReply>(&header).is_err(), "more readers than there can be");
 }
 
 #[test]

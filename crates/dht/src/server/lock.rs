@@ -1,8 +1,10 @@
-//! `LOCK`: lock leases at this replica.
+//! `LOCK`: lock leases at this replica. `USES`: which nodes use a mutable block, and its lock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use atoll_key::PeerId;
 use atoll_net::{Peer, Refusal};
 use bytes::Bytes;
 
@@ -10,7 +12,10 @@ use super::Handle;
 use crate::holdings::lock_leases::Outcome;
 use crate::locks::LockStep;
 use crate::placement::own_set_tag;
-use crate::rpc::{Answered, Lock, LockReply, LockStatus};
+use crate::rpc::{
+    Answered, AskUses, BlockReader, Lock, LockReply, LockStatus, LockUse, MAX_LOCK_HOLDERS,
+    UsesReply,
+};
 use crate::server::Server;
 
 impl Handle<Lock> for Arc<Server> {
@@ -44,6 +49,29 @@ impl Handle<Lock> for Arc<Server> {
             None => 0,
         };
         Ok((LockReply { status, is_wanted, set, settled }, Vec::new()))
+    }
+}
+
+impl Handle<AskUses> for Arc<Server> {
+    async fn handle(
+        &self,
+        _: Peer,
+        AskUses { key, lock }: AskUses,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<AskUses>, Refusal> {
+        let now = self.env.now();
+        let ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let readers = self.promises.readers(now, &key).into_iter();
+        let readers: Vec<_> =
+            readers.map(|(peer, left)| BlockReader { peer, left_ms: ms(left) }).collect();
+        let locks = self.lock_leases.holders(now, &lock, MAX_LOCK_HOLDERS).into_iter();
+        let lock_use = |(peer, mode, left): (PeerId, _, _)| LockUse {
+            peer_id: peer.0,
+            mode,
+            left_ms: ms(left),
+        };
+        let locks: Vec<_> = locks.map(lock_use).collect();
+        Ok((UsesReply { readers: readers.into(), locks: locks.into() }, Vec::new()))
     }
 }
 

@@ -92,7 +92,7 @@ impl Inode<'_> {
     }
 
     /// Puts a block into one node's store, past the node.
-    fn store(&self, at: usize, block: &CertifiedBlock) {
+    pub(crate) fn store(&self, at: usize, block: &CertifiedBlock) {
         let info = BlockInfo {
             key: block.key(),
             kind: BlockKind::Certified,

@@ -24,6 +24,7 @@ mod hedged_writes;
 mod hedging;
 mod hostile;
 mod idle;
+mod inspect;
 mod kinds;
 mod leases;
 mod lock_leases;
