@@ -63,9 +63,9 @@ pub use policy::Policy;
 pub use private::{PrivateDirectory, enclosing};
 pub use process::daemon_runtime;
 pub use status::{
-    Cache, Clock, ContributionStatus, Diverted, Member, MemberList, Moving, NodeSettings,
-    QuotaAccount, QuotaStatus, Reclaimed, Repair, RingNode, Rotated, Status, VolumeStatus,
-    WrongClock,
+    AskedNode, BlockCopy, BlockReplicas, BlockUser, Cache, Clock, ContributionStatus, Diverted,
+    LockUser, Member, MemberList, Moving, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed,
+    Repair, ReplicaReport, RingNode, Rotated, Status, UsesReport, VolumeStatus, WrongClock,
 };
 pub use tree_walk::TreeWalk;
 pub use volumes::{MAX_NAME_BYTES, check_name};

@@ -103,6 +103,88 @@ pub struct Reclaimed {
     pub disk_bytes: u64,
 }
 
+/// What the nodes that should hold some blocks say of them; see `atoll why`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReplicaReport {
+    /// The nodes that were asked.
+    pub nodes: Vec<AskedNode>,
+    /// The blocks, in the order of the request.
+    pub blocks: Vec<BlockReplicas>,
+}
+
+/// A node that should hold some of the blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AskedNode {
+    /// Its public key, hexadecimal.
+    pub peer_id: String,
+    /// Where it listens.
+    pub addr: String,
+    /// Why it has not answered.
+    pub trouble: Option<String>,
+}
+
+/// The replicas of one block.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockReplicas {
+    /// One for each node that should hold it, the root first; those that have not answered included.
+    pub copies: Vec<BlockCopy>,
+    /// Why these nodes could not be found.
+    pub trouble: Option<String>,
+}
+
+/// What one node says of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockCopy {
+    /// Which of [`ReplicaReport::nodes`].
+    pub node: usize,
+    /// The version it holds; nothing if it holds none, or has not answered.
+    pub version: Option<u64>,
+    /// Seconds the copy's lease still has.
+    pub lease_secs: u64,
+    /// Whether another node keeps the copy for it.
+    pub diverted: bool,
+}
+
+/// Which nodes use a mutable block, as its replicas know them; see `atoll why`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UsesReport {
+    /// Nodes that have read or written it in the last 15 s.
+    pub readers: Vec<BlockUser>,
+    /// Nodes that have a lease of the lock.
+    pub locks: Vec<LockUser>,
+    /// How many replicas have answered.
+    pub answered: usize,
+    /// How many have not.
+    pub silent: usize,
+    /// Why the replicas could not be found.
+    pub trouble: Option<String>,
+}
+
+/// A node that has read or written a block.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockUser {
+    /// Its public key, hexadecimal.
+    pub peer_id: String,
+    /// Where it listens.
+    pub addr: String,
+}
+
+/// A node that has a lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LockUser {
+    /// Its public key, hexadecimal.
+    pub peer_id: String,
+    /// Whether it excludes all others.
+    pub exclusive: bool,
+}
+
 /// What publishers may use of a node and what they do; see `atoll quota`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

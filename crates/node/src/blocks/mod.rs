@@ -4,20 +4,22 @@
 
 mod disk_watch;
 pub(crate) mod durable;
+mod inspect;
 
 use std::sync::Arc;
 
 use atoll_dht::quota::Account;
 use atoll_dht::{Blocks, Dht, Share};
 use atoll_env::{BoxFuture, Env};
+use atoll_key::{BlockId, Key};
 use atoll_net::{Refusal, Service};
 use atoll_store::{BlockStore, ContributedStore, DiskStore, Usage};
 
 use crate::config::StartError;
-use crate::control::blocks::{BlockList, Changed, Outcomes};
+use crate::control::blocks::{AskReplicas, AskUses, BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch,
+    ForgetAbsent, Get, Lock, Put, Reclaim, Renew, Replicas, SetQuota, ShowQuota, Uses, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -63,6 +65,23 @@ impl Subsystem for BlockLayer {
             Box::pin(
                 async move { Ok(dht.forget_absent().await.map(|_| Empty {}).map_err(Unfit::from)) },
             )
+        });
+        let dht = self.dht.clone();
+        calls.on::<Replicas>(move |AskReplicas { ids }| {
+            let dht = dht.clone();
+            Box::pin(async move {
+                let ids = ids.0.into_iter().map(BlockId::try_from);
+                let keys = ids.map(|id| Ok(id?.key)).collect::<Result<Vec<Key>, Refusal>>()?;
+                Ok(Ok(Json(inspect::replicas(&dht, keys).await)))
+            })
+        });
+        let dht = self.dht.clone();
+        calls.on::<Uses>(move |AskUses { id, lock }| {
+            let dht = dht.clone();
+            Box::pin(async move {
+                let id: BlockId = id.try_into()?;
+                Ok(Ok(Json(inspect::uses(&dht, id.key, Key(lock)).await)))
+            })
         });
         let store = self.store.clone();
         calls.on::<Reclaim>(move |Empty {}| {

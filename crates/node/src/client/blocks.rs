@@ -10,10 +10,13 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockId, Key};
 
 use super::{Client, ClientError, Inner};
-use crate::control::blocks::{BlockList, Changed, Get, Outcomes, Renew, Watch};
-use crate::control::body::WithPart;
+use crate::control::blocks::{
+    AskReplicas, AskUses, BlockList, Changed, Get, Outcomes, Renew, Watch, WireId,
+};
+use crate::control::body::{Json, WithPart};
 use crate::control::calls::{self, ControlCall};
 use crate::control::message::{GetFailed, Never};
+use crate::status::{ReplicaReport, UsesReport};
 
 impl Inner {
     async fn get(&self, id: BlockId, wanted: Wanted) -> Result<HeldBlock, GetError> {
@@ -69,6 +72,20 @@ impl Inner {
 
 fn unavailable(key: Key, told: impl ToString) -> GetError {
     GetError::Unavailable { key, told: told.to_string() }
+}
+
+impl Client {
+    /// What each node that should hold some blocks says of them; at most 1,024.
+    pub async fn replicas(&self, ids: &[BlockId]) -> Result<ReplicaReport, ClientError> {
+        let ids: Vec<WireId> = ids.iter().map(|id| WireId::from(*id)).collect();
+        self.ask::<calls::Replicas>(AskReplicas { ids: ids.into() }).await.map(|Json(said)| said)
+    }
+
+    /// Which nodes use a mutable block, and the lock that stands where it does.
+    pub async fn uses(&self, id: BlockId, lock: Key) -> Result<UsesReport, ClientError> {
+        let call = AskUses { id: id.into(), lock: lock.0 };
+        self.ask::<calls::Uses>(call).await.map(|Json(said)| said)
+    }
 }
 
 impl Blocks for Client {

@@ -144,6 +144,24 @@ impl TryFrom<Renew> for LeaseRenewal {
     }
 }
 
+/// Blocks whose replicas are asked what they hold.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct AskReplicas {
+    #[n(0)]
+    pub ids: Capped<WireId, MAX_BLOCKS>,
+}
+
+/// A mutable block, and the lock that stands where it does, whose users are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct AskUses {
+    #[n(0)]
+    pub id: WireId,
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub lock: [u8; 64],
+}
+
 /// What became of each block of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
@@ -155,7 +173,7 @@ pub(crate) struct Outcomes {
     errors: Capped<PutFailed, MAX_ERRORS>,
 }
 
-header_only!(Get, Watch, Renew, Outcomes, Lock, LockGrant);
+header_only!(Get, Watch, Renew, Outcomes, Lock, LockGrant, AskReplicas, AskUses);
 
 const HELD: u8 = 0;
 const LACKING: u8 = 1;

@@ -18,8 +18,8 @@ use super::message::{
 };
 use super::volume_error::VolumeError;
 use crate::status::{
-    ContributionStatus, MemberList, NodeSettings, QuotaStatus, Reclaimed, Rotated, Status,
-    VolumeStatus,
+    ContributionStatus, MemberList, NodeSettings, QuotaStatus, Reclaimed, ReplicaReport, Rotated,
+    Status, UsesReport, VolumeStatus,
 };
 
 /// The users who may make a call.
@@ -137,6 +137,12 @@ calls! {
     Lock = 0x0305 "lock" Owner
         LockRequest ["as `Lock` (`wire.md`)", "–"]
         => LockGrant ["0 whether another holder has asked for it in vain a short while ago", "–"] or LockRefusal;
+    Replicas = 0x0306 "replicas" Owner
+        blocks::AskReplicas ["0 names (at most 1,024)", "–"]
+        => Json<ReplicaReport> ["–", "JSON: what each node that should hold them says"] or Never;
+    Uses = 0x0307 "uses" Owner
+        blocks::AskUses ["0 name of a mutable block, 1 key of a lock (64 bytes)", "–"]
+        => Json<UsesReport> ["–", "JSON: which nodes have read the block of late, and which have the lock"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner
