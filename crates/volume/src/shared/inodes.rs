@@ -7,6 +7,8 @@
 //!   that this mount has seen or written. What it holds is joined with that one, since two versions of
 //!   one height may both be needed.
 //!
+//! Which of the two counts is the mount's choice, or the file's ([`super::consistency`]).
+//!
 //! Invariants:
 //!
 //! - What this mount shows of an inode never goes back: each version that is read is joined with what
@@ -36,6 +38,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::access::{Credentials, ReadAccess};
+use super::consistency::Consistency;
 use super::entries::{self, Leaf, Leaves};
 use super::fault::Fault;
 use super::inode::{Contents, Entry, Inode, InodeKey};
@@ -43,17 +46,6 @@ use super::merged::{self, Merged};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::outbox::{NewContent, Outbox};
 use crate::blocks::pace;
-
-/// When a mount sees what others have written (Pastis §3.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Consistency {
-    /// Whoever opens a file sees what was closed before, wherever that was.
-    #[default]
-    CloseToOpen,
-    /// Whoever opens a file sees at least what this mount has seen and written; what others have closed
-    /// before, most probably.
-    ReadYourWrites,
-}
 
 /// How old what is read may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +100,11 @@ impl Version {
 
     pub(super) fn inode(&self) -> &Inode {
         &self.merged.inode
+    }
+
+    /// What the file itself says of when changes are seen.
+    fn chosen_consistency(&self) -> Option<Consistency> {
+        Consistency::chosen(&self.inode().attributes)
     }
 
     /// The names of a directory, each with the entries that it stands for.
@@ -285,9 +282,14 @@ impl Inodes {
         state
     }
 
+    /// By which model an inode is read, as far as it is known: as it says itself, or the mount's default.
+    pub(super) fn consistency(&self, known: Option<&Version>) -> Consistency {
+        known.and_then(Version::chosen_consistency).unwrap_or(self.consistency)
+    }
+
     /// Whether [`Freshness::Newest`] may be older than what all replicas hold.
-    pub(super) fn reads_older(&self) -> bool {
-        self.consistency != Consistency::CloseToOpen
+    pub(super) fn reads_older(&self, key: InodeKey) -> bool {
+        self.consistency(self.known(key).as_deref()) != Consistency::CloseToOpen
     }
 
     /// An inode; [`Errno::ESTALE`] if it has been removed.
@@ -312,13 +314,31 @@ impl Inodes {
         {
             return Ok(version.clone());
         }
-        let wanted = match (self.consistency, &seen) {
+        let consistency = self.consistency(seen.as_ref().map(|(version, _)| &**version));
+        let wanted = match (consistency, &seen) {
             _ if freshness == Freshness::Latest => Wanted::Newest,
             (Consistency::CloseToOpen, _) => Wanted::Newest,
             (_, Some((version, _))) => Wanted::AtLeast(version.block.version()),
             (_, None) if self.has_forgotten.load(Ordering::Relaxed) => Wanted::Newest,
             (_, None) => Wanted::AtLeast(0),
         };
+        let version = self.read_ring(state, key, wanted).await?;
+        // It says itself how it is to be read.
+        let reads_older = wanted != Wanted::Newest;
+        match reads_older && self.consistency(Some(&version)) == Consistency::CloseToOpen {
+            true => self.read_ring(state, key, Wanted::Newest).await,
+            false => Ok(version),
+        }
+    }
+
+    /// An inode as the ring has it, joined with what is known of it.
+    async fn read_ring(
+        &self,
+        state: &State,
+        key: InodeKey,
+        wanted: Wanted,
+    ) -> Result<Arc<Version>, Fault> {
+        let began = self.env.now();
         let id = CertifiedBlock::id_at(key.key());
         let held = self.blocks.get_block(id, wanted).await.map_err(|error| {
             if matches!(error, GetError::Removed { .. }) {

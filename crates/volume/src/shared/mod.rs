@@ -12,9 +12,11 @@
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
 //! - [`access`]: who may write and read: the records of volumes, groups and readers, a user's certificates
 //!   and read keys.
+//! - [`consistency`]: when a mount sees what others have written.
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
 //! - `lock_lease`: locks of one mount against the others.
 //! - `table`: the files that the kernel holds and has open, as plain data.
+//! - [`file_state`]: what a mount knows of a file, for people who ask.
 //! - [`SharedFs`]: the calls of a file system.
 //! - [`upkeep`]: extending the leases of a volume.
 //!
@@ -22,8 +24,10 @@
 
 pub mod access;
 pub mod add_wins;
+pub mod consistency;
 pub mod entries;
 mod fault;
+pub mod file_state;
 mod fs;
 mod inline_blocks;
 pub mod inode;
@@ -34,5 +38,5 @@ pub mod sealing;
 mod table;
 pub mod upkeep;
 
+pub use consistency::Consistency;
 pub use fs::{EndError, OpenError, SharedFs, SharedOptions};
-pub use inodes::Consistency;

@@ -4,19 +4,24 @@
 //! Every sibling counts, also those that are not shown: what was written at the same time must not be lost
 //! before somebody has kept it. What nothing names any more is not renewed and ends with its lease.
 //!
+//! Any node with a member's key can do it. Who has walked a whole volume leaves a *mark*, a small content block that
+//! names the volume and the day, so that others need not do the same on that day. Whoever knows the volume's address can
+//! make one, so a mark must not be believed for weeks.
+//!
 //! It remembers the keys of the inodes it has seen, 32 bytes each, since directories that members write
 //! may name each other in circles.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use atoll_dht::{Blocks, GetError, LeaseRenewal, PutError, Renewed, Wanted};
+use atoll_dht::{Blocks, GetError, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
 use atoll_env::Env;
 use atoll_key::kinds::certified::CertifiedBlock;
-use atoll_key::{BlockHash, BlockId, VolumeId};
+use atoll_key::{BlockHash, BlockId, GroupId, SignedBlock, VolumeId};
+use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::access::ReaderRecord;
+use super::access::{GroupRecord, ReaderRecord};
 use super::entries;
 use super::inline_blocks::InlineBlocks;
 use super::inode::{Contents, FileData, InodeKey};
@@ -30,6 +35,9 @@ const WINDOW: usize = 16;
 const BATCH: usize = 1024;
 /// Blocks of pointers kept in memory: few are read twice.
 const CACHE_BYTES: u64 = 8 << 20;
+/// How long the mark of a walk is kept: longer than anybody asks for it.
+const MARK_LEASE_SECS: u32 = 2 * 24 * 3600;
+const DAY_MS: u64 = 24 * 3600 * 1000;
 /// How many inodes that could not be read are named; others are counted.
 const MAX_NAMED: usize = 20;
 
@@ -48,8 +56,8 @@ pub struct Kept {
     pub named: Vec<String>,
 }
 
-/// Extends the leases of everything below the root directory, and of the record of an encrypted volume's
-/// readers.
+/// Extends the leases of everything below the root directory, and of the records of the volume, its readers if it is
+/// encrypted, and the groups that may write it.
 ///
 /// # Errors
 /// If leases are not extended: for lack of room, or since the ring does not answer.
@@ -64,7 +72,8 @@ pub async fn keep(
     let over: Arc<dyn Blocks> = inline.clone();
     let cache = BlockCache::new(env.clone(), (over, None), CACHE_BYTES);
     let walk = Walk { blocks, inline, cache, volume, sealing };
-    let (mut kept, mut due) = (Kept::default(), Vec::new());
+    let (mut kept, mut due) = (Kept::default(), vec![SignedBlock::id_at(volume.root_key())]);
+    let mut groups = BTreeSet::new();
     if sealing.is_encrypted() {
         due.push(ReaderRecord::id(volume));
     }
@@ -78,7 +87,8 @@ pub async fn keep(
             running.push(walk.visit(key));
         }
         let Some((key, found)) = running.next().await else { break };
-        let Found { ids, children, failure } = found;
+        let Found { ids, children, groups: bound, failure } = found;
+        due.extend(bound.into_iter().filter(|g| groups.insert(*g)).map(GroupRecord::id));
         kept.inodes += 1;
         if let Some(why) = failure {
             kept.unread += 1;
@@ -115,6 +125,52 @@ async fn renew(
     Ok(())
 }
 
+/// The mark that a volume was walked on that day, in UTC.
+fn mark(volume: VolumeId, now_ms: u64) -> NewBlock {
+    let day = (now_ms / DAY_MS).to_be_bytes();
+    let bytes = Bytes::from([&b"atoll v1 leases renewed"[..], &volume.0, &day].concat());
+    let lease_secs = Some(u64::from(MARK_LEASE_SECS));
+    NewBlock { lease_secs, ..NewBlock::from((BlockHash::of(&bytes), bytes)) }
+}
+
+/// Whether somebody has left a mark today that all leases of a volume were extended.
+pub async fn was_kept_today(env: &Env, blocks: &Arc<dyn Blocks>, volume: VolumeId) -> bool {
+    let mark = mark(volume, env.unix_ms());
+    blocks.get_block(mark.id, Wanted::Newest).await.is_ok()
+}
+
+/// Leaves a mark that all leases were extended today.
+///
+/// # Errors
+/// If the ring does not take it.
+pub async fn mark_kept(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: VolumeId,
+) -> Result<(), PutError> {
+    let put = blocks.put_blocks(vec![mark(volume, env.unix_ms())]).await;
+    put.into_iter().collect()
+}
+
+/// The content blocks that all siblings of an inode refer to: leaves of a directory, and those of a file's data;
+/// in the order of the data, blocks of pointers before what they point to.
+///
+/// # Errors
+/// If a block on the way cannot be read; for people.
+pub(super) async fn content_blocks(
+    (blocks, inline, cache): (&Arc<dyn Blocks>, &Arc<InlineBlocks>, &Arc<BlockCache>),
+    sealing: &Sealing,
+    block: &CertifiedBlock,
+) -> Result<Vec<BlockId>, String> {
+    let (inline, cache, volume) = (inline.clone(), cache.clone(), block.volume());
+    let walk = Walk { blocks, inline, cache, volume, sealing };
+    let mut found = Found::default();
+    walk.find_in(block, &mut found).await?;
+    let mut seen = BTreeSet::new();
+    found.ids.retain(|id| seen.insert(*id));
+    Ok(found.ids)
+}
+
 struct Walk<'a> {
     blocks: &'a Arc<dyn Blocks>,
     inline: Arc<InlineBlocks>,
@@ -128,6 +184,8 @@ struct Walk<'a> {
 struct Found {
     ids: Vec<BlockId>,
     children: BTreeSet<InodeKey>,
+    /// The groups that may write it.
+    groups: Vec<GroupId>,
     /// Why not all was found.
     failure: Option<String>,
 }
@@ -155,8 +213,14 @@ impl Walk<'_> {
             found.ids.clear();
             return Err("it belongs to another volume".into());
         }
-        found.ids.extend(entries::leaves_of(&block, self.sealing).iter().map(BlockHash::id));
-        let leaves = entries::fetch(self.blocks, &block, self.sealing).await;
+        found.groups.extend_from_slice(block.groups());
+        self.find_in(&block, found).await
+    }
+
+    /// What the siblings of an inode lead to.
+    async fn find_in(&self, block: &CertifiedBlock, found: &mut Found) -> Result<(), String> {
+        found.ids.extend(entries::leaves_of(block, self.sealing).iter().map(BlockHash::id));
+        let leaves = entries::fetch(self.blocks, block, self.sealing).await;
         let leaves = leaves.map_err(|error| error.to_string())?;
         for leaf in leaves.values() {
             found.children.extend(leaf.entries().iter().map(|entry| entry.inode));

@@ -125,6 +125,16 @@ impl Credentials {
         self.certificate(user, groups).await.map(drop)
     }
 
+    /// Until when the user may write where members of `groups` may, as far as is known now: the end of the
+    /// certificate, seconds since 1970.
+    ///
+    /// # Errors
+    /// If the user may not.
+    pub async fn valid_until(&self, groups: &[GroupId]) -> Result<u64, NotAllowed> {
+        let user = self.user().ok_or(NotAllowed::NoKey)?;
+        Ok(self.certificate(user, groups).await?.not_after_secs)
+    }
+
     /// A replica has refused what was signed with a certificate of one of these groups: they are asked
     /// again.
     pub fn forget(&self, groups: &[GroupId]) {

@@ -4,7 +4,9 @@ use atoll_vfs::{Errno, FileKind, OpenFlags, SetAttr, SetTime, XattrFlags};
 use bytes::Bytes;
 
 use super::Shared;
+use super::state::VirtualXattr;
 use crate::format::xattrs;
+use crate::shared::consistency;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Attributes, Inode, InodeKey};
 use crate::shared::inodes::Base;
@@ -166,6 +168,10 @@ impl Shared {
         if name.len() > atoll_vfs::MAX_NAME_BYTES {
             return Err(Errno::ERANGE.into());
         }
+        if VirtualXattr::of(name).is_some() {
+            return Err(Errno::EPERM.into());
+        }
+        consistency::check(name, &value)?;
         let now = self.now();
         self.change_attributes(number, |attributes| {
             let all = &mut attributes.xattrs;

@@ -138,7 +138,7 @@ fn mode_of(kind: LockKind) -> LockMode {
 
 /// The key of a file's lock: that of its inode, so that the nodes which hold the inode keep the lock,
 /// and 32 other bytes.
-fn file_key(inode: InodeKey) -> Key {
+pub(super) fn file_key(inode: InodeKey) -> Key {
     lock_key(inode, BlockHash::of(b"atoll v1 file lock"))
 }
 
@@ -214,6 +214,11 @@ impl Shared {
     /// How long this mount still has a file's lease; `None` if it has none.
     fn lease_left(&self, number: u64) -> Option<Duration> {
         self.on_locked(number, |file| file.lease.as_ref().map(Held::left)).flatten()
+    }
+
+    /// Whether this mount has a file's lease.
+    pub(super) fn has_lock(&self, number: u64) -> bool {
+        self.lease_left(number).is_some()
     }
 
     /// Takes a lock, waiting for others if `waits`.
@@ -520,7 +525,7 @@ impl Shared {
         let key = self.table().node(parent)?.key;
         let lock = name_key(key, name, self.inodes.reading.sealing());
         let Some(lease) = self.lease_of(lock, needs_lock).await? else { return work.await };
-        if self.inodes.reads_older() {
+        if self.inodes.reads_older(key) {
             self.inodes.read(key, Freshness::Latest).await?;
         }
         within(&lease, work).await

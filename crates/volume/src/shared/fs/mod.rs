@@ -1,7 +1,8 @@
 //! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
 //! `renames` moves them, `removals` removes inodes, `listing` lists directories, `ahead` reads inodes ahead of
 //! lookups, `files` reads and writes,
-//! `attributes` changes what else an inode says, `conflicts` keeps what was written at the same time;
+//! `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
+//! written at the same time;
 //! `lost` shows names without inodes, and names files again that were removed while they were written; `locks`
 //! keeps programs of all mounts out of each other's way.
 //!
@@ -18,6 +19,7 @@ mod names;
 mod newborns;
 mod removals;
 mod renames;
+mod state;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -38,12 +40,14 @@ use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
 use self::names::Birth;
 use self::removals::Removals;
+use self::state::VirtualXattr;
 use super::access::{Credentials, NotReader, ReadAccess, VolumeRecord};
+use super::consistency::Consistency;
 use super::entries::Entries;
 use super::fault::Fault;
 use super::inline_blocks::InlineBlocks;
 use super::inode::{self, Contents, InodeKey};
-use super::inodes::{Consistency, Freshness, Inodes, Version};
+use super::inodes::{Freshness, Inodes, Version};
 use super::lock_lease::Lessee;
 use super::table::{Node, ROOT, Table, attr_of, attr_of_lost};
 use crate::blocks::cache::BlockCache;
@@ -73,7 +77,7 @@ pub struct SharedOptions {
     pub names_max_age: Duration,
     /// Whether the inodes of a directory are read ahead of a program that looks up its names in order.
     pub read_inodes_ahead: bool,
-    /// When what others have written is seen.
+    /// When what others have written is seen, of files that do not say it themselves.
     pub consistency: Consistency,
 }
 
@@ -125,6 +129,9 @@ pub struct SharedFs {
 
 struct Shared {
     env: Env,
+    /// The volume's name for people.
+    label: String,
+    ring: Arc<dyn Blocks>,
     /// The ring's, and those that lie in inodes.
     blocks: Arc<dyn Blocks>,
     inline: Arc<InlineBlocks>,
@@ -172,6 +179,8 @@ impl SharedFs {
         let holder =
             (u128::from(env.random_u64()) << 64 | u128::from(env.random_u64())).to_be_bytes();
         let shared = Arc::new(Shared {
+            label: record.label,
+            ring: blocks.clone(),
             inodes: Inodes::new(
                 env.clone(),
                 (blocks, cache.clone()),
@@ -708,6 +717,9 @@ impl FileSystem for SharedFs {
         self.answer(move |fs| async move {
             if inode.0 == ROOT && &name[..] == STATUS_XATTR {
                 return Ok(fs.status().into());
+            }
+            if let Some(xattr) = VirtualXattr::of(&name) {
+                return fs.virtual_xattr(inode.0, xattr).await;
             }
             let all = fs.xattrs(inode.0).await?;
             let found = all.into_iter().find(|(known, _)| *known == name);

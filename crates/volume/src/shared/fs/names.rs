@@ -20,6 +20,7 @@ use bytes::Bytes;
 
 use super::{Freshness, Shared, Version};
 use crate::format::MAX_TARGET_BYTES;
+use crate::shared::consistency;
 use crate::shared::entries::Entries;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Attributes, Contents, Inode, InodeKey, Link, Written};
@@ -132,7 +133,7 @@ pub(super) fn new_attributes(
         mtime: now,
         ctime: now,
         atime: now,
-        xattrs: Vec::new(),
+        xattrs: consistency::inherited(above),
     }
 }
 

@@ -90,6 +90,11 @@ impl Shared {
         self.removals.going.lock().expect("no holder of this lock panics")
     }
 
+    /// Inodes that wait to be removed, or are being removed.
+    pub(super) fn removals_under_way(&self) -> usize {
+        self.going().len()
+    }
+
     /// Whether a file has lost its last name here and the kernel does not hold it.
     pub(super) fn is_gone(&self, key: InodeKey) -> bool {
         self.table().number_of(&key).is_none() && self.going().contains(&key)

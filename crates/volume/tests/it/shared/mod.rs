@@ -4,6 +4,7 @@ mod access;
 mod ahead;
 mod conflicts;
 mod conformance;
+mod consistency;
 mod encrypted;
 mod entries;
 mod fs;
@@ -18,6 +19,7 @@ mod newborns;
 mod removals;
 mod sealing;
 mod stopped;
+mod state;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};

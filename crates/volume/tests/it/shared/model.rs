@@ -18,7 +18,8 @@ use std::time::Duration;
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::Env;
 use atoll_sim::{HostId, SimConfig};
-use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Writer};
+use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Writer, XattrFlags};
+use atoll_volume::shared::consistency::CONSISTENCY_XATTR;
 use atoll_volume::shared::{Consistency, SharedFs, SharedOptions};
 use bytes::Bytes;
 
@@ -83,6 +84,8 @@ struct Story {
     dice: u64,
     ring: Ring,
     consistency: Consistency,
+    /// What files say themselves.
+    chosen: [Option<Consistency>; FILES],
     mounts: Vec<Mount>,
     mounts_made: usize,
     tokens: Vec<Token>,
@@ -96,7 +99,12 @@ struct Story {
 }
 
 impl Story {
-    fn new(seed: u64, mounts: usize, consistency: Consistency) -> Story {
+    fn new(
+        seed: u64,
+        mounts: usize,
+        consistency: Consistency,
+        chosen: [Option<Consistency>; FILES],
+    ) -> Story {
         let sim = SimConfig { seed, jitter: 0.3, ..SimConfig::default() };
         let ring = Ring::with(sim, DhtConfig::default(), NODES);
         let mut story = Story {
@@ -104,6 +112,7 @@ impl Story {
             dice: seed,
             ring,
             consistency,
+            chosen,
             mounts: Vec::new(),
             mounts_made: 0,
             tokens: Vec::new(),
@@ -125,6 +134,12 @@ impl Story {
                 let name = format!("f{file}");
                 let made = fs.create(me(), InodeNumber::ROOT, name.as_bytes(), 0o644, RW).await;
                 let (entry, opened) = made.expect("the ring is whole");
+                if let Some(chosen) = chosen[file] {
+                    let value = Bytes::from_static(chosen.name().as_bytes());
+                    let (name, flags) = (CONSISTENCY_XATTR.as_bytes(), XattrFlags::default());
+                    let set = fs.setxattr(me(), entry.attr.inode, name, value, flags).await;
+                    set.expect("the ring is whole");
+                }
                 write_and_close(&fs, entry.attr.inode, opened.handle, token).await
             };
             story.block_on(made).expect("the ring is whole");
@@ -237,12 +252,16 @@ impl Story {
         }
     }
 
+    fn consistency_of(&self, file: usize) -> Consistency {
+        self.chosen[file].unwrap_or(self.consistency)
+    }
+
     /// Tokens of a file that an open of a mount may not be older than.
     fn closed_before(&self, which: usize, file: usize) -> Vec<usize> {
         let mount = &self.mounts[which];
         let side = self.side(mount.member);
         let counts = |token: &Token| {
-            token.closed.is_some_and(|(part, on)| match self.consistency {
+            token.closed.is_some_and(|(part, on)| match self.consistency_of(file) {
                 Consistency::CloseToOpen if !self.is_settled => false,
                 Consistency::CloseToOpen if part == self.part => on == side,
                 Consistency::CloseToOpen => self.divided.is_none(),
@@ -261,7 +280,8 @@ impl Story {
         // Across a change of the ring only what a mount has written itself is promised; and what it has
         // written and not closed, it shows itself.
         let is_own = token.by == self.mounts[which].id && token.closed.is_none();
-        let is_promised = part == self.part || self.consistency == Consistency::ReadYourWrites;
+        let is_promised =
+            part == self.part || self.consistency_of(file) == Consistency::ReadYourWrites;
         if is_own || !is_promised {
             return;
         }
@@ -437,8 +457,17 @@ async fn contents(fs: &SharedFs) -> BTreeMap<String, usize> {
 }
 
 fn stories(seeds: std::ops::Range<u64>, mounts: usize, consistency: Consistency) {
+    stories_of(seeds, mounts, consistency, [None; FILES]);
+}
+
+fn stories_of(
+    seeds: std::ops::Range<u64>,
+    mounts: usize,
+    consistency: Consistency,
+    chosen: [Option<Consistency>; FILES],
+) {
     for seed in seeds {
-        let mut story = Story::new(seed, mounts, consistency);
+        let mut story = Story::new(seed, mounts, consistency, chosen);
         story.run(400);
         story.end();
         assert!(story.opens > 20, "seed {seed}: {} opens", story.opens);
@@ -458,6 +487,14 @@ fn an_open_shows_what_was_closed_before() {
 fn an_open_shows_what_this_mount_has_closed() {
     stories(seeds(101..103), 2, Consistency::ReadYourWrites);
     stories(seeds(103..105), 5, Consistency::ReadYourWrites);
+}
+
+/// Each file keeps what it promises itself, whatever the mount's default is.
+#[test]
+fn an_open_shows_what_the_file_itself_promises() {
+    let (cto, ryw) = (Consistency::CloseToOpen, Consistency::ReadYourWrites);
+    stories_of(seeds(201..203), 3, ryw, [Some(cto), None]);
+    stories_of(seeds(203..205), 3, cto, [Some(ryw), None]);
 }
 
 /// `ATOLL_SEEDS=FROM-TO` runs others.

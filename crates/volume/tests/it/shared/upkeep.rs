@@ -8,10 +8,10 @@ use atoll_dht::{
     Blocks, DhtConfig, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError, Renewed,
 };
 use atoll_env::BoxFuture;
-use atoll_key::BlockId;
+use atoll_key::{BlockId, SignedBlock, volume_group};
 use atoll_sim::SimConfig;
 use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags, Writer};
-use atoll_volume::shared::access::read_volume;
+use atoll_volume::shared::access::{GroupRecord, read_volume};
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::{SharedFs, upkeep};
 use bytes::Bytes;
@@ -121,8 +121,10 @@ async fn the_leases_of_all_that_is_there_are_extended() {
     assert_eq!((kept.inodes, inodes(&renewed)), (308, 308), "{kept:?}");
     assert!(lost.iter().all(|id| !id.kind.is_mutable()), "{lost:?}");
     assert_eq!((kept.lacking, kept.unread), (0, 0), "{kept:?}");
-    let superfluous: Vec<&BlockId> = renewed.difference(&is_put).collect();
-    assert!(superfluous.is_empty(), "{superfluous:?}");
+    let superfluous: BTreeSet<BlockId> = renewed.difference(&is_put).copied().collect();
+    let group = volume_group(&volume(), 0).group_id();
+    let records = [SignedBlock::id_at(volume().volume_id().root_key()), GroupRecord::id(group)];
+    assert_eq!(superfluous, records.into(), "the records of the volume and its group");
     // Everything can be read of what was renewed alone.
     for id in lost {
         noted.memory.lose(&atoll_key::BlockHash(id.key.as_hash().expect("hashed")));
@@ -185,10 +187,36 @@ fn replicas_extend_the_leases_of_inodes() {
     let sealing = Sealing::none();
     let kept = upkeep::keep(&env, &blocks, volume().volume_id(), root, &sealing);
     let kept = ring.sim.block_on(long, kept).expect("ends").expect("renewed");
-    assert_eq!((kept.inodes, kept.renewed, kept.lacking), (2, 3, 0));
+    assert_eq!((kept.inodes, kept.renewed, kept.lacking), (2, 5, 0));
     let after = expires(&ring);
     assert!(before.len() == 3 && after.len() == 3, "{before:?} {after:?}");
     for (before, after) in before.iter().zip(after) {
         assert!(after >= before + 3000, "{before} {after}");
     }
+}
+
+/// Every member's node could walk the volume: who has done it leaves a mark for a day.
+#[test]
+fn a_mark_says_on_all_nodes_that_a_volume_was_walked_today() {
+    let ring = Ring::with(SimConfig::default(), DhtConfig::default(), 5);
+    let env = ring.sim.outside();
+    let (id, other) = (volume().volume_id(), atoll_key::SecretKey::from_seed(&[8; 32]).volume_id());
+    let long = Duration::from_secs(600);
+    let asked = |member: usize, volume| {
+        let blocks: Arc<dyn Blocks> = ring.members[member].dht.clone();
+        let asked = async { upkeep::was_kept_today(&env, &blocks, volume).await };
+        ring.sim.block_on(long, asked).expect("calls have deadlines")
+    };
+    // Not at the end of a day.
+    let left = 86_400 - env.unix_ms() / 1000 % 86_400;
+    ring.sim.run_for(Duration::from_secs(left + 3600));
+    assert!(!asked(1, id));
+    let blocks: Arc<dyn Blocks> = ring.members[0].dht.clone();
+    let marked = ring.sim.block_on(long, upkeep::mark_kept(&env, &blocks, id));
+    marked.expect("ends").expect("the ring takes it");
+    assert!((0..5).all(|member| asked(member, id)) && !asked(2, other));
+    ring.sim.run_for(Duration::from_secs(12 * 3600));
+    assert!(asked(3, id));
+    ring.sim.run_for(Duration::from_secs(12 * 3600));
+    assert!((0..5).all(|member| !asked(member, id)), "another day");
 }
