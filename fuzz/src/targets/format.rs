@@ -151,10 +151,12 @@ fn reader_record() -> Vec<u8> {
     let reader = |n: u8| {
         let user = SecretKey::from_seed(&[n; 32]).user_id();
         let sealed_key = key.seal_to(&user, &group_key(), 3).expect("a key");
-        (user, Reader { until_secs: n.into(), label: "alice".into(), sealed_key })
+        let group = (n == 2).then(|| group_key().group_id());
+        (user, Reader { until_secs: n.into(), label: "alice".into(), group, sealed_key })
     };
     let readers = (1..4).map(reader).collect();
-    ReaderRecord { epoch: 3, readers }.encode().expect("few readers")
+    let groups = [group_key().group_id()].into();
+    ReaderRecord { epoch: 3, groups, readers }.encode().expect("few readers")
 }
 
 /// Of a reader who has the keys of epochs up to 3.

@@ -12,7 +12,7 @@ use atoll_key::{GroupId, SecretKey, SignedBlock, UserId, volume_group};
 
 use super::group_record::{GroupRecord, Member};
 use super::reader_record::ReaderRecord;
-use super::readers::{add_reader, change_readers};
+use super::readers::{add_reader, change_readers, follow_groups, reading_members};
 use super::{ATTEMPTS, AccessError, VolumeRecord, next_version, read_signed, read_volume};
 
 const DAY_SECS: u64 = 24 * 3600;
@@ -224,7 +224,8 @@ pub async fn renew(
 }
 
 /// Renews the certificates of a volume's default group; while a rebinding is not through, of the former
-/// ones too, to which inodes are still bound. Drops the readers of an encrypted volume whose time is over.
+/// ones too, to which inodes are still bound. Drops the readers of an encrypted volume whose time is over, and follows
+/// its reading groups.
 ///
 /// # Errors
 /// As of [`change_group`].
@@ -249,6 +250,7 @@ pub async fn renew_volume(
     if record.is_encrypted {
         let ended = |readers: &mut ReaderRecord, now_secs| Ok(readers.drop_ended(now_secs));
         change_readers(env, blocks, volume, ended).await?;
+        follow_groups(env, blocks, volume).await?;
     }
     Ok(all)
 }
@@ -302,9 +304,12 @@ pub async fn begin_epoch(
     .await?;
     let mut epoch = record.group_epoch + 1;
     if record.is_encrypted {
+        // Members who have left a reading group get no key any more.
+        let members = reading_members(blocks, volume.volume_id()).await?;
         epoch = change_readers(env, blocks, volume, |readers, now_secs| {
             // A change that was interrupted here has given a key to readers whom this one may shut out.
             let epoch = record.group_epoch.max(readers.epoch) + 1;
+            readers.follow(volume, &members, now_secs)?;
             readers.readers.remove(&user);
             readers.drop_ended(now_secs);
             readers.begin(volume, epoch)?;

@@ -4,13 +4,16 @@
 //! read what is sealed with them: [`begin_epoch`](super::groups::begin_epoch) makes writers seal with
 //! another one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
-use atoll_key::{SecretKey, SignedBlock, UserId, VolumeId};
+use atoll_key::{GroupId, SecretKey, SignedBlock, UserId, VolumeId};
+use futures_util::future::join_all;
 
-use super::groups::put_signed;
+use super::group_record::GroupRecord;
+use super::groups::{put_signed, read_group};
 use super::reader_record::{Reader, ReaderRecord};
 use super::{AccessError, next_version, read_signed};
 
@@ -90,6 +93,78 @@ pub async fn add_reader(
         record.add(volume, user, label, until_secs)
     })
     .await
+}
+
+/// Makes the members of a group readers of a volume, those who are members now and those who will be. The owner's
+/// node follows changes of the group once a day ([`follow_groups`]).
+///
+/// # Errors
+/// As of [`add_reader`], and if the group's record cannot be read.
+pub async fn add_reading_group(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    group: GroupId,
+) -> Result<(usize, usize), AccessError> {
+    let record = read_group(blocks, group).await?.ok_or(AccessError::NoGroup)?;
+    let members = BTreeMap::from([(group, record)]);
+    change_readers(env, blocks, volume, |readers, now_secs| {
+        readers.groups.insert(group);
+        readers.follow(volume, &members, now_secs)
+    })
+    .await
+}
+
+/// Gives the members of a group no read key of a later epoch, unless they were named as readers or belong to another
+/// group that is to read. Whether the group was one of those.
+///
+/// # Errors
+/// As of [`add_reader`].
+pub async fn remove_reading_group(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    group: GroupId,
+) -> Result<bool, AccessError> {
+    change_readers(env, blocks, volume, |readers, now_secs| {
+        let was_one = readers.groups.remove(&group);
+        readers.follow(volume, &BTreeMap::new(), now_secs)?;
+        Ok(was_one)
+    })
+    .await
+}
+
+/// Makes those readers who have joined one of the volume's reading groups, and nobody any more who has left. A group
+/// whose record cannot be read keeps its readers. How many came and went.
+///
+/// # Errors
+/// As of [`add_reader`].
+pub async fn follow_groups(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+) -> Result<(usize, usize), AccessError> {
+    let members = reading_members(blocks, volume.volume_id()).await?;
+    if members.is_empty() {
+        return Ok((0, 0));
+    }
+    change_readers(env, blocks, volume, |readers, now_secs| {
+        readers.follow(volume, &members, now_secs)
+    })
+    .await
+}
+
+/// The records of a volume's reading groups, as far as they can be read.
+pub(super) async fn reading_members(
+    blocks: &Arc<dyn Blocks>,
+    volume: VolumeId,
+) -> Result<BTreeMap<GroupId, GroupRecord>, AccessError> {
+    let record = read_readers(blocks, volume).await?.ok_or(AccessError::NoReaders)?;
+    let reads = record.groups.iter().map(|group| async move {
+        // One whose lease has run out counts as one that cannot be read.
+        Some((*group, read_group(blocks, *group).await.ok()??))
+    });
+    Ok(join_all(reads).await.into_iter().flatten().collect())
 }
 
 /// Gives a user no read key of a later epoch; returns the reader if the user was one.

@@ -12,13 +12,16 @@ use atoll_dht::{
 };
 use atoll_env::{BoxFuture, Env};
 use atoll_key::kinds::certified::{CertifiedBlock, WriterId};
-use atoll_key::{BlockHash, BlockId, GroupId, Key, KeyRange, volume_group};
+use atoll_key::{BlockHash, BlockId, GroupId, Key, KeyRange, SignedBlock, volume_group};
 use atoll_sim::SimConfig;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer};
 use atoll_volume::shared::access::groups::{
-    add_volume_member, begin_epoch, change_volume, renew_volume,
+    add_member, add_volume_member, begin_epoch, change_volume, put_group, remove_member,
+    renew_volume,
 };
-use atoll_volume::shared::access::readers::{add_reader, read_readers, remove_reader};
+use atoll_volume::shared::access::readers::{
+    add_reader, add_reading_group, read_readers, remove_reader, remove_reading_group,
+};
 use atoll_volume::shared::access::{
     AccessError, Credentials, GroupRecord, NotReader, ReaderRecord, Renewal, VolumeRecord, rebind,
 };
@@ -197,6 +200,78 @@ async fn a_reader_reads_and_writes_nothing_and_an_outsider_cannot_mount() {
     assert_eq!(made.err(), Some(Errno::EACCES));
     put(&one, "small", b"SECRET").await.expect("written");
     assert_eq!(content(&reader, "small").await.expect("reads"), b"SECRET words");
+}
+
+/// A group's members read as long as they are members: who joins does so from the next renewal on, who leaves gets no
+/// key of a later epoch.
+#[tokio::test(start_paused = true)]
+async fn members_of_a_reading_group_read_and_those_who_leave_get_no_later_key() {
+    let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
+    let env = env();
+    let record = created_with(&env, &blocks, true).await;
+    let one = mounted(&env, &blocks, 1).await;
+    put(&one, "plan", b"secret words").await.expect("written");
+    let group = user(60);
+    let none = add_reading_group(&env, &blocks, &volume(), group.group_id()).await;
+    assert_eq!(none, Err(AccessError::NoGroup));
+    put_group(&env, &blocks, &group, &GroupRecord::default()).await.expect("memory takes it");
+    let join = async |number: u8| {
+        let who = user(number).user_id();
+        add_member(&env, &blocks, &group, who, &format!("{number}"), 0).await.expect("is added");
+    };
+    join(20).await;
+    join(21).await;
+    let added = add_reading_group(&env, &blocks, &volume(), group.group_id()).await;
+    assert_eq!(added, Ok((2, 0)));
+    let reader = opened(&env, &blocks, 20).await.expect("mounts");
+    assert_eq!(content(&reader, "plan").await.expect("reads"), b"secret words");
+
+    // The group is another's: its changes are followed once a day.
+    join(22).await;
+    assert!(opened(&env, &blocks, 22).await.is_err());
+    renew_volume(&env, &blocks, &volume(), &record).await.expect("renewed");
+    assert!(opened(&env, &blocks, 22).await.is_ok());
+    let readers = async || {
+        let readers = read_readers(&blocks, volume().volume_id()).await.expect("reads");
+        readers.expect("there")
+    };
+    let of = async |number: u8| readers().await.readers.remove(&user(number).user_id());
+    assert_eq!(
+        of(22).await.map(|one| (one.label, one.group)),
+        Some(("22".into(), Some(group.group_id())))
+    );
+
+    // One who is named besides stays, whatever becomes of the group.
+    add_reader(&env, &blocks, &volume(), (user(22).user_id(), ""), 0).await.expect("is added");
+    for number in [21, 22] {
+        let who = user(number).user_id();
+        remove_member(&env, &blocks, &group, who).await.expect("removed").expect("a member");
+    }
+    assert!(of(21).await.is_some(), "nobody has looked yet");
+    shut_out(&env, &blocks, 9).await;
+    assert!(of(20).await.is_some() && of(21).await.is_none() && of(22).await.is_some());
+    tokio::time::sleep(NEXT_KEY).await;
+    put(&one, "late", b"not for everybody").await.expect("written");
+    assert_eq!(content(&reader, "late").await.expect("reads"), b"not for everybody");
+
+    let removed = remove_reading_group(&env, &blocks, &volume(), group.group_id()).await;
+    assert_eq!(removed, Ok(true));
+    assert!(of(20).await.is_none() && of(22).await.is_some());
+    let again = remove_reading_group(&env, &blocks, &volume(), group.group_id()).await;
+    assert_eq!(again, Ok(false));
+    shut_out(&env, &blocks, 9).await;
+    tokio::time::sleep(NEXT_KEY).await;
+    put(&one, "later", b"for those who are left").await.expect("written");
+    assert_eq!(content(&reader, "later").await, Err(Errno::EACCES));
+    // A group whose record cannot be read keeps its readers.
+    let gone = user(61);
+    put_group(&env, &blocks, &gone, &GroupRecord::default()).await.expect("memory takes it");
+    add_member(&env, &blocks, &gone, user(23).user_id(), "", 0).await.expect("is added");
+    add_reading_group(&env, &blocks, &volume(), gone.group_id()).await.expect("is added");
+    let tombstone = SignedBlock::sign_tombstone(&gone, b"members", u64::MAX);
+    blocks.remove_blocks(vec![tombstone.into()]).await.remove(0).expect("removed");
+    renew_volume(&env, &blocks, &volume(), &record).await.expect("renewed");
+    assert!(of(23).await.is_some());
 }
 
 /// Stands for all who hold blocks: the bytes of every store of the ring are searched.

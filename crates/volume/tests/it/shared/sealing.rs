@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_key::epoch_key::MAX_EPOCHS;
-use atoll_key::{BlockHash, ReadKey, SealError, UserId, volume_group};
+use atoll_key::{BlockHash, GroupId, ReadKey, SealError, UserId, volume_group};
 use atoll_volume::format::FormatError;
 use atoll_volume::shared::access::group_record::{MAX_MEMBER_LABEL_BYTES, MAX_MEMBERS};
 use atoll_volume::shared::access::groups::{begin_epoch, change_volume, put_group};
@@ -95,10 +95,13 @@ fn records() -> Vec<ReaderRecord> {
         let key = ReadKey::of_epoch(&volume(), 7).expect("an epoch");
         let user = secret(n).user_id();
         let sealed_key = key.seal_to(&user, &volume(), 7).expect("a key");
-        (user, Reader { until_secs, label: label.to_owned(), sealed_key })
+        // As a member of the second group, or named as a reader.
+        let group = (n == 2).then_some(GroupId([9; 32]));
+        (user, Reader { until_secs, label: label.to_owned(), group, sealed_key })
     };
     let readers = [reader(1, "alice", 0), reader(2, "", NOW_SECS), reader(3, "ça", u64::MAX)];
-    vec![ReaderRecord::default(), ReaderRecord { epoch: 7, readers: readers.into() }]
+    let groups = [GroupId([3; 32]), GroupId([9; 32])].into();
+    vec![ReaderRecord::default(), ReaderRecord { epoch: 7, groups, readers: readers.into() }]
 }
 
 #[test]
@@ -130,10 +133,14 @@ fn hostile_records_of_readers_are_refused() {
     assert_eq!(changed(0, b'x'), Err(FormatError::WrongMagic("readers'")));
     assert_eq!(changed(4, 2), Err(FormatError::UnknownLayout(2)));
     assert_eq!(changed(7, 0x10), Err(FormatError::BadReference("there is no such epoch")));
-    assert_eq!(changed(9, 0x10), Err(FormatError::BadReference("it has too many readers")));
-    assert!(changed(10, 2).is_err() && changed(10, 4).is_err(), "more or fewer than there are");
-    assert_eq!(changed(11, 0xff), Err(FormatError::BadReference("the readers are out of order")));
-    assert!(changed(11 + 40, 65).is_err(), "a label that is too long");
+    assert!(changed(9, 1).is_err() && changed(9, 3).is_err(), "more or fewer groups");
+    assert_eq!(changed(10, 0xff), Err(FormatError::BadReference("the groups are out of order")));
+    assert_eq!(changed(74, 0x10), Err(FormatError::BadReference("it has too many readers")));
+    assert!(changed(75, 2).is_err() && changed(75, 4).is_err(), "more or fewer than there are");
+    assert_eq!(changed(76, 0xff), Err(FormatError::BadReference("the readers are out of order")));
+    assert!(changed(76 + 40, 65).is_err(), "a label that is too long");
+    let unnamed = FormatError::BadReference("a reader is of a group that is not named");
+    assert_eq!(changed(76 + 41, 3), Err(unnamed));
 }
 
 /// The largest record fits a block.
@@ -143,10 +150,11 @@ fn a_volume_has_4096_readers_and_no_more() {
         let mut id = [0; 32];
         id[..8].copy_from_slice(&(n as u64).to_be_bytes());
         let label = "x".repeat(MAX_MEMBER_LABEL_BYTES);
-        (UserId(id), Reader { until_secs: 0, label, sealed_key: [7; 56] })
+        (UserId(id), Reader { until_secs: 0, label, group: None, sealed_key: [7; 56] })
     };
     let readers = (0..MAX_MEMBERS).map(reader).collect();
-    let mut record = ReaderRecord { epoch: MAX_EPOCHS - 1, readers };
+    let groups = (0..255).map(|n| GroupId([n; 32])).collect();
+    let mut record = ReaderRecord { epoch: MAX_EPOCHS - 1, groups, readers };
     let bytes = Bytes::from(record.encode().expect("so many"));
     assert!(bytes.len() < atoll_key::MAX_BLOCK_BYTES - 1000, "{}", bytes.len());
     assert_eq!(ReaderRecord::decode(&bytes).as_ref(), Ok(&record));
@@ -183,7 +191,7 @@ fn the_bytes_of_encrypted_volumes_never_change() {
     assert_eq!(BlockHash::of(&all).to_hex(), GOLDEN);
 }
 
-const GOLDEN: &str = "d5e2a219fa12b1389d02a1bf02ad9f1d02f50610df668baff3d8198253fa59ec";
+const GOLDEN: &str = "2e32337292c687854e22ccc1d547ca0907d899c61bbee6bfceff3e2aebf09679";
 
 #[tokio::test(start_paused = true)]
 async fn after_4095_new_epochs_there_is_none() {
