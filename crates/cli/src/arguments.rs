@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Volume(commands::volume::Args),
     /// Show who you are to those who share volumes with you
     Id(commands::id::Args),
-    /// Let a user or a group write a shared volume
+    /// Let a user or a group write a shared volume or a part of it, or read an encrypted one
     Grant(commands::grant::Args),
     /// Take the right to write a shared volume away
     Revoke(commands::grant::RevokeArgs),
@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Group(commands::group::Args),
     /// List the files of a mounted shared volume that were written twice at the same time
     Conflicts(commands::conflicts::Args),
+    /// Explain a file of a mounted shared volume: its replicas, what is pending, who uses it, what to do
+    Why(commands::why::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now

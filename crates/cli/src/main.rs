@@ -18,6 +18,7 @@ mod logging;
 mod moment;
 mod mount_server;
 mod output;
+mod own_group;
 mod own_volume;
 mod passphrase;
 mod progress;
@@ -89,6 +90,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Quota(args) => until_done(commands::quota::run(args, &global)),
         Command::Settings(args) => until_done(commands::settings::run(args, &global)),
         Command::Volume(args) => until_done(commands::volume::run(args, &global)),
+        Command::Why(args) => until_done(commands::why::run(args, &global)),
         Command::Volumes(args) => until_done(commands::volumes::run(args, &global)),
         Command::Ls(args) => until_done(commands::ls::run(args, &global)),
         Command::Tree(args) => until_done(commands::tree::run(args, &global)),

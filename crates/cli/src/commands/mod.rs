@@ -33,3 +33,4 @@ pub(crate) mod unpublish;
 pub(crate) mod up;
 pub(crate) mod volume;
 pub(crate) mod volumes;
+pub(crate) mod why;
