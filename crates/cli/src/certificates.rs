@@ -1,7 +1,11 @@
-//! Keeps what this node's user shares: the leases of its shared volumes, and the certificates of those who
-//! may write them, and of the user's groups. Runs beside the node, like the replay of spools.
+//! Keeps what this node's user shares: the leases of its shared volumes and of those that were joined here, and the
+//! certificates of those who may write its own, and of the user's groups. Runs beside the node, like the replay of spools.
 //!
-//! Both are due once a day. What cannot be renewed now is tried again at the next look: a certificate
+//! Leases are extended once a day by the owner's node. A node that has joined a volume does the same, at an hour of its own,
+//! unless another one has left a mark that it was done today (`shared/upkeep.rs`). Anybody who knows the volume's
+//! address can make such marks, so each node does it itself once a week. Certificates only the owner can renew.
+//!
+//! All are due once a day. What cannot be renewed now is tried again at the next look: a certificate
 //! lasts for six days more, a lease for weeks.
 
 use std::collections::BTreeMap;
@@ -10,14 +14,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::Blocks;
-use atoll_env::Instant;
+use atoll_env::{Env, Instant, TokioRuntime};
+use atoll_key::{VolumeId, VolumeInvitation};
 use atoll_volume::shared::access::groups::{renew, renew_volume};
-use atoll_volume::shared::access::{AccessError, Renewal, read_volume};
+use atoll_volume::shared::access::{AccessError, ReadAccess, Renewal, read_volume};
+use atoll_volume::shared::inode::InodeKey;
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::upkeep::{self, Kept};
 
 use crate::connection;
 use crate::failure::Failure;
+use crate::own_group::OwnGroup;
 use crate::user;
 
 /// The first look: the node has joined the ring by then.
@@ -27,10 +34,72 @@ const LOOK_EVERY: Duration = Duration::from_secs(3600);
 
 /// How often the leases of a volume are extended: every inode of it is read.
 const KEEP_EVERY: Duration = Duration::from_secs(24 * 3600);
+const DAY_MS: u64 = 24 * 3600 * 1000;
+/// A node that has joined a volume looks after it some time in the day before this. The rest of the day is for a walk.
+const LATEST_HOUR: Duration = Duration::from_secs(20 * 3600);
+/// For how long a node that has joined a volume goes by the marks of others.
+const BELIEVE_MARKS: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What is known of the volumes whose leases this node extends.
+struct Upkeep {
+    /// How far into the day (UTC) this node looks after the volumes that it has joined.
+    hour: Duration,
+    /// When each volume was walked, or found to be walked by another node.
+    done: BTreeMap<VolumeId, Instant>,
+    /// When this node has walked it itself.
+    walked: BTreeMap<VolumeId, Instant>,
+}
+
+impl Upkeep {
+    fn new(env: &Env) -> Upkeep {
+        // Every node's own, so that the first one has left its mark before the others look.
+        let hour = Duration::from_secs(env.random_u64() % LATEST_HOUR.as_secs());
+        Upkeep { hour, done: BTreeMap::new(), walked: BTreeMap::new() }
+    }
+
+    fn is_done(&self, volume: VolumeId, now: Instant) -> bool {
+        self.done.get(&volume).is_some_and(|at| now.since(*at) < KEEP_EVERY)
+    }
+
+    /// Whether a volume that was joined here is to be looked at: not today yet, and the day is old enough.
+    fn is_due(&self, volume: VolumeId, now: Instant, into_day: Duration) -> bool {
+        into_day >= self.hour && !self.is_done(volume, now)
+    }
+
+    /// Whether others' marks of a volume count: this node has walked it itself, or known it, for less than a week.
+    fn believes_marks(&mut self, volume: VolumeId, now: Instant) -> bool {
+        let walked = self.walked.entry(volume).or_insert(now);
+        now.since(*walked) < BELIEVE_MARKS
+    }
+
+    /// Extends the leases of a volume; what went wrong.
+    async fn keep(
+        &mut self,
+        env: &Env,
+        blocks: &Arc<dyn Blocks>,
+        (volume, root): (VolumeId, InodeKey),
+        sealing: &Sealing,
+    ) -> Result<(), String> {
+        let now = env.now();
+        let kept = upkeep::keep(env, blocks, volume, root, sealing).await;
+        let Kept { inodes, renewed, lacking, unread, named } = kept.map_err(|e| e.to_string())?;
+        self.done.insert(volume, now);
+        self.walked.insert(volume, now);
+        if (lacking, unread) != (0, 0) {
+            let first = named.first().map(|why| format!(" ({why})")).unwrap_or_default();
+            return Err(format!(
+                "{lacking} blocks are nowhere, {unread} inodes cannot be read{first}"
+            ));
+        }
+        tracing::info!("leases of {renewed} blocks, {inodes} inodes renewed");
+        upkeep::mark_kept(env, blocks, volume).await.map_err(|error| error.to_string())
+    }
+}
 
 /// Runs until it is aborted.
 pub(crate) async fn run(node: PathBuf) {
-    let mut kept = BTreeMap::new();
+    let env: Env = Arc::new(TokioRuntime::current());
+    let mut kept = Upkeep::new(&env);
     tokio::time::sleep(FIRST_AFTER).await;
     loop {
         match renew_all(&node, &mut kept).await {
@@ -43,12 +112,8 @@ pub(crate) async fn run(node: PathBuf) {
     }
 }
 
-/// Renews what is due; says what could not be, and why. `kept` are the volumes whose leases were extended,
-/// and when.
-async fn renew_all(
-    node: &Path,
-    kept: &mut BTreeMap<String, Instant>,
-) -> Result<BTreeMap<String, String>, Failure> {
+/// Renews what is due; says what could not be, and why.
+async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, String>, Failure> {
     let (env, client) = connection::to_node_in(node).await?;
     let blocks: Arc<dyn Blocks> = client.clone();
     let mut failed = BTreeMap::new();
@@ -74,34 +139,80 @@ async fn renew_all(
         };
         let outcome = renew_volume(&env, &blocks, &key, &record).await;
         note(format!("volume {name}"), outcome.map_err(|error| error.to_string()));
-        let now = env.now();
-        if kept.get(&name).is_some_and(|at| now.since(*at) < KEEP_EVERY) {
+        if kept.is_done(key.volume_id(), env.now()) {
             continue;
         }
         let sealing = Sealing::of_owner(&key, record.read_epoch());
-        match upkeep::keep(&env, &blocks, key.volume_id(), record.root, &sealing).await {
-            Ok(Kept { inodes, renewed, lacking: 0, unread: 0, .. }) => {
-                tracing::info!(
-                    "volume {name}: leases of {renewed} blocks, {inodes} inodes renewed"
-                );
-                kept.insert(name, now);
-            }
-            Ok(Kept { lacking, unread, named, .. }) => {
-                let first = named.first().map(|why| format!(" ({why})")).unwrap_or_default();
-                let why =
-                    format!("{lacking} blocks are nowhere, {unread} inodes cannot be read{first}");
-                note(format!("volume {name}"), Err(why));
-                kept.insert(name, now);
-            }
-            Err(error) => note(format!("volume {name}"), Err(error.to_string())),
-        }
+        let walk = (key.volume_id(), record.root);
+        let outcome = kept.keep(&env, &blocks, walk, &sealing).await;
+        note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
+    }
+    for name in user::joined_names(node) {
+        let outcome = keep_joined(node, &name, &env, &blocks, kept).await;
+        note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     let names = user::groups(node);
     if let Some(user) = user::key(node)? {
         for name in names {
-            let outcome = renew(&env, &blocks, &user::group_key(&user, &name)).await;
-            note(format!("group {name}"), outcome.map_err(|error| error.to_string()));
+            let outcome = match OwnGroup::of(node, &user, &name) {
+                Ok(group) => renew(&env, &blocks, &group.key).await.map_err(|e| e.to_string()),
+                Err(failure) => Err(failure.to_string()),
+            };
+            note(format!("group {name}"), outcome);
         }
     }
     Ok(failed)
+}
+
+/// Extends the leases of a volume that was joined on this node, if that is due.
+async fn keep_joined(
+    node: &Path,
+    name: &str,
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    kept: &mut Upkeep,
+) -> Result<(), String> {
+    let invitation = user::joined(node, name).map_err(|failure| failure.to_string())?;
+    let Some(VolumeInvitation { volume, user }) = invitation else { return Ok(()) };
+    let (now, into_day) = (env.now(), Duration::from_millis(env.unix_ms() % DAY_MS));
+    if !kept.is_due(volume, now, into_day) {
+        return Ok(());
+    }
+    if kept.believes_marks(volume, now) && upkeep::was_kept_today(env, blocks, volume).await {
+        kept.done.insert(volume, now);
+        return Ok(());
+    }
+    let told = |error: AccessError| error.to_string();
+    let (_, record) =
+        read_volume(blocks, volume).await.map_err(told)?.ok_or("it is not on the ring")?;
+    let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), Some(user));
+    let reading = reading.await.map_err(|error| error.to_string())?;
+    kept.keep(env, blocks, (volume, record.root), reading.sealing()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_key::SecretKey;
+
+    use super::*;
+
+    #[test]
+    fn a_node_that_has_joined_looks_once_a_day_and_walks_once_a_week_whatever_others_say() {
+        let volume = |n: u8| SecretKey::from_seed(&[n; 32]).volume_id();
+        let at = |hours: u64| Instant::default() + Duration::from_secs(hours * 3600);
+        let into = |hours: u64| Duration::from_secs(hours * 3600);
+        let (done, walked) = (BTreeMap::new(), BTreeMap::new());
+        let mut upkeep = Upkeep { hour: into(7), done, walked };
+        assert!(!upkeep.is_due(volume(1), at(0), into(6)), "not before its hour");
+        assert!(upkeep.is_due(volume(1), at(0), into(7)));
+        assert!(upkeep.believes_marks(volume(1), at(0)));
+        upkeep.done.insert(volume(1), at(0));
+        assert!(!upkeep.is_due(volume(1), at(12), into(19)), "today");
+        assert!(upkeep.is_due(volume(2), at(12), into(19)), "that is another one");
+        assert!(upkeep.is_due(volume(1), at(24), into(7)));
+        assert!(upkeep.believes_marks(volume(1), at(7 * 24 - 1)));
+        assert!(!upkeep.believes_marks(volume(1), at(7 * 24)));
+        upkeep.walked.insert(volume(1), at(7 * 24));
+        assert!(upkeep.believes_marks(volume(1), at(8 * 24)));
+    }
 }

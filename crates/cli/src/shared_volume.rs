@@ -234,7 +234,9 @@ pub(crate) fn find_user(
         Grantee::Name(label) => label,
     };
     let members = record.members.iter().map(|(user, member)| (user, &member.label));
-    let readers = readers.readers.iter().map(|(user, reader)| (user, &reader.label));
+    // Members of a reading group are removed from that.
+    let readers = readers.readers.iter().filter(|(_, reader)| reader.group.is_none());
+    let readers = readers.map(|(user, reader)| (user, &reader.label));
     let labelled = members.chain(readers).filter(|(_, theirs)| *theirs == label);
     let mut found = labelled.map(|(user, _)| *user).collect::<BTreeSet<_>>().into_iter();
     match (found.next(), found.next()) {
@@ -278,7 +280,12 @@ fn user_line(user: &UserId, label: &str, until_secs: u64) -> String {
 /// Those who may read a volume and are not among these members, in a list.
 pub(crate) fn reader_lines(record: &ReaderRecord, members: &GroupRecord) -> Vec<String> {
     let readers = record.readers.iter().filter(|(user, _)| !members.members.contains_key(user));
-    readers.map(|(user, reader)| user_line(user, &reader.label, reader.until_secs)).collect()
+    let group = |group| format!("  by {}", GroupAddress(group));
+    let by = |reader: &access::Reader| reader.group.map(group).unwrap_or_default();
+    let line = |(user, reader): (&UserId, &access::Reader)| {
+        format!("{}{}", user_line(user, &reader.label, reader.until_secs), by(reader))
+    };
+    readers.map(line).collect()
 }
 
 /// A reader of an encrypted volume, as JSON.
@@ -287,6 +294,8 @@ pub(crate) struct JsonReader {
     user: String,
     label: String,
     until_unix_secs: Option<u64>,
+    /// The group whose member the user is, if that is why.
+    group: Option<String>,
 }
 
 /// The readers of a volume, as JSON.
@@ -295,6 +304,7 @@ pub(crate) fn json_readers(record: &ReaderRecord) -> Vec<JsonReader> {
         user: UserAddress(*user).to_string(),
         label: reader.label.clone(),
         until_unix_secs: Some(reader.until_secs).filter(|secs| *secs > 0),
+        group: reader.group.map(|group| GroupAddress(group).to_string()),
     };
     record.readers.iter().map(reader).collect()
 }

@@ -3,7 +3,7 @@
 //! | name | what |
 //! |---|---|
 //! | `identity/user.key` | the user's Ed25519 secret key, 32 bytes |
-//! | `identity/groups/NAME` | the public key of a group that the user has made, `atollgroup:KEY`; its secret key follows from the user's and NAME |
+//! | `identity/groups/NAME` | the public key of a group that the user has made, `atollgroup:KEY`; its secret key follows from the user's, NAME and an epoch |
 //! | `identity/lock` | locked (`flock`) while one of these is made |
 //! | `shared/NAME` | the invitation to a shared volume that is called NAME here, `atoll-share:CODE` |
 
@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use atoll_env::Env;
-use atoll_key::{GroupAddress, GroupId, SecretKey, VolumeInvitation, user_group};
+use atoll_key::{GroupAddress, GroupId, SecretKey, VolumeInvitation};
 use atoll_node::{
     ClientError, DirError, check_name, create_atomically, make_private_dir, read_secret,
 };
@@ -91,11 +91,6 @@ fn groups_directory(dir: &Path) -> PathBuf {
     dir.join("identity").join("groups")
 }
 
-/// The secret key of a group that the user has made.
-pub(crate) fn group_key(user: &SecretKey, name: &str) -> SecretKey {
-    user_group(user, name, 0)
-}
-
 /// Whether the user has made a group of this name on this node.
 pub(crate) fn has_group(dir: &Path, name: &str) -> bool {
     check_name(name).is_ok() && groups_directory(dir).join(name).exists()
@@ -114,17 +109,40 @@ fn names_in(path: &Path) -> Vec<String> {
     names
 }
 
-/// Notes a group that the user has made.
-pub(crate) fn add_group(dir: &Path, name: &str, group: GroupId) -> Result<(), Failure> {
+/// The public key that is noted for a group of this name.
+pub(crate) fn noted_group(dir: &Path, name: &str) -> Result<Option<GroupId>, Failure> {
+    if !has_group(dir, name) {
+        return Ok(None);
+    }
+    let what = format!("the group {name} cannot be read");
+    let path = groups_directory(dir).join(name);
+    let text = fs::read_to_string(&path).map_err(|error| Failure::io(&what, &error))?;
+    let address: GroupAddress = text
+        .trim()
+        .parse()
+        .map_err(|error| failed(&what, DirError::Damaged { path, what: format!("{error}") }))?;
+    Ok(Some(address.0))
+}
+
+/// Notes the public key of a group that the user has made, in the place of another one.
+pub(crate) fn note_group(dir: &Path, name: &str, group: GroupId) -> Result<(), Failure> {
     let what = format!("the group {name} cannot be noted");
     let _lock = lock(dir)?;
-    if has_group(dir, name) {
-        return Ok(());
-    }
     let groups = groups_directory(dir);
     make_private_dir(&groups).map_err(|error| failed(&what, error))?;
+    let path = groups.join(name);
     let text = format!("{}\n", GroupAddress(group));
-    create_atomically(&groups.join(name), text.as_bytes()).map_err(|error| failed(&what, error))
+    match fs::read_to_string(&path) {
+        Ok(noted) if noted == text => return Ok(()),
+        Ok(_) => fs::remove_file(&path).map_err(|error| Failure::io(&what, &error))?,
+        Err(_) => {}
+    }
+    create_atomically(&path, text.as_bytes()).map_err(|error| failed(&what, error))
+}
+
+/// The names of the shared volumes that were joined on this node.
+pub(crate) fn joined_names(dir: &Path) -> Vec<String> {
+    names_in(&dir.join("shared"))
 }
 
 /// The shared volume that was joined under this name.
@@ -198,13 +216,16 @@ mod tests {
         let user = SecretKey::from_seed(&[1; 32]);
         assert!(groups(dir).is_empty() && !has_group(dir, "band"));
         for _ in 0..2 {
-            add_group(dir, "band", group_key(&user, "band").group_id()).expect("is noted");
+            note_group(dir, "band", user.group_id()).expect("is noted");
         }
         assert!(groups(dir) == ["band"] && has_group(dir, "band") && !has_group(dir, "../band"));
+        assert_eq!(noted_group(dir, "band").expect("reads"), Some(user.group_id()));
 
         assert!(joined(dir, "work").expect("reads").is_none());
+        assert!(joined_names(dir).is_empty());
         let invitation = VolumeInvitation { volume: user.volume_id(), user: user.clone() };
         join(dir, "work", &invitation).expect("is kept");
+        assert_eq!(joined_names(dir), ["work"]);
         let back = joined(dir, "work").expect("reads").expect("was kept");
         assert_eq!((back.volume, back.user.seed()), (user.volume_id(), user.seed()));
         assert!(join(dir, "work", &invitation).is_err(), "it is never overwritten");

@@ -6,11 +6,13 @@ use std::time::Instant;
 use atoll_env::Env;
 use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, volume_group};
 use atoll_volume::shared::access::groups::{
-    add_volume_member, begin_epoch, change_volume, remove_member,
+    add_member, add_volume_member, begin_epoch, change_volume, remove_member,
 };
 use atoll_volume::shared::access::read_access::KEY_AGE;
-use atoll_volume::shared::access::readers::{add_reader, remove_reader};
-use atoll_volume::shared::access::{VolumeRecord, read_group};
+use atoll_volume::shared::access::readers::{
+    add_reader, add_reading_group, remove_reader, remove_reading_group,
+};
+use atoll_volume::shared::access::{GroupRecord, VolumeRecord, read_group};
 use serde::Serialize;
 
 use crate::connection;
@@ -18,6 +20,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::moment::Moment;
 use crate::output;
+use crate::own_group::{OwnGroup, path_group};
 use crate::shared_volume::{self, Grantee, Owned, inodes};
 use crate::units;
 use crate::user;
@@ -29,16 +32,20 @@ use crate::user;
   atoll grant work atolluser:KEY --until 2027-01-31
   atoll grant work band
   atoll grant work/project atollgroup:KEY
+  atoll grant work/project alice=atolluser:KEY --until 2027-01-31
   atoll grant board alice=atolluser:KEY --read
 
-A user joins the volume's default group, which may write all of it. A group (`atoll group`) gets the
-right to write everything that is there from the path down; what is made later has the groups of its
-directory. Run it again if it was interrupted. The user mounts the volume by its address.
-An encrypted volume (`atoll volume create --shared --encrypt`) can be read by its members, and by users to
-whom --read is granted. Members of groups need --read as well.
+A user joins the volume's default group, which may write all of it. With a path the user may write what is
+there from the path down: the user joins a group that is made for the path (`atoll group list` shows it as
+VOLUME:PATH). A group of yours or of somebody else (`atoll group`) gets the right to write everything that is
+there from the path down; what is made later has the groups of its directory. Run it again if it was interrupted.
+The user mounts the volume by its address.
+An encrypted volume (`atoll volume create --shared --encrypt`) can be read by its members, by members of groups
+that may write it or a part of it, and by users and groups to whom --read is granted; all of these can read
+all of it. Those who join a group later can read within a day.
 Members get certificates for a week at a time, which this node renews daily while it runs.")]
 pub(crate) struct Args {
-    /// The volume's name on this node; for a group, also a path in it
+    /// The volume's name on this node, and a path in it if the right is to begin there
     #[arg(value_name = "NAME[/PATH]")]
     target: String,
 
@@ -47,7 +54,7 @@ pub(crate) struct Args {
     #[arg(value_name = "USER|GROUP", value_parser = Grantee::parse)]
     to: Grantee,
 
-    /// Let the user read an encrypted volume, and not write it
+    /// Let the user or the group read an encrypted volume, and not write it
     #[arg(long)]
     read: bool,
 
@@ -72,15 +79,16 @@ pub(crate) struct Args {
   atoll revoke work atolluser:KEY --now
   atoll revoke work band
   atoll revoke work/project atollgroup:KEY
+  atoll revoke work/project alice --now
 
 A user's certificate is not renewed any more, and ends within a week. With --now the other members
 get certificates of a new group, and everything in the volume is bound to that: the user can write nothing
 from then on. That takes two messages a file; run it again if it was interrupted. A group can write
-nothing any more as soon as the command has ended.
+nothing any more as soon as the command has ended, and so does the last user who was granted a path.
 Of an encrypted volume a user can read what is written until somebody is shut out with --now; with it,
 nothing that is written after the command has ended.")]
 pub(crate) struct RevokeArgs {
-    /// The volume's name on this node; for a group, also a path in it
+    /// The volume's name on this node, and the path that was granted
     #[arg(value_name = "NAME[/PATH]")]
     target: String,
 
@@ -113,6 +121,9 @@ struct Done {
     until_unix_secs: Option<u64>,
     /// Files and directories whose groups were changed.
     rebound: u64,
+    /// Of an encrypted volume, members of a group who could not read it before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    readers: Option<usize>,
 }
 
 /// Lets a user or a group write.
@@ -120,8 +131,11 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot grant {}", args.target);
     let (volume, path) = split(&args.target);
     match &args.to {
+        Grantee::User(user, label) if !is_whole(path) => {
+            let (env, owned) = open(volume, global, &what).await?;
+            grant_on_path(args, &env, &owned, (*user, label), (&what, global)).await
+        }
         Grantee::User(user, label) => {
-            check_whole(path, &what)?;
             let (env, owned) = open(volume, global, &what).await?;
             grant_user(args, &env, &owned, (*user, label), &what).await
         }
@@ -131,29 +145,107 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                     .because("--until goes with a user")
                     .advice("`atoll group add GROUP USER --until TIME` says it of a member."));
             }
-            if args.read {
-                return Err(Failure::new(Exit::Usage, what)
-                    .because("--read goes with a user: each reader is given the read key"));
+            if args.read && !is_whole(path) {
+                return Err(reads_whole(&what));
             }
             let (env, owned) = open(volume, global, &what).await?;
             let group = group(to, global, &what)?;
+            if args.read && !owned.record.is_encrypted {
+                return Err(is_public(&what));
+            }
+            let readers = let_read(&env, &owned, group, &what).await?;
+            if args.read {
+                let mut done = done_with_group(volume, group, 0);
+                (done.access, done.readers) = (Some("read"), readers);
+                let line = format!("{volume}: the group may read it{}", readers_text(readers));
+                return output::show(args.json, &done, [line]);
+            }
             let add = |groups: &[GroupId]| match groups.contains(&group) {
                 true => groups.to_vec(),
                 false => [groups, &[group]].concat(),
             };
             let rebound = rebind_at(&env, &owned, path, &add, (&what, global)).await?;
-            let done = done_with_group(volume, group, rebound);
-            let line = format!("{}: {}, {rebound} changed", args.target, "the group may write it");
-            output::show(args.json, &done, [line])?;
-            if owned.record.is_encrypted && !global.quiet {
-                eprintln!(
-                    "each of its members needs the read key as well: \
-                     `atoll grant {volume} USER --read`"
-                );
-            }
-            Ok(())
+            let mut done = done_with_group(volume, group, rebound);
+            (done.access, done.readers) = (Some("write"), readers);
+            let line = format!(
+                "{}: the group may write it, {rebound} changed{}",
+                args.target,
+                readers_text(readers)
+            );
+            output::show(args.json, &done, [line])
         }
     }
+}
+
+/// Makes the members of a group readers of an encrypted volume; how many were not.
+async fn let_read(
+    env: &Env,
+    owned: &Owned,
+    group: GroupId,
+    what: &str,
+) -> Result<Option<usize>, Failure> {
+    if !owned.record.is_encrypted {
+        return Ok(None);
+    }
+    let added = add_reading_group(env, &owned.blocks, &owned.key, group).await;
+    added.map(|(came, _)| Some(came)).map_err(|error| shared_volume::failure(what, error))
+}
+
+fn readers_text(readers: Option<usize>) -> String {
+    let new = |count| units::counted(count as u64, "new reader", "new readers");
+    readers.map(|count| format!("; {}", new(count))).unwrap_or_default()
+}
+
+fn is_public(what: &str) -> Failure {
+    Failure::new(Exit::Usage, what)
+        .because("it is not encrypted: everybody who knows its address can read it")
+}
+
+fn reads_whole(what: &str) -> Failure {
+    Failure::new(Exit::Usage, what)
+        .because("reading is granted for a whole volume, which has one read key at a time")
+}
+
+/// Lets a user write what is there from a path down, as a member of the path's group.
+async fn grant_on_path(
+    args: &Args,
+    env: &Env,
+    owned: &Owned,
+    (user, label): (UserId, &str),
+    (what, global): (&str, &Global),
+) -> Result<(), Failure> {
+    if args.read {
+        return Err(reads_whole(what));
+    }
+    let (_, path) = split(&args.target);
+    owned.find(path, what).await?;
+    let blocks = &owned.blocks;
+    let mut group = OwnGroup::open(&path_group(&owned.name, path), env, global)?;
+    group.make(env, blocks, what).await?;
+    let until_secs = shared_volume::until_secs(args.until);
+    let added = add_member(env, blocks, &group.key, user, label, until_secs).await;
+    added.map_err(|error| shared_volume::failure(what, error))?;
+    let readers = let_read(env, owned, group.id(), what).await?;
+    let with = |groups: &[GroupId]| group.with(groups);
+    let rebound = rebind_at(env, owned, path, &with, (what, global)).await?;
+    let done = Done {
+        user: Some(UserAddress(user).to_string()),
+        until_unix_secs: args.until.map(|_| until_secs),
+        access: Some("write"),
+        readers,
+        ..done_with_group(&owned.name, group.id(), rebound)
+    };
+    let who = if label.is_empty() { "the user" } else { label };
+    let until = shared_volume::until_text(until_secs);
+    let line = format!(
+        "{}: {who} may write it {until}, as a member of {}; {rebound} changed",
+        args.target, group.name
+    );
+    output::show(args.json, &done, [line])?;
+    if owned.record.is_encrypted && !global.quiet {
+        eprintln!("the volume has one read key at a time: {who} can read all of it");
+    }
+    Ok(())
 }
 
 async fn grant_user(
@@ -166,8 +258,7 @@ async fn grant_user(
     let until_secs = shared_volume::until_secs(args.until);
     let (blocks, volume, who) = (&owned.blocks, (&owned.key, &owned.record), (user, label));
     if args.read && !owned.record.is_encrypted {
-        return Err(Failure::new(Exit::Usage, what)
-            .because("it is not encrypted: everybody who knows its address can read it"));
+        return Err(is_public(what));
     }
     let granted = match args.read {
         true => add_reader(env, blocks, &owned.key, who, until_secs).await,
@@ -191,10 +282,12 @@ async fn grant_user(
 pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot revoke {}", args.target);
     let (volume, path) = split(&args.target);
-    if let Grantee::User(..) = &args.from {
-        check_whole(path, &what)?;
-    }
     let (env, owned) = open(volume, global, &what).await?;
+    if !is_whole(path)
+        && let Some(user) = user_on_path(args, &env, &owned, (&what, global)).await?
+    {
+        return revoke_on_path(args, &env, owned, user, (&what, global)).await;
+    }
     let is_group = match &args.from {
         Grantee::Group(_) => true,
         // Labels of members come first.
@@ -206,7 +299,6 @@ pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Fai
         Grantee::User(..) => false,
     };
     if !is_group {
-        check_whole(path, &what)?;
         return revoke_user(args, &env, owned, global, &what).await;
     }
     let group = group(&args.from, global, &what)?;
@@ -215,8 +307,149 @@ pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Fai
     };
     let rebound = rebind_at(&env, &owned, path, &without, (&what, global)).await?;
     let done = done_with_group(volume, group, rebound);
-    let line = format!("{}: the group may not write it any more, {rebound} changed", args.target);
-    output::show(args.json, &done, [line])
+    let mut lines =
+        vec![format!("{}: the group may not write it any more, {rebound} changed", args.target)];
+    if owned.record.is_encrypted {
+        lines.push(match is_whole(path) {
+            true => {
+                let_read_no_more(&env, &owned, group, &what).await?;
+                "its members can read what is written until somebody is revoked with --now".into()
+            }
+            false => format!(
+                "its members can read the volume still; `atoll revoke {volume} GROUP` ends that"
+            ),
+        });
+    }
+    output::show(args.json, &done, lines)
+}
+
+async fn let_read_no_more(
+    env: &Env,
+    owned: &Owned,
+    group: GroupId,
+    what: &str,
+) -> Result<(), Failure> {
+    if !owned.record.is_encrypted {
+        return Ok(());
+    }
+    let removed = remove_reading_group(env, &owned.blocks, &owned.key, group).await;
+    removed.map(drop).map_err(|error| shared_volume::failure(what, error))
+}
+
+/// A user who was granted a path by name, with the path's group; `None` if a group is meant.
+async fn user_on_path(
+    args: &RevokeArgs,
+    env: &Env,
+    owned: &Owned,
+    (what, global): (&str, &Global),
+) -> Result<Option<(UserId, OwnGroup, GroupRecord)>, Failure> {
+    let (_, path) = split(&args.target);
+    let name = path_group(&owned.name, path);
+    let dir = user::directory(global)?;
+    let is_own_group =
+        |named: &Grantee| matches!(named, Grantee::Name(name) if user::has_group(&dir, name));
+    match &args.from {
+        Grantee::Group(_) => return Ok(None),
+        named if is_own_group(named) && !user::has_group(&dir, &name) => return Ok(None),
+        _ if !user::has_group(&dir, &name) => {
+            return Err(Failure::new(Exit::NotFound, what)
+                .because("no user was granted this path from this node")
+                .advice(format!("`atoll revoke {} USER` is about the whole volume.", owned.name)));
+        }
+        _ => {}
+    }
+    let group = OwnGroup::open(&name, env, global)?;
+    let record = group.read(&owned.blocks, what).await?.unwrap_or_default();
+    match shared_volume::find_member(&record, &args.from, what) {
+        Ok(user) => Ok(Some((user, group, record))),
+        Err(_) if is_own_group(&args.from) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Takes a path away from a user who was granted it by name.
+async fn revoke_on_path(
+    args: &RevokeArgs,
+    env: &Env,
+    mut owned: Owned,
+    (user, mut group, record): (UserId, OwnGroup, GroupRecord),
+    (what, global): (&str, &Global),
+) -> Result<(), Failure> {
+    let failed = |error| shared_volume::failure(what, error);
+    let (_, path) = split(&args.target);
+    let member = record.members.get(&user);
+    let is_last = record.members.keys().all(|other| *other == user);
+    let mut done = Done {
+        user: Some(UserAddress(user).to_string()),
+        ..done_with_group(&owned.name, group.id(), 0)
+    };
+    if member.is_none() && !args.now {
+        return Err(Failure::new(Exit::NotFound, what)
+            .because("the user was not granted this path by name")
+            .advice("--now also shuts out a former one whose certificate still lasts."));
+    }
+    if !args.now && !is_last {
+        remove_member(env, &owned.blocks, &group.key, user).await.map_err(failed)?;
+        let until_secs = member.map_or(0, |member| member.certificate.not_after_secs);
+        done.until_unix_secs = Some(until_secs);
+        let until = units::unix_date(until_secs);
+        let line = format!("{}: removed; can write until {until} UTC at most", args.target);
+        let reads = let_read(env, &owned, group.id(), what).await?;
+        return output::show(
+            args.json,
+            &done,
+            [line].into_iter().chain(reads.map(|_| READS_ON.into())),
+        );
+    }
+    group.begin_epoch(env, &owned.blocks, user, what).await?;
+    for former in group.former() {
+        let_read_no_more(env, &owned, former, what).await?;
+    }
+    if is_last {
+        let without = |groups: &[GroupId]| group.without(groups);
+        done.rebound = rebind_at(env, &owned, path, &without, (what, global)).await?;
+    } else {
+        let_read(env, &owned, group.id(), what).await?;
+        let renewed = |groups: &[GroupId]| group.renewed(groups);
+        done.rebound = rebind_at(env, &owned, path, &renewed, (what, global)).await?;
+    }
+    done.group = Some(GroupAddress(group.id()).to_string());
+    let mut lines = vec![format!("{}: shut out, {} changed", args.target, done.rebound)];
+    match (owned.record.is_encrypted, args.now) {
+        (true, true) => {
+            done.rebound += shut_out(env, &mut owned, user, true, (what, global)).await?
+        }
+        (true, false) => lines.push(READS_ON.into()),
+        (false, _) => {}
+    }
+    output::show(args.json, &done, lines)
+}
+
+/// Of an encrypted volume.
+const READS_ON: &str = "the user can read what is written until somebody is revoked with --now";
+
+/// Shuts a user out of the whole volume at once, unless that `begins` no more and was only interrupted; how many files
+/// and directories have other groups now.
+async fn shut_out(
+    env: &Env,
+    owned: &mut Owned,
+    user: UserId,
+    begins: bool,
+    (what, global): (&str, &Global),
+) -> Result<u64, Failure> {
+    let began_at = Instant::now();
+    if begins {
+        let began = begin_epoch(env, &owned.blocks, &owned.key, user).await;
+        let (block, record) = began.map_err(|error| shared_volume::failure(what, error))?;
+        owned.keep(block, what).await?;
+        owned.record = record;
+    }
+    let rebound = finish_rebinding(env, owned, what, global).await?;
+    if owned.record.is_encrypted {
+        // Mounts may seal with the former read key for so long.
+        tokio::time::sleep(KEY_AGE.saturating_sub(began_at.elapsed())).await;
+    }
+    Ok(rebound)
 }
 
 async fn revoke_user(
@@ -271,24 +504,12 @@ async fn revoke_user(
             }
         }
         if reader.is_some() {
-            lines.push(
-                "the user can read what is written until somebody is revoked with --now".into(),
-            );
+            lines.push(READS_ON.into());
         }
         output::show(args.json, &done, lines)?;
     } else {
-        let began_at = Instant::now();
-        if is_member || !is_unfinished {
-            let began = begin_epoch(env, &owned.blocks, &owned.key, user).await;
-            let (block, record) = began.map_err(failed)?;
-            owned.keep(block, what).await?;
-            owned.record = record;
-        }
-        done.rebound = finish_rebinding(env, &mut owned, what, global).await?;
-        if owned.record.is_encrypted {
-            // Mounts may seal with the former read key for so long.
-            tokio::time::sleep(KEY_AGE.saturating_sub(began_at.elapsed())).await;
-        }
+        let begins = is_member || !is_unfinished;
+        done.rebound = shut_out(env, &mut owned, user, begins, (what, global)).await?;
         let line = format!("{}: shut out, {} changed", owned.name, done.rebound);
         output::show(args.json, &done, [line])?;
     }
@@ -324,10 +545,12 @@ async fn finish_rebinding(
     Ok(report.changed)
 }
 
-/// Says if the user belongs to another group that may write the volume's root directory.
+/// Says if the user belongs to another group that may write the volume's root directory, or read the volume.
 async fn warn_of_other_groups(owned: &Owned, user: UserId, what: &str) -> Result<(), Failure> {
     let volume = owned.key.volume_id();
-    for group in shared_volume::root_groups(&owned.blocks, volume, what).await? {
+    let mut groups = owned.readers(what).await?.groups;
+    groups.extend(shared_volume::root_groups(&owned.blocks, volume, what).await?);
+    for group in groups {
         if group == owned.default_group().group_id() {
             continue;
         }
@@ -336,7 +559,7 @@ async fn warn_of_other_groups(owned: &Owned, user: UserId, what: &str) -> Result
             && record.members.contains_key(&user)
         {
             eprintln!(
-                "warning: the user is a member of {}, which may write the volume too",
+                "warning: the user is a member of {}, which may use the volume too",
                 GroupAddress(group)
             );
         }
@@ -377,14 +600,9 @@ fn split(target: &str) -> (&str, &str) {
     target.split_once('/').unwrap_or((target, ""))
 }
 
-/// A user's right is that of the whole volume.
-fn check_whole(path: &str, what: &str) -> Result<(), Failure> {
-    match path.trim_matches('/').is_empty() {
-        true => Ok(()),
-        false => Err(Failure::new(Exit::Usage, what)
-            .because("a user may write a whole volume, or belong to a group that may write a part")
-            .advice("`atoll group create GROUP USER`, then `atoll grant NAME/PATH GROUP`.")),
-    }
+/// Whether a path is the root directory.
+fn is_whole(path: &str) -> bool {
+    path.split('/').all(|name| matches!(name, "" | "."))
 }
 
 /// The group that an argument means.
@@ -396,7 +614,7 @@ fn group(named: &Grantee, global: &Global, what: &str) -> Result<GroupId, Failur
     };
     let dir = user::directory(global)?;
     match user::key(&dir)? {
-        Some(user) if user::has_group(&dir, name) => Ok(user::group_key(&user, name).group_id()),
+        Some(user) if user::has_group(&dir, name) => Ok(OwnGroup::of(&dir, &user, name)?.id()),
         _ => Err(Failure::new(Exit::NotFound, what)
             .because(format!("you have no group {name}"))
             .advice("A user is named by atolluser:KEY, as `atoll id` prints it there.")),
@@ -411,7 +629,7 @@ mod tests {
     fn a_path_may_follow_the_name() {
         assert_eq!(split("work"), ("work", ""));
         assert_eq!(split("work/a/b"), ("work", "a/b"));
-        assert!(check_whole("", "x").is_ok() && check_whole("/", "x").is_ok());
-        assert_eq!(check_whole("a", "x").expect_err("a part").exit, Exit::Usage);
+        assert!(is_whole("") && is_whole("/") && is_whole("./"));
+        assert!(!is_whole("a") && !is_whole("/a/"));
     }
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
-use atoll_key::{GroupAddress, SecretKey, UserAddress};
-use atoll_node::check_name;
-use atoll_volume::shared::access::groups::{add_member, put_group, remove_member};
-use atoll_volume::shared::access::{AccessError, GroupRecord, read_group};
+use atoll_key::{GroupAddress, GroupId, UserAddress};
+use atoll_node::{Client, check_name};
+use atoll_volume::shared::access::groups::{add_member, remove_member};
+use atoll_volume::shared::access::readers::{add_reading_group, remove_reading_group};
+use atoll_volume::shared::access::{AccessError, GroupRecord};
 use serde::Serialize;
 
 use crate::connection;
@@ -15,6 +16,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::moment::Moment;
 use crate::output::{self, Output};
+use crate::own_group::{MAX_NAME_BYTES, OwnGroup};
 use crate::shared_volume::{self, Grantee, JsonMember};
 use crate::units;
 use crate::user;
@@ -31,7 +33,9 @@ use crate::user;
 A group belongs to the user of this node, who alone adds and removes members. Its members may write
 every volume that the group is granted, also other people's (`atollgroup:KEY`). Members get
 certificates for a week at a time, which this node renews daily while it runs: somebody who is removed
-can write for a week at most. Everybody who knows the group can see who its members are.")]
+can write for a week at most, or with --now nothing any more in your volumes. Everybody who knows the group can
+see who its members are.
+`atoll grant VOLUME/PATH USER` makes groups that are called VOLUME:PATH.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -89,7 +93,12 @@ struct AddArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll group remove band bob
-  atoll group remove band atolluser:KEY")]
+  atoll group remove band bob --now
+  atoll group remove band atolluser:KEY
+
+With --now the group gets a new key, and everything in your shared volumes that it may write is bound to that,
+which takes two messages a file; run it again if it was interrupted. Volumes of others that were granted the group
+still know the former key: their owners have to grant the new one, and revoke the other.")]
 struct RemoveArgs {
     /// The group's name
     name: String,
@@ -97,6 +106,10 @@ struct RemoveArgs {
     /// Members: labels, or keys
     #[arg(value_name = "USER", value_parser = Grantee::parse, required = true)]
     users: Vec<Grantee>,
+
+    /// Do not wait until their certificates end
+    #[arg(long)]
+    now: bool,
 }
 
 #[derive(clap::Args, Debug)]
@@ -123,25 +136,21 @@ struct Shown {
 /// A group of the user's.
 struct Group {
     env: Env,
+    client: Arc<Client>,
     blocks: Arc<dyn Blocks>,
-    key: SecretKey,
+    own: OwnGroup,
 }
 
 impl Group {
     async fn open(name: &str, global: &Global) -> Result<Group, Failure> {
         let (env, client) = connection::to_node(global).await?;
-        let user = user::key_or_new(&user::directory(global)?, &env)?;
-        Ok(Group { env, blocks: client, key: user::group_key(&user, name) })
-    }
-
-    async fn read(&self, what: &str) -> Result<Option<GroupRecord>, Failure> {
-        let record = read_group(&self.blocks, self.key.group_id()).await;
-        record.map_err(|error| shared_volume::failure(what, error))
+        let own = OwnGroup::open(name, &env, global)?;
+        Ok(Group { env, blocks: client.clone(), client, own })
     }
 
     /// The record of a group that was made before.
     async fn record(&self, name: &str, what: &str) -> Result<GroupRecord, Failure> {
-        self.read(what).await?.ok_or_else(|| {
+        self.own.read(&self.blocks, what).await?.ok_or_else(|| {
             Failure::new(Exit::NotFound, what)
                 .because(format!("you have no group {name}"))
                 .advice("`atoll group list` shows yours, `atoll group create NAME` makes one.")
@@ -149,7 +158,7 @@ impl Group {
     }
 
     async fn add(&self, users: &[Grantee], until_secs: u64, what: &str) -> Result<(), Failure> {
-        let (env, blocks, key) = (&self.env, &self.blocks, &self.key);
+        let (env, blocks, key) = (&self.env, &self.blocks, &self.own.key);
         for user in users {
             let Grantee::User(user, label) = user else {
                 return Err(Failure::new(Exit::Usage, what)
@@ -161,6 +170,37 @@ impl Group {
                 .map_err(|error| shared_volume::failure(what, error))?;
         }
         Ok(())
+    }
+}
+
+impl Group {
+    /// Binds everything in the user's volumes that is bound to a former epoch of the group to the present one; of how
+    /// many files and directories.
+    async fn bind_volumes(&self, global: &Global, what: &str) -> Result<u64, Failure> {
+        let me = user::key(&user::directory(global)?)?;
+        let renewed = |groups: &[GroupId]| self.own.renewed(groups);
+        let failed = |error| shared_volume::failure(what, error);
+        let mut rebound = 0;
+        let volumes = self.client.volumes().await.map_err(connection::failure)?;
+        for volume in volumes.into_iter().filter(|volume| volume.source.is_none()) {
+            let owned = match shared_volume::owned(self.client.clone(), &volume.name, what).await {
+                Ok(owned) => owned,
+                // Not a shared one, or none at all.
+                Err(failure) if matches!(failure.exit, Exit::Failed | Exit::NotFound) => continue,
+                Err(failure) => return Err(failure),
+            };
+            let readers = owned.readers(what).await?;
+            let reads = self.own.former().into_iter().filter(|one| readers.groups.contains(one));
+            for former in reads {
+                let (env, blocks, key) = (&self.env, &self.blocks, &owned.key);
+                add_reading_group(env, blocks, key, self.own.id()).await.map_err(failed)?;
+                remove_reading_group(env, blocks, key, former).await.map_err(failed)?;
+            }
+            let (root, env) = (owned.record.root, &self.env);
+            let report = owned.rebind(env, me.clone(), root, &renewed, (what, global.quiet));
+            rebound += report.await?.changed;
+        }
+        Ok(rebound)
     }
 }
 
@@ -177,22 +217,16 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
     let name = &args.name;
     let what = format!("cannot make the group {name}");
-    if check_name(name).is_err() || name.contains([':', '=', '@', '#']) || name.len() > 64 {
+    let is_long = name.len() > MAX_NAME_BYTES;
+    if check_name(name).is_err() || name.contains([':', '=', '@', '#']) || is_long {
         return Err(Failure::new(Exit::Usage, what).because(
             "a group's name has 1 to 64 bytes, no ':', '=', '@', '#' or slash, and no dot in front",
         ));
     }
-    let group = Group::open(name, global).await?;
-    let is_new = group.read(&what).await?.is_none();
-    if is_new {
-        let record = GroupRecord { label: name.clone(), ..GroupRecord::default() };
-        put_group(&group.env, &group.blocks, &group.key, &record)
-            .await
-            .map_err(|error| shared_volume::failure(&what, error))?;
-    }
-    user::add_group(&user::directory(global)?, name, group.key.group_id())?;
+    let mut group = Group::open(name, global).await?;
+    let is_new = group.own.make(&group.env, &group.blocks, &what).await?;
     group.add(&args.users, 0, &what).await?;
-    let address = GroupAddress(group.key.group_id()).to_string();
+    let address = GroupAddress(group.own.id()).to_string();
     let shown = Shown { name: name.clone(), group: address.clone(), members: None };
     output::show(args.json, &shown, [address])?;
     if !is_new && !global.quiet {
@@ -217,12 +251,16 @@ async fn add(args: &AddArgs, global: &Global) -> Result<(), Failure> {
 async fn remove(args: &RemoveArgs, global: &Global) -> Result<(), Failure> {
     let name = &args.name;
     let what = format!("cannot remove from the group {name}");
-    let group = Group::open(name, global).await?;
+    let mut group = Group::open(name, global).await?;
     let record = group.record(name, &what).await?;
     let mut output = Output::new();
     for named in &args.users {
         let user = shared_volume::find_member(&record, named, &what)?;
-        let removed = remove_member(&group.env, &group.blocks, &group.key, user).await;
+        if args.now {
+            group.own.begin_epoch(&group.env, &group.blocks, user, &what).await?;
+            continue;
+        }
+        let removed = remove_member(&group.env, &group.blocks, &group.own.key, user).await;
         let removed = removed.map_err(|error: AccessError| shared_volume::failure(&what, error))?;
         let Some(member) = removed else {
             return Err(Failure::new(Exit::NotFound, what)
@@ -230,6 +268,11 @@ async fn remove(args: &RemoveArgs, global: &Global) -> Result<(), Failure> {
         };
         let until = units::unix_date(member.certificate.not_after_secs);
         output.line(format!("{name}: removed; can write until {until} UTC at most"))?;
+    }
+    if args.now {
+        let rebound = group.bind_volumes(global, &what).await?;
+        let address = GroupAddress(group.own.id());
+        output.line(format!("{name}: shut out, {rebound} changed; the group is {address} now"))?;
     }
     output.flush()
 }
@@ -240,7 +283,7 @@ async fn list(args: &ListArgs, global: &Global) -> Result<(), Failure> {
         let Some(user) = user::key(&dir)? else { return Ok(()) };
         let mut output = Output::new();
         for name in user::groups(&dir) {
-            let group = GroupAddress(user::group_key(&user, &name).group_id()).to_string();
+            let group = GroupAddress(OwnGroup::of(&dir, &user, &name)?.id()).to_string();
             match args.json {
                 true => output.json(&Shown { name, group, members: None })?,
                 false => output.line(format!("{name}  {group}"))?,
@@ -251,7 +294,7 @@ async fn list(args: &ListArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot list the group {name}");
     let group = Group::open(name, global).await?;
     let record = group.record(name, &what).await?;
-    let address = GroupAddress(group.key.group_id()).to_string();
+    let address = GroupAddress(group.own.id()).to_string();
     let lines = [address.clone()].into_iter().chain(shared_volume::member_lines(&record));
     let members = Some(shared_volume::json_members(&record));
     let shown = Shown { name: name.clone(), group: address, members };

@@ -24,6 +24,7 @@ use atoll_vfs::FileSystem;
 use atoll_volume::owned::history::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
 use atoll_volume::shared::access::NotReader;
+use atoll_volume::shared::file_state::{FileState, STATE_XATTR};
 use atoll_volume::shared::{Consistency, OpenError, SharedFs, SharedOptions, access};
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
@@ -59,8 +60,8 @@ read-write: what is written is on this machine's disk after close(2), and on the
 fsync(2), or within about ten seconds. What is not there yet when this machine or the mount's
 process dies, the next mount of the name brings there, or the node within a minute. One mount
 writes a volume at a time.
-A shared volume (`atoll volume create --shared`) is mounted by many at the same time, read-write by those
-whom it was granted to (`atoll id`), read-only by others. What is written is on the ring after close(2).
+A shared volume (`atoll volume create --shared`) is mounted by many at the same time. Those write it, or a part of
+it, to whom that was granted; without a key (`atoll id`) it is mounted read-only. What is written is on the ring after close(2).
 With --consistency cto (close-to-open) a file that is opened shows all that others have closed before;
 with ryw (read-your-writes) what this mount wrote itself, and what others did somewhat later, which is faster.
 NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
@@ -197,7 +198,7 @@ async fn is_shared(client: &Arc<Client>, volume: VolumeId) -> bool {
     root.is_ok_and(|root| access::is_shared(&root.payload))
 }
 
-/// Serves a shared volume, read-write if the user may write it.
+/// Serves a shared volume, read-only if there is no key of a user.
 async fn serve_shared(
     args: &Args,
     (env, client): (Env, Arc<Client>),
@@ -234,7 +235,8 @@ async fn serve_shared(
         error => Failure::new(Exit::Failed, &what).because(error),
     })?;
     let options = MountOptions {
-        read_only: !fs.may_write().await,
+        // Whoever may not write the root directory may have been granted a part of it, or be granted one later.
+        read_only: who.is_none(),
         allow_other: args.allow_other,
         fs_name,
         ..MountOptions::default()
@@ -432,8 +434,8 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     if let Some(status) = without_spool(&mountpoint) {
         eprintln!("the mount works without its spool: {status}");
     }
-    if matches!(args.target, Target::Name(_, None)) && is_read_only(&mountpoint) {
-        eprintln!("it is read-only, because its owner does not let you write (`atoll id`) now");
+    if let Some(why) = why_not_written(&mountpoint) {
+        eprintln!("its top directory is read-only for you (`atoll id`): {why}");
     }
     if let Target::Name(name, None) = &args.target
         && !spool::pending_of(&dir, name).set_aside.is_empty()
@@ -446,9 +448,12 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-fn is_read_only(mountpoint: &Path) -> bool {
-    let status = rustix::fs::statvfs(mountpoint);
-    status.is_ok_and(|status| status.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+/// Why the user may not write the root directory of a shared volume, if that is so. Parts of it may be granted all the
+/// same.
+fn why_not_written(mountpoint: &Path) -> Option<String> {
+    let mut state = vec![0; 64 << 10];
+    let len = rustix::fs::getxattr(mountpoint, STATE_XATTR, &mut state).ok()?;
+    FileState::decode(&state[..len]).ok()?.why_not
 }
 
 /// The reason why a mount has no spool, if it has none: a part of its status.

@@ -41,7 +41,7 @@ enum Command {
 
 Members that run get the new secret from each other within seconds, without a restart.
 One that is away gets it when it comes back within the time of --overlap; later it needs a
-new code (`atoll up --join CODE`) and keeps its place and its blocks.")]
+new code (`atoll up --join -`) and keeps its place and its blocks.")]
 struct RotateArgs {
     /// Remove this node from the network: the first digits of its key, as `atoll member list`
     /// shows it

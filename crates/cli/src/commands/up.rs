@@ -29,10 +29,13 @@ const MAX_CODE_BYTES: u64 = 64 << 10;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll up                                          make a network, or start again
-  atoll up --join CODE --storage 50GiB              enter the network of an invitation
-  atoll invite | ssh other atoll up --join -        the same, without showing the code
-  atoll --dir /tmp/n2 up --listen 127.0.0.1:0 --join CODE   a second node on this machine
+  atoll up --join - --storage 50GiB < code          enter the network of an invitation
+  atoll up --join -                                 the same: paste the code, then Enter and Ctrl-D
+  atoll invite | ssh other atoll up --join -        the same on another machine
+  atoll invite | atoll --dir /tmp/n2 up --listen 127.0.0.1:0 --join -   a second node on this machine
 
+The code is a secret: a code in the place of `-` is seen by every user of the machine (`ps`), and stays in the
+shell's history.
 The node remembers its options: later starts need none. Ctrl-C leaves the ring and stops the
 node. Neither that nor a crash loses what it stores.")]
 pub(crate) struct Args {
@@ -44,8 +47,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IP:PORT", value_parser = parse_addr)]
     advertise: Option<SocketAddr>,
 
-    /// Join the network of this code, which `atoll invite` prints; `-` reads it from standard
-    /// input. Without a code the first start makes a new network
+    /// Join the network of a code, which `atoll invite` prints; `-` reads it from standard
+    /// input, where no other user sees it. Without a code the first start makes a new network
     #[arg(long, value_name = "CODE")]
     join: Option<String>,
 

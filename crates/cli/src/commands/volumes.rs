@@ -1,14 +1,24 @@
 //! `atoll volumes`: what is published from this node, and until when it is kept.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use atoll_dht::Blocks;
+use atoll_key::VolumeAddress;
 use atoll_node::VolumeStatus;
+use atoll_volume::shared::access::{VolumeRecord, read_volume};
+use futures_util::future::join_all;
+use serde::Serialize;
 
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
 use crate::output::Output;
 use crate::units;
+
+/// How long the ring may take to say which volumes are shared.
+const RING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Arguments of `atoll volumes`.
 #[derive(clap::Args, Debug)]
@@ -28,20 +38,54 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if status.volumes.is_empty() && !args.json {
         eprintln!("nothing is published from this node; `atoll publish DIR` does that");
     }
+    let shared = shared(global, &status.volumes).await;
     for volume in &status.volumes {
+        let record = shared.get(&volume.name);
+        let encrypted = volume.encrypted || record.is_some_and(|record| record.is_encrypted);
         if args.json {
-            output.json(volume)?;
+            let status = VolumeStatus { encrypted, ..volume.clone() };
+            output.json(&Shown { status, shared: record.is_some() })?;
             continue;
         }
         output.line(format!("{}  {}", volume.name, volume.address))?;
-        for line in describe(volume) {
+        for line in describe(volume, record) {
             output.line(format!("    {line}"))?;
         }
     }
     output.flush()
 }
 
-fn describe(volume: &VolumeStatus) -> Vec<String> {
+/// A volume, as JSON.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: VolumeStatus,
+    /// Whether many may write it; not said while the ring does not answer.
+    shared: bool,
+}
+
+/// The records of those of these volumes that are shared, as far as the ring says so within some seconds.
+async fn shared(global: &Global, volumes: &[VolumeStatus]) -> BTreeMap<String, VolumeRecord> {
+    let asked = volumes.iter().filter(|one| one.source.is_none() && one.root_version > 0);
+    let asked: Vec<&VolumeStatus> = asked.collect();
+    let client = match connection::impatient(global).await {
+        Ok(client) if !asked.is_empty() => client,
+        _ => return BTreeMap::new(),
+    };
+    let blocks: Arc<dyn Blocks> = Arc::new(client);
+    let reads = asked.into_iter().map(|volume| {
+        let blocks = &blocks;
+        async move {
+            let address: VolumeAddress = volume.address.parse().ok()?;
+            let read = tokio::time::timeout(RING_LIMIT, read_volume(blocks, address.0)).await;
+            let (_, record) = read.ok()?.ok()??;
+            Some((volume.name.clone(), record))
+        }
+    });
+    join_all(reads).await.into_iter().flatten().collect()
+}
+
+fn describe(volume: &VolumeStatus, shared: Option<&VolumeRecord>) -> Vec<String> {
     let now_secs =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let left = Duration::from_secs(volume.lease_expires_unix_secs.saturating_sub(now_secs));
@@ -59,7 +103,17 @@ fn describe(volume: &VolumeStatus) -> Vec<String> {
     } else {
         format!("kept until {until} UTC ({}) without this node", units::duration(left))
     };
-    let mut lines = vec![format!("version {}, {blocks}, {kept}", volume.root_version)];
+    let mut lines = match shared {
+        None => vec![format!("version {}, {blocks}, {kept}", volume.root_version)],
+        Some(record) => {
+            let how = if record.is_encrypted { "shared, encrypted" } else { "shared" };
+            let name = &volume.name;
+            vec![
+                format!("{how}; `atoll volume show {name}` lists who may use it"),
+                format!("its record {kept}"),
+            ]
+        }
+    };
     if let Some(source) = &volume.source {
         lines.insert(0, format!("from {source}"));
     }
@@ -91,13 +145,13 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_volume_is_said() {
-        assert_eq!(describe(&VolumeStatus::default()), ["nothing published yet"]);
+        assert_eq!(describe(&VolumeStatus::default(), None), ["nothing published yet"]);
         let given_up =
             VolumeStatus { lease_expires_unix_secs: 4_000_000_000, ..VolumeStatus::default() };
-        let said = describe(&given_up).join("\n");
+        let said = describe(&given_up, None).join("\n");
         assert!(said.starts_with("unpublished; its blocks may go from 2096-10-02"), "{said}");
         let expired = VolumeStatus { name: "a".into(), root_version: 3, ..VolumeStatus::default() };
-        assert!(describe(&expired)[0].contains("`atoll renew a`"));
+        assert!(describe(&expired, None)[0].contains("`atoll renew a`"));
         let volume = VolumeStatus {
             lease_expires_unix_secs: 4_000_000_000,
             root_version: 3,
@@ -108,7 +162,7 @@ mod tests {
             encrypted: true,
             ..VolumeStatus::default()
         };
-        let lines = describe(&volume).join("\n");
+        let lines = describe(&volume, None).join("\n");
         for part in [
             "from /srv/docs",
             "version 3, 12 blocks, kept until 2096-10-02",

@@ -8,7 +8,7 @@ use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
 use atoll_node::{Client, check_name};
 use atoll_volume::owned::LeaseKeeper;
 use atoll_volume::shared::access::groups::add_volume_member;
-use atoll_volume::shared::access::{self, AccessError, NewVolume};
+use atoll_volume::shared::access::{self, AccessError, GroupRecord, NewVolume};
 use serde::Serialize;
 
 use super::BLOCK_SIZE_LOG2;
@@ -24,6 +24,9 @@ use crate::user;
 
 /// The label of the volume's maker in its list of members.
 const MAKER: &str = "owner";
+
+/// The label of members who were invited, unless another one is given.
+const INVITED: &str = "invited";
 
 /// Arguments of `atoll volume invite`.
 #[derive(clap::Args, Debug)]
@@ -42,9 +45,9 @@ pub(super) struct InviteArgs {
     #[arg(long, value_name = "TIME")]
     until: Option<Moment>,
 
-    /// A label for the new member in lists of members
-    #[arg(long, default_value = "invited")]
-    label: String,
+    /// A label for the new member in lists of members [default: invited, or invited-2 and so on]
+    #[arg(long)]
+    label: Option<String>,
 
     /// One JSON object
     #[arg(long)]
@@ -54,8 +57,11 @@ pub(super) struct InviteArgs {
 /// Arguments of `atoll volume join`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  atoll volume join atoll-share:CODE work && atoll mount work ~/work
-  atoll volume join - work < code              so that the code is not in the shell's history
+  atoll volume join - work < code && atoll mount work ~/work
+  atoll volume join - work                     the same: paste the code, then Enter and Ctrl-D
+
+The code is a secret: in the place of `-` it is seen by every user of the machine, and stays in the shell's
+history.
 
 The code is kept in this node's directory (DIR/shared/NAME).")]
 pub(super) struct JoinArgs {
@@ -117,7 +123,13 @@ pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Fai
     let (env, client) = connection::to_node(global).await?;
     let owned = shared_volume::owned(client, name, &what).await?;
     let (user, until_secs) = (user::new_key(&env), shared_volume::until_secs(args.until));
-    let (volume, member) = ((&owned.key, &owned.record), (user.user_id(), &args.label[..]));
+    let members = owned.members(&what).await?;
+    let label = free_label(args.label.as_deref(), &members).ok_or_else(|| {
+        Failure::new(Exit::Failed, &what)
+            .because("a member has that label already")
+            .advice("Choose another --label, by which this invitation can be revoked.")
+    })?;
+    let (volume, member) = ((&owned.key, &owned.record), (user.user_id(), &label[..]));
     add_volume_member(&env, &owned.blocks, volume, member, until_secs)
         .await
         .map_err(|error| shared_volume::failure(&what, error))?;
@@ -127,9 +139,23 @@ pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Fai
     output::show(args.json, &shown, [code])?;
     if !args.json && !global.quiet {
         let until = shared_volume::until_text(until_secs);
-        eprintln!("one person, {until}: `atoll volume join CODE NAME` on their node");
+        eprintln!(
+            "one person, {until}: `atoll volume join - NAME` on their node, which reads the code; \
+             `atoll revoke {name} {label}` ends it"
+        );
     }
     Ok(())
+}
+
+/// A label that no member has: the one that is wanted, or a new one; none if a member has that.
+fn free_label(wanted: Option<&str>, members: &GroupRecord) -> Option<String> {
+    let is_free = |label: &str| members.members.values().all(|member| member.label != label);
+    match wanted {
+        Some("") => Some(String::new()),
+        Some(wanted) => is_free(wanted).then(|| wanted.to_owned()),
+        None if is_free(INVITED) => Some(INVITED.to_owned()),
+        None => (2..).map(|number| format!("{INVITED}-{number}")).find(|label| is_free(label)),
+    }
 }
 
 /// Keeps a code under a name.

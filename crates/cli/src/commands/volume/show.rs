@@ -158,10 +158,20 @@ impl Shown {
             let size = units::size(root.bytes);
             fields.push(("holds", format!("{files}, {dirs}, {links}; {size}")));
         }
-        if status.root_version > 0 {
-            let blocks = units::count(status.kept_blocks);
-            let until = units::unix_date(status.lease_expires_unix_secs);
-            fields.push(("blocks", format!("{blocks}, kept until {until} UTC without this node")));
+        let until = units::unix_date(status.lease_expires_unix_secs);
+        match (status.root_version > 0, &self.members) {
+            (true, None) => {
+                let blocks = units::count(status.kept_blocks);
+                let kept = format!("{blocks}, kept until {until} UTC without this node");
+                fields.push(("blocks", kept));
+            }
+            // How many blocks members have written, only a walk of the whole volume would say.
+            (true, Some(_)) => {
+                let kept =
+                    "by this node and those that have joined, which renew all leases each day";
+                fields.push(("kept", kept.to_owned()));
+            }
+            (false, _) => {}
         }
         if status.lost_blocks > 0 {
             fields.push(("lost", units::counted(status.lost_blocks, "block", "blocks")));
