@@ -50,6 +50,29 @@ async fn a_watcher_at_the_socket_hears_of_the_next_version() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_socket_says_which_nodes_hold_blocks() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let put = blocks(1, 1, 1000);
+    let held = put[0].0.id();
+    client.put(put).await.expect("put");
+    let signed = SignedBlock::sign(&SecretKey::from_seed(&[1; 32]), b"", 7, b"");
+    client.put_signed(signed.clone()).await.expect("put");
+    let lacking = BlockHash::of(b"nobody has it").id();
+    let said = client.replicas(&[held, signed.id(), lacking]).await.expect("answered");
+    assert_eq!((said.nodes.len(), said.blocks.len()), (1, 3), "the only node there is");
+    assert_eq!(said.nodes[0].trouble, None);
+    let versions: Vec<Option<u64>> =
+        said.blocks.iter().map(|block| block.copies[0].version).collect();
+    assert_eq!(versions, [Some(0), Some(7), None]);
+    assert!(said.blocks[0].copies[0].lease_secs > 24 * 3600, "{said:?}");
+    let uses = client.uses(signed.id(), signed.id().key).await.expect("answered");
+    assert_eq!((uses.answered, uses.silent, uses.readers.len()), (1, 0, 0));
+    node.stop().await;
+}
+
 /// Versions of one height are in no order: a client took a joined block for an older one whenever its hash
 /// was lower.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
