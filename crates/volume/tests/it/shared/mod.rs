@@ -18,8 +18,8 @@ mod mounts;
 mod newborns;
 mod removals;
 mod sealing;
-mod stopped;
 mod state;
+mod stopped;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};
