@@ -112,8 +112,8 @@ impl OwnGroup {
         if !user::has_group(&self.dir, &self.name) {
             let of = |epoch| user_group(&self.user, &self.name, epoch);
             let reads = (0..SEARCHED).map(|epoch| read_group(blocks, of(epoch).group_id()));
-            let found = join_all(reads).await.into_iter().enumerate();
-            let newest = found.filter(|(_, record)| matches!(record, Ok(Some(_)))).next_back();
+            let mut found = join_all(reads).await.into_iter().enumerate();
+            let newest = found.rfind(|(_, record)| matches!(record, Ok(Some(_))));
             self.epoch = newest.map_or(0, |(epoch, _)| epoch as u32);
             self.key = of(self.epoch);
         }

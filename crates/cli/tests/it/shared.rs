@@ -413,10 +413,7 @@ fn a_file_explains_its_replicas_its_writers_and_what_to_do() {
     fs::write(owner.join("plan"), vec![7; 300 << 10]).expect("writes");
     until("the member sees it", || member.join("plan").exists());
     fs::write(member.join("plan"), vec![8; 300 << 10]).expect("writes");
-    let ask = |node: usize, path: &std::path::Path| {
-        run(ring.nodes[node].command(["why", "--json"]).arg(path)).ok().json()
-    };
-    let told = ask(0, &owner.join("plan"));
+    let told = ask(&ring.nodes[0], &owner.join("plan"));
     assert_eq!(told["written"]["label"], "alice", "{told}");
     assert_eq!((&told["label"], &told["volume"]), (&"work".into(), &address[..].into()));
     let replicas = told["replicas"].as_array().expect("a list");
@@ -437,17 +434,17 @@ fn a_file_explains_its_replicas_its_writers_and_what_to_do() {
     let mut file = fs::File::options().write(true).open(member.join("plan")).expect("opens");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("locks");
     std::io::Write::write_all(&mut file, b"more").expect("writes");
-    let told = ask(1, &member.join("plan"));
+    let told = ask(&ring.nodes[1], &member.join("plan"));
     assert_eq!((&told["open"]["here"], &told["pending"]["changed"]), (&1.into(), &true.into()));
     let locks = told["open"]["locks"].as_array().expect("a list");
     assert!(locks.len() == 1 && locks[0]["exclusive"] == true, "{told}");
-    let elsewhere = ask(0, &owner.join("plan"));
+    let elsewhere = ask(&ring.nodes[0], &owner.join("plan"));
     assert_eq!(elsewhere["open"]["locks"][0]["node"], locks[0]["node"], "{elsewhere}");
     assert_eq!(elsewhere["open"]["locks"][0]["own"], false);
     drop(file);
 
     // A node that holds the file is gone.
-    let told = ask(0, &owner.join("plan"));
+    let told = ask(&ring.nodes[0], &owner.join("plan"));
     let own = |of: &serde_json::Value| of["own"] == true;
     let replicas = told["replicas"].as_array().expect("a list");
     let gone = replicas.iter().find(|one| !own(one) && one["addr"] != *ring_addr(&ring, 1));
@@ -457,7 +454,7 @@ fn a_file_explains_its_replicas_its_writers_and_what_to_do() {
     ring.nodes[at].kill();
     // The node is silent until the ring has left it out; then another one lacks its copies.
     until("something is to be done", || {
-        let todo = ask(0, &owner.join("plan"))["todo"].to_string();
+        let todo = ask(&ring.nodes[0], &owner.join("plan"))["todo"].to_string();
         todo.contains("not answer") || todo.contains("Wait: ")
     });
 
@@ -468,6 +465,11 @@ fn a_file_explains_its_replicas_its_writers_and_what_to_do() {
     let mine = ring.mount(0, "mine", &[]);
     run(ring.nodes[0].command(["why"]).arg(&mine)).failed(2, &["is not shared", "ok"]);
     run(ring.nodes[0].command(["why"]).arg(owner.join("none"))).failed(4, &["cannot say anything"]);
+}
+
+/// What `atoll why` says of a file.
+fn ask(node: &NodeProcess, path: &std::path::Path) -> serde_json::Value {
+    run(node.command(["why", "--json"]).arg(path)).ok().json()
 }
 
 /// Where a node of the ring listens.
