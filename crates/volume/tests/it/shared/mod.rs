@@ -15,6 +15,7 @@ mod merging;
 mod model;
 mod mounts;
 mod newborns;
+mod past;
 mod removals;
 mod sealing;
 mod upkeep;
@@ -68,7 +69,7 @@ fn joined(a: &CertifiedBlock, b: &CertifiedBlock) -> CertifiedBlock {
 }
 
 fn inode(contents: Contents) -> Inode {
-    Inode { attributes: Attributes::default(), links: [].into(), contents }
+    Inode { attributes: Attributes::default(), links: [].into(), past: None, contents }
 }
 
 fn entry(name: &str, number: u8, added: Dot) -> Entry {
