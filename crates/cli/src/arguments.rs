@@ -60,6 +60,10 @@ pub(crate) enum Command {
     Group(commands::group::Args),
     /// List the files of a mounted shared volume that were written twice at the same time
     Conflicts(commands::conflicts::Args),
+    /// List the versions of files of a mounted shared volume that are kept
+    Log(commands::log::Args),
+    /// Bring a file or directory of a mounted shared volume back as it was
+    Restore(commands::restore::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now
