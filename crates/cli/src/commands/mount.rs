@@ -431,7 +431,7 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     }
     let options = MountOptions {
         allow_other: args.allow_other,
-        fs_name: own_volume::fs_name(name, key.volume_id()),
+        fs_name: own_volume::fs_name(name, volume.key.volume_id()),
         ..MountOptions::default()
     };
     let handle = tokio::runtime::Handle::current();

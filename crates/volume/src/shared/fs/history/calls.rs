@@ -24,20 +24,18 @@ fn is_top(parent: InodeNumber, name: &[u8]) -> bool {
 
 /// Why a name cannot be made.
 fn check_made(parent: InodeNumber, name: &[u8]) -> Result<(), Errno> {
-    match () {
-        () if is_past(parent) => Err(Errno::EROFS),
-        () if is_top(parent, name) => Err(Errno::EEXIST),
-        () => Ok(()),
+    if is_past(parent) {
+        return Err(Errno::EROFS);
     }
+    if is_top(parent, name) { Err(Errno::EEXIST) } else { Ok(()) }
 }
 
 /// Why a name cannot be removed or moved.
 fn check_removed(parent: InodeNumber, name: &[u8]) -> Result<(), Errno> {
-    match () {
-        () if is_past(parent) => Err(Errno::EROFS),
-        () if is_top(parent, name) => Err(Errno::EPERM),
-        () => Ok(()),
+    if is_past(parent) {
+        return Err(Errno::EROFS);
     }
+    if is_top(parent, name) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
 impl SharedFs {
