@@ -62,6 +62,10 @@ pub(crate) enum Command {
     Conflicts(commands::conflicts::Args),
     /// Explain a file of a mounted shared volume: its replicas, what is pending, who uses it, what to do
     Why(commands::why::Args),
+    /// List the versions of files of a mounted shared volume that are kept
+    Log(commands::log::Args),
+    /// Bring a file or directory of a mounted shared volume back as it was
+    Restore(commands::restore::Args),
     /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now

@@ -17,6 +17,7 @@ mod interrupt;
 mod logging;
 mod moment;
 mod mount_server;
+mod mounted_past;
 mod output;
 mod own_group;
 mod own_volume;
@@ -32,6 +33,7 @@ mod spool_replay;
 mod stat_cache;
 mod terminal;
 mod tfs;
+mod tree_copy;
 mod units;
 mod user;
 mod volume_walk;
@@ -70,6 +72,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Mount(args) => commands::mount::run(args, &global),
         Command::Unmount(args) => commands::unmount::run(args),
         Command::Conflicts(args) => commands::conflicts::run(args),
+        Command::Log(args) => commands::log::run(args),
+        Command::Restore(args) => commands::restore::run(args, global.quiet),
         Command::Completions(args) => commands::completions::run(args, &Arguments::command()),
         Command::Man(args) => commands::man::run(args, Arguments::command()),
         Command::Tfs(args) => tfs::run(args, &global),

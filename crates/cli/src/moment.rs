@@ -14,6 +14,13 @@ pub(crate) struct Moment {
     pub unix_ms: u64,
 }
 
+impl Moment {
+    /// The end of it, milliseconds since 1970: what was written within a second that is written is before that.
+    pub(crate) fn after_ms(&self) -> u64 {
+        self.unix_ms.saturating_add(self.unix_ms % 1000 / 999)
+    }
+}
+
 impl FromStr for Moment {
     type Err = String;
 

@@ -141,7 +141,8 @@ impl Owned {
                 eprintln!("{} so far, {} changed", inodes(report.inodes), report.changed);
             }
         };
-        let (blocks, owner) = (&self.blocks, (&self.key, &self.sealing()));
+        let (blocks, sealing) = (&self.blocks, self.sealing());
+        let owner = (&self.key, &sealing, self.record.keep);
         let report =
             access::rebind(env, blocks, owner, &credentials, top, groups, &mut progress).await;
         if report.failed == 0 {

@@ -66,7 +66,9 @@ impl HeldBlock {
     /// This block, unless it is a tombstone.
     pub(crate) fn unless_removed(self, id: BlockId) -> Result<HeldBlock, GetError> {
         match id.kind.is_tombstone(&self.bytes) {
-            true => Err(GetError::Removed { key: id.key, version: self.version }),
+            true => {
+                Err(GetError::Removed { key: id.key, version: self.version, tombstone: self.bytes })
+            }
             false => Ok(self),
         }
     }
@@ -143,6 +145,8 @@ pub enum GetError {
         key: Key,
         /// The version of the tombstone; a higher one brings the block back.
         version: u64,
+        /// The tombstone, verified.
+        tombstone: Bytes,
     },
 }
 
@@ -649,8 +653,9 @@ mod tests {
         let not_one = now(blocks.remove_blocks(vec![version(7).into()]));
         assert!(matches!(not_one[..], [Err(PutError::Invalid(_))]));
         let tombstone = SignedBlock::sign_tombstone(&secret, b"", 7);
-        assert_eq!(now(blocks.remove_blocks(vec![tombstone.into()])), [Ok(())]);
-        let removed = GetError::Removed { key: id.key, version: 7 };
+        assert_eq!(now(blocks.remove_blocks(vec![tombstone.clone().into()])), [Ok(())]);
+        let bytes = tombstone.bytes().clone();
+        let removed = GetError::Removed { key: id.key, version: 7, tombstone: bytes };
         assert_eq!(now(watch), Err(removed.clone()));
         assert_eq!(now(blocks.get_signed(id.key)), Err(removed));
         now(blocks.put_signed(version(8))).expect("a higher version brings it back");

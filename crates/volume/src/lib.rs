@@ -1,6 +1,7 @@
 //! File systems made of blocks.
 //!
 //! - [`format`](mod@format): the bytes of directory, inode, pointer and attribute blocks.
+//! - [`keep`]: which old states of a volume are kept.
 //! - [`blocks`]: fetching blocks, checked and cached, so many at once as the line bears.
 //! - [`owned`]: the file system of CFS (§3): one publisher signs, everybody reads.
 //!
@@ -11,5 +12,6 @@
 
 pub mod blocks;
 pub mod format;
+pub mod keep;
 pub mod owned;
 pub mod shared;

@@ -8,10 +8,12 @@ use atoll_volume::format::directory::{
 };
 use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
+use atoll_volume::keep::Keep;
 use atoll_volume::owned::{Root, sealed_root};
 use atoll_volume::shared::access::{GroupRecord, Member, Reader, ReaderRecord, VolumeRecord};
 use atoll_volume::shared::entries::{Entries, Leaf};
 use atoll_volume::shared::inode::{Attributes, Contents, Entry, Inode, InodeKey, Link};
+use atoll_volume::shared::past::{Earlier, PastVersion, Span};
 use atoll_volume::shared::sealing::Sealing;
 use bytes::Bytes;
 
@@ -51,6 +53,12 @@ pub(super) fn targets() -> Vec<Target> {
         }),
         block("volume/shared-leaf", vec![shared_leaf()], |block| {
             Leaf::decode(block).ok().map(|leaf| leaf.encode())
+        }),
+        block("volume/past-version", vec![past_version()], |block| {
+            let past = PastVersion::decode(block).ok()?;
+            // A member can put anything there.
+            let _ = (past.inode(), past.at(u64::MAX, 0));
+            Some(past.encode())
         }),
         round_trip("volume/shared-record", shared_records(), encode_shared, |input| {
             VolumeRecord::decode(&Bytes::copy_from_slice(input))
@@ -101,6 +109,7 @@ fn shared_directory() -> Inode {
     Inode {
         attributes: Attributes::default(),
         links: [Link { added, directory: InodeKey([2; 32]) }].into(),
+        past: Some(BlockHash([3; 32])),
         contents: Contents::Directory(entries.into_iter().collect()),
     }
 }
@@ -114,6 +123,13 @@ fn shared_leaf() -> Vec<u8> {
     [b"ATSL\x01\x00\x02", entries].concat()
 }
 
+fn past_version() -> Vec<u8> {
+    let span = Span { began_ms: 1, ended_ms: 2, kept_until_ms: 3 };
+    let payload = shared_directory().encode().expect("short").into();
+    let earlier = vec![Earlier { span, hash: BlockHash([5; 32]) }; 2];
+    PastVersion { span, user: group_key().user_id(), earlier, payload }.encode()
+}
+
 fn shared_records() -> Vec<VolumeRecord> {
     let plain = VolumeRecord {
         root: InodeKey([7; 32]),
@@ -123,8 +139,10 @@ fn shared_records() -> Vec<VolumeRecord> {
         group_epoch: 0,
         bound_epoch: 0,
         is_encrypted: false,
+        keep: Keep::default(),
     };
-    let encrypted = VolumeRecord { is_encrypted: true, ..plain.clone() };
+    let keep = "60m/28d".parse().expect("a policy");
+    let encrypted = VolumeRecord { is_encrypted: true, keep, ..plain.clone() };
     vec![VolumeRecord { group_epoch: 3, bound_epoch: 2, ..plain.clone() }, plain, encrypted]
 }
 

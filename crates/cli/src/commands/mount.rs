@@ -21,11 +21,11 @@ use atoll_gateway::fuse::{self, MountError, MountOptions};
 use atoll_key::{SecretKey, UserAddress, VolumeId, VolumeInvitation};
 use atoll_node::Client;
 use atoll_vfs::FileSystem;
-use atoll_volume::owned::history::Keep;
+use atoll_volume::keep::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
-use atoll_volume::shared::access::NotReader;
+use atoll_volume::shared::access::{NotReader, groups};
 use atoll_volume::shared::file_state::{FileState, STATE_XATTR};
-use atoll_volume::shared::{Consistency, OpenError, SharedFs, SharedOptions, access};
+use atoll_volume::shared::{Consistency, OpenError, PastFs, SharedFs, SharedOptions, access};
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
@@ -41,6 +41,7 @@ use crate::own_volume;
 use crate::read_key::{self, Found, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
+use crate::shared_volume;
 use crate::spool;
 use crate::units;
 use crate::user;
@@ -65,7 +66,8 @@ it, to whom that was granted; without a key (`atoll id`) it is mounted read-only
 With --consistency cto (close-to-open) a file that is opened shows all that others have closed before;
 with ryw (read-your-writes) what this mount wrote itself, and what others did somewhat later, which is faster.
 NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
-a date or a minute of UTC; `atoll volume history` lists them.
+a date or a minute of UTC; `atoll volume history` lists them. A mount of a shared volume has all that are kept
+in .atoll/history, which is not listed (`ls MNT/.atoll/history`).
 A mount runs as a process of its own and survives
 restarts of the node. While the node is down, reads of data that is not in memory fail with
 \"Connection timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
@@ -106,7 +108,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODEL", value_enum)]
     consistency: Option<ConsistencyModel>,
 
-    /// Which old states are kept from now on, as `atoll volume create` says it (only with a name)
+    /// Which old states are kept from now on, as `atoll volume create` says it (only with a name). Other mounts
+    /// of a shared volume go by it when they are mounted anew
     #[arg(long, value_name = "COUNTS")]
     keep: Option<Keep>,
 
@@ -173,16 +176,22 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             Target::Address(address) => {
                 let read_key = args.read_key.given()?.key_for(address)?;
                 let (env, client) = connection::for_mount(global).await?;
-                if is_shared(&client, address.volume.0).await && address.at.is_none() {
+                if is_shared(&client, address.volume.0).await {
                     let user = user::key(&global.dir()?)?;
-                    let (volume, fs_name) = (address.volume.0, address.to_string());
-                    return serve_shared(args, (env, client), volume, user, fs_name).await;
+                    let fs_name = address.to_string();
+                    let volume = Shared { volume: address.volume.0, at: address.at, fs_name };
+                    return serve_shared(args, (env, client), volume, user).await;
                 }
                 serve(args, env, client, address, read_key).await
             }
             Target::Name(name, Some(at)) => {
                 let (env, client) = connection::for_mount(global).await?;
                 let what = format!("cannot mount {}", args.target);
+                if let Some((volume, user)) = shared_of_name(&client, name, global, &what).await? {
+                    let fs_name = format!("{}@{at}", own_volume::fs_name(name, volume));
+                    let volume = Shared { volume, at: Some(*at), fs_name };
+                    return serve_shared(args, (env, client), volume, user).await;
+                }
                 let named = own_volume::address(&client, name, Some(*at), &what).await;
                 let (address, read_key) = named?;
                 serve(args, env, client, &address, read_key).await
@@ -198,24 +207,45 @@ async fn is_shared(client: &Arc<Client>, volume: VolumeId) -> bool {
     root.is_ok_and(|root| access::is_shared(&root.payload))
 }
 
+/// The shared volume that a name means, and the key that this node's user has for it.
+async fn shared_of_name(
+    client: &Arc<Client>,
+    name: &str,
+    global: &Global,
+    what: &str,
+) -> Result<Option<(VolumeId, Option<SecretKey>)>, Failure> {
+    let dir = global.dir()?;
+    if let Some(VolumeInvitation { volume, user }) = user::joined(&dir, name)? {
+        return Ok(Some((volume, Some(user))));
+    }
+    let id = own_volume::address(client, name, None, what).await?.0.volume.0;
+    Ok(match is_shared(client, id).await {
+        true => Some((id, user::key(&dir)?)),
+        false => None,
+    })
+}
+
+/// A shared volume that is to be mounted.
+struct Shared {
+    volume: VolumeId,
+    /// As it was then.
+    at: Option<Moment>,
+    fs_name: String,
+}
+
 /// Serves a shared volume, read-only if there is no key of a user.
 async fn serve_shared(
     args: &Args,
     (env, client): (Env, Arc<Client>),
-    volume: VolumeId,
+    Shared { volume, at, fs_name }: Shared,
     user: Option<SecretKey>,
-    fs_name: String,
 ) -> Result<(), Failure> {
     let what = format!("cannot mount {}", args.target);
-    let is_of_one = args.take_over
-        || args.sync
-        || args.map_owners
-        || args.spool.is_some()
-        || args.keep.is_some();
+    let is_of_one = args.take_over || args.sync || args.map_owners || args.spool.is_some();
     if is_of_one {
         return Err(Failure::new(Exit::Usage, what).because(
-            "it is a shared volume; --take-over, --keep, --sync, --spool and --map-owners go with \
-             volumes that one mount writes",
+            "it is a shared volume; --take-over, --sync, --spool and --map-owners go with volumes \
+             that one mount writes",
         ));
     }
     fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
@@ -234,15 +264,23 @@ async fn serve_shared(
         OpenError::NotReader(why) => not_reader(&what, why, who),
         error => Failure::new(Exit::Failed, &what).because(error),
     })?;
+    let then = match at {
+        None => None,
+        Some(at) => Some(state_at(&fs, at, &what).await?),
+    };
     let options = MountOptions {
         // Whoever may not write the root directory may have been granted a part of it, or be granted one later.
-        read_only: who.is_none(),
+        read_only: then.is_some() || who.is_none(),
         allow_other: args.allow_other,
         fs_name,
         ..MountOptions::default()
     };
+    let shown: Arc<dyn FileSystem> = match then {
+        None => Arc::new(fs.clone()),
+        Some(then) => Arc::new(then),
+    };
     let handle = tokio::runtime::Handle::current();
-    let mounted = fuse::mount(Arc::new(fs.clone()), &args.mountpoint, &options, &handle);
+    let mounted = fuse::mount(shown, &args.mountpoint, &options, &handle);
     let served = match mounted {
         Ok(mut mounted) => mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await,
         Err(error) => Err(mount_failure(args, error)),
@@ -253,6 +291,40 @@ async fn serve_shared(
         Failure::new(Exit::Unavailable, lost).because(error)
     });
     served.and(ended)
+}
+
+/// A shared volume as it was.
+async fn state_at(fs: &SharedFs, at: Moment, what: &str) -> Result<PastFs, Failure> {
+    match fs.at(at.after_ms()).await {
+        Ok(Some(then)) => Ok(then),
+        Ok(None) => {
+            let states = fs.states();
+            let kept = states.first().map(|oldest| moment::written(*oldest));
+            let why = kept.map_or("it keeps no old states".to_owned(), |oldest| {
+                format!("nothing is kept of that time; the oldest state is of {oldest}")
+            });
+            Err(Failure::new(Exit::NotFound, what).because(why))
+        }
+        Err(why) => Err(Failure::new(Exit::Failed, what).because(why)),
+    }
+}
+
+/// Changes which old versions of a shared volume are kept.
+async fn keep_from_now_on(
+    env: &Env,
+    client: &Arc<Client>,
+    (name, keep): (&str, Keep),
+    what: &str,
+) -> Result<(), Failure> {
+    let failed = |error| shared_volume::failure(what, error);
+    let owned = shared_volume::owned(client.clone(), name, what).await?;
+    if owned.record.keep == keep {
+        return Ok(());
+    }
+    let changed =
+        groups::change_volume(env, &owned.blocks, &owned.key, |record| record.keep = keep);
+    let (block, _) = changed.await.map_err(failed)?;
+    owned.keep(block, what).await
 }
 
 /// The failure of a user who cannot read an encrypted volume.
@@ -316,16 +388,22 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
     let (env, client) = connection::for_mount(global).await?;
     let dir = global.dir()?;
-    if let Some(VolumeInvitation { volume, user }) = user::joined(&dir, name)? {
+    if let Some((volume, user)) = shared_of_name(&client, name, global, &what).await? {
+        if user::joined(&dir, name)?.is_none() {
+            own_volume::find(&client, name, &what).await?;
+        }
+        if let Some(keep) = args.keep {
+            if user::joined(&dir, name)?.is_some() {
+                return Err(Failure::new(Exit::Usage, what)
+                    .because("--keep of a shared volume is said on the node that has made it"));
+            }
+            keep_from_now_on(&env, &client, (name, keep), &what).await?;
+        }
         let fs_name = own_volume::fs_name(name, volume);
-        return serve_shared(args, (env, client), volume, Some(user), fs_name).await;
+        let volume = Shared { volume, at: None, fs_name };
+        return serve_shared(args, (env, client), volume, user).await;
     }
     let volume = own_volume::find(&client, name, &what).await?;
-    let id = volume.key.volume_id();
-    if is_shared(&client, id).await {
-        let fs_name = own_volume::fs_name(name, id);
-        return serve_shared(args, (env, client), id, user::key(&dir)?, fs_name).await;
-    }
     check_not_shared(args)?;
     let mut options = WriteOptions {
         read_key: client.read_key(name).await.map_err(connection::failure)?,
@@ -355,7 +433,7 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     }
     let options = MountOptions {
         allow_other: args.allow_other,
-        fs_name: own_volume::fs_name(name, id),
+        fs_name: own_volume::fs_name(name, volume.key.volume_id()),
         ..MountOptions::default()
     };
     let handle = tokio::runtime::Handle::current();

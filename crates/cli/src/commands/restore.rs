@@ -1,150 +1,132 @@
-//! `atoll volume restore`: an old state of a volume, or a part of one, becomes the present.
+//! `atoll restore`: brings a file or directory of a mounted shared volume back as it was.
+//!
+//! It is copied out of `.atoll/history` to a name beside its own, and gets that when all of it is there and
+//! on the ring.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use atoll_env::Env;
-use atoll_node::Client;
-use atoll_vfs::Errno;
-use atoll_volume::owned::{
-    CopyError, FlushError, RestoreError, VolumeFs, VolumeOptions, WritableFs, WriteError,
-    WriteOptions,
-};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::address::Address;
-use crate::connection;
 use crate::failure::{Exit, Failure};
-use crate::global::Global;
-use crate::moment::{self, Moment};
-use crate::own_volume;
-use crate::read_key::Found;
-use crate::reading::{self, Reading};
-use crate::spool;
+use crate::moment::Moment;
+use crate::mounted_past::InMount;
+use crate::tree_copy::{Copied, CopyError, copy_tree};
 use crate::units;
 
-/// Arguments of `atoll volume restore`.
+/// Arguments of `atoll restore`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  atoll volume restore work@2026-11-20T12:00
-  atoll volume restore work@2026-11-20T12:00 docs/letter.txt
-  atoll volume restore --force work@2026-11-20 docs
+  atoll log ~/team/plan.txt
+  atoll restore ~/team/plan.txt --at 2026-11-20T12:00
+  atoll restore --force ~/team/plans --at 2026-11-20
 
-Times are UTC; `atoll volume history NAME` lists what is kept. Without PATH the whole volume is again as it
-was then, and the state that it has now is kept in the history. A file with several names becomes
-a file for each name. While the volume is mounted read-write, mount NAME@TIME beside it and copy.")]
+The volume is a shared one and mounted; `atoll log PATH` says which versions there are, and .atoll/history in the
+root of the mount shows them. TIME is a date, a minute or a second of UTC: the file or directory becomes what it was
+just before. With --force it replaces what has its name now, which is kept as any version that is
+replaced: if it is older than the last full hour. A file with several names becomes a file for each name.
+Volumes that one mount writes have `atoll volume restore`.")]
 pub(crate) struct Args {
-    /// The name of one of this node's volumes, and a time: its newest state that is not younger
-    #[arg(value_name = "NAME@TIME", value_parser = state)]
-    state: (String, Moment),
+    /// What is to be as it was; it need not be there now
+    path: PathBuf,
 
-    /// Only this file or directory of it; the rest of the volume stays
-    path: Option<OsString>,
+    /// When it was as it is to be
+    #[arg(long, value_name = "TIME")]
+    at: Moment,
 
-    /// Replace what has the name of PATH now
-    #[arg(long, requires = "path")]
+    /// Replace what has the name now
+    #[arg(long)]
     force: bool,
 }
 
-fn state(text: &str) -> Result<(String, Moment), String> {
-    match moment::split(text) {
-        (name, Some(time)) => Ok((name.to_owned(), time.parse()?)),
-        (name, None) => Err(format!("it needs a time, as in {name}@2026-11-20T12:00")),
-    }
-}
-
 /// Restores.
-pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let (name, moment) = &args.state;
-    let what = format!("cannot restore {name}");
-    let (env, client) = connection::to_node(global).await?;
-    let volume = own_volume::find(&client, name, &what).await?;
-    let (address, read_key) = own_volume::address(&client, name, Some(*moment), &what).await?;
-    let options = WriteOptions {
-        read_key: read_key.key.clone(),
-        owner: own_volume::owner(),
-        ..WriteOptions::default()
-    };
-    let elsewhere = format!("Mount {name}@{moment} elsewhere and copy from it.");
-    let Some(spool) = spool::open(&global.dir()?, name, &what)? else {
-        return Err(spool::in_use(&what).advice(elsewhere));
-    };
-    let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
-    let key = volume.key;
-    let fs = WritableFs::open(env.clone(), client.clone(), key, options, keeper, Some(spool)).await;
-    let fs = fs.map_err(|error| match error {
-        WriteError::Busy { .. } => {
-            Failure::new(Exit::Unavailable, &what).because(&error).advice(elsewhere)
-        }
-        error => own_volume::failure(&what, error),
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    let (path, at) = (&args.path, args.at);
+    let what = format!("cannot restore {}", path.display());
+    let then = InMount::of(path, &what)?.then(at, &what)?;
+    if let Err(error) = fs::symlink_metadata(&then) {
+        return Err(match error.kind() {
+            io::ErrorKind::NotFound => Failure::new(Exit::NotFound, &what)
+                .because(format!("it was not there at {at}"))
+                .advice(format!("`atoll log {}` lists its versions.", path.display())),
+            _ => not_read(&what, &then, &error),
+        });
+    }
+    let is_there = fs::symlink_metadata(path).is_ok();
+    if is_there && !args.force {
+        return Err(Failure::new(Exit::Failed, &what)
+            .because("something has that name now")
+            .advice("--force replaces it."));
+    }
+    let beside = beside(path).ok_or_else(|| {
+        Failure::new(Exit::Usage, &what).because("the root of a mount cannot be replaced")
     })?;
-    let restored = match args.path.clone().map(OsStringExt::into_vec) {
-        None => restore_all(&fs, &address, *moment, &what).await,
-        Some(path) => {
-            let old = old_state(env, client, &address, read_key).await;
-            match old {
-                Ok(old) => restore_path(&fs, &old, &path, args.force, &what).await,
-                Err(failure) => Err(failure),
-            }
+    let copied = copy_tree(&then, &beside, quiet);
+    let placed = copied.and_then(|copied| {
+        place(&beside, path, is_there).map_err(|error| CopyError::at(path, error))?;
+        Ok(copied)
+    });
+    let Copied { files, bytes, .. } = placed.map_err(|CopyError { path: at, error }| {
+        // Half of it is of no use to anybody.
+        let _ = remove(&beside);
+        match at.starts_with(&then) {
+            true => not_read(&what, &at, &error),
+            false => match error.kind() {
+                io::ErrorKind::NotFound => {
+                    Failure::io(&what, &error).advice("Restore the directory first that it was in.")
+                }
+                _ => Failure::io(format!("{what}: {}", at.display()), &error),
+            },
         }
-    };
-    let ended = own_volume::end(&fs, &what).await;
-    let told = restored?;
-    ended?;
-    if !global.quiet {
-        eprintln!("{told}");
+    })?;
+    if !quiet {
+        let files = units::counted(files, "file", "files");
+        let instead = if is_there { "; what had the name is replaced" } else { "" };
+        eprintln!("{files} restored, {}, as of {at}{instead}", units::size(bytes));
     }
     Ok(())
 }
 
-async fn restore_all(
-    fs: &WritableFs,
-    address: &Address,
-    moment: Moment,
-    what: &str,
-) -> Result<String, Failure> {
-    match fs.restore(moment.unix_ms).await {
-        Ok(Some(state)) => {
-            Ok(format!("the volume is as it was on {}", moment::written(state.unix_ms)))
-        }
-        Ok(None) => Ok("the volume has not changed since then".into()),
-        Err(RestoreError::Open(error)) => Err(reading::open_failure(address, error)),
-        Err(RestoreError::Flush(FlushError::Put(error))) => Err(Failure::put(what, &error)),
-        Err(error) => Err(Failure::new(Exit::Failed, what).because(error)),
+fn not_read(what: &str, at: &Path, error: &io::Error) -> Failure {
+    Failure::io(format!("{what}: {} cannot be read", at.display()), error).advice(
+        "If it is not kept any more, restore the other files of its directory one by one; nothing was changed.",
+    )
+}
+
+/// A free name in the same directory.
+fn beside(path: &Path) -> Option<PathBuf> {
+    path.file_name()?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let name: OsString = format!(".atoll-restored-{}", std::process::id()).into();
+    Some(directory.unwrap_or(Path::new(".")).join(name))
+}
+
+/// Gives what lies beside the path its name, and removes what had that.
+fn place(beside: &Path, path: &Path, is_there: bool) -> io::Result<()> {
+    if !is_there {
+        renameat_with(CWD, beside, CWD, path, RenameFlags::NOREPLACE)?;
+        return sync_directory(path);
     }
+    let is_directory = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.is_dir());
+    if is_directory(beside)? || is_directory(path)? {
+        renameat_with(CWD, beside, CWD, path, RenameFlags::EXCHANGE)?;
+        remove(beside)?;
+    } else {
+        fs::rename(beside, path)?;
+    }
+    sync_directory(path)
 }
 
-async fn old_state(
-    env: Env,
-    client: Arc<Client>,
-    address: &Address,
-    read_key: Found,
-) -> Result<VolumeFs, Failure> {
-    let options = VolumeOptions::default();
-    let reading = Reading::through(env, client, address, read_key, options).await?;
-    let (uid, gid) = own_volume::owner();
-    Ok(VolumeFs::new(reading.env, reading.volume, uid, gid))
+/// Removals are on the ring when this returns.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-async fn restore_path(
-    fs: &WritableFs,
-    old: &VolumeFs,
-    path: &[u8],
-    replaces: bool,
-    what: &str,
-) -> Result<String, Failure> {
-    let copied = fs.copy_from(old, path, replaces).await.map_err(|error| {
-        let exit = match &error {
-            CopyError::Call { errno: Errno::ENOENT, .. } => Exit::NotFound,
-            CopyError::Call { errno: Errno::ETIMEDOUT, .. } => Exit::Unavailable,
-            _ => Exit::Failed,
-        };
-        let failure = Failure::new(exit, what).because(&error);
-        match error {
-            CopyError::Exists { .. } => failure.advice("--force replaces it."),
-            CopyError::Call { .. } => failure,
-        }
-    })?;
-    let files = units::counted(copied.files, "file", "files");
-    Ok(format!("{files} restored, {}", units::size(copied.bytes)))
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path)?.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    }
 }

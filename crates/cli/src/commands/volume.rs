@@ -1,17 +1,21 @@
 //! `atoll volume`: volumes of one's own, which are mounted read-write.
 
 mod delete;
+mod history;
 mod keys;
+mod restore;
 mod share;
 mod show;
 
 use atoll_dht::{Blocks, GetError};
 use atoll_key::{ReadAddress, SignedBlock, VolumeAddress, VolumeCipher};
-use atoll_volume::owned::history::Keep;
+use atoll_volume::keep::Keep;
 use atoll_volume::owned::{LeaseKeeper, empty_root, sealed_root};
+use atoll_volume::shared::access::TooLong;
+use atoll_volume::shared::access::volume_record::MAX_KEPT_SECS;
 use serde::Serialize;
 
-use super::{history, recover, restore, volumes};
+use super::{recover, volumes};
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -76,6 +80,7 @@ enum Command {
   atoll volume create --encrypt diary
   atoll volume create --keep 60m/48h/14d/8w notes
   atoll volume create --shared team
+  atoll volume create --shared --keep 48h/14d minutes
   atoll volume create --shared --encrypt board
   atoll mount work ~/work
 
@@ -86,8 +91,8 @@ a copy for a safe place.
 newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
 they do not share with the present takes room on the ring. `none` keeps nothing.
 
-A --shared volume is written by many at the same time, each by a mount of their own; old states are not
-kept. `atoll grant` and `atoll volume invite` say who may. Everybody who knows the address can read it,
+A --shared volume is written by many at the same time, each by a mount of their own. Its old states are in
+.atoll/history of each mount, for at most four weeks; `atoll log` and `atoll restore` use them. `atoll grant` and `atoll volume invite` say who may. Everybody who knows the address can read it,
 unless it is encrypted.")]
 struct CreateArgs {
     /// The volume's name on this node
@@ -99,7 +104,7 @@ struct CreateArgs {
     encrypt: bool,
 
     /// Let others write it too, whom `atoll grant` or `atoll volume invite` name
-    #[arg(long, conflicts_with = "keep")]
+    #[arg(long)]
     shared: bool,
 
     /// Which old states are kept
@@ -145,6 +150,9 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, what)
             .because("a name with ':', '#' or '@' would be taken for an address or a time"));
     }
+    if args.shared && args.keep.longest_secs() > MAX_KEPT_SECS {
+        return Err(Failure::new(Exit::Usage, what).because(TooLong::Kept));
+    }
     let (env, client) = connection::to_node(global).await?;
     if user::joined(&global.dir()?, name)?.is_some() {
         return Err(Failure::new(Exit::Failed, what)
@@ -166,7 +174,7 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
         }
     }
     if args.shared {
-        let new = (&name[..], &volume.key, args.encrypt);
+        let new = (&name[..], &volume.key, args.encrypt, args.keep);
         share::create(&env, &client, new, global, &what).await?;
         return tell(args, global, ReadAddress::from(VolumeAddress(id)));
     }

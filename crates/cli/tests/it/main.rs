@@ -17,6 +17,7 @@ mod publishing;
 mod running;
 mod secrets;
 mod shared;
+mod shared_history;
 mod shared_locks;
 mod strangers;
 mod tfs;

@@ -361,7 +361,7 @@ fn a_user_needs_a_node() {
         (&["grant", "work", "alice=bob"], "atoll id"),
         (&["revoke", "work", "atollgroup:aaaa"], "missing"),
         (&["group", "add", "band"], "<USER>"),
-        (&["volume", "create", "a", "--shared", "--keep", "none"], "--keep"),
+        (&["volume", "create", "a", "--shared", "--keep", "5w"], "at most four weeks"),
         (&["volume", "join", "hello", "a"], "should begin with"),
     ] {
         run(atoll().args(arguments).arg("--dir").arg(&dir)).failed(2, &[words]);

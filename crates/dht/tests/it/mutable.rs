@@ -298,10 +298,11 @@ fn a_removed_block_stays_removed_though_a_replica_slept_through_it() {
     ring.sim.run_for(MINUTE);
     let awake = (0..6).find(|at| *at != sleeper).expect("five others");
     let tombstone = SignedBlock::sign_tombstone(&SecretKey::from_seed(&[1; 32]), b"", 2);
-    let removed = ring.members[awake].dht.remove_blocks(vec![tombstone.into()]);
+    let removed = ring.members[awake].dht.remove_blocks(vec![tombstone.clone().into()]);
     assert_eq!(run(&ring, removed), [Ok(())]);
     ring.restart(sleeper);
-    let gone = Err(GetError::Removed { key: id.key, version: 2 });
+    let tombstone = tombstone.bytes().clone();
+    let gone = Err(GetError::Removed { key: id.key, version: 2, tombstone });
     for at in 0..6 {
         assert_eq!(get(&ring, at, id, Wanted::Newest), gone, "{at}");
     }

@@ -18,6 +18,7 @@ use atoll_overlay::chord::ChordConfig;
 use atoll_sim::{Connections, HostConfig, Latency, TcpModel};
 use atoll_store::{StoreError, StoredBlock};
 use atoll_vfs::{Errno, FileSystem};
+use atoll_volume::keep::Keep;
 use atoll_volume::shared::access::{self, NewVolume, groups};
 use atoll_volume::shared::{Consistency, SharedFs, SharedOptions};
 use bytes::Bytes;
@@ -230,6 +231,7 @@ impl Run {
             owner: (0, 0),
             mode: 0o755,
             is_encrypted: false,
+            keep: Keep::default(),
         };
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let made = access::create(&env(0), &blocks(0), &volume, &user(0), &options).await;

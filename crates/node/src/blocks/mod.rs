@@ -162,7 +162,7 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
         let source = source.clone();
         Box::pin(async move {
             let found = source.get_block(call.id.try_into()?, call.wanted()).await;
-            Ok(found.map(|held| Block::of(held.bytes)).map_err(GetFailed::from))
+            Ok(GetFailed::unless_sent(found.map(|held| held.bytes)).map(Block::of))
         })
     });
     let target = blocks.clone();
@@ -187,8 +187,12 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
         let blocks = blocks.clone();
         Box::pin(async move {
             let changed = blocks.watch(call.id.try_into()?, call.seen).await;
-            let block = changed.map(|held| Changed(held.map(|held| held.bytes)));
-            Ok(block.map_err(GetFailed::from))
+            let changed = match changed {
+                Ok(None) => return Ok(Ok(Changed(None))),
+                Ok(Some(held)) => Ok(held.bytes),
+                Err(error) => Err(error),
+            };
+            Ok(GetFailed::unless_sent(changed).map(|bytes| Changed(Some(bytes))))
         })
     });
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use atoll_dht::{GetError, LockRefusal, PutError};
 use atoll_key::volume_secret::MoveToken;
 use atoll_key::{BlockHash, InvalidBlock, Key, NotAdmitted, ReadKey, SecretKey, VolumeSecret};
+use bytes::Bytes;
 use minicbor::decode::{Decoder, Error as DecodeError};
 use minicbor::encode::{Encoder, Error as EncodeError, Write};
 use minicbor::{Decode, Encode};
@@ -293,13 +294,6 @@ pub(crate) enum GetFailed {
         #[n(1)]
         told: String,
     },
-    #[n(2)]
-    Removed {
-        #[cbor(n(0), with = "minicbor::bytes")]
-        key: [u8; 64],
-        #[n(1)]
-        version: u64,
-    },
 }
 
 /// [`PutError`] on the wire.
@@ -421,15 +415,19 @@ impl From<Invalid> for InvalidBlock {
     }
 }
 
-impl From<GetError> for GetFailed {
-    fn from(error: GetError) -> GetFailed {
-        match error {
-            GetError::NotFound { key, told } => GetFailed::NotFound { key: key.0, told: cut(told) },
-            GetError::Unavailable { key, told } => {
-                GetFailed::Unavailable { key: key.0, told: cut(told) }
+impl GetFailed {
+    /// What is sent of a block, or why nothing is. A tombstone is sent as other blocks are: whoever gets it
+    /// sees that it is one.
+    pub(crate) fn unless_sent(found: Result<Bytes, GetError>) -> Result<Bytes, GetFailed> {
+        found.or_else(|error| match error {
+            GetError::Removed { tombstone, .. } => Ok(tombstone),
+            GetError::NotFound { key, told } => {
+                Err(GetFailed::NotFound { key: key.0, told: cut(told) })
             }
-            GetError::Removed { key, version } => GetFailed::Removed { key: key.0, version },
-        }
+            GetError::Unavailable { key, told } => {
+                Err(GetFailed::Unavailable { key: key.0, told: cut(told) })
+            }
+        })
     }
 }
 
@@ -438,7 +436,6 @@ impl From<GetFailed> for GetError {
         match error {
             GetFailed::NotFound { key, told } => GetError::NotFound { key: Key(key), told },
             GetFailed::Unavailable { key, told } => GetError::Unavailable { key: Key(key), told },
-            GetFailed::Removed { key, version } => GetError::Removed { key: Key(key), version },
         }
     }
 }
@@ -506,7 +503,6 @@ pub(crate) use atoll_net::header::{from_header as decode, to_header as encode};
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
 
     use super::*;
     use crate::control::blocks;

@@ -136,9 +136,10 @@ async fn the_rings_own_errors_reach_the_client() {
     assert_eq!(client.get_signed(newer.key()).await, Ok(newer));
 
     let tombstone = SignedBlock::sign_tombstone(&key, b"", 6);
-    assert_eq!(client.remove_blocks(vec![tombstone.into()]).await, [Ok(())]);
+    assert_eq!(client.remove_blocks(vec![tombstone.clone().into()]).await, [Ok(())]);
     let id = SignedBlock::id_at(SignedBlock::sign(&key, b"", 0, b"").key());
-    let removed = GetError::Removed { key: id.key, version: 6 };
+    let tombstone = tombstone.bytes().clone();
+    let removed = GetError::Removed { key: id.key, version: 6, tombstone };
     assert_eq!(client.get_block(id, Wanted::Newest).await, Err(removed.clone()));
     assert_eq!(client.watch(id, 5).await, Err(removed));
 

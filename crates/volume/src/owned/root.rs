@@ -39,7 +39,7 @@ use crate::format::directory::{
     Content, DirectoryEntry, DirectoryRef, Owner, put_directory, take_directory,
 };
 use crate::format::{FormatError, check_block_size};
-use crate::owned::history::Keep;
+use crate::keep::Keep;
 
 pub(super) const MAGIC: &[u8; 4] = b"ATVR";
 const NAME: &str = "volume root";

@@ -12,6 +12,7 @@
 //! | 2 | number of links, at most 512 |
 //! | 56 each | links, ascending: 24 the dot of the write that added it (16 writer, 8 height), 32 key of the directory |
 //! | 4 + n | length of the [xattr block](crate::format::xattrs), 0 if there are no attributes; its bytes, at most 32 KiB |
+//! | 32 | hash of the newest block of a [past version](super::past), 0 if there is none |
 //! | | **regular file:** 24 the dot of the write that made its contents, 8 when, milliseconds since 1970; 8 length; 8 space taken, in units of 512 bytes; unless the length is 0: 1 where its [inode block](crate::format::inode) is, 0 here, 1 elsewhere; its bytes, at most 16 KiB, or its hash (32) |
 //! | | **directory:** 1 where its entries are, 0 here, 1 elsewhere; 4 their number; entries ascending, or 2 number of [leaves](super::entries), their hashes (32 each) |
 //! | | **symbolic link:** 2 + m length of the target, target |
@@ -271,6 +272,8 @@ pub struct Inode {
     pub attributes: Attributes,
     /// Its names.
     pub links: BTreeSet<Link>,
+    /// The newest of its [past versions](super::past) that are kept.
+    pub past: Option<BlockHash>,
     /// What it is.
     pub contents: Contents,
 }
@@ -312,6 +315,7 @@ impl Inode {
         let xattrs = self.attributes.encode_xattrs()?;
         put_len(&mut out, xattrs.len());
         out.extend_from_slice(&xattrs);
+        out.extend_from_slice(&self.past.unwrap_or(BlockHash([0; 32])).0);
         match &self.contents {
             Contents::Regular { size_bytes, blocks_512, data, written } => {
                 put_dot(&mut out, &written.dot);
@@ -396,6 +400,7 @@ impl Inode {
             _ => xattrs::decode(&cursor.take(xattr_bytes)?)?,
         };
         let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, xattrs };
+        let past = cursor.optional_hash()?;
         let contents = match kind {
             FileKind::Regular => decode_regular(&mut cursor)?,
             FileKind::Directory => decode_directory(&mut cursor)?,
@@ -406,7 +411,7 @@ impl Inode {
             }
         };
         cursor.end()?;
-        Ok(Inode { attributes, links, contents })
+        Ok(Inode { attributes, links, past, contents })
     }
 }
 

@@ -18,11 +18,14 @@
 //!   what it has signed continues under a new name: each inode in memory has a [`WriterId`] of its own.
 //! - An inode is put by one call of this mount at a time, and what is put covers what was put before.
 //!
-//! A change may be shown here before it is put ([`behind`]).
+//! A change may be shown here before it is put ([`behind`]). What is replaced is kept for a while ([`mod@past`]).
 //!
 //! It does not know numbers, handles or what is in memory of a file's contents.
 
 mod behind;
+mod past;
+
+pub(super) use self::past::PastInode;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,9 +46,11 @@ use super::entries::{self, Leaf, Leaves};
 use super::fault::Fault;
 use super::inode::{Contents, Entry, Inode, InodeKey};
 use super::merged::{self, Merged};
+use super::past::{Replaced, left_by_removal};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::outbox::{NewContent, Outbox};
 use crate::blocks::pace;
+use crate::keep::Keep;
 
 /// How old what is read may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,6 +154,8 @@ struct Known {
     signed: Option<CertifiedBlock>,
     /// Leaves of the last version that was signed which the ring may not have.
     unsent: BTreeMap<BlockHash, (Arc<Leaf>, NewContent)>,
+    /// Blocks of past versions that the ring may not have.
+    unsent_past: BTreeMap<BlockHash, NewContent>,
     /// Whether the version that is known has changes that are to be put.
     is_unput: bool,
 }
@@ -230,6 +237,8 @@ pub(super) struct Inodes {
     /// Opens and seals the inodes of an encrypted volume.
     pub(super) reading: ReadAccess,
     consistency: Consistency,
+    /// Which versions are kept that are replaced.
+    keep: Keep,
     states: Mutex<BTreeMap<InodeKey, Arc<State>>>,
     /// Those with changes that are to be put.
     unput: Mutex<BTreeMap<InodeKey, Arc<State>>>,
@@ -243,7 +252,7 @@ impl Inodes {
         (blocks, cache): (Arc<dyn Blocks>, Arc<BlockCache>),
         volume: VolumeId,
         (credentials, reading): (Credentials, ReadAccess),
-        consistency: Consistency,
+        (consistency, keep): (Consistency, Keep),
     ) -> Inodes {
         Inodes {
             env,
@@ -253,6 +262,7 @@ impl Inodes {
             credentials,
             reading,
             consistency,
+            keep,
             states: Mutex::default(),
             unput: Mutex::default(),
             has_forgotten: AtomicBool::new(false),
@@ -545,8 +555,11 @@ impl Inodes {
             let next = Next { version: &version, refused_base, covers_conflicts };
             let Signed { block, inode, leaves, value, is_removed } =
                 self.sign_next(state, next, &mut edit).await?;
-            let unsent: Vec<NewContent> =
-                state.known().unsent.values().map(|(_, content)| content.clone()).collect();
+            let unsent: Vec<NewContent> = {
+                let known = state.known();
+                let leaves = known.unsent.values().map(|(_, content)| content);
+                leaves.chain(known.unsent_past.values()).cloned().collect()
+            };
             drop(signing);
             self.put_leaves(state, unsent).await?;
             match self.put(&block).await {
@@ -603,10 +616,16 @@ impl Inodes {
         }
         let author = self.credentials.author(over.groups(), state.writer).await?;
         let sealer = self.reading.sealer().await?;
-        let mut inode = merged.inode;
+        let time_ms = self.env.unix_ms();
+        let replaced = Replaced { block: &over, inode: &merged.inode, ended_ms: time_ms };
+        let kept = self.keep_replaced(state, replaced, &sealer).await;
+        let mut inode = Inode { past: kept.past, ..merged.inode };
         let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer))?;
-        let (mut payload, mut leaves) = (None, Leaves::new());
-        if !is_removed {
+        state.known().unsent_past.extend(kept.blocks.into_iter().map(|block| (block.hash, block)));
+        let mut leaves = Leaves::new();
+        let block = if is_removed {
+            over.remove(&author, time_ms, &left_by_removal(inode.past))
+        } else {
             let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
             let mut known = state.known();
             for leaf in inode.leaves() {
@@ -618,9 +637,9 @@ impl Inodes {
                 leaves.insert(leaf.hash(), leaf.clone());
             }
             known.unsent.retain(|hash, _| leaves.contains_key(hash));
-            payload = Some(sealer.seal_inode(inode.encode()?)?);
-        }
-        let block = over.write(&author, self.env.unix_ms(), payload.as_deref());
+            drop(known);
+            over.write(&author, time_ms, Some(&sealer.seal_inode(inode.encode()?)?))
+        };
         let block = block.ok_or(Fault::new(Errno::EIO, "the inode cannot be signed"))?;
         state.known().signed = Some(block.clone());
         Ok(Signed { block, inode, leaves, value, is_removed })
@@ -647,7 +666,7 @@ impl Inodes {
         self.learn(state, &written.block, at).await.map(drop)
     }
 
-    /// Brings leaves to the ring that are not there.
+    /// Brings leaves and past versions to the ring that are not there.
     async fn put_leaves(&self, state: &State, unsent: Vec<NewContent>) -> Result<(), Fault> {
         let sent: Vec<BlockHash> = unsent.iter().map(|content| content.hash).collect();
         // They are sealed already.
@@ -655,7 +674,10 @@ impl Inodes {
         unsent.into_iter().for_each(|content| outbox.push(content));
         outbox.finish().await?;
         let mut known = state.known();
-        sent.iter().for_each(|hash| drop(known.unsent.remove(hash)));
+        for hash in sent {
+            known.unsent.remove(&hash);
+            known.unsent_past.remove(&hash);
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 //! | | |
 //! |---|---|
 //! | entries of a directory, links of a file | merge as [add-wins sets](super::add_wins); a removal of the inode takes all links away that its writer had seen |
-//! | attributes | those of the *leading* sibling: the highest, of two equal ones that written later, then that of the greater writer |
+//! | attributes, past versions | those of the *leading* sibling: the highest, of two equal ones that written later, then that of the greater writer |
 //! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the write that leads in the same order are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
 //!
@@ -87,7 +87,7 @@ pub fn merge(
     let Some((_, leading)) = read.first() else {
         return unreadable.into_iter().next().map_or(Ok(None), |(_, error)| Err(error));
     };
-    let attributes = leading.attributes.clone();
+    let (attributes, past) = (leading.attributes.clone(), leading.past);
     let links = read.iter().map(|(sibling, inode)| (*sibling, &inode.links));
     // A removal does not count for the inode, which somebody wrote at the same time; that a name is gone does.
     let no_links = BTreeSet::new();
@@ -136,7 +136,7 @@ pub fn merge(
             (contents, others)
         }
     };
-    let inode = Inode { attributes, links, contents };
+    let inode = Inode { attributes, links, past, contents };
     Ok(Some(Merged { inode, conflicts, unreadable }))
 }
 

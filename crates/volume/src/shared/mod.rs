@@ -10,6 +10,7 @@
 //! - [`sealing`]: how blocks of an encrypted volume are sealed.
 //! - [`entries`]: the entries of a directory, also of a large one.
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
+//! - [`past`]: the bytes of past versions.
 //! - [`access`]: who may write and read: the records of volumes, groups and readers, a user's certificates
 //!   and read keys.
 //! - [`consistency`]: when a mount sees what others have written.
@@ -34,9 +35,10 @@ pub mod inode;
 mod inodes;
 mod lock_lease;
 pub mod merged;
+pub mod past;
 pub mod sealing;
 mod table;
 pub mod upkeep;
 
 pub use consistency::Consistency;
-pub use fs::{EndError, OpenError, SharedFs, SharedOptions};
+pub use fs::{EndError, OpenError, PastFs, SharedFs, SharedOptions};

@@ -27,6 +27,8 @@ use super::inodes::Version;
 use crate::blocks::content::{Content, Stored};
 
 pub(super) const ROOT: u64 = InodeNumber::ROOT.0;
+/// Numbers above are those of the past.
+const MOST_NUMBER: u64 = u64::MAX >> 1;
 
 /// An open file as this mount shows it.
 pub(super) struct View {
@@ -160,9 +162,9 @@ impl Table {
             return *number;
         }
         let first = u64::from_be_bytes(*key.0.first_chunk().expect("32 bytes"));
-        let mut number = first.max(ROOT + 1);
+        let mut number = (first & MOST_NUMBER).max(ROOT + 1);
         while self.nodes.contains_key(&number) {
-            number = number.wrapping_add(1).max(ROOT + 1);
+            number = ((number + 1) & MOST_NUMBER).max(ROOT + 1);
         }
         number
     }

@@ -6,6 +6,7 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
 use atoll_node::{Client, check_name};
+use atoll_volume::keep::Keep;
 use atoll_volume::owned::LeaseKeeper;
 use atoll_volume::shared::access::groups::add_volume_member;
 use atoll_volume::shared::access::{self, AccessError, GroupRecord, NewVolume};
@@ -94,7 +95,7 @@ struct JsonJoined {
 pub(super) async fn create(
     env: &Env,
     client: &Arc<Client>,
-    (name, key, is_encrypted): (&str, &SecretKey, bool),
+    (name, key, is_encrypted, keep): (&str, &SecretKey, bool, Keep),
     global: &Global,
     what: &str,
 ) -> Result<(), Failure> {
@@ -107,6 +108,7 @@ pub(super) async fn create(
         owner: own_volume::owner(),
         mode: 0o755,
         is_encrypted,
+        keep,
     };
     let failed = |error| shared_volume::failure(what, error);
     access::create(env, &blocks, key, &user, &options).await.map_err(failed)?;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::Fields;
 use super::access::{Binding, Rebinding};
-use super::sibling::{Author, Dot, MAX_HEIGHT, Sibling, WriterId};
+use super::sibling::{Author, Dot, MAX_HEIGHT, Said, Sibling, WriterId};
 use crate::hash;
 use crate::identity::{GroupId, VolumeId};
 use crate::kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES};
@@ -54,20 +54,31 @@ impl CertifiedBlock {
         payload: &[u8],
     ) -> Option<CertifiedBlock> {
         let key = binding.key();
-        let sibling = Sibling::sign(author, &key, (0, &[]), time_ms, Some(payload))?;
+        let sibling = Sibling::sign(author, &key, (0, &[]), time_ms, Said::Inode(payload))?;
         CertifiedBlock::signed(binding, key, Vec::new(), sibling)
     }
 
     /// The version that takes the place of all siblings of this block; `payload` is `None` if the
-    /// inode is removed. Errors as of [`CertifiedBlock::create`].
+    /// inode is removed and nothing is left of it. Errors as of [`CertifiedBlock::create`].
     pub fn write(
         &self,
         author: &Author,
         time_ms: u64,
         payload: Option<&[u8]>,
     ) -> Option<CertifiedBlock> {
+        let said = payload.map_or(Said::Removal(&[]), Said::Inode);
+        self.say(author, time_ms, said)
+    }
+
+    /// The same for a removal that leaves `payload`, at most
+    /// [`MAX_REMOVAL_PAYLOAD_BYTES`](super::MAX_REMOVAL_PAYLOAD_BYTES).
+    pub fn remove(&self, author: &Author, time_ms: u64, payload: &[u8]) -> Option<CertifiedBlock> {
+        self.say(author, time_ms, Said::Removal(payload))
+    }
+
+    fn say(&self, author: &Author, time_ms: u64, said: Said<'_>) -> Option<CertifiedBlock> {
         let seen = (self.binding_version(), &self.siblings[..]);
-        let sibling = Sibling::sign(author, &self.key, seen, time_ms, payload)?;
+        let sibling = Sibling::sign(author, &self.key, seen, time_ms, said)?;
         CertifiedBlock::signed(self.binding.clone(), self.key, self.rebindings.clone(), sibling)
     }
 

@@ -51,7 +51,10 @@ mod tests;
 
 pub use access::{Binding, CERTIFICATE_BYTES, Certificate, MAX_GROUPS, Rebinding};
 pub use block::{CertifiedBlock, MAX_ADMITTED_SIBLINGS, MAX_SIBLINGS};
-pub use sibling::{Author, Context, Dot, MAX_CONTEXT, MAX_PAYLOAD_BYTES, Sibling, WriterId};
+pub use sibling::{
+    Author, Context, Dot, MAX_CONTEXT, MAX_PAYLOAD_BYTES, MAX_REMOVAL_PAYLOAD_BYTES, Sibling,
+    WriterId,
+};
 
 use bytes::Bytes;
 

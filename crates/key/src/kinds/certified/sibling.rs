@@ -12,6 +12,8 @@ use crate::ring::Key;
 pub const MAX_CONTEXT: usize = 128;
 /// The longest payload of a sibling, bytes: [`MAX_SIBLINGS`](super::MAX_SIBLINGS) of them fit a block.
 pub const MAX_PAYLOAD_BYTES: usize = 60 << 10;
+/// The longest payload of a removal, bytes: where what was removed is found, and no more.
+pub const MAX_REMOVAL_PAYLOAD_BYTES: usize = 64;
 /// Heights lie below: they have 40 bits in a block's version.
 pub(super) const MAX_HEIGHT: u64 = 1 << 40;
 /// A sibling's height is at most its time divided by this. So no writer can use up the heights of an
@@ -123,19 +125,43 @@ pub struct Author {
     pub writer: WriterId,
 }
 
+/// What a sibling says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Said<'a> {
+    /// What the inode is.
+    Inode(&'a [u8]),
+    /// That it has been removed.
+    Removal(&'a [u8]),
+}
+
+impl Said<'_> {
+    fn payload(&self) -> &[u8] {
+        match self {
+            Said::Inode(payload) | Said::Removal(payload) => payload,
+        }
+    }
+
+    fn fits(&self) -> bool {
+        match self {
+            Said::Inode(payload) => payload.len() <= MAX_PAYLOAD_BYTES,
+            Said::Removal(payload) => payload.len() <= MAX_REMOVAL_PAYLOAD_BYTES,
+        }
+    }
+}
+
 /// One version of an inode.
 ///
 /// | bytes | field |
 /// |---|---|
 /// | 4 | length of the rest |
-/// | 1 | form: 1 an inode, 2 its removal (no payload) |
+/// | 1 | form: 1 an inode, 2 its removal |
 /// | 4 | version of the binding: 0 the block's own, else that of a rebinding |
 /// | 144 | [`Certificate`] |
 /// | 16 + 8 | dot: writer, height |
 /// | 8 | when it was written, milliseconds since 1970; at least 32 for each height |
 /// | 1 | number *n* of entries of the context, at most 128 |
 /// | 24 n | the entries: writer, height; writers ascending |
-/// | … | payload, at most 60 KiB |
+/// | … | payload, at most 60 KiB; of a removal at most 64 bytes |
 /// | 64 | signature of `"atoll v1 certified sibling\0"`, the inode's key (32 bytes) and all bytes from the form on |
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sibling {
@@ -151,7 +177,7 @@ pub struct Sibling {
     pub time_ms: u64,
     /// What its writer had seen.
     pub context: Context,
-    /// What the inode is.
+    /// What the inode is; of a removal, what its writer left of it.
     pub payload: Bytes,
     encoded: Bytes,
 }
@@ -164,20 +190,17 @@ impl Sibling {
         inode: &Key,
         (binding_version, seen): (u32, &[Sibling]),
         time_ms: u64,
-        payload: Option<&[u8]>,
+        said: Said<'_>,
     ) -> Option<Sibling> {
         let height = seen.iter().map(|sibling| sibling.dot.height).max().unwrap_or(0) + 1;
         let context = Context::of(seen);
         let is_author = author.certificate.user == UserId(author.secret.public());
-        if payload.is_some_and(|payload| payload.len() > MAX_PAYLOAD_BYTES)
-            || height >= MAX_HEIGHT
-            || !is_author
-        {
+        if !said.fits() || height >= MAX_HEIGHT || !is_author {
             return None;
         }
         let time_ms = time_ms.max(height * MS_PER_HEIGHT);
         let mut out = vec![0; 4];
-        out.push(if payload.is_some() { INODE } else { REMOVAL });
+        out.push(if matches!(said, Said::Inode(_)) { INODE } else { REMOVAL });
         out.extend_from_slice(&binding_version.to_be_bytes());
         author.certificate.encode(&mut out);
         out.extend_from_slice(&author.writer.0);
@@ -188,7 +211,7 @@ impl Sibling {
             out.extend_from_slice(&dot.writer.0);
             out.extend_from_slice(&dot.height.to_be_bytes());
         }
-        out.extend_from_slice(payload.unwrap_or_default());
+        out.extend_from_slice(said.payload());
         let signature = author.secret.sign(&message(inode, &out[4..]));
         out.extend_from_slice(&signature);
         let len = u32::try_from(out.len() - 4).expect("a payload is short");
@@ -227,12 +250,12 @@ impl Sibling {
         let payload_bytes = fields.left().checked_sub(64);
         let payload_bytes = payload_bytes.ok_or(InvalidBlock::Malformed("cut short"))?;
         let payload = fields.take(payload_bytes)?;
-        let fits = match form {
-            INODE => payload_bytes <= MAX_PAYLOAD_BYTES,
-            REMOVAL => payload_bytes == 0,
+        let said = match form {
+            INODE => Said::Inode(&payload),
+            REMOVAL => Said::Removal(&payload),
             _ => return Err(InvalidBlock::Malformed("unknown form")),
         };
-        if !fits {
+        if !said.fits() {
             return Err(InvalidBlock::Malformed("a payload of a wrong length"));
         }
         let context = Context { seen };

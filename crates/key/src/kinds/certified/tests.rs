@@ -149,6 +149,12 @@ fn a_removed_inode_is_a_tombstone_unless_somebody_wrote_meanwhile() {
     assert!(KIND.is_tombstone(removed.bytes()) && !KIND.is_tombstone(block.bytes()));
     let both = joined(&removed, &write(&block, 2, "meanwhile"));
     assert!(!KIND.is_tombstone(both.bytes()));
+    let left = [7; MAX_REMOVAL_PAYLOAD_BYTES];
+    let removed = block.remove(&author(1), NOW_MS, &left).expect("a member");
+    assert!(KIND.is_tombstone(removed.bytes()) && verify(&removed).is_ok());
+    let decoded = CertifiedBlock::decode_verified(removed.bytes()).expect("it was just signed");
+    assert_eq!(decoded.siblings()[0].payload[..], left);
+    assert_eq!(block.remove(&author(1), NOW_MS, &[&left[..], b"1"].concat()), None);
 }
 
 /// A file would vanish when its last writer's certificate runs out; and a certificate that has run

@@ -9,8 +9,6 @@
 //! it was put, and the same edit of the directory removes what the policy ([`Keep`]) does not keep: the state at
 //! twelve o'clock is the last root before, and most flushes leave the history alone.
 
-mod keep;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -19,7 +17,6 @@ use atoll_vfs::FileTime;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-pub use self::keep::{Keep, MAX_COUNT};
 use super::read::OpenError;
 use super::root::{MountState, Root};
 use crate::blocks::cache::BlockCache;
@@ -30,6 +27,7 @@ use crate::blocks::pace::Wanted;
 use crate::format::build::Sink;
 use crate::format::inode::{Data, InodeBlock, Shape};
 use crate::format::{Content, DirectoryEntry, DirectoryRef, FormatError, MIN_BLOCK_SIZE_LOG2};
+use crate::keep::Keep;
 
 /// The most states that a reader takes for a history. A writer removes the oldest beyond that.
 pub const MAX_STATES: u64 = 4096;

@@ -55,7 +55,6 @@ pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
 pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS, SpoolDirectory};
 use self::tree::{Loaded, Need, Tree};
-use super::history::Keep;
 use super::root::{MountState, Root};
 use super::sealed_root::RootError;
 use crate::blocks::cache::BlockCache;
@@ -64,6 +63,7 @@ use crate::blocks::edit_file::{NoSwap, SwapIn};
 use crate::blocks::error::BlockError;
 use crate::blocks::pace::Wanted;
 use crate::format::{DirectoryRef, Owner, xattrs};
+use crate::keep::Keep;
 
 /// How to write a volume.
 #[derive(Clone, Debug)]

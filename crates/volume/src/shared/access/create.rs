@@ -14,6 +14,7 @@ use super::groups::{new_member, put_group};
 use super::readers::put_first;
 use super::volume_record::VolumeRecord;
 use super::{AccessError, next_version, read_signed};
+use crate::keep::Keep;
 use crate::shared::entries::Entries;
 use crate::shared::inode::{Attributes, Contents, Inode, InodeKey};
 use crate::shared::sealing::Sealing;
@@ -33,6 +34,8 @@ pub struct NewVolume {
     pub mode: u32,
     /// Whether only readers can read names and contents.
     pub is_encrypted: bool,
+    /// Which old versions of files and directories are kept.
+    pub keep: Keep,
 }
 
 /// Makes a volume that `user` may write: its root directory, then its readers if it is encrypted, then its
@@ -67,6 +70,7 @@ pub async fn create(
         group_epoch: 0,
         bound_epoch: 0,
         is_encrypted: options.is_encrypted,
+        keep: options.keep,
     };
     let directory = root_directory(options, now_ms).encode().expect("an empty directory is short");
     let sealer = Sealing::of_owner(volume, record.read_epoch()).sealer();
@@ -97,5 +101,5 @@ fn root_directory(options: &NewVolume, now_ms: u64) -> Inode {
     let (mtime, ctime, atime) = (now, now, now);
     let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, xattrs: Vec::new() };
     let contents = Contents::Directory(Entries::default());
-    Inode { attributes, links: BTreeSet::new(), contents }
+    Inode { attributes, links: BTreeSet::new(), past: None, contents }
 }

@@ -69,6 +69,9 @@ pub enum TooLong {
     /// More than [`group_record::MAX_MEMBERS`].
     #[error("a volume has at most {} readers", group_record::MAX_MEMBERS)]
     Readers,
+    /// Longer than [`MAX_KEPT_SECS`](volume_record::MAX_KEPT_SECS).
+    #[error("a shared volume keeps old versions for at most four weeks: 4w, 28d or 672h")]
+    Kept,
 }
 
 /// Why who may write could not be read or changed.

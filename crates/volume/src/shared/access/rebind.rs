@@ -28,10 +28,12 @@ use futures_util::stream::FuturesUnordered;
 use super::credentials::Credentials;
 use super::{ATTEMPTS, AccessError};
 use crate::blocks::outbox::Seal;
+use crate::keep::Keep;
 use crate::shared::entries;
-use crate::shared::inode::{Contents, InodeKey};
+use crate::shared::inode::{Contents, Inode, InodeKey};
 use crate::shared::merged::{self, Merged, names};
-use crate::shared::sealing::Sealing;
+use crate::shared::past::{PastVersion, Replaced};
+use crate::shared::sealing::{Sealer, Sealing};
 
 /// Inodes that are read or put at once. A guess.
 const WINDOW: usize = 16;
@@ -57,6 +59,7 @@ struct Rebinder<'a> {
     blocks: &'a Arc<dyn Blocks>,
     volume: &'a SecretKey,
     sealing: &'a Sealing,
+    keep: Keep,
     credentials: &'a Credentials,
     writer: Option<WriterId>,
     groups: &'a (dyn Fn(&[GroupId]) -> Vec<GroupId> + Sync),
@@ -73,11 +76,11 @@ type Visited = Result<(bool, Vec<(Bytes, InodeKey)>), String>;
 
 /// Binds `top` and all inodes below it to what `groups` makes of their groups. The volume's owner is,
 /// as a user, the one of `credentials`; an encrypted volume's inodes are written anew as `sealing` seals
-/// them. `progress` is called after each inode.
+/// them, and `keep` says which versions are kept that are replaced. `progress` is called after each inode.
 pub async fn rebind(
     env: &Env,
     blocks: &Arc<dyn Blocks>,
-    (volume, sealing): (&SecretKey, &Sealing),
+    (volume, sealing, keep): (&SecretKey, &Sealing, Keep),
     credentials: &Credentials,
     top: InodeKey,
     groups: &(dyn Fn(&[GroupId]) -> Vec<GroupId> + Sync),
@@ -86,7 +89,7 @@ pub async fn rebind(
     // No other writes are made by this name, and each inode is written once or covers what was.
     let random = env.random_u64().to_be_bytes();
     let writer = credentials.user().map(|user| WriterId::new(&user, random));
-    let rebinder = Rebinder { env, blocks, volume, sealing, credentials, writer, groups };
+    let rebinder = Rebinder { env, blocks, volume, sealing, keep, credentials, writer, groups };
     let mut report = RebindReport::default();
     let mut seen = BTreeSet::from([top]);
     let mut waiting = VecDeque::from([Visit { inode: top, path: Bytes::new() }]);
@@ -188,11 +191,41 @@ impl Rebinder<'_> {
                 self.blocks.put(vec![(hash, block)]).await.ok()?;
                 leaf.name(hash);
             }
-            let payload = sealer.seal_inode(merged.inode.encode().ok()?).ok()?;
             let author = self.credentials.author(groups, self.writer?).await.ok()?;
-            rebound.write(&author, self.env.unix_ms(), Some(&payload))
+            let ended_ms = self.env.unix_ms();
+            let replaced = Replaced { block, inode: &merged.inode, ended_ms };
+            let past = self.keep_replaced(replaced, &sealer).await;
+            let inode = Inode { past, ..merged.inode.clone() };
+            let payload = sealer.seal_inode(inode.encode().ok()?).ok()?;
+            rebound.write(&author, ended_ms, Some(&payload))
         };
         Some(written.await.unwrap_or(rebound))
+    }
+
+    /// Keeps a version that is about to be replaced, if it is to be kept; what the next one refers to.
+    async fn keep_replaced(&self, replaced: Replaced<'_>, sealer: &Sealer) -> Option<BlockHash> {
+        let earlier = replaced.inode.past;
+        if !replaced.is_kept(self.keep) {
+            return earlier;
+        }
+        let kept = async {
+            let before = match earlier {
+                None => None,
+                Some(hash) => match self.blocks.get(hash).await {
+                    Ok(block) => {
+                        let past = self.sealing.open_block(&block);
+                        past.and_then(|past| PastVersion::decode(&past)).ok().map(|it| (hash, it))
+                    }
+                    Err(GetError::NotFound { .. }) => None,
+                    Err(_) => return None,
+                },
+            };
+            let block = Bytes::from(sealer.seal(&replaced.past(self.keep, before)?.encode()));
+            let hash = BlockHash::of(&block);
+            self.blocks.put(vec![(hash, block)]).await.ok()?;
+            Some(hash)
+        };
+        kept.await.or(earlier)
     }
 }
 

@@ -11,8 +11,9 @@
 //! | 47 + n | 0 or more | fields: 1 tag, 2 length, value; tags strictly ascending |
 //!
 //! Fields: tag 1 the epoch of the volume's default group (4 bytes, absent: 0), tag 2 the epoch to which
-//! all inodes were rebound (4 bytes, absent: 0; not above the other one), tag 128 that the volume is
-//! encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
+//! all inodes were rebound (4 bytes, absent: 0; not above the other one), tag 3 which old versions are kept
+//! (counts of minutes, hours, days and weeks, 2 bytes each; absent: 0, 24, 7 and 4; none for longer than four
+//! weeks), tag 128 that the volume is encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
 //! of 128 or above.
 //!
 //! A mount needs the root directory and whether the volume is encrypted; the epochs are the owner's. If they differ, a rebinding that
@@ -24,13 +25,19 @@ use bytes::Bytes;
 use super::TooLong;
 use crate::format::cursor::{Cursor, put_field, put_header, put_u64, skip_field, whole};
 use crate::format::{FormatError, SHARED_VOLUME_MAGIC as MAGIC, check_block_size};
+use crate::keep::Keep;
 use crate::shared::inode::InodeKey;
 
 const TAG_GROUP_EPOCH: u8 = 1;
 const TAG_BOUND_EPOCH: u8 = 2;
+const TAG_KEEP: u8 = 3;
 const TAG_ENCRYPTED: u8 = 128;
 /// How an encrypted volume is sealed ([`crate::shared::sealing`]): the one way so far.
 const SEALED: u8 = 1;
+
+/// For how long old versions may be kept: what they share with nothing newer is not renewed, and leases last
+/// two days longer than that.
+pub const MAX_KEPT_SECS: u64 = 28 * 24 * 60 * 60;
 
 /// What the owner of a shared volume signs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,14 +56,19 @@ pub struct VolumeRecord {
     pub bound_epoch: u32,
     /// Whether only readers can read names and contents.
     pub is_encrypted: bool,
+    /// Which old versions of files and directories are kept, none for longer than [`MAX_KEPT_SECS`].
+    pub keep: Keep,
 }
 
 impl VolumeRecord {
     /// The payload's bytes.
     ///
     /// # Errors
-    /// If the label is too long.
+    /// If the label is too long, or versions would be kept for too long.
     pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        if self.keep.longest_secs() > MAX_KEPT_SECS {
+            return Err(TooLong::Kept);
+        }
         let mut out = Vec::with_capacity(128);
         put_header(&mut out, MAGIC);
         out.extend_from_slice(&self.root.0);
@@ -69,6 +81,9 @@ impl VolumeRecord {
             if epoch > 0 {
                 put_field(&mut out, tag, &epoch.to_be_bytes());
             }
+        }
+        if self.keep != Keep::default() {
+            put_field(&mut out, TAG_KEEP, &self.keep.to_bytes());
         }
         if self.is_encrypted {
             put_field(&mut out, TAG_ENCRYPTED, &[SEALED]);
@@ -95,12 +110,14 @@ impl VolumeRecord {
             group_epoch: 0,
             bound_epoch: 0,
             is_encrypted: false,
+            keep: Keep::default(),
         };
         check_block_size(record.block_size_log2)?;
         cursor.fields(|tag, value| {
             match tag {
                 TAG_GROUP_EPOCH => record.group_epoch = whole(value, Cursor::u32)?,
                 TAG_BOUND_EPOCH => record.bound_epoch = whole(value, Cursor::u32)?,
+                TAG_KEEP => record.keep = whole(value, Keep::take)?,
                 TAG_ENCRYPTED => match whole(value, Cursor::u8)? {
                     SEALED => record.is_encrypted = true,
                     other => return Err(FormatError::UnknownLayout(other)),
@@ -111,6 +128,11 @@ impl VolumeRecord {
         })?;
         if record.read_epoch().is_some_and(|epoch| epoch >= MAX_EPOCHS) {
             return Err(FormatError::BadReference("there is no such epoch"));
+        }
+        if record.keep.longest_secs() > MAX_KEPT_SECS {
+            return Err(FormatError::BadReference(
+                "versions cannot be kept for longer than 4 weeks",
+            ));
         }
         match record.bound_epoch <= record.group_epoch {
             true => Ok(record),

@@ -92,6 +92,7 @@ impl Shared {
             let groups = newest.block.groups();
             let made = self.inodes.create(groups, number, |added| Inode {
                 links: BTreeSet::from([Link { added, directory: directory_key }]),
+                past: None,
                 ..inode.clone()
             });
             let (kept_key, _) = made.await?;

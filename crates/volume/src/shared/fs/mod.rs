@@ -4,7 +4,7 @@
 //! `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
 //! written at the same time;
 //! `lost` shows names without inodes, and names files again that were removed while they were written; `locks`
-//! keeps programs of all mounts out of each other's way.
+//! keeps programs of all mounts out of each other's way. `history` shows what was before.
 //!
 //! What is promised, and when, is in `docs/design/shared.md`.
 
@@ -12,6 +12,7 @@ mod ahead;
 mod attributes;
 mod conflicts;
 mod files;
+mod history;
 mod listing;
 mod locks;
 mod lost;
@@ -21,6 +22,7 @@ mod removals;
 mod renames;
 mod state;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -36,6 +38,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use self::ahead::LookupAhead;
+pub use self::history::PastFs;
 use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
 use self::names::Birth;
@@ -53,6 +56,7 @@ use super::table::{Node, ROOT, Table, attr_of, attr_of_lost};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::read_pieces::Readers;
 use crate::format::FormatError;
+use crate::keep::Keep;
 
 /// How long a call may take; a process that waits for a mount cannot be killed. Guess.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -124,6 +128,13 @@ pub struct EndError {
 /// See the module. Cheap to clone.
 #[derive(Clone)]
 pub struct SharedFs {
+    present: Present,
+    past: PastFs,
+}
+
+/// All of it but what is below `.atoll`.
+#[derive(Clone)]
+struct Present {
     shared: Arc<Shared>,
 }
 
@@ -144,6 +155,9 @@ struct Shared {
     invalidations: Arc<InvalidationQueue>,
     options: SharedOptions,
     block_size_log2: u8,
+    /// Which old versions are kept.
+    keep: Keep,
+    created_unix_ms: u64,
     table: Mutex<Table>,
     /// Why what was written last could not be brought to the ring.
     trouble: Mutex<Option<String>>,
@@ -174,7 +188,7 @@ impl SharedFs {
         let cache = BlockCache::new(env.clone(), (over.clone(), None), options.cache_bytes);
         let readers = Readers::new(cache.clone(), options.read_ahead_bytes, options.cache_bytes);
         let credentials = Credentials::new(env.clone(), blocks.clone(), user);
-        let consistency = options.consistency;
+        let keeping = (options.consistency, record.keep);
         let lessee = Lessee::new(env.clone(), blocks.clone());
         let holder =
             (u128::from(env.random_u64()) << 64 | u128::from(env.random_u64())).to_be_bytes();
@@ -186,7 +200,7 @@ impl SharedFs {
                 (blocks, cache.clone()),
                 volume,
                 (credentials, reading),
-                consistency,
+                keeping,
             ),
             env,
             lessee,
@@ -198,6 +212,8 @@ impl SharedFs {
             readers,
             options,
             block_size_log2: record.block_size_log2,
+            keep: record.keep,
+            created_unix_ms: record.created_unix_ms,
             table: Mutex::new(Table::of_root(record.root)),
             trouble: Mutex::default(),
             removed: Mutex::default(),
@@ -213,12 +229,31 @@ impl SharedFs {
             return Err(OpenError::Directory("it is not one".into()));
         }
         shared.env.spawn(Box::pin(retry(Arc::downgrade(&shared))));
-        Ok(SharedFs { shared })
+        let past = PastFs::of(shared.clone());
+        Ok(SharedFs { present: Present { shared }, past })
+    }
+
+    /// The volume as it was at a time, milliseconds since 1970, read-only: of each file the newest version
+    /// that was there then and is kept. `None` if nothing is kept of that time.
+    ///
+    /// # Errors
+    /// If its root directory of that time cannot be read.
+    pub async fn at(&self, unix_ms: u64) -> Result<Option<PastFs>, String> {
+        match PastFs::mounted_at(self.present.shared.clone(), unix_ms).await {
+            Ok(past) => Ok(Some(past)),
+            Err(Fault { errno: Errno::ENOENT, .. }) => Ok(None),
+            Err(Fault { errno, why, .. }) => Err(why.unwrap_or_else(|| errno.to_string())),
+        }
+    }
+
+    /// The times of the states that are kept now, milliseconds since 1970.
+    pub fn states(&self) -> BTreeSet<u64> {
+        self.past.states()
     }
 
     /// Whether the user may write the root directory now.
     pub async fn may_write(&self) -> bool {
-        let shared = &self.shared;
+        let shared = &self.present.shared;
         match shared.directory(ROOT, Freshness::Within(Duration::MAX)).await {
             Ok((_, root)) => shared.inodes.credentials.may_write(root.block.groups()).await,
             Err(_) => false,
@@ -227,47 +262,37 @@ impl SharedFs {
 
     /// Writes what files have that were written and not closed. Called once no call is made any more.
     pub async fn end(&self) -> Result<(), EndError> {
-        self.shared.has_ended.store(true, Ordering::Release);
-        self.shared.restore_removed(Duration::ZERO).await;
-        self.shared.finish_removals().await;
-        self.shared.publish_all(false).await?;
-        self.shared.check_written().await;
-        let removed = self.shared.put_removals().await;
+        let shared = &self.present.shared;
+        shared.has_ended.store(true, Ordering::Release);
+        shared.restore_removed(Duration::ZERO).await;
+        shared.finish_removals().await;
+        shared.publish_all(false).await?;
+        shared.check_written().await;
+        let removed = shared.put_removals().await;
         removed.map_err(|Fault { errno, why, .. }| EndError {
-            files: self.shared.inodes.behind().len(),
+            files: shared.inodes.behind().len(),
             why: why.unwrap_or_else(|| errno.to_string()),
         })
     }
 
     /// Changed bytes in memory.
     pub fn held_bytes(&self) -> u64 {
-        self.shared.table().held_bytes()
+        self.present.shared.table().held_bytes()
     }
 
     /// How many files are in memory because the kernel knows them or they have changes.
     pub fn files_in_memory(&self) -> usize {
-        self.shared.table().len()
+        self.present.shared.table().len()
     }
+}
 
+impl Present {
     fn answer<T, W>(&self, work: impl FnOnce(Arc<Shared>) -> W) -> Answer<T>
     where
         T: Send + 'static,
         W: Future<Output = Result<T, Fault>> + Send + 'static,
     {
-        let env = self.shared.env.clone();
-        let work = work(self.shared.clone());
-        Box::pin(async move {
-            match timeout(&*env, CALL_LIMIT, work).await {
-                Ok(Ok(value)) => Ok(value),
-                Ok(Err(Fault { errno, why, .. })) => {
-                    if let Some(why) = why {
-                        tracing::warn!("{errno}: {why}");
-                    }
-                    Err(errno)
-                }
-                Err(_) => Err(Errno::ETIMEDOUT),
-            }
-        })
+        self.shared.answer(work(self.shared.clone()))
     }
 }
 
@@ -290,6 +315,26 @@ async fn retry(shared: Weak<Shared>) {
 }
 
 impl Shared {
+    /// The answer to a call.
+    fn answer<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
+    ) -> Answer<T> {
+        let env = self.env.clone();
+        Box::pin(async move {
+            match timeout(&*env, CALL_LIMIT, work).await {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(Fault { errno, why, .. })) => {
+                    if let Some(why) = why {
+                        tracing::warn!("{errno}: {why}");
+                    }
+                    Err(errno)
+                }
+                Err(_) => Err(Errno::ETIMEDOUT),
+            }
+        })
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no holder of this lock panics")
     }
@@ -414,7 +459,7 @@ fn reply(attr: Attr) -> AttrReply {
     AttrReply { attr, ttl: Duration::ZERO }
 }
 
-impl FileSystem for SharedFs {
+impl FileSystem for Present {
     fn locks(&self) -> Option<Arc<dyn Locks>> {
         Some(Arc::new(SharedLocks(self.shared.clone())))
     }

@@ -227,6 +227,7 @@ impl Shared {
         let made = self.inodes.create(groups, self.random_number(), |added| Inode {
             attributes,
             links: BTreeSet::from([Link { added, directory: directory_key }]),
+            past: None,
             contents: birth.contents(added, time_ms),
         });
         let (key, version) = made.await?;

@@ -95,7 +95,7 @@ impl Shared {
             let written = Written { dot: added, time_ms };
             let links = BTreeSet::from([Link { added, directory: directory_key }]);
             let contents = Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written };
-            Inode { attributes, links, contents }
+            Inode { attributes, links, past: None, contents }
         });
         let (key, version) = made.await?;
         let mut view = self.view(version)?;

@@ -16,6 +16,7 @@ use atoll_key::{
 };
 use atoll_vfs::FileKind;
 use atoll_volume::format::FormatError;
+use atoll_volume::keep::Keep;
 use atoll_volume::shared::access::group_record::{MAX_MEMBER_LABEL_BYTES, MAX_MEMBERS};
 use atoll_volume::shared::access::groups::{
     self, CERTIFICATE_SECS, add_member, begin_epoch, change_volume, new_member, put_group,
@@ -60,6 +61,7 @@ fn volume_records() -> Vec<VolumeRecord> {
         group_epoch: 0,
         bound_epoch: 0,
         is_encrypted: false,
+        keep: Keep::default(),
     };
     let label = "Größe".to_owned();
     let rebinding = VolumeRecord { label, group_epoch: 300, bound_epoch: 299, ..plain.clone() };
@@ -384,6 +386,7 @@ fn new_volume() -> NewVolume {
         owner: (1000, 100),
         mode: 0o755,
         is_encrypted: false,
+        keep: Keep::default(),
     }
 }
 
@@ -657,9 +660,16 @@ async fn rebind_all(
     let mut seen = 0;
     let volume = volume();
     let mut progress = |report: &RebindReport| seen = report.inodes;
-    let report =
-        rebind(env, blocks, (&volume, &Sealing::none()), &credentials, top, groups, &mut progress)
-            .await;
+    let report = rebind(
+        env,
+        blocks,
+        (&volume, &Sealing::none(), Keep::default()),
+        &credentials,
+        top,
+        groups,
+        &mut progress,
+    )
+    .await;
     assert_eq!(seen, report.inodes, "progress was told");
     report
 }

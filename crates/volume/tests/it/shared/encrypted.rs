@@ -151,7 +151,7 @@ async fn content(fs: &SharedFs, name: &str) -> Result<Vec<u8>, Errno> {
 }
 
 /// Shuts a user out, as `atoll revoke --now` does.
-async fn shut_out(env: &Env, blocks: &Arc<dyn Blocks>, whom: u8) -> VolumeRecord {
+pub(super) async fn shut_out(env: &Env, blocks: &Arc<dyn Blocks>, whom: u8) -> VolumeRecord {
     let (volume, whom) = (volume(), user(whom).user_id());
     let (_, record) = begin_epoch(env, blocks, &volume, whom).await.expect("begins");
     let id = |epoch| volume_group(&volume, epoch).group_id();
@@ -163,7 +163,7 @@ async fn shut_out(env: &Env, blocks: &Arc<dyn Blocks>, whom: u8) -> VolumeRecord
     };
     let credentials = Credentials::new(env.clone(), blocks.clone(), Some(user(1)));
     let sealing = Sealing::of_owner(&volume, record.read_epoch());
-    let (owner, root) = ((&volume, &sealing), record.root);
+    let (owner, root) = ((&volume, &sealing, record.keep), record.root);
     let report = rebind(env, blocks, owner, &credentials, root, &swap, &mut |_| {}).await;
     assert_eq!((report.failed, report.changed), (0, report.inodes), "{report:?}");
     let bound = |record: &mut VolumeRecord| record.bound_epoch = record.group_epoch;

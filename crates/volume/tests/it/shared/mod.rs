@@ -16,6 +16,7 @@ mod merging;
 mod model;
 mod mounts;
 mod newborns;
+mod past;
 mod removals;
 mod sealing;
 mod state;
@@ -71,7 +72,7 @@ fn joined(a: &CertifiedBlock, b: &CertifiedBlock) -> CertifiedBlock {
 }
 
 fn inode(contents: Contents) -> Inode {
-    Inode { attributes: Attributes::default(), links: [].into(), contents }
+    Inode { attributes: Attributes::default(), links: [].into(), past: None, contents }
 }
 
 fn entry(name: &str, number: u8, added: Dot) -> Entry {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use atoll_dht::Blocks;
 use atoll_env::{Env, TokioRuntime};
 use atoll_key::SecretKey;
+use atoll_volume::keep::Keep;
 use atoll_volume::shared::access::{self, NewVolume, VolumeRecord, groups};
 use atoll_volume::shared::{SharedFs, SharedOptions};
 
@@ -32,6 +33,16 @@ pub(super) async fn created_with(
     blocks: &Arc<dyn Blocks>,
     is_encrypted: bool,
 ) -> VolumeRecord {
+    created_keeping(env, blocks, is_encrypted, Keep::default()).await
+}
+
+/// The same; old versions are kept as `keep` says.
+pub(super) async fn created_keeping(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    is_encrypted: bool,
+    keep: Keep,
+) -> VolumeRecord {
     let options = NewVolume {
         label: "test".into(),
         member_label: "1".into(),
@@ -39,6 +50,7 @@ pub(super) async fn created_with(
         owner: (0, 0),
         mode: 0o755,
         is_encrypted,
+        keep,
     };
     let (volume, maker) = (volume(), user(1));
     let made = access::create(env, blocks, &volume, &maker, &options).await;

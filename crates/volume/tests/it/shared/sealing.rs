@@ -6,6 +6,7 @@ use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_key::epoch_key::MAX_EPOCHS;
 use atoll_key::{BlockHash, GroupId, ReadKey, SealError, UserId, volume_group};
 use atoll_volume::format::FormatError;
+use atoll_volume::keep::Keep;
 use atoll_volume::shared::access::group_record::{MAX_MEMBER_LABEL_BYTES, MAX_MEMBERS};
 use atoll_volume::shared::access::groups::{begin_epoch, change_volume, put_group};
 use atoll_volume::shared::access::readers::{add_reader, remove_reader};
@@ -173,6 +174,7 @@ fn the_bytes_of_encrypted_volumes_never_change() {
         group_epoch: 2,
         bound_epoch: 0,
         is_encrypted: true,
+        keep: Keep::default(),
     };
     let encoded = Bytes::from(record.encode().expect("short"));
     assert_eq!(&encoded[48..], [1, 0, 4, 0, 0, 0, 2, 128, 0, 1, 1]);
@@ -191,7 +193,31 @@ fn the_bytes_of_encrypted_volumes_never_change() {
     assert_eq!(BlockHash::of(&all).to_hex(), GOLDEN);
 }
 
-const GOLDEN: &str = "2e32337292c687854e22ccc1d547ca0907d899c61bbee6bfceff3e2aebf09679";
+const GOLDEN: &str = "7c05e4be0458d10094796dba573e4738a0906f7ae88d8364bd978a85eb780e67";
+
+#[test]
+fn a_volume_says_which_versions_it_keeps_and_none_for_too_long() {
+    let record = |keep: &str| VolumeRecord {
+        root: InodeKey([7; 32]),
+        block_size_log2: 16,
+        created_unix_ms: NOW_MS,
+        label: "x".to_owned(),
+        group_epoch: 0,
+        bound_epoch: 0,
+        is_encrypted: false,
+        keep: keep.parse().expect("a policy"),
+    };
+    for (keep, bytes) in [("24h/7d/4w", 0), ("none", 3 + 8), ("60m/28d", 3 + 8), ("672h", 3 + 8)] {
+        let encoded = Bytes::from(record(keep).encode().expect("short"));
+        assert_eq!(encoded.len(), 48 + bytes, "{keep}");
+        assert_eq!(VolumeRecord::decode(&encoded), Ok(record(keep)));
+        let longer = [&encoded[..48], &[3, 0, 8, 0, 0, 0, 0, 0, 29, 0, 0]].concat();
+        assert!(VolumeRecord::decode(&longer.into()).is_err(), "29 days");
+    }
+    for keep in ["5w", "29d", "673h"] {
+        assert_eq!(record(keep).encode(), Err(TooLong::Kept), "{keep}");
+    }
+}
 
 #[tokio::test(start_paused = true)]
 async fn after_4095_new_epochs_there_is_none() {

@@ -12,7 +12,7 @@ use atoll_volume::format::inode::{Data, Shape};
 use atoll_volume::format::{
     Content, DirectoryBlock, DirectoryEntry, DirectoryRef, InodeBlock, Nodes,
 };
-use atoll_volume::owned::history::Keep;
+use atoll_volume::keep::Keep;
 use atoll_volume::owned::{
     LeaseKeeper, OpenError, Snapshot, Volume, VolumeFs, VolumeOptions, WritableFs, WriteOptions,
     blocks_below, empty_root, sealed_root,

@@ -1,5 +1,10 @@
 //! Which old states of a volume are kept: of each unit of time, the last state of each of the
 //! newest so many minutes, hours, days or weeks that have one.
+//!
+//! A volume that one mount writes has states of its whole tree, and drops some of them later
+//! ([`crate::owned::history`]). In a shared volume each inode has versions of its own, and when one is
+//! replaced it is known already how long it is kept ([`Keep::kept_secs_after`]): until the state of
+//! the last full unit at which it was the present one is not kept any more.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,7 +26,7 @@ const UNITS: [(char, u64, u64); 4] = [
 ];
 
 /// The most states of one unit: all units together stay below
-/// [`MAX_STATES`](super::MAX_STATES).
+/// [`MAX_STATES`](crate::owned::history::MAX_STATES).
 pub const MAX_COUNT: u16 = 1000;
 
 /// How many states of each unit are kept, as `24h/7d/4w`; `none` keeps nothing. A minute, hour, day
@@ -49,14 +54,14 @@ impl Keep {
 
     /// Whether a state of one time is the last one of its minute, or what else the finest unit is,
     /// if the next one is of the other time.
-    pub(super) fn separates(self, one_unix_ms: u64, other_unix_ms: u64) -> bool {
+    pub(crate) fn separates(self, one_unix_ms: u64, other_unix_ms: u64) -> bool {
         let finest = (0..UNITS.len()).find(|unit| self.0[*unit] > 0);
         finest.is_some_and(|unit| bucket(unit, one_unix_ms) != bucket(unit, other_unix_ms))
     }
 
     /// Those of `times` that are kept. Times after `now` are of a clock that was ahead: they are
     /// kept until they have come, and take no place of others.
-    pub(super) fn kept(self, times: &BTreeSet<u64>, now_unix_ms: u64) -> BTreeSet<u64> {
+    pub(crate) fn kept(self, times: &BTreeSet<u64>, now_unix_ms: u64) -> BTreeSet<u64> {
         if self == Keep::NONE {
             return BTreeSet::new();
         }
@@ -75,6 +80,38 @@ impl Keep {
             }
         }
         kept
+    }
+
+    /// How long a version of an inode is kept after another one has replaced it, seconds; 0: not at all.
+    /// `began` is when it was written, `ended` when it was replaced, milliseconds since 1970. It is kept for
+    /// the longest unit whose states show it, those that were the present one when such a unit ended.
+    pub fn kept_secs_after(self, began_unix_ms: u64, ended_unix_ms: u64) -> u64 {
+        let spanned = (0..UNITS.len())
+            .filter(|unit| bucket(*unit, began_unix_ms) != bucket(*unit, ended_unix_ms));
+        spanned.map(|unit| self.unit_ms(unit) / 1000).max().unwrap_or(0)
+    }
+
+    /// For how long the states of the longest unit are kept, seconds.
+    pub fn longest_secs(self) -> u64 {
+        (0..UNITS.len()).map(|unit| self.unit_ms(unit) / 1000).max().unwrap_or(0)
+    }
+
+    /// The times of the states that a shared volume keeps now, milliseconds since 1970: the beginnings of
+    /// the newest so many minutes, hours, days and weeks, as far as the volume is that old.
+    pub fn states(self, created_unix_ms: u64, now_unix_ms: u64) -> BTreeSet<u64> {
+        let mut times = BTreeSet::new();
+        for (unit, count) in self.0.into_iter().enumerate() {
+            let (_, length_ms, shift_ms) = UNITS[unit];
+            let newest = bucket(unit, now_unix_ms);
+            let starts = (0..u64::from(count)).filter_map(|back| newest.checked_sub(back));
+            let starts = starts.filter_map(|number| (number * length_ms).checked_sub(shift_ms));
+            times.extend(starts.take_while(|start| *start >= created_unix_ms));
+        }
+        times
+    }
+
+    fn unit_ms(self, unit: usize) -> u64 {
+        u64::from(self.0[unit]) * UNITS[unit].1
     }
 }
 
@@ -210,6 +247,70 @@ mod tests {
         for (keep, one, other, expected) in cases {
             let keep: Keep = keep.parse().expect("a policy");
             assert_eq!(keep.separates(at(one), at(other)), expected, "{keep} {one} {other}");
+        }
+    }
+
+    #[test]
+    fn a_version_is_kept_for_the_longest_unit_whose_end_it_has_seen() {
+        const HOUR: u64 = 3600;
+        const DAY: u64 = 24 * HOUR;
+        let cases = [
+            ("24h/7d/4w", "0-10:00", "0-10:59", 0),
+            ("24h/7d/4w", "0-10:59", "0-11:00", DAY),
+            ("24h/7d/4w", "0-23:59", "1-00:00", 7 * DAY),
+            ("24h/7d/4w", "6-23:59", "7-00:00", 28 * DAY),
+            ("24h/7d/4w", "0-10:00", "9-10:00", 28 * DAY),
+            ("none", "0-10:00", "9-10:00", 0),
+            ("7d", "0-10:00", "0-23:59", 0),
+            ("5m/2h", "0-10:00", "0-10:01", 5 * 60),
+            // The longer of both, not the coarser.
+            ("48h/1d", "0-23:00", "1-01:00", 2 * DAY),
+            // A clock that went back.
+            ("24h", "0-11:00", "0-10:59", DAY),
+        ];
+        for (keep, began, ended, secs) in cases {
+            let keep: Keep = keep.parse().expect("a policy");
+            assert_eq!(keep.kept_secs_after(at(began), at(ended)), secs, "{keep} {began} {ended}");
+        }
+        assert_eq!(Keep::default().longest_secs(), 28 * DAY);
+        assert_eq!("1000m/3d".parse::<Keep>().expect("a policy").longest_secs(), 3 * DAY);
+        assert_eq!(Keep::NONE.longest_secs(), 0);
+        assert_eq!(Keep::default().kept_secs_after(u64::MAX, 0), 28 * DAY);
+    }
+
+    #[test]
+    fn states_are_the_beginnings_of_the_newest_units() {
+        let states = |keep: &str, created, now| {
+            keep.parse::<Keep>().expect("a policy").states(at(created), at(now))
+        };
+        let set = |times: &[&str]| times.iter().copied().map(at).collect::<BTreeSet<u64>>();
+        let found = states("2h/2d/2w", "0-00:00", "9-10:30");
+        assert_eq!(found, set(&["7-00:00", "8-00:00", "9-00:00", "9-09:00", "9-10:00", "0-00:00"]));
+        // Not before the volume was made.
+        assert_eq!(states("24h/7d/4w", "9-08:15", "9-10:30"), set(&["9-09:00", "9-10:00"]));
+        assert_eq!(states("3m", "9-10:30", "9-10:30"), set(&["9-10:30"]));
+        assert!(states("none", "0-00:00", "9-10:30").is_empty());
+        assert!(states("24h/7d/4w", "9-10:30", "9-08:00").is_empty(), "a clock that is behind");
+    }
+
+    /// Each state that is listed was kept: the version that it shows is kept until then, whenever
+    /// it was replaced.
+    #[test]
+    fn what_a_listed_state_shows_is_kept() {
+        let keep: Keep = "7m/5h/3d/2w".parse().expect("a policy");
+        let mut random = 1_u64;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % limit
+        };
+        for _ in 0..2000 {
+            let now = at("30-00:00") + below(7 * DAY_MS);
+            for state in keep.states(0, now) {
+                let began = state - below(20 * DAY_MS);
+                let ended = state + 1 + below(now - state + 1);
+                let until = ended + keep.kept_secs_after(began, ended) * 1000;
+                assert!(until > now || began == state, "{state} {began} {ended} {now}");
+            }
         }
     }
 

@@ -1,17 +1,23 @@
 //! `atoll volume history`: the states of a volume that are kept.
 
+use std::sync::Arc;
+
+use atoll_dht::Blocks;
+use atoll_node::Client;
 use atoll_volume::owned::history::State;
 use atoll_volume::owned::{Root, VolumeOptions};
+use atoll_volume::shared::access::{self, VolumeRecord};
 use serde::Serialize;
 
 use crate::connection;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::moment;
 use crate::output::Output;
 use crate::own_volume;
 use crate::reading::Reading;
 use crate::units;
+use crate::user;
 
 /// Arguments of `atoll volume history`.
 #[derive(clap::Args, Debug)]
@@ -22,7 +28,8 @@ use crate::units;
 
 The present state comes first. Times are UTC, and may be written behind NAME@ as they are shown. A
 state is kept when the volume is written again in a later hour, or what else the finest unit of
---keep is (`atoll volume create --help`).")]
+--keep is (`atoll volume create --help`). Of a shared volume these are the times that .atoll/history in
+each mount has; `atoll log PATH` lists the versions of a file.")]
 pub(crate) struct Args {
     /// The name of one of this node's volumes
     name: String,
@@ -42,10 +49,20 @@ struct JsonState {
     bytes: u64,
 }
 
+/// A state of a shared volume; nobody counts what is in it.
+#[derive(Serialize)]
+struct JsonSharedState {
+    time: String,
+    unix_ms: u64,
+}
+
 /// Lists them.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot list the history of {}", args.name);
     let (env, client) = connection::to_node(global).await?;
+    if let Some(record) = shared(&client, &args.name, global, &what).await? {
+        return show_shared(&record, env.unix_ms(), args.json);
+    }
     let (address, read_key) = own_volume::address(&client, &args.name, None, &what).await?;
     let options = VolumeOptions::default();
     let reading = Reading::through(env, client, &address, read_key, options).await?;
@@ -59,6 +76,43 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
     if !args.json {
         output.line(format!("kept: {}", present.mounted.keep))?;
+    }
+    output.flush()
+}
+
+/// The record of a shared volume of this name, if it is one.
+async fn shared(
+    client: &Arc<Client>,
+    name: &str,
+    global: &Global,
+    what: &str,
+) -> Result<Option<VolumeRecord>, Failure> {
+    let volume = match user::joined(&global.dir()?, name)? {
+        Some(invitation) => invitation.volume,
+        None => own_volume::address(client, name, None, what).await?.0.volume.0,
+    };
+    match client.get_signed(volume.root_key()).await {
+        Ok(root) if access::is_shared(&root.payload) => {
+            let record = VolumeRecord::decode(&root.payload);
+            record.map(Some).map_err(|error| Failure::new(Exit::Failed, what).because(error))
+        }
+        // What is wrong with another volume is told when it is read.
+        _ => Ok(None),
+    }
+}
+
+/// Lists the states that the mounts of a shared volume show.
+fn show_shared(record: &VolumeRecord, now_ms: u64, json: bool) -> Result<(), Failure> {
+    let mut output = Output::new();
+    for unix_ms in record.keep.states(record.created_unix_ms, now_ms).into_iter().rev() {
+        let time = moment::written(unix_ms);
+        match json {
+            true => output.json(&JsonSharedState { time, unix_ms })?,
+            false => output.line(time)?,
+        }
+    }
+    if !json {
+        output.line(format!("kept: {}", record.keep))?;
     }
     output.flush()
 }

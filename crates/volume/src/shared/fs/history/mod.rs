@@ -1,0 +1,434 @@
+//! What a shared volume was: the directory `.atoll` in the root of a mount.
+//!
+//! ```text
+//! .atoll/history/2026-11-24T05:00Z/…
+//! ```
+//!
+//! `history` lists the times of the states that the volume's policy keeps; below each, the tree is as
+//! it was just before. The root directory as it was then names inodes, these are shown as they were then, and so
+//! on. Other times that are not too old can be looked up as well; for those a file is shown in its newest version
+//! that was there then and is kept.
+//!
+//! A name whose inode is not kept, or cannot be read, is listed, and using it fails with `EIO`: leaving it out
+//! would make copies of a state incomplete without anybody hearing of it.
+//!
+//! `.atoll` is not listed in the root, so that programs which walk through a volume do not walk
+//! through all its past.
+//!
+//! Numbers of inodes and handles here have their highest bit set, and those of the present do not
+//! ([`Table`](crate::shared::table::Table)).
+
+mod calls;
+mod log;
+mod nodes;
+mod times;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_vfs::{
+    Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
+    Handle, InodeNumber, OpenFlags, Opened, SeekTo, StatFs,
+};
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+
+pub(super) use self::log::LOG_XATTR;
+use self::nodes::{Listed, Nodes, Opening, Place};
+use super::{Present, STATUS_XATTR, Shared, entry, reply};
+use crate::blocks::content::{Content, Stored};
+use crate::blocks::edit_file::NoSwap;
+use crate::blocks::read_pieces::seek_to;
+use crate::shared::fault::Fault;
+use crate::shared::inode::{Contents, FileData, InodeKey};
+use crate::shared::inodes::PastInode;
+use crate::shared::merged;
+use crate::shared::table::{ROOT, attr_of};
+
+/// The name of the directory.
+pub(super) const NAME: &[u8] = b".atoll";
+const HISTORY: &[u8] = b"history";
+/// Inodes of a listing that are read at once.
+const READS_AT_ONCE: usize = 32;
+
+/// Whether a number is one of this module.
+pub(super) fn is_past(inode: InodeNumber) -> bool {
+    inode.0 & nodes::PAST != 0
+}
+
+/// The past of a volume, read-only. Cheap to clone.
+#[derive(Clone)]
+pub struct PastFs {
+    shared: Arc<Shared>,
+    nodes: Arc<Mutex<Nodes>>,
+}
+
+impl PastFs {
+    /// What is below `.atoll`.
+    pub(super) fn of(shared: Arc<Shared>) -> PastFs {
+        PastFs { shared, nodes: Arc::default() }
+    }
+
+    /// The tree as it was just before `time_ms`, as a file system of its own.
+    pub(super) async fn mounted_at(shared: Arc<Shared>, time_ms: u64) -> Result<PastFs, Fault> {
+        let past = PastFs::of(shared);
+        past.check_time(time_ms)?;
+        let key = past.root_key();
+        let found = past.shared.inodes.at(key, time_ms).await?.ok_or(Errno::ENOENT)?;
+        let place = Place::Inode { time_ms, key };
+        past.nodes().insert_root(place, found);
+        Ok(past)
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().expect("no holder of this lock panics")
+    }
+
+    fn root_key(&self) -> InodeKey {
+        self.shared.table().node(ROOT).expect("the root is always there").key
+    }
+
+    /// The times of the states that are kept now.
+    pub(super) fn states(&self) -> BTreeSet<u64> {
+        self.shared.keep.states(self.shared.created_unix_ms, self.shared.env.unix_ms())
+    }
+
+    /// The times that can be looked up.
+    fn range(&self) -> Option<RangeInclusive<u64>> {
+        let oldest = self.states().first().copied()?;
+        Some(oldest..=self.shared.env.unix_ms().saturating_add(1000))
+    }
+
+    fn check_time(&self, time_ms: u64) -> Result<(), Errno> {
+        match self.range().is_some_and(|range| range.contains(&time_ms)) {
+            true => Ok(()),
+            false => Err(Errno::ENOENT),
+        }
+    }
+
+    /// The entry of `.atoll`, counted as one lookup.
+    pub(super) async fn top(&self) -> Result<Entry, Fault> {
+        self.hold(ROOT, Place::Top).await
+    }
+
+    /// The entry of a place, counted as one lookup.
+    async fn hold(&self, parent: u64, place: Place) -> Result<Entry, Fault> {
+        let held = self.nodes().held_again(&place);
+        if let Some(number) = held {
+            return Ok(entry(self.attr(number)?));
+        }
+        let found = match place {
+            Place::Top | Place::History => None,
+            Place::Inode { time_ms, key } => {
+                let found = self.shared.inodes.at(key, time_ms).await?;
+                let why = "it is named in that state of the volume, and was not kept itself";
+                Some(found.ok_or(Fault::new(Errno::EIO, why))?)
+            }
+        };
+        let number = self.nodes().hold(parent, place, found);
+        Ok(entry(self.attr(number)?))
+    }
+
+    fn attr(&self, number: u64) -> Result<Attr, Errno> {
+        let (place, found) = {
+            let nodes = self.nodes();
+            let node = nodes.node(number)?;
+            (node.place, node.found.clone())
+        };
+        if let Some(found) = found {
+            return Ok(attr_of(number, &found.inode, self.shared.block_size_log2));
+        }
+        let root = self.shared.inodes.known(self.root_key());
+        let (uid, gid) = root.map_or((0, 0), |root| {
+            let attributes = &root.inode().attributes;
+            (attributes.uid, attributes.gid)
+        });
+        let changed_ms = match place {
+            Place::History => self.states().last().copied(),
+            _ => None,
+        };
+        let time = FileTime::from_unix_ms(changed_ms.unwrap_or(self.shared.created_unix_ms));
+        Ok(Attr {
+            inode: InodeNumber(number),
+            kind: FileKind::Directory,
+            mode: 0o555,
+            nlink: 2,
+            uid,
+            gid,
+            rdev: 0,
+            size_bytes: 0,
+            blocks_512: 0,
+            block_size_bytes: 1 << self.shared.block_size_log2,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        })
+    }
+
+    fn found(&self, number: u64) -> Result<(Place, Option<Arc<PastInode>>), Errno> {
+        let nodes = self.nodes();
+        let node = nodes.node(number)?;
+        Ok((node.place, node.found.clone()))
+    }
+
+    async fn lookup_name(&self, parent: u64, name: &[u8]) -> Result<Entry, Fault> {
+        let place = match self.found(parent)? {
+            (Place::Top, _) if name == HISTORY => Place::History,
+            (Place::Top, _) => return Err(Errno::ENOENT.into()),
+            (Place::History, _) => {
+                let time_ms = times::parse(name).ok_or(Errno::ENOENT)?;
+                self.check_time(time_ms)?;
+                let place = Place::Inode { time_ms, key: self.root_key() };
+                return match self.hold(parent, place).await {
+                    Err(Fault { errno: Errno::EIO, .. }) => Err(Errno::ENOENT.into()),
+                    held => held,
+                };
+            }
+            (Place::Inode { time_ms, .. }, found) => {
+                let found = found.ok_or(Errno::EIO)?;
+                let Contents::Directory(entries) = &found.inode.contents else {
+                    return Err(Errno::ENOTDIR.into());
+                };
+                let named = merged::named(entries, name).ok_or(Errno::ENOENT)?;
+                Place::Inode { time_ms, key: named[0].inode }
+            }
+        };
+        self.hold(parent, place).await
+    }
+
+    /// The names of a directory.
+    fn listing(&self, number: u64) -> Result<Vec<Listed>, Errno> {
+        let directory = FileKind::Directory;
+        match self.found(number)? {
+            (Place::Top, _) => {
+                let name = Bytes::from_static(HISTORY);
+                Ok(vec![Listed { name, kind: directory, place: Place::History }])
+            }
+            (Place::History, _) => {
+                let key = self.root_key();
+                let states = self.states().into_iter();
+                let listed = states.map(|time_ms| Listed {
+                    name: times::name(time_ms).into(),
+                    kind: directory,
+                    place: Place::Inode { time_ms, key },
+                });
+                Ok(listed.collect())
+            }
+            (Place::Inode { time_ms, .. }, found) => {
+                let found = found.ok_or(Errno::EIO)?;
+                let Contents::Directory(entries) = &found.inode.contents else {
+                    return Err(Errno::ENOTDIR);
+                };
+                let names: BTreeMap<Bytes, _> = merged::names(entries);
+                let listed = names.into_iter().map(|(name, entries)| {
+                    let place = Place::Inode { time_ms, key: entries[0].inode };
+                    Listed { name, kind: entries[0].file_kind(), place }
+                });
+                Ok(listed.collect())
+            }
+        }
+    }
+
+    async fn list(
+        &self,
+        (number, handle): (u64, u64),
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Result<Vec<DirEntry>, Fault> {
+        let listing = match self.nodes().opened(number, handle)? {
+            Opening::Directory(listing) => listing.clone(),
+            Opening::File { .. } => return Err(Errno::ENOTDIR.into()),
+        };
+        let from = usize::try_from(cookie).unwrap_or(usize::MAX);
+        let page: Vec<(usize, Listed)> =
+            listing.iter().cloned().enumerate().skip(from).take(limit).collect();
+        let listed = stream::iter(page).map(|(at, Listed { name, kind, place })| async move {
+            // What cannot be read is told when it is used.
+            let entry = match with_entries {
+                true => self.hold(number, place).await.ok(),
+                false => None,
+            };
+            let inode = match &entry {
+                Some(entry) => entry.attr.inode,
+                None => InodeNumber(self.nodes().number_of(&place)),
+            };
+            DirEntry { name, kind, inode, cookie: at as u64 + 1, entry }
+        });
+        Ok(listed.buffered(READS_AT_ONCE).collect().await)
+    }
+
+    async fn open_file(&self, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+        if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
+            return Err(Errno::EROFS.into());
+        }
+        let found = self.found(number)?.1.ok_or(Errno::EISDIR)?;
+        let (data, size_bytes, blocks_512) = match &found.inode.contents {
+            Contents::Regular { data, size_bytes, blocks_512, .. } => {
+                (data, *size_bytes, *blocks_512)
+            }
+            Contents::Directory(_) | Contents::Unread { .. } => return Err(Errno::EISDIR.into()),
+            Contents::Symlink(_) => return Err(Errno::ELOOP.into()),
+            Contents::Special { .. } => return Err(Errno::ENXIO.into()),
+        };
+        let (inode, pin) = match data {
+            None => (None, None),
+            Some(FileData::Elsewhere(hash)) => (Some(*hash), None),
+            Some(FileData::Here(block)) => {
+                let pin = self.shared.inline.pin(block.encode().into());
+                (Some(pin.hash), Some(Arc::new(pin)))
+            }
+        };
+        let stored = Stored { inode, size_bytes, blocks_512 };
+        let content = Arc::new(Content::of(stored, self.shared.block_size_log2));
+        let handle = self.nodes().open(number, Opening::File { content, pin })?;
+        // What a file was does not change.
+        Ok(Opened { handle: Handle(handle), keep_cache: true, direct_io: false })
+    }
+
+    async fn read_file(
+        &self,
+        (number, handle): (u64, u64),
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes, Fault> {
+        let (content, _pin) = self.nodes().opened_file(number, handle)?;
+        let end = offset.saturating_add(u64::from(len)).min(content.size_bytes);
+        let pieces = if offset < end { content.pieces(offset..end) } else { Vec::new() };
+        let readers = &self.shared.readers;
+        let found = readers.assemble(pieces, content.stored, handle, len, &NoSwap).await?;
+        Ok(found.ok_or(Errno::EIO)?)
+    }
+
+    fn close_handle(&self, number: u64, handle: u64) -> Result<(), Errno> {
+        self.shared.readers.close(handle);
+        self.nodes().close(number, handle)
+    }
+
+    fn answer<T, W>(&self, work: impl FnOnce(PastFs) -> W) -> Answer<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        let work = work(self.clone());
+        self.shared.answer(work)
+    }
+}
+
+impl FileSystem for PastFs {
+    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move { fs.lookup_name(parent.0, &name).await })
+    }
+
+    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
+        self.answer(move |fs| async move {
+            let number = {
+                let mut nodes = fs.nodes();
+                let above = nodes.node(inode.0)?.parent;
+                nodes.hold_number(above)?;
+                above
+            };
+            Ok(entry(fs.attr(number)?))
+        })
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.nodes().forget(inode.0, count);
+    }
+
+    fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
+        self.answer(move |fs| async move { Ok(reply(fs.attr(inode.0)?)) })
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.answer(move |fs| async move {
+            match fs.found(inode.0)?.1.map(|found| found.inode.contents.clone()) {
+                Some(Contents::Symlink(target)) => Ok(target),
+                _ => Err(Errno::EINVAL.into()),
+            }
+        })
+    }
+
+    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.answer(move |fs| async move { fs.open_file(inode.0, flags).await })
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        self.answer(move |fs| async move { fs.read_file((inode.0, handle.0), offset, len).await })
+    }
+
+    fn flush(&self, _: InodeNumber, _: Handle) -> Answer<()> {
+        self.answer(|_| async { Ok(()) })
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        self.answer(move |fs| async move {
+            let (content, _pin) = fs.nodes().opened_file(inode.0, handle.0)?;
+            let layout = |at| std::future::ready(Ok::<_, Fault>(content.layout(at)));
+            seek_to(&fs.shared.cache, offset, to, layout).await
+        })
+    }
+
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let closed = self.close_handle(inode.0, handle.0);
+        Box::pin(async move { closed })
+    }
+
+    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.answer(move |fs| async move {
+            let listing = Arc::new(fs.listing(inode.0)?);
+            let handle = fs.nodes().open(inode.0, Opening::Directory(listing))?;
+            Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
+        })
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        self.answer(move |fs| async move {
+            fs.list((inode.0, handle.0), cookie, limit, with_entries).await
+        })
+    }
+
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let closed = self.close_handle(inode.0, handle.0);
+        Box::pin(async move { closed })
+    }
+
+    fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
+        Present { shared: self.shared.clone() }.statfs(inode)
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            if inode.0 == ROOT && &name[..] == STATUS_XATTR {
+                return Ok(fs.shared.status().into());
+            }
+            let (place, found) = fs.found(inode.0)?;
+            if let Place::Inode { key, .. } = place
+                && &name[..] == LOG_XATTR
+            {
+                return fs.shared.log(key).await;
+            }
+            let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
+            let value = all.into_iter().find(|(known, _)| *known == name);
+            Ok(value.ok_or(Errno::ENODATA)?.1)
+        })
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        self.answer(move |fs| async move {
+            let found = fs.found(inode.0)?.1;
+            let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
+            Ok(all.into_iter().map(|(name, _)| name).collect())
+        })
+    }
+}

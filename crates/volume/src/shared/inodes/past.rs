@@ -1,0 +1,243 @@
+//! Past versions of inodes ([`past`]): keeping those that are replaced, and finding them again.
+//!
+//! A version that is replaced goes into a block of its own if the volume's policy keeps it. That block is on
+//! the ring before the version that refers to it; as long as it is not there it waits with the leaves of
+//! directories that are not there either.
+//!
+//! Invariant: keeping what was never makes a write fail. If the block of earlier versions cannot be read,
+//! the version that is replaced is not kept, and those before it stay.
+
+use std::sync::Arc;
+
+use atoll_dht::{GetError, Wanted};
+use atoll_key::kinds::certified::CertifiedBlock;
+use atoll_key::{BlockHash, GroupId, UserId};
+use atoll_vfs::Errno;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use super::{Freshness, Inodes, LEAF_BYTES, LEAVES_AT_ONCE, State, Version};
+use crate::blocks::error::BlockError;
+use crate::blocks::outbox::{NewContent, Outbox};
+use crate::blocks::pace;
+use crate::shared::entries::{Entries, Leaf, Leaves};
+use crate::shared::fault::Fault;
+use crate::shared::inode::{Contents, Inode, InodeKey};
+use crate::shared::past::{self, PastVersion, Place, Replaced};
+use crate::shared::sealing::Sealer;
+
+/// About how long the block of a past version is.
+const PAST_BYTES: u64 = 2 << 10;
+/// Past versions that are read at once.
+const READS_AT_ONCE: usize = 16;
+
+/// What the next version of an inode refers to.
+pub(super) struct Kept {
+    pub(super) past: Option<BlockHash>,
+    /// What has to be on the ring before it.
+    pub(super) blocks: Vec<NewContent>,
+}
+
+/// What an inode was at some time.
+pub(in crate::shared) struct PastInode {
+    /// The entries of a directory have been read.
+    pub(in crate::shared) inode: Inode,
+    pub(in crate::shared) user: UserId,
+    pub(in crate::shared) began_ms: u64,
+    /// When it was replaced, unless it is the present version.
+    pub(in crate::shared) ended_ms: Option<u64>,
+}
+
+/// The newest version of an inode.
+struct Head {
+    block: CertifiedBlock,
+    /// `None` if the inode has been removed.
+    present: Option<Arc<Version>>,
+    past: Option<BlockHash>,
+}
+
+/// The versions of an inode that are there.
+pub(in crate::shared) struct Log {
+    /// The newest first.
+    pub(in crate::shared) versions: Vec<PastInode>,
+    /// When the inode was removed, and by whom.
+    pub(in crate::shared) removed: Option<(u64, UserId)>,
+    /// The groups that may write it.
+    pub(in crate::shared) groups: Vec<GroupId>,
+}
+
+impl Inodes {
+    /// Keeps a version that is about to be replaced, if it is to be kept.
+    pub(super) async fn keep_replaced(
+        &self,
+        state: &State,
+        replaced: Replaced<'_>,
+        sealer: &Sealer,
+    ) -> Kept {
+        let unchanged = Kept { past: replaced.inode.past, blocks: Vec::new() };
+        if !replaced.is_kept(self.keep) {
+            return unchanged;
+        }
+        let before = match replaced.inode.past {
+            None => None,
+            Some(hash) => match self.read_past(Some(state), hash).await {
+                Ok(before) => before.map(|before| (hash, before)),
+                Err(fault) => {
+                    tracing::warn!("the version that is replaced is not kept: {fault:?}");
+                    return unchanged;
+                }
+            },
+        };
+        let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
+        let mut blocks = Vec::new();
+        for leaf in replaced.inode.leaves() {
+            if leaf.is_named() {
+                let unsent = state.known().unsent.get(&leaf.hash()).map(|(_, block)| block.clone());
+                blocks.extend(unsent);
+            } else {
+                let block = outbox.seal(leaf.encode());
+                leaf.name(block.hash);
+                blocks.push(block);
+            }
+        }
+        let Some(past) = replaced.past(self.keep, before) else { return unchanged };
+        let block = outbox.seal(past.encode());
+        let past = Some(block.hash);
+        blocks.push(block);
+        Kept { past, blocks }
+    }
+
+    /// The block of a past version; `None` if it is not there any more.
+    async fn read_past(
+        &self,
+        state: Option<&State>,
+        hash: BlockHash,
+    ) -> Result<Option<PastVersion>, Fault> {
+        let unsent = state.and_then(|state| {
+            state.known().unsent_past.get(&hash).map(|block| block.plain.clone())
+        });
+        let bytes = match unsent {
+            Some(plain) => plain,
+            None => match self.cache.get(hash, pace::Wanted::Now(PAST_BYTES)).await {
+                Err(BlockError::Fetch(GetError::NotFound { .. })) => return Ok(None),
+                bytes => bytes?,
+            },
+        };
+        Ok(Some(PastVersion::decode(&bytes)?))
+    }
+
+    /// What an inode was just before `time_ms`; `None` if it was not there then, or that is not kept.
+    pub(in crate::shared) async fn at(
+        &self,
+        key: InodeKey,
+        time_ms: u64,
+    ) -> Result<Option<PastInode>, Fault> {
+        let head = self.head(key).await?;
+        if past::began_ms(&head.block) < time_ms {
+            return Ok(head.present.and_then(|present| PastInode::present(&present)));
+        }
+        let Some(newest) = head.past else { return Ok(None) };
+        let Some(newest) = self.read_past(None, newest).await? else { return Ok(None) };
+        match newest.at(time_ms, self.env.unix_ms()) {
+            None => Ok(None),
+            Some(Place::Here) => self.past_inode(newest).await.map(Some),
+            Some(Place::Earlier(hash)) => match self.read_past(None, hash).await? {
+                None => Ok(None),
+                Some(past) => self.past_inode(past).await.map(Some),
+            },
+        }
+    }
+
+    /// The versions of an inode that are there.
+    pub(in crate::shared) async fn log(&self, key: InodeKey) -> Result<Log, Fault> {
+        let head = self.head(key).await?;
+        let mut versions = Vec::new();
+        let mut removed = None;
+        match &head.present {
+            Some(present) => versions.extend(PastInode::present(present)),
+            None => {
+                let user = past::leading(&head.block).map(|one| one.certificate.user);
+                removed = user.map(|user| (past::began_ms(&head.block), user));
+            }
+        }
+        let newest = match head.past {
+            Some(hash) => self.read_past(None, hash).await?,
+            None => None,
+        };
+        if let Some(newest) = newest {
+            let now_ms = self.env.unix_ms();
+            let is_kept = |one: &&past::Earlier| one.span.kept_until_ms > now_ms;
+            let earlier: Vec<BlockHash> =
+                newest.earlier.iter().filter(is_kept).map(|one| one.hash).collect();
+            if newest.span.kept_until_ms > now_ms {
+                versions.push(PastInode::unread(&newest)?);
+            }
+            let reads = stream::iter(earlier).map(|hash| self.read_past(None, hash));
+            let mut reads = reads.buffered(READS_AT_ONCE);
+            while let Some(read) = reads.next().await {
+                if let Some(past) = read? {
+                    versions.push(PastInode::unread(&past)?);
+                }
+            }
+        }
+        Ok(Log { versions, removed, groups: head.block.groups().to_vec() })
+    }
+
+    async fn head(&self, key: InodeKey) -> Result<Head, Fault> {
+        match self.read(key, Freshness::Newest).await {
+            Ok(version) => {
+                let (block, past) = (version.block.clone(), version.inode().past);
+                return Ok(Head { block, present: Some(version), past });
+            }
+            Err(Fault { errno: Errno::ESTALE, .. }) => {}
+            Err(fault) => return Err(fault),
+        }
+        let id = CertifiedBlock::id_at(key.key());
+        let tombstone = match self.blocks.get_block(id, Wanted::Newest).await {
+            Err(GetError::Removed { tombstone, .. }) => tombstone,
+            // Its removal is known here, and not on the ring yet.
+            Ok(held) => held.bytes,
+            Err(error) => return Err(error.into()),
+        };
+        let malformed = |error| Fault::new(Errno::EIO, error);
+        let block = CertifiedBlock::decode_verified(&tombstone).map_err(malformed)?;
+        let removal = past::leading(&block).filter(|one| one.is_removal);
+        let past = removal.map(|removal| past::decode_left(&removal.payload)).transpose()?;
+        match block.volume() == self.volume {
+            true => Ok(Head { past: past.flatten(), block, present: None }),
+            false => Err(Fault::new(Errno::EIO, "a directory names an inode of another volume")),
+        }
+    }
+
+    async fn past_inode(&self, past: PastVersion) -> Result<PastInode, Fault> {
+        let mut found = PastInode::unread(&past)?;
+        if let Contents::Unread { entries, leaves: hashes } = &found.inode.contents {
+            let reads = hashes.iter().map(|hash| async move {
+                let bytes = self.cache.get(*hash, pace::Wanted::Now(LEAF_BYTES)).await?;
+                Ok::<_, Fault>((*hash, Leaf::named(*hash, &bytes)?))
+            });
+            let reads: Vec<_> = reads.collect();
+            let leaves = stream::iter(reads).buffer_unordered(LEAVES_AT_ONCE);
+            let leaves: Leaves = leaves.try_collect().await?;
+            let entries = Entries::in_leaves(hashes, *entries, &leaves)?;
+            found.inode.contents = Contents::Directory(entries);
+        }
+        Ok(found)
+    }
+}
+
+impl PastInode {
+    fn present(version: &Version) -> Option<PastInode> {
+        Some(PastInode {
+            inode: version.inode().clone(),
+            user: past::leading(&version.block)?.certificate.user,
+            began_ms: past::began_ms(&version.block),
+            ended_ms: None,
+        })
+    }
+
+    /// The entries of a large directory are not read.
+    fn unread(past: &PastVersion) -> Result<PastInode, Fault> {
+        let (began_ms, ended_ms) = (past.span.began_ms, Some(past.span.ended_ms));
+        Ok(PastInode { inode: past.inode()?, user: past.user, began_ms, ended_ms })
+    }
+}

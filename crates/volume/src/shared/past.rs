@@ -1,0 +1,243 @@
+//! Past versions of an inode: what it was before (beyond the paper: Pastis keeps no old version).
+//!
+//! When a version is replaced that is to be kept ([`Keep::kept_secs_after`]), its inode goes into a content
+//! block of its own, together with the list of those before it. The next version refers to the newest
+//! such block, so any earlier version is found by two fetches. Versions that were replaced within the unit
+//! of time in which they were written are not kept, and cost nothing.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 4 | magic `ATPV` |
+//! | 1 | layout, 1 |
+//! | 8 + 8 + 8 | when it was written, when it was replaced, until when it is kept: milliseconds since 1970 |
+//! | 32 | public key of the user who wrote it |
+//! | 2 | number *n* of earlier ones, at most 512 |
+//! | 56 n | earlier ones that were kept still, the newest first: three times as above, hash of the block |
+//! | … | the [inode](super::inode), in the clear |
+//!
+//! A content block: in an encrypted volume it is sealed as others are.
+//!
+//! The block's lease is not renewed. One lasts two days longer than the longest time for which
+//! versions are kept ([`MAX_KEPT_SECS`](super::access::volume_record::MAX_KEPT_SECS)), so a block is there as long
+//! as what it lists.
+//!
+//! The list is in the order of replacing, not of times: clocks of writers differ. It is the word of the
+//! last writer, as the contents of a file are.
+//!
+//! It does not know how blocks are fetched: `inodes::past` does.
+
+use atoll_key::kinds::certified::{CertifiedBlock, MAX_PAYLOAD_BYTES, Sibling};
+use atoll_key::{BlockHash, UserId};
+use bytes::Bytes;
+
+use super::inode::Inode;
+use crate::format::FormatError;
+use crate::format::cursor::{Cursor, put_header, put_u64};
+use crate::keep::Keep;
+
+const MAGIC: &[u8; 4] = b"ATPV";
+const NAME: &str = "past version of an inode";
+/// The most earlier versions that a block lists: 28 KiB. The default policy keeps some 40.
+pub const MAX_EARLIER: usize = 512;
+const EARLIER_BYTES: usize = 3 * 8 + 32;
+
+/// What a removal leaves of an inode that has kept versions: layout, hash of the newest.
+const LEFT_LAYOUT: u8 = 1;
+
+/// The times of a past version, milliseconds since 1970.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// When it was written, by its writer's clock.
+    pub began_ms: u64,
+    /// When it was replaced, by the clock of the next one's writer.
+    pub ended_ms: u64,
+    /// Until when it is kept.
+    pub kept_until_ms: u64,
+}
+
+impl Span {
+    /// Of a version that is replaced now; `None` if it is not kept.
+    fn of(keep: Keep, began_ms: u64, ended_ms: u64) -> Option<Span> {
+        let secs = keep.kept_secs_after(began_ms, ended_ms);
+        let kept_until_ms = ended_ms.saturating_add(secs * 1000);
+        (secs > 0).then_some(Span { began_ms, ended_ms, kept_until_ms })
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        let times = [self.began_ms, self.ended_ms, self.kept_until_ms];
+        times.into_iter().for_each(|time| put_u64(out, time));
+    }
+
+    fn take(cursor: &mut Cursor) -> Result<Span, FormatError> {
+        let (began_ms, ended_ms) = (cursor.u64()?, cursor.u64()?);
+        Ok(Span { began_ms, ended_ms, kept_until_ms: cursor.u64()? })
+    }
+}
+
+/// Where another past version is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Earlier {
+    /// Its times.
+    pub span: Span,
+    /// Its block.
+    pub hash: BlockHash,
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PastVersion {
+    /// Its times.
+    pub span: Span,
+    /// The user who wrote it.
+    pub user: UserId,
+    /// Those before it, the newest first.
+    pub earlier: Vec<Earlier>,
+    /// The inode's bytes.
+    pub payload: Bytes,
+}
+
+impl PastVersion {
+    /// The block.
+    pub fn encode(&self) -> Vec<u8> {
+        let count = self.earlier.len().min(MAX_EARLIER);
+        let mut out = Vec::with_capacity(80 + count * EARLIER_BYTES + self.payload.len());
+        put_header(&mut out, MAGIC);
+        self.span.put(&mut out);
+        out.extend_from_slice(&self.user.0);
+        out.extend_from_slice(&(count as u16).to_be_bytes());
+        for Earlier { span, hash } in &self.earlier[..count] {
+            span.put(&mut out);
+            out.extend_from_slice(&hash.0);
+        }
+        out.extend_from_slice(&self.payload);
+        out
+    }
+
+    /// Reads a block; [`PastVersion::inode`] reads the inode.
+    ///
+    /// # Errors
+    /// If it is not one.
+    pub fn decode(block: &Bytes) -> Result<PastVersion, FormatError> {
+        let mut cursor = Cursor::header(block, MAGIC, NAME)?;
+        let span = Span::take(&mut cursor)?;
+        let user = UserId(cursor.array()?);
+        let count = usize::from(cursor.u16()?);
+        if count > MAX_EARLIER || count > cursor.len() / EARLIER_BYTES {
+            return Err(FormatError::Truncated);
+        }
+        let mut earlier = Vec::with_capacity(count);
+        for _ in 0..count {
+            let span = Span::take(&mut cursor)?;
+            earlier.push(Earlier { span, hash: cursor.hash()? });
+        }
+        let len = cursor.len();
+        if len > MAX_PAYLOAD_BYTES {
+            return Err(FormatError::TrailingBytes(len - MAX_PAYLOAD_BYTES));
+        }
+        Ok(PastVersion { span, user, earlier, payload: cursor.take(len)? })
+    }
+
+    /// What the inode was.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn inode(&self) -> Result<Inode, FormatError> {
+        Inode::decode(&self.payload)
+    }
+
+    /// Which of this one and those before it shows what the inode was just before `time_ms`; `None` if that
+    /// is not kept.
+    pub fn at(&self, time_ms: u64, now_ms: u64) -> Option<Place> {
+        let this = (self.span, Place::Here);
+        let earlier = self.earlier.iter().map(|one| (one.span, Place::Earlier(one.hash)));
+        let mut all = std::iter::once(this).chain(earlier);
+        let (span, place) = all.find(|(span, _)| span.began_ms < time_ms)?;
+        (span.kept_until_ms > now_ms).then_some(place)
+    }
+}
+
+/// Where a past version is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In the block that was asked.
+    Here,
+    /// In another block.
+    Earlier(BlockHash),
+}
+
+/// A version of an inode that is about to be replaced.
+pub struct Replaced<'a> {
+    /// Its block: all siblings that the next version covers.
+    pub block: &'a CertifiedBlock,
+    /// What they say together.
+    pub inode: &'a Inode,
+    /// When it is replaced, milliseconds since 1970.
+    pub ended_ms: u64,
+}
+
+impl Replaced<'_> {
+    /// Whether it is kept.
+    pub fn is_kept(&self, keep: Keep) -> bool {
+        self.span(keep).is_some()
+    }
+
+    fn span(&self, keep: Keep) -> Option<Span> {
+        Span::of(keep, began_ms(self.block), self.ended_ms)
+    }
+
+    /// It as a past version, if it is kept; `before` is what its inode refers to, if that is there still.
+    /// `None` also if the inode is too long.
+    pub fn past(
+        &self,
+        keep: Keep,
+        before: Option<(BlockHash, PastVersion)>,
+    ) -> Option<PastVersion> {
+        let span = self.span(keep)?;
+        let user = leading(self.block)?.certificate.user;
+        let mut earlier = Vec::new();
+        if let Some((hash, PastVersion { span, earlier: before, .. })) = before {
+            earlier.push(Earlier { span, hash });
+            earlier.extend(before);
+        }
+        earlier.retain(|earlier| earlier.span.kept_until_ms > self.ended_ms);
+        earlier.truncate(MAX_EARLIER);
+        let payload = self.inode.encode().ok()?.into();
+        Some(PastVersion { span, user, earlier, payload })
+    }
+}
+
+/// When what the siblings of a block say together was there: when the last of them was written.
+pub fn began_ms(block: &CertifiedBlock) -> u64 {
+    block.siblings().iter().map(|sibling| sibling.time_ms).max().unwrap_or(0)
+}
+
+/// The sibling whose attributes are shown, also of a removal.
+pub(super) fn leading(block: &CertifiedBlock) -> Option<&Sibling> {
+    block
+        .siblings()
+        .iter()
+        .max_by_key(|one| (!one.is_removal, one.dot.height, one.time_ms, one.dot.writer))
+}
+
+/// What the removal of an inode leaves: where its past versions are.
+pub(super) fn left_by_removal(past: Option<BlockHash>) -> Vec<u8> {
+    past.map_or(Vec::new(), |hash| [&[LEFT_LAYOUT], &hash.0[..]].concat())
+}
+
+/// What a removal has left.
+///
+/// # Errors
+/// If it is neither nothing nor a hash.
+pub fn decode_left(payload: &Bytes) -> Result<Option<BlockHash>, FormatError> {
+    if payload.is_empty() {
+        return Ok(None);
+    }
+    let mut cursor = Cursor::new(payload);
+    match cursor.u8()? {
+        LEFT_LAYOUT => {}
+        other => return Err(FormatError::UnknownLayout(other)),
+    }
+    let hash = cursor.hash()?;
+    cursor.end()?;
+    Ok(Some(hash))
+}
