@@ -5,7 +5,7 @@ mod ask;
 mod block_times;
 pub(crate) mod get;
 pub(crate) mod get_mutable;
-mod known_sets;
+pub(crate) mod known_sets;
 pub(crate) mod lock_leases;
 pub(crate) mod put;
 mod put_batch;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use atoll_dht::quota::Account;
 use atoll_dht::{Blocks, Dht, Share};
 use atoll_env::{BoxFuture, Env};
+use atoll_key::BlockId;
 use atoll_net::{Refusal, Service};
 use atoll_store::{BlockStore, ContributedStore, DiskStore, Usage};
 
@@ -17,7 +18,7 @@ use crate::config::StartError;
 use crate::control::blocks::{BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch,
+    ForgetAbsent, Get, Lock, Prepare, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -157,6 +158,15 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
         Box::pin(async move {
             let renewed = target.renew_blocks(renew.try_into()?).await;
             Ok(Ok(Outcomes::of_renewal(renewed)))
+        })
+    });
+    let target = blocks.clone();
+    calls.on::<Prepare>(move |call| {
+        let target = target.clone();
+        Box::pin(async move {
+            let ids = call.ids.0.into_iter().map(BlockId::try_from).collect::<Result<_, _>>()?;
+            target.prepare(ids).await;
+            Ok(Ok(Empty {}))
         })
     });
     let target = blocks.clone();

@@ -137,6 +137,9 @@ calls! {
     Lock = 0x0305 "lock" Owner
         LockRequest ["as `Lock` (`wire.md`)", "–"]
         => LockGrant ["0 whether another holder has asked for it in vain a short while ago", "–"] or LockRefusal;
+    Prepare = 0x0306 "prepare" Owner
+        blocks::Prepare ["0 names of blocks that may be written soon (at most 8)", "–"]
+        => Empty ["–", "–"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner

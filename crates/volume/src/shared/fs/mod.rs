@@ -10,6 +10,7 @@
 mod ahead;
 mod attributes;
 mod conflicts;
+mod drawn;
 mod files;
 mod listing;
 mod locks;
@@ -34,6 +35,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use self::ahead::LookupAhead;
+use self::drawn::DrawnNumbers;
 use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
 use self::names::Birth;
@@ -146,6 +148,7 @@ struct Shared {
     /// Files that were written a moment ago.
     written: Mutex<Places>,
     ahead: Mutex<LookupAhead>,
+    drawn: DrawnNumbers,
     has_ended: AtomicBool,
 }
 
@@ -195,6 +198,7 @@ impl SharedFs {
             removals: Removals::default(),
             written: Mutex::default(),
             ahead: Mutex::default(),
+            drawn: DrawnNumbers::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;
