@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test test-upgrade posix lint build install bench bench-andrew bench-wan fuzz
+.PHONY: help demo test test-upgrade posix lint build install bench bench-andrew bench-wan bench-wan-andrew fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
@@ -18,6 +18,8 @@ help:
 	@echo '              AGAINST=atoll-of-before prints ratios to another build'
 	@echo 'make bench-andrew  those of file systems alone (andrew.md), as root'
 	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
+	@echo 'make bench-wan-andrew  the Andrew benchmark on a shared volume between namespaces, beside the'
+	@echo '              simulator, as root; WAN=--quick'
 	@echo 'make fuzz     every decoder of foreign bytes, SECONDS_EACH=$(SECONDS_EACH)'
 
 demo:
@@ -50,6 +52,9 @@ bench-andrew:
 
 bench-wan: build
 	cargo run --release --locked -p atoll-bench -- $(WAN)
+
+bench-wan-andrew: build
+	cargo run --release --locked -p atoll-bench -- andrew $(WAN)
 
 fuzz:
 	cargo run --release --locked -p atoll-fuzz -- --seconds $(SECONDS_EACH)

@@ -8,10 +8,13 @@
 //! so on the RON testbed), and the same bytes are fetched by a plain TCP connection. The
 //! simulator then runs the same nodes on the same network (Pastis §5.1 compares so).
 //! Needs root; see [`nest`] for what it leaves alone.
+//!
+//! With `andrew` as its first argument it measures a shared volume instead: see [`andrew`].
 
 // A benchmark reads the real clock.
 #![allow(clippy::disallowed_methods)]
 
+mod andrew;
 mod forecast;
 mod measure;
 mod nest;
@@ -25,11 +28,16 @@ mod stream;
 mod tun;
 mod wide;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     if let Some(code) = stream::main_of_an_end() {
         return code;
+    }
+    let mut arguments = std::env::args().skip(1).peekable();
+    if arguments.next_if(|argument| argument == "andrew").is_some() {
+        return andrew(arguments);
     }
     let options = match options::Options::parse() {
         Ok(options) => options,
@@ -42,14 +50,47 @@ fn main() -> ExitCode {
         forecast::print(&options);
         return ExitCode::SUCCESS;
     }
-    let Some(temp) = nest::inside() else {
-        if let Some(what) = nest::missing() {
-            eprintln!("SKIPPED: no wide-area network can be made here: {what}.");
-            return ExitCode::SUCCESS;
-        }
-        return nest::run_inside();
+    let temp = match nest_or_end() {
+        Ok(temp) => temp,
+        Err(code) => return code,
     };
     let results = measure::measure(&options, &temp);
     report::write(&options, &results);
     ExitCode::SUCCESS
+}
+
+/// Where to write, inside the nest; outside, how the run inside has ended.
+fn nest_or_end() -> Result<PathBuf, ExitCode> {
+    nest::inside().ok_or_else(|| match nest::missing() {
+        Some(what) => {
+            eprintln!("SKIPPED: no wide-area network can be made here: {what}.");
+            ExitCode::SUCCESS
+        }
+        None => nest::run_inside(),
+    })
+}
+
+/// The Andrew benchmark.
+fn andrew(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let options = match andrew::Options::parse(arguments) {
+        Ok(options) => options,
+        Err(what) => {
+            eprintln!("{what}\n\n{}", andrew::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    let done = match &options.on {
+        Some(dir) => andrew::phases(dir).map(|seconds| println!("{}", andrew::told(&seconds))),
+        None => match nest_or_end() {
+            Ok(temp) => andrew::compare(&options, &temp),
+            Err(code) => return code,
+        },
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("{what}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -125,7 +125,7 @@ impl Options {
 }
 
 /// The `atoll` of the same build: it lies in the same directory.
-fn program_beside_this_one() -> PathBuf {
+pub(crate) fn program_beside_this_one() -> PathBuf {
     std::env::current_exe().expect("this program has a path").with_file_name("atoll")
 }
 

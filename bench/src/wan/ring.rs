@@ -28,6 +28,17 @@ impl Ring {
         count: usize,
         options: &[String],
     ) -> Ring {
+        Ring::found(wide, program, temp, count, (options, &[]))
+    }
+
+    /// The same; the first node, which makes the network, has options of its own besides.
+    pub(crate) fn found(
+        wide: &Wide,
+        program: &Path,
+        temp: &Path,
+        count: usize,
+        (options, founder): (&[String], &[String]),
+    ) -> Ring {
         let program = program.to_path_buf();
         let mut ring = Ring { program, dirs: Vec::new(), processes: Vec::new() };
         let mut code = String::new();
@@ -40,7 +51,7 @@ impl Ring {
                 &format!("{}:{PORT}", address(site)),
             ]);
             let log = std::fs::File::create(temp.join(format!("node{site}.log"))).expect("a log");
-            up.args(options).stderr(log);
+            up.args(options).args(if site == 0 { founder } else { &[] }).stderr(log);
             ring.processes.push(start_node(up, &code));
             ring.dirs.push(dir);
             if site == 0 {

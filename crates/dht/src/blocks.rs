@@ -185,6 +185,9 @@ pub enum PutError {
     NotAdmitted(#[from] NotAdmitted),
 }
 
+/// Blocks of one [`Blocks::prepare`]. A guess: the files that a program makes one after another in some seconds.
+pub const MAX_PREPARED: usize = 8;
+
 /// The ring, as a place to keep blocks. Calls may run many at a time; a caller bounds how many.
 /// Every call but [`Blocks::watch`] ends within a deadline of the implementation's.
 ///
@@ -218,6 +221,15 @@ pub trait Blocks: Send + Sync + 'static {
         id: BlockId,
         seen: u64,
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>>;
+
+    /// Says that mutable blocks may be written soon that the ring does not have yet: where they go is looked up
+    /// ahead. Resolves when that is done, or cannot be; at most [`MAX_PREPARED`] a call.
+    ///
+    /// Provided for rings where there is nothing to look up.
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        drop(ids);
+        Box::pin(async {})
+    }
 
     /// Takes, renews or gives up a lock lease ([`crate::locks`]). A caller whose request is refused
     /// as held pauses for a random time and asks again.

@@ -14,12 +14,12 @@ use crate::accounting::Accounting;
 use crate::accounting::quota::{QuotaConfig, QuotaReport};
 use crate::accounting::receipt::Attestor;
 use crate::blocks::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, MAX_PREPARED, NewBlock, PutError, Renewed, Wanted,
 };
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
 use crate::client::inspect::{self, Replica, Uses};
-use crate::client::{Client, get_mutable, lock_leases, put, renew};
+use crate::client::{Client, get_mutable, known_sets, lock_leases, put, renew};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;
@@ -270,6 +270,13 @@ impl Blocks for Dht {
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         let client = self.client.clone();
         Box::pin(async move { get_mutable::watch(&client, id, seen).await })
+    }
+
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        let client = self.client.clone();
+        let mutable = ids.into_iter().take(MAX_PREPARED).filter(|id| id.kind.is_mutable());
+        let keys = mutable.map(|id| id.key).collect();
+        Box::pin(async move { known_sets::prepare(&client, keys).await })
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

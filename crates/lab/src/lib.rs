@@ -30,7 +30,7 @@ mod malicious;
 mod mechanisms;
 mod outcome;
 mod overlay;
-mod pastis;
+pub mod pastis;
 mod registry;
 mod ring;
 pub mod setting;

@@ -65,8 +65,9 @@ pub struct NodeConfig {
     /// How node IDs are chosen, when a new network is made. Default
     /// [`IdProfile::Identity`]; a network that is there already must agree.
     pub profile: Option<IdProfile>,
-    /// Copies of each block, when a new network is made.
-    pub replicas: u32,
+    /// Copies of each block, when a new network is made. Default [`crate::DEFAULT_REPLICAS`]; a network that is
+    /// there already must agree.
+    pub replicas: Option<u32>,
     /// How long a block stays without being renewed.
     pub lease: Duration,
     /// Lists the blocks of volumes that mounts have written, so that their leases are renewed also
@@ -142,7 +143,7 @@ impl NodeConfig {
             virtual_servers: None,
             cache_bytes: None,
             profile: None,
-            replicas: 3,
+            replicas: None,
             lease: Duration::from_secs(30 * 24 * 3600),
             walk: None,
             join_patience: Duration::from_secs(5),

@@ -56,7 +56,7 @@ pub use config::{
 pub use control::volume_error::VolumeError;
 pub use dir::{DirError, create_atomically, default_dir, make_private_dir, read_secret};
 pub use join_code::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
-pub use network::{MAX_REPLICAS, Network, NetworkId};
+pub use network::{DEFAULT_REPLICAS, MAX_REPLICAS, Network, NetworkId};
 pub use node::Node;
 pub use peers::PeerList;
 pub use policy::Policy;

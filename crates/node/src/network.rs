@@ -16,6 +16,9 @@ use crate::dir::{self, DirError, NodeDir};
 /// The largest number of copies a network may ask for: half a successor list, a guess.
 pub const MAX_REPLICAS: u32 = 8;
 
+/// Copies of each block unless a network is made with another number.
+pub const DEFAULT_REPLICAS: u32 = 3;
+
 /// An [`IdProfile`] by its number, in files and join codes.
 mod profile_number {
     use super::IdProfile;
@@ -112,8 +115,18 @@ impl Network {
         check_replicas(self.replicas)
     }
 
-    /// Whether its node IDs are chosen as is wished for: that is settled for ever.
-    pub(crate) fn agrees_with(&self, wished: Option<IdProfile>) -> Result<(), String> {
+    /// Whether its node IDs are chosen, and blocks copied, as is wished for: that is settled for ever.
+    pub(crate) fn agrees_with(
+        &self,
+        wished: Option<IdProfile>,
+        replicas: Option<u32>,
+    ) -> Result<(), String> {
+        if replicas.is_some_and(|replicas| replicas != self.replicas) {
+            return Err(format!(
+                "this network keeps {} copies of each block; that cannot be changed",
+                self.replicas
+            ));
+        }
         let from = |profile| match profile {
             IdProfile::Identity => "from keys",
             IdProfile::Address => "from addresses",
@@ -192,10 +205,18 @@ mod tests {
     #[test]
     fn how_node_ids_are_made_is_settled_for_ever() {
         let network = Network::generate(IdProfile::Address, 3, [9; 32]);
-        assert_eq!(network.agrees_with(None), Ok(()));
-        assert_eq!(network.agrees_with(Some(IdProfile::Address)), Ok(()));
-        let error = network.agrees_with(Some(IdProfile::Identity)).expect_err("another");
+        assert_eq!(network.agrees_with(None, None), Ok(()));
+        assert_eq!(network.agrees_with(Some(IdProfile::Address), None), Ok(()));
+        let error = network.agrees_with(Some(IdProfile::Identity), None).expect_err("another");
         assert!(error.contains("from addresses, not from keys"), "{error}");
+    }
+
+    #[test]
+    fn the_number_of_copies_is_settled_for_ever() {
+        let network = Network::generate(IdProfile::Identity, 3, [9; 32]);
+        assert_eq!(network.agrees_with(None, Some(3)), Ok(()));
+        let error = network.agrees_with(None, Some(4)).expect_err("another");
+        assert!(error.contains("3 copies"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use atoll_key::SecretKey;
 use crate::config::{NodeConfig, StartError};
 use crate::dir::{self, DirError, DirLock, NodeDir};
 use crate::membership::open_admin_key;
-use crate::network::{Network, StoredNetwork, check_replicas, random_seed};
+use crate::network::{DEFAULT_REPLICAS, Network, StoredNetwork, check_replicas, random_seed};
 use crate::peers::{PeerList, PeerMemory};
 use crate::policy::Policy;
 use crate::settings::SettingsStore;
@@ -71,7 +71,10 @@ fn open_network(
     let stored = Network::load(dir)?;
     let (network, is_founder) = match (stored, &config.join) {
         (Some(stored), None) => {
-            stored.network.agrees_with(config.profile).map_err(StartError::Config)?;
+            stored
+                .network
+                .agrees_with(config.profile, config.replicas)
+                .map_err(StartError::Config)?;
             let made_here = stored.bootstrap.as_slice().is_empty();
             return Ok((stored, made_here && !has_joined));
         }
@@ -88,10 +91,11 @@ fn open_network(
             (StoredNetwork { network, bootstrap: code.peer_list() }, false)
         }
         (None, None) => {
-            check_replicas(config.replicas).map_err(StartError::Config)?;
+            let replicas = config.replicas.unwrap_or(DEFAULT_REPLICAS);
+            check_replicas(replicas).map_err(StartError::Config)?;
             let admin = open_admin_key(dir)?.public();
             let profile = config.profile.unwrap_or_default();
-            let network = Network::generate(profile, config.replicas, admin);
+            let network = Network::generate(profile, replicas, admin);
             (StoredNetwork { network, bootstrap: PeerList::default() }, true)
         }
     };

@@ -139,6 +139,9 @@ pub struct Neighbourhood {
     pub joined: bool,
 }
 
+/// Is told of a root of a key and its successors.
+pub type Named = Box<dyn Fn(&[Node]) + Send + Sync>;
+
 /// A node's place on the ring and its routing tables: everything about geometry that the crates
 /// above may know. The methods that return no future answer at once, from memory.
 ///
@@ -248,6 +251,17 @@ pub trait Overlay: Send + Sync + 'static {
     /// The live root of `key`, found by a lookup, followed by its successors as far
     /// as they are known: never empty. The first may be this node itself.
     fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>>;
+
+    /// The same; `named` is told of each root, with its successors, that a node on the way names before that
+    /// root has been asked. They are unverified.
+    fn find_root_telling(
+        &self,
+        key: &Key,
+        named: Named,
+    ) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
+        drop(named);
+        self.find_root(key)
+    }
 
     /// The root of `key` and the nodes after it, from this node's tables if they hold them, else
     /// by a lookup.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use atoll_node::{
-    IdProfile, JoinCode, Node, NodeConfig, StartError, VirtualServers, daemon_runtime,
+    IdProfile, JoinCode, MAX_REPLICAS, Node, NodeConfig, StartError, VirtualServers, daemon_runtime,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -72,6 +72,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PROFILE", value_parser = profile_parser(), conflicts_with = "join")]
     #[arg(hide_possible_values = true)]
     node_ids: Option<IdProfile>,
+
+    /// How many copies of each block a new network keeps, 1 to 8. It can never be changed [default: 3]
+    #[arg(long, value_name = "K", conflicts_with = "join")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REPLICAS)))]
+    replicas: Option<u32>,
 }
 
 /// A list rather than a function, so that shells can complete it.
@@ -97,6 +102,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         virtual_servers: args.virtual_servers,
         cache_bytes: args.cache,
         profile: args.node_ids,
+        replicas: args.replicas,
         walk: Some(Arc::new(VolumeWalk)),
         ..NodeConfig::new(global.dir()?)
     };

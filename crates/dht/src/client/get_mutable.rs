@@ -11,21 +11,27 @@
 //! and joins them: each pair of three updates may have one replica in common, and all three none.
 //! It waits for all replicas that answer in time, as in Pastis (§3.4), so that a liar and a stale
 //! replica hide nothing that the third one holds.
+//!
+//! If the set has to be looked up, a node before the root names it, and the root is asked last. Meanwhile the nodes
+//! that were named are asked for the block already (*early questions*). They count only if the lookup ends at the
+//! same set, so they are trusted no more than others. This takes the place of Past's fast `lookupHandles`, whose
+//! root passes a reader's question on to the replicas (Pastis §3.3): it saves the same trip.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use atoll_env::{BoxFuture, Instant, sleep};
+use atoll_env::{BoxFuture, Instant, Notify, sleep};
 use atoll_key::{BlockId, Key};
 use atoll_net::CallError;
-use atoll_overlay::walk::WalkError;
+use atoll_overlay::walk::{WalkError, may_follow};
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
+use futures_util::future::{Either, pending, select};
 use futures_util::stream::FuturesUnordered;
 
 use super::ask::verified;
 use super::get::{limits, search, send_copies};
-use super::known_sets::NamedNodes;
+use super::known_sets::{KnownSets, NamedNodes};
 use super::replica_selection::by_nearness;
 use super::{Client, FIRST_PAUSE};
 use crate::blocks::{GetError, HeldBlock, Wanted};
@@ -94,9 +100,9 @@ async fn read_set(
 ) -> Result<Sent, GetError> {
     let mut anew = false;
     loop {
-        let named = client.known_sets.find(client, &id.key, anew).await;
-        let mut reading = Reading::new(client, id, wanted, named);
-        reading.ask_all().await;
+        let mut reading = Reading::new(client, id, wanted);
+        reading.find_set(anew).await;
+        reading.hear_all().await;
         let is_confirmed = anew || reading.is_confirmed();
         if is_confirmed || reading.fits().is_some() {
             let asking = reading.asking.take().filter(|_| is_confirmed && reading.is_promised());
@@ -146,52 +152,111 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    fn new(
-        client: &Arc<Client>,
-        id: BlockId,
-        wanted: Wanted,
-        named: Result<NamedNodes, WalkError>,
-    ) -> Reading<'_> {
-        let no_root = named.as_ref().err().map(WalkError::to_string);
-        let nowhere = NamedNodes { nodes: Vec::new(), is_remembered: false };
-        let named = named.unwrap_or(nowhere);
-        let replicas = distinct_peers(&named.nodes, client.config.replicas);
-        let heard = vec![None; replicas.len()];
-        let (waited_for, sends) = (BTreeSet::new(), BTreeSet::new());
-        let calls = FuturesUnordered::new();
-        let asking = ask_for_promises(client, id);
+    fn new(client: &Arc<Client>, id: BlockId, wanted: Wanted) -> Reading<'_> {
         Reading {
             client,
             id,
             wanted,
-            asking,
-            named,
-            no_root,
-            replicas,
-            calls,
-            heard,
-            waited_for,
-            sends,
+            asking: ask_for_promises(client, id),
+            named: NamedNodes { nodes: Vec::new(), is_remembered: false },
+            no_root: None,
+            replicas: Vec::new(),
+            calls: FuturesUnordered::new(),
+            heard: Vec::new(),
+            waited_for: BTreeSet::new(),
+            sends: BTreeSet::new(),
         }
     }
 
-    /// Asks all replicas, until what is wanted has come or no more is to be expected in time.
-    ///
-    /// Once one was found that holds the block, replicas that left an earlier call unanswered are
-    /// not waited for: of many nodes that died at once each would cost the reader its whole
-    /// patience.
-    async fn ask_all(&mut self) {
+    /// Finds the replica set, by a lookup if it is not known, and asks it.
+    async fn find_set(&mut self, anew: bool) {
+        let named = match KnownSets::known(self.client, &self.id.key, anew) {
+            Some(named) => Ok(named),
+            None => self.look_up().await,
+        };
+        match named {
+            Ok(named) => {
+                self.ask_set(distinct_peers(&named.nodes, self.client.config.replicas));
+                self.named = named;
+            }
+            Err(error) => {
+                self.ask_set(Vec::new());
+                self.no_root = Some(error.to_string());
+            }
+        }
+    }
+
+    /// Looks the replica set up, and asks the nodes that are named as such on the way meanwhile.
+    async fn look_up(&mut self) -> Result<NamedNodes, WalkError> {
+        let (client, key) = (self.client, self.id.key);
+        let told = Arc::new((Mutex::new(Vec::new()), Notify::default()));
+        let tells = told.clone();
+        let asks_early = client.config.mechanisms.early_questions;
+        let named = move |nodes: &[Node]| {
+            if asks_early {
+                *tells.0.lock().expect("no holder of this lock panics") = nodes.to_vec();
+                tells.1.notify();
+            }
+        };
+        let mut lookup = Box::pin(KnownSets::look_up(client, &key, Box::new(named)));
+        loop {
+            let answered = {
+                let (named, answer) = (told.1.notified(), next_of(&mut self.calls));
+                let (named, answer) = (std::pin::pin!(named), std::pin::pin!(answer));
+                match select(&mut lookup, select(named, answer)).await {
+                    Either::Left((found, _)) => return found,
+                    Either::Right((Either::Left(_), _)) => None,
+                    Either::Right((Either::Right((answered, _)), _)) => Some(answered),
+                }
+            };
+            if let Some((at, answer)) = answered {
+                self.take(at, answer);
+                continue;
+            }
+            let named = told.0.lock().expect("no holder of this lock panics").clone();
+            let set = distinct_peers(&named, client.config.replicas);
+            // A shorter list cannot be the set. Once a lookup: liars on the way could name ever new nodes.
+            let may_be_it =
+                set.len() == client.config.replicas && may_follow(&*client.overlay, &key, &named);
+            if may_be_it && self.replicas.is_empty() {
+                self.ask_set(set);
+            }
+        }
+    }
+
+    /// Asks all of a replica set: the nearest for the block, the others for their versions. Does nothing if these
+    /// are being asked.
+    fn ask_set(&mut self, replicas: Vec<Node>) {
+        if self.replicas == replicas {
+            return;
+        }
+        self.calls = FuturesUnordered::new();
+        self.heard = vec![None; replicas.len()];
+        self.sends = BTreeSet::new();
+        self.replicas = replicas;
         let all = 0..self.replicas.len();
         self.waited_for = all.filter(|at| answers(self.client, &self.replicas[*at])).collect();
         let nearest = self.nearest(0..self.replicas.len());
         for at in 0..self.replicas.len() {
             self.ask(at, Some(at) == nearest);
         }
+    }
+
+    fn take(&mut self, at: usize, answer: Answer) {
+        self.waited_for.remove(&at);
+        self.heard[at] = Some(answer);
+        self.ask_for_newest();
+    }
+
+    /// Hears all replicas, until what is wanted has come or no more is to be expected in time.
+    ///
+    /// Once one was found that holds the block, replicas that left an earlier call unanswered are
+    /// not waited for: of many nodes that died at once each would cost the reader its whole
+    /// patience.
+    async fn hear_all(&mut self) {
         while !self.is_over() {
             let Some((at, answer)) = self.calls.next().await else { return };
-            self.waited_for.remove(&at);
-            self.heard[at] = Some(answer);
-            self.ask_for_newest();
+            self.take(at, answer);
         }
     }
 
@@ -386,6 +451,14 @@ impl Reading<'_> {
     }
 }
 
+/// The next answer; never, if none is under way.
+async fn next_of(calls: &mut FuturesUnordered<Call>) -> (usize, Answer) {
+    match calls.next().await {
+        Some(answered) => answered,
+        None => pending().await,
+    }
+}
+
 /// The newer of two blocks, or both of them joined.
 fn newer(id: BlockId, a: Option<Sent>, b: Option<Sent>) -> Option<Sent> {
     let (a, b) = match (a, b) {
@@ -479,7 +552,7 @@ pub(crate) async fn watch(
     id: BlockId,
     seen: u64,
 ) -> Result<Option<HeldBlock>, GetError> {
-    let named = client.known_sets.find(client, &id.key, true).await;
+    let named = KnownSets::find(client, &id.key, true).await;
     let unavailable = |told: String| GetError::Unavailable { key: id.key, told };
     let named = named.map_err(|error| unavailable(error.to_string()))?;
     let replicas = distinct_peers(&named.nodes, client.config.replicas);

@@ -6,30 +6,45 @@
 //! root that lies could keep up a set that it no longer heads, so a set is forgotten after
 //! [`MAX_AGE`] in any case.
 //!
+//! Sets are looked up ahead of their use: one that is used shortly before it would be forgotten is looked up
+//! again in the background, and a client says which blocks it may write soon ([`prepare`]).
+//!
 //! The table is bounded: beyond [`MAX_SETS`] the set looked up longest ago is forgotten.
 
-use std::sync::{Mutex, MutexGuard};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::Key;
-use atoll_overlay::Node;
 use atoll_overlay::walk::WalkError;
+use atoll_overlay::{Named, Node};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::Client;
 use super::recent::Recent;
-use crate::context::Context;
 use crate::placement::set_tag;
 
 /// Sets remembered. A guess: the files that a busy mount has open, several times over.
 const MAX_SETS: usize = 4096;
 /// How long a set is believed. A guess: lookups again each minute cost little.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// One that is used after so long is looked up again in the background. A guess: a lookup that meets dead
+/// nodes takes less than what is left.
+const RENEW_AFTER: Duration = Duration::from_secs(40);
+/// So many lookups of a node run in the background at once; further sets are looked up when they are used.
+/// A guess: a mount asks for at most half as many.
+const MAX_AHEAD: usize = 16;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSets {
     /// With the time of each lookup.
     sets: Mutex<Recent<(Vec<Node>, Instant), MAX_SETS>>,
+    /// Keys that are being looked up in the background.
+    ahead: Mutex<BTreeSet<Key>>,
 }
 
 /// The root of a key and the nodes after it.
@@ -54,34 +69,109 @@ impl KnownSets {
         self.sets.lock().expect("no holder of this lock panics")
     }
 
-    /// The root and its successors: from the routing tables, as remembered unless `anew`, or by a
-    /// lookup.
+    /// The root and its successors, if no lookup is needed: from the routing tables, or as remembered unless
+    /// `anew`.
+    pub(super) fn known(client: &Arc<Client>, key: &Key, anew: bool) -> Option<NamedNodes> {
+        if let Some(nodes) = client.overlay.known_successors(key) {
+            return Some(NamedNodes { nodes, is_remembered: false });
+        }
+        if !client.config.mechanisms.known_sets || anew {
+            return None;
+        }
+        let (nodes, age) = client.known_sets.remembered(key, client.env.now())?;
+        if age >= RENEW_AFTER {
+            look_up_ahead(client, *key);
+        }
+        Some(NamedNodes { nodes, is_remembered: true })
+    }
+
+    /// By a lookup, which tells `named` of each root and its successors that a node on the way names. They are
+    /// unverified.
+    ///
+    /// # Errors
+    /// If the lookup fails.
+    pub(super) async fn look_up(
+        client: &Arc<Client>,
+        key: &Key,
+        named: Named,
+    ) -> Result<NamedNodes, WalkError> {
+        let nodes = client.overlay.find_root_telling(key, named).await?;
+        client.known_sets.lock().note(*key, (nodes.clone(), client.env.now()));
+        Ok(NamedNodes { nodes, is_remembered: false })
+    }
+
+    /// The root and its successors, in one of both ways.
     ///
     /// # Errors
     /// If the lookup fails.
     pub(super) async fn find(
-        &self,
-        context: &Context,
+        client: &Arc<Client>,
         key: &Key,
         anew: bool,
     ) -> Result<NamedNodes, WalkError> {
-        if let Some(nodes) = context.overlay.known_successors(key) {
-            return Ok(NamedNodes { nodes, is_remembered: false });
+        match KnownSets::known(client, key, anew) {
+            Some(named) => Ok(named),
+            None => KnownSets::look_up(client, key, Box::new(|_| {})).await,
         }
-        let may_remember = context.config.mechanisms.known_sets && !anew;
-        let remembered = self.remembered(key, context.env.now()).filter(|_| may_remember);
-        if let Some(nodes) = remembered {
-            return Ok(NamedNodes { nodes, is_remembered: true });
-        }
-        let nodes = context.overlay.find_root(key).await?;
-        self.lock().note(*key, (nodes.clone(), context.env.now()));
-        Ok(NamedNodes { nodes, is_remembered: false })
     }
 
-    fn remembered(&self, key: &Key, now: Instant) -> Option<Vec<Node>> {
+    /// With the time since the lookup.
+    fn remembered(&self, key: &Key, now: Instant) -> Option<(Vec<Node>, Duration)> {
         let sets = self.lock();
         let (nodes, since) = sets.get(key)?;
-        (now.since(*since) < MAX_AGE).then(|| nodes.clone())
+        let age = now.since(*since);
+        (age < MAX_AGE).then(|| (nodes.clone(), age))
+    }
+
+    fn lock_ahead(&self) -> MutexGuard<'_, BTreeSet<Key>> {
+        self.ahead.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// Looks up where mutable blocks go that this node's client may write soon; resolves when that is known, or
+/// cannot be found out.
+pub(crate) async fn prepare(client: &Arc<Client>, keys: Vec<Key>) {
+    if !client.config.mechanisms.sets_ahead || !client.config.mechanisms.known_sets {
+        return;
+    }
+    let unknown = keys.into_iter().filter(|key| KnownSets::known(client, key, false).is_none());
+    let mut lookups: FuturesUnordered<_> = unknown.filter_map(|key| ahead(client, key)).collect();
+    while lookups.next().await.is_some() {}
+}
+
+/// Looks a set up in the background.
+fn look_up_ahead(client: &Arc<Client>, key: Key) {
+    if client.config.mechanisms.sets_ahead
+        && let Some(lookup) = ahead(client, key)
+    {
+        client.env.spawn(Box::pin(lookup));
+    }
+}
+
+/// A lookup that nobody waits for, unless it is under way or there are too many.
+fn ahead(client: &Arc<Client>, key: Key) -> Option<impl Future<Output = ()> + Send + 'static> {
+    let mut under_way = client.known_sets.lock_ahead();
+    if under_way.len() >= MAX_AHEAD || !under_way.insert(key) {
+        return None;
+    }
+    let done = Done { client: client.clone(), key };
+    Some(async move {
+        if let Err(error) = KnownSets::look_up(&done.client, &key, Box::new(|_| {})).await {
+            tracing::debug!(%key, %error, "a replica set was not found ahead of its use");
+        }
+        drop(done);
+    })
+}
+
+/// Ends a lookup in the background, also one that is dropped.
+struct Done {
+    client: Arc<Client>,
+    key: Key,
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        self.client.known_sets.lock_ahead().remove(&self.key);
     }
 }
 
@@ -102,7 +192,7 @@ mod tests {
         let (sets, start, key) = (KnownSets::default(), Instant::default(), Key::hashed([1; 32]));
         let at = |secs: u64| start + Duration::from_secs(secs);
         sets.lock().note(key, (nodes(3), at(0)));
-        assert_eq!(sets.remembered(&key, at(59)), Some(nodes(3)));
+        assert_eq!(sets.remembered(&key, at(59)), Some((nodes(3), Duration::from_secs(59))));
         assert_eq!(sets.remembered(&key, at(60)), None);
     }
 

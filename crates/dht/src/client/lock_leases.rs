@@ -20,6 +20,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::Client;
+use super::known_sets::KnownSets;
 use crate::locks::{LockGrant, LockLease, LockRefusal, LockStep, place};
 use crate::placement::{set_tag, size_of};
 use crate::rpc::{Lock, LockReply, LockStatus, is_majority};
@@ -42,7 +43,7 @@ async fn ask_set(
     ask: LockLease,
     anew: bool,
 ) -> Result<LockGrant, LockRefusal> {
-    let named = client.known_sets.find(client, &place(&ask.key), anew).await;
+    let named = KnownSets::find(client, &place(&ask.key), anew).await;
     let named = named.map_err(|error| LockRefusal::NoMajority(error.to_string()))?;
     let set = distinct_peers(&named.nodes, client.config.replicas);
     let wanted = u32::try_from(size_of(client, &set)).expect("k is small");

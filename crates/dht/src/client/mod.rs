@@ -6,7 +6,7 @@ mod block_times;
 pub(crate) mod get;
 pub(crate) mod get_mutable;
 pub(crate) mod inspect;
-mod known_sets;
+pub(crate) mod known_sets;
 pub(crate) mod lock_leases;
 pub(crate) mod put;
 mod put_batch;

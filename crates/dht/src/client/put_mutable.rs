@@ -29,6 +29,7 @@ use futures_util::future::join_all;
 use super::Client;
 use super::ack_verification::Said;
 use super::get_mutable::ask_for_promises;
+use super::known_sets::KnownSets;
 use super::put_batch::{Direct, Outcome, Tally};
 use crate::accounting::admission::Origin;
 use crate::blocks::HeldBlock;
@@ -54,7 +55,7 @@ pub(super) async fn put_mutable(
     anew: bool,
 ) -> Outcome {
     let key = block.header.key;
-    let named = match client.known_sets.find(client, &key, anew).await {
+    let named = match KnownSets::find(client, &key, anew).await {
         Ok(named) => named,
         Err(error) => return Outcome::Again(holders, error.to_string()),
     };

@@ -6,15 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use atoll_dht::{
-    Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted, rpc,
+    Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, Mechanisms, NewBlock, PutError, Renewed,
+    Wanted, rpc,
 };
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::{BlockId, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
-use atoll_sim::{Latency, SimConfig};
+use atoll_overlay::chord::TablePolicy;
+use atoll_sim::{Latency, Sim, SimConfig};
 use atoll_store::MemoryStore;
 use futures_util::future::{join, join_all};
 
+use crate::perfect;
 use crate::ring::{MINUTE, ROOMY, Ring, block, prompt};
 
 /// One way, between any two nodes.
@@ -73,6 +76,74 @@ fn a_mutable_block_is_written_and_read_again_in_one_round_trip() {
         let (held, took) = timed(&ring, again);
         assert_eq!(held.expect("there").version, 2);
         assert_eq!(took, ROUND_TRIP, "reading {owner}");
+    }
+}
+
+/// The replica sets of these are found by two questions or more, the last of them to the root.
+fn first_reads(early_questions: bool) -> Vec<Duration> {
+    let latency = Latency::Flat(LATENCY);
+    let sim = Sim::new(SimConfig { seed: 4, latency, ..SimConfig::default() });
+    let mechanisms = Mechanisms { early_questions, ..Mechanisms::default() };
+    let config = DhtConfig { mechanisms, ..prompt() };
+    let dhts = perfect::ring_of(&sim, 200, TablePolicy::Fingers, &config);
+    let blocks = (0..12).map(|owner| signed(owner, 1, b"payload"));
+    let took = blocks.map(|block| {
+        let id = block.id();
+        let put = dhts[0].put_signed(block);
+        sim.block_on(MINUTE, put).expect("it ends").expect("it is new");
+        let began = sim.now();
+        let read = sim.block_on(MINUTE, dhts[100].get_block(id, Wanted::Newest));
+        assert_eq!(read.expect("it ends").expect("it is there").version, 1);
+        sim.now().since(began)
+    });
+    let took = took.collect();
+    sim.shut_down();
+    took
+}
+
+/// Pastis §3.3: "having the root node of the block directly forward the request … to the nodes in the replicas
+/// set, thus saving the return trip to the caller".
+#[test]
+fn replicas_are_asked_while_the_root_is() {
+    let (without, with) = (first_reads(false), first_reads(true));
+    let saved = |(without, with): (&Duration, &Duration)| *without == *with + ROUND_TRIP;
+    let lookups = without.iter().filter(|took| **took >= ROUND_TRIP * 3).count();
+    assert!(lookups >= 9, "{without:?}");
+    let saved = without.iter().zip(&with).filter(|both| saved(*both)).count();
+    assert_eq!(saved, lookups, "{without:?} {with:?}");
+}
+
+#[test]
+fn where_new_blocks_go_is_looked_up_before_they_are_written() {
+    let ring = large_ring(9);
+    let dht = &ring.members[0].dht;
+    // All nodes come to know the publisher.
+    for owner in 100..200 {
+        put(&ring, 0, signed(owner, 1, b"payload")).expect("it is new");
+    }
+    let mut looked_up = 0;
+    for owner in 0..12 {
+        let block = signed(owner, 1, b"payload");
+        let ((), prepared) = timed(&ring, dht.prepare(vec![block.id()]));
+        looked_up += usize::from(prepared > Duration::ZERO);
+        let (stored, took) = timed(&ring, dht.put_signed(block));
+        assert_eq!((stored, took), (Ok(()), ROUND_TRIP), "block {owner}");
+    }
+    assert!(looked_up >= 6, "{looked_up} lookups");
+}
+
+/// A replica set that is in use is looked up again before it would be forgotten, and nobody waits for that.
+#[test]
+fn a_replica_set_in_use_is_not_waited_for_each_minute() {
+    let ring = large_ring(10);
+    let id = signed(1, 0, b"").id();
+    let writer = outside(&ring, id);
+    for version in 1..20 {
+        let (stored, took) =
+            timed(&ring, ring.members[writer].dht.put_signed(signed(1, version, b"payload")));
+        assert_eq!(stored, Ok(()));
+        assert!(version == 1 || took == ROUND_TRIP, "version {version} took {took:?}");
+        ring.sim.run_for(Duration::from_secs(15));
     }
 }
 

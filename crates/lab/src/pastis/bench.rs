@@ -1,9 +1,9 @@
 //! One run of the paper's benchmark: a ring at rest, a shared volume on it, and clients that do the
 //! five phases, each through a node of its own (Pastis §5).
 //!
-//! Only the clients' nodes keep their tables up: nothing changes in the ring, and the upkeep of ten
-//! thousands of nodes would cost the processor more than all the rest. They rest for two minutes
-//! before the first phase, so that they know how far other nodes are.
+//! Unless all upkeep is wanted, only the clients' nodes keep their tables up: nothing changes in the ring, and
+//! the upkeep of ten thousands of nodes would cost the processor more than all the rest. They rest for two
+//! minutes before the first phase, so that they know how far other nodes are.
 //!
 //! Invariant: a run follows from its [`Run`], bytes for bytes.
 
@@ -78,8 +78,15 @@ pub(super) struct Run {
     pub link: Option<u64>,
     /// Whether calls travel on TCP connections with TLS, which their first caller opens.
     pub over_tcp: bool,
+    /// Whether all nodes keep their tables up, and not only those of the clients.
+    pub upkeep: bool,
     pub consistency: Consistency,
+    /// Whether replica sets are remembered.
     pub knows_sets: bool,
+    /// Whether they are looked up before they are needed.
+    pub looks_up_ahead: bool,
+    /// Whether replicas are asked while their set is looked up: what there is of fast `lookupHandles`.
+    pub asks_early: bool,
     pub out_of_date: OutOfDate,
 }
 
@@ -142,6 +149,8 @@ impl Run {
         // Past fetches from the nearest replica that its routing finds (§2.2).
         dht.replica_choice = ReplicaChoice::Nearest;
         dht.mechanisms.known_sets = self.knows_sets;
+        dht.mechanisms.sets_ahead = self.looks_up_ahead;
+        dht.mechanisms.early_questions = self.asks_early;
         // In the paper each open reads the inode anew (§3.2).
         dht.mechanisms.call_backs = self.setting == Setting::Default;
         // A node names a root from its list with at least half of the list, which has to hold a replica
@@ -166,7 +175,7 @@ impl Run {
             nodes: self.nodes,
             chord,
             dht,
-            upkeep: false,
+            upkeep: self.upkeep,
             virtual_servers: Vec::new(),
             network: Network {
                 latency: Some(self.latency.clone()),
@@ -191,11 +200,16 @@ impl Run {
     /// Makes the run.
     pub(super) fn measure(&self) -> Result<Measured, LabError> {
         assert!(self.clients <= self.nodes, "a client has a node of its own");
-        let ring = Ring::with_idle_nodes(&self.plan());
+        let ring = match self.upkeep {
+            true => Ring::new(&self.plan()),
+            false => Ring::with_idle_nodes(&self.plan()),
+        };
         if self.out_of_date == OutOfDate::Sets {
             name_outdated_sets(&ring);
         }
-        (0..self.clients).for_each(|client| ring.start_upkeep(client));
+        if !self.upkeep {
+            (0..self.clients).for_each(|client| ring.start_upkeep(client));
+        }
         ring.sim.run_for(REST);
         let tree = SourceTree::new(TreeSize::Small);
         let clients = ring.block_on(self.prepare(&ring))?.map_err(LabError::Failed)?;

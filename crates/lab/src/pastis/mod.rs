@@ -4,6 +4,7 @@
 //!
 //! | module | figures |
 //! |---|---|
+//! | [`prediction`] | 3: the simulator's part of the comparison with real nodes, which `atoll-bench` makes |
 //! | [`size`] | 4: the time of the benchmark against the number of nodes |
 //! | [`replication`] | 5, 6, 7: against the number of replicas |
 //! | [`clients`] | 8: against the number of clients that work at once |
@@ -26,6 +27,7 @@ pub(crate) mod clients;
 pub(crate) mod consistency;
 mod observed;
 mod outdated;
+mod prediction;
 pub(crate) mod replication;
 pub(crate) mod size;
 
@@ -35,6 +37,7 @@ use atoll_volume::shared::Consistency;
 use crate::setting::Setting;
 use crate::statistics::{Summary, summary};
 use bench::{Measured, OutOfDate, Routing, Run};
+pub use prediction::Prediction;
 
 /// The paper's large network (§5.2 to §5.6).
 const NODES: usize = 32_768;
@@ -55,8 +58,11 @@ fn on_sphere(setting: Setting, nodes: usize, replicas: usize, seed: u64) -> Run 
         latency: Latency::Sphere { max: PASTIS_SPHERE_MAX },
         link: None,
         over_tcp: false,
+        upkeep: false,
         consistency: Consistency::CloseToOpen,
         knows_sets: setting == Setting::Default,
+        looks_up_ahead: setting == Setting::Default,
+        asks_early: setting == Setting::Default,
         out_of_date: OutOfDate::Nothing,
     }
 }

@@ -171,6 +171,11 @@ impl Blocks for Observed {
         })
     }
 
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        // Nothing waits for it.
+        self.blocks.prepare(ids)
+    }
+
     fn watch(
         &self,
         id: BlockId,

@@ -36,17 +36,20 @@ const PAPER: [(usize, f64); 2] = [(16, 311.0), (NODES, 353.0)];
 enum Case {
     Paper,
     Default,
+    /// The default settings, but no replica set is looked up before it is needed.
+    NotAhead,
     Tcp,
     Fingers,
 }
 
 impl Case {
-    const ALL: [Case; 4] = [Case::Paper, Case::Default, Case::Tcp, Case::Fingers];
+    const ALL: [Case; 5] = [Case::Paper, Case::Default, Case::NotAhead, Case::Tcp, Case::Fingers];
 
     fn name(self) -> &'static str {
         match self {
             Case::Paper => "paper",
             Case::Default => "default",
+            Case::NotAhead => "default-not-ahead",
             Case::Tcp => "default-over-tcp",
             Case::Fingers => "paper-with-fingers",
         }
@@ -56,7 +59,9 @@ impl Case {
         let is_paper = matches!(self, Case::Paper | Case::Fingers);
         let setting = if is_paper { Setting::Paper } else { Setting::Default };
         let routing = if self == Case::Fingers { Routing::Fingers } else { Routing::AsShipped };
-        Run { routing, over_tcp: self == Case::Tcp, ..on_sphere(setting, nodes, 1, seed) }
+        let usual = on_sphere(setting, nodes, 1, seed);
+        let looks_up_ahead = usual.looks_up_ahead && self != Case::NotAhead;
+        Run { routing, over_tcp: self == Case::Tcp, looks_up_ahead, ..usual }
     }
 }
 
@@ -135,6 +140,11 @@ fn outcome(found: &Found, sizes: &[usize], seeds: Vec<u64>) -> Outcome {
              large ring each inode is looked up before its replica is asked first, and again when the \
              replica set that is remembered is a minute old; in the paper's settings each time."
                 .into(),
+            aside(
+                Case::NotAhead,
+                "In the default settings a mount has the places of the next inodes looked up while it writes; \
+                 without that",
+            ),
             aside(
                 Case::Tcp,
                 "As shipped calls travel on TCP connections with TLS, and the first call to a node \

@@ -19,7 +19,7 @@ use crate::config::StartError;
 use crate::control::blocks::{AskReplicas, AskUses, BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Put, Reclaim, Renew, Replicas, SetQuota, ShowQuota, Uses, Watch,
+    ForgetAbsent, Get, Lock, Prepare, Put, Reclaim, Renew, Replicas, SetQuota, ShowQuota, Uses, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -176,6 +176,15 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
         Box::pin(async move {
             let renewed = target.renew_blocks(renew.try_into()?).await;
             Ok(Ok(Outcomes::of_renewal(renewed)))
+        })
+    });
+    let target = blocks.clone();
+    calls.on::<Prepare>(move |call| {
+        let target = target.clone();
+        Box::pin(async move {
+            let ids = call.ids.0.into_iter().map(BlockId::try_from).collect::<Result<_, _>>()?;
+            target.prepare(ids).await;
+            Ok(Ok(Empty {}))
         })
     });
     let target = blocks.clone();

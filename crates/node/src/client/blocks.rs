@@ -3,15 +3,15 @@
 //! Everything received is verified again: not even the own node can pass on wrong bytes.
 
 use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
-    PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, MAX_PREPARED,
+    NewBlock, PutError, Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
 use atoll_key::{BlockId, Key};
 
 use super::{Client, ClientError, Inner};
 use crate::control::blocks::{
-    AskReplicas, AskUses, BlockList, Changed, Get, Outcomes, Renew, Watch, WireId,
+    AskReplicas, AskUses, BlockList, Changed, Get, Outcomes, Prepare, Renew, Watch, WireId,
 };
 use crate::control::body::{Json, WithPart};
 use crate::control::calls::{self, ControlCall};
@@ -122,6 +122,15 @@ impl Blocks for Client {
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.watch(id, seen).await })
+    }
+
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        let inner = self.inner.clone();
+        let ids: Vec<WireId> = ids.into_iter().take(MAX_PREPARED).map(WireId::from).collect();
+        Box::pin(async move {
+            // What is not looked up ahead is looked up when it is needed.
+            let _ = inner.call::<calls::Prepare>(Prepare { ids: ids.into() }).await;
+        })
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

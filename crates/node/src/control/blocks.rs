@@ -1,7 +1,7 @@
 //! The messages of the calls for blocks: what [`atoll_dht::Blocks`] takes and gives, as headers.
 
 use atoll_dht::rpc::Lock;
-use atoll_dht::{LeaseRenewal, LockGrant, NewBlock, PutError, Renewed, Wanted};
+use atoll_dht::{LeaseRenewal, LockGrant, MAX_PREPARED, NewBlock, PutError, Renewed, Wanted};
 use atoll_key::{BlockId, BlockKind, Key};
 use atoll_net::Refusal;
 use atoll_net::header::Capped;
@@ -77,6 +77,14 @@ pub(crate) struct Watch {
     /// The version that the caller has seen.
     #[n(1)]
     pub seen: u64,
+}
+
+/// Blocks that may be written soon.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Prepare {
+    #[n(0)]
+    pub ids: Capped<WireId, MAX_PREPARED>,
 }
 
 /// A block to be stored; the part of the same number has its bytes.
@@ -173,7 +181,7 @@ pub(crate) struct Outcomes {
     errors: Capped<PutFailed, MAX_ERRORS>,
 }
 
-header_only!(Get, Watch, Renew, Outcomes, Lock, LockGrant, AskReplicas, AskUses);
+header_only!(Get, Watch, Prepare, Renew, Outcomes, Lock, LockGrant, AskReplicas, AskUses);
 
 const HELD: u8 = 0;
 const LACKING: u8 = 1;

@@ -143,6 +143,9 @@ calls! {
     Uses = 0x0307 "uses" Owner
         blocks::AskUses ["0 name of a mutable block, 1 key of a lock (64 bytes)", "–"]
         => Json<UsesReport> ["–", "JSON: which nodes have read the block of late, and which have the lock"] or Never;
+    Prepare = 0x0308 "prepare" Owner
+        blocks::Prepare ["0 names of blocks that may be written soon (at most 8)", "–"]
+        => Empty ["–", "–"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner

@@ -1,5 +1,7 @@
 //! The calls a Chord node makes.
 
+use std::sync::Arc;
+
 use atoll_key::Key;
 use atoll_net::{CallError, Peer, Refusal, Request};
 use futures_util::FutureExt;
@@ -10,10 +12,10 @@ use super::messages::{
     self, Alive, AskRoute, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED, Nudge,
     Ping, Reached, Seen, Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
-use crate::Node;
 use crate::chord::ring::servers::SuccessorAnswer;
 use crate::chord::ring::state::Told;
 use crate::walk::{Answer, Found, Start, Step, WalkError, WalkLimits, walk_from};
+use crate::{Named, Node, Route};
 use atoll_env::BoxFuture;
 
 /// Whether the node that gave this answer cannot serve as a neighbour: it is dead, on no ring, or
@@ -202,7 +204,30 @@ impl Chord {
         start: Start<'_>,
         limits: WalkLimits,
     ) -> Result<Found<Vec<Node>>, WalkError> {
-        let step = |node, as_root| self.route_step(node, *key, as_root);
+        let named: Arc<Named> = Arc::new(Box::new(|_| {}));
+        self.walk_to_root_telling(key, start, limits, &named).await
+    }
+
+    /// The same; tells of each root that a node on the way names.
+    pub(super) async fn walk_to_root_telling(
+        &self,
+        key: &Key,
+        start: Start<'_>,
+        limits: WalkLimits,
+        named: &Arc<Named>,
+    ) -> Result<Found<Vec<Node>>, WalkError> {
+        let step = |node, as_root| -> BoxFuture<'static, _> {
+            let (answer, named) = (self.route_step(node, *key, as_root), named.clone());
+            Box::pin(async move {
+                let answer = answer.await;
+                if let Ok(Step::Route(Route::Root(nodes))) = &answer
+                    && !as_root
+                {
+                    named(nodes);
+                }
+                answer
+            })
+        };
         root_of(walk_from(start, &*self.env, self, key, limits, step).boxed().await)
     }
 }

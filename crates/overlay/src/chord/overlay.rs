@@ -1,5 +1,7 @@
 //! Chord's implementation of the [`Overlay`] trait, for the crates above.
 
+use std::sync::Arc;
+
 use atoll_env::BoxFuture;
 use atoll_key::Key;
 use atoll_net::Peer;
@@ -9,7 +11,7 @@ use super::Chord;
 use crate::clock::ClockReport;
 use crate::peer_book::PeerBook;
 use crate::walk::{Start, WalkError, WalkLimits};
-use crate::{Neighbourhood, Node, Overlay, Route};
+use crate::{Named, Neighbourhood, Node, Overlay, Route};
 
 impl Overlay for Chord {
     fn neighbourhoods(&self) -> Vec<Neighbourhood> {
@@ -72,10 +74,21 @@ impl Overlay for Chord {
     }
 
     fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
+        self.find_root_telling(key, Box::new(|_| {}))
+    }
+
+    fn find_root_telling(
+        &self,
+        key: &Key,
+        named: Named,
+    ) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
         let (chord, key) = (self.arc(), *key);
         // The caller does not wait for a dead node on the way.
         let limits = WalkLimits { hedge: true, ..self.root_limits() };
-        Box::pin(async move { Ok(chord.walk_to_root(&key, Start::OwnTables, limits).await?.value) })
+        Box::pin(async move {
+            let named = Arc::new(named);
+            Ok(chord.walk_to_root_telling(&key, Start::OwnTables, limits, &named).await?.value)
+        })
     }
 
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {

@@ -102,6 +102,10 @@ impl Blocks for InlineBlocks {
         self.ring.watch(id, seen)
     }
 
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        self.ring.prepare(ids)
+    }
+
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
         self.ring.lock_lease(ask)
     }

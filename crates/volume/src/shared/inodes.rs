@@ -35,7 +35,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
 use atoll_env::{Env, Instant};
 use atoll_key::kinds::certified::{Binding, CertifiedBlock, Dot, WriterId};
-use atoll_key::{BlockHash, GroupId, NotAdmitted, UserId, VolumeId};
+use atoll_key::{BlockHash, BlockId, GroupId, NotAdmitted, UserId, VolumeId};
 use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -438,6 +438,12 @@ impl Inodes {
     /// What is known of an inode, however old it is.
     pub(super) fn known(&self, key: InodeKey) -> Option<Arc<Version>> {
         self.state(key).known().version().cloned()
+    }
+
+    /// The block of an inode of this number that `groups` may write.
+    pub(super) fn block_of(&self, groups: &[GroupId], number: [u8; 16]) -> Option<BlockId> {
+        let binding = Binding::new(self.volume, number, groups)?;
+        Some(CertifiedBlock::id_at(binding.key()))
     }
 
     /// Makes an inode that members of `groups` may write.

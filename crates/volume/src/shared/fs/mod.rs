@@ -11,6 +11,7 @@
 mod ahead;
 mod attributes;
 mod conflicts;
+mod drawn;
 mod files;
 mod history;
 mod listing;
@@ -38,6 +39,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use self::ahead::LookupAhead;
+use self::drawn::DrawnNumbers;
 pub use self::history::PastFs;
 use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
@@ -167,6 +169,7 @@ struct Shared {
     /// Files that were written a moment ago.
     written: Mutex<Places>,
     ahead: Mutex<LookupAhead>,
+    drawn: DrawnNumbers,
     has_ended: AtomicBool,
 }
 
@@ -220,6 +223,7 @@ impl SharedFs {
             removals: Removals::default(),
             written: Mutex::default(),
             ahead: Mutex::default(),
+            drawn: DrawnNumbers::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;

@@ -224,7 +224,7 @@ impl Shared {
         let attributes = new_attributes(&directory, caller, (kind, mode), now);
         // Whoever may write the directory may write what is made in it (design §4).
         let groups = directory.block.groups();
-        let made = self.inodes.create(groups, self.random_number(), |added| Inode {
+        let made = self.inodes.create(groups, self.next_number(groups), |added| Inode {
             attributes,
             links: BTreeSet::from([Link { added, directory: directory_key }]),
             past: None,

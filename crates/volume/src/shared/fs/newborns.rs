@@ -91,7 +91,7 @@ impl Shared {
         let attributes = new_attributes(&directory, caller, (FileKind::Regular, mode), now);
         // The directory's writers may write what is made in it (design §4).
         let groups = directory.block.groups();
-        let made = self.inodes.begin(groups, self.random_number(), |added| {
+        let made = self.inodes.begin(groups, self.next_number(groups), |added| {
             let written = Written { dot: added, time_ms };
             let links = BTreeSet::from([Link { added, directory: directory_key }]);
             let contents = Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written };

@@ -31,6 +31,8 @@ struct Counted {
     removed: Arc<AtomicUsize>,
     /// The replicas of this block do not answer.
     absent: Arc<Mutex<Option<Key>>>,
+    /// Where these go was looked up ahead, in their order.
+    prepared: Arc<Mutex<Vec<Key>>>,
 }
 
 impl Counted {
@@ -74,6 +76,11 @@ impl Blocks for Counted {
         renewal: LeaseRenewal,
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         self.blocks.renew_blocks(renewal)
+    }
+
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        self.prepared.lock().expect("unpoisoned").extend(ids.iter().map(|id| id.key));
+        Box::pin(async {})
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
@@ -155,6 +162,27 @@ async fn names(fs: &SharedFs) -> Vec<String> {
     }
     fs.closedir(ROOT, opened.handle).await.expect("closes");
     names
+}
+
+/// In a large network a lookup takes as long as both writes that a new file costs.
+#[tokio::test]
+async fn where_the_next_files_go_is_looked_up_ahead() {
+    let (counted, one, _) = two_mounts().await;
+    for n in 0..40 {
+        made(&one, ROOT, &format!("file{n}"), "contents").await;
+        // The lookups.
+        tokio::task::yield_now().await;
+    }
+    let put = counted.take();
+    let inodes: Vec<Key> = put.iter().step_by(2).copied().collect();
+    let prepared = counted.prepared.lock().expect("unpoisoned").clone();
+    assert_eq!(inodes.len(), 40);
+    assert_eq!(
+        inodes[1..],
+        prepared[..39],
+        "all but the first, in the order in which they were drawn"
+    );
+    assert!((39..=47).contains(&prepared.len()), "{} were looked up", prepared.len());
 }
 
 #[tokio::test]
