@@ -24,7 +24,7 @@ use atoll_vfs::FileSystem;
 use atoll_volume::owned::history::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
 use atoll_volume::shared::access::NotReader;
-use atoll_volume::shared::{Consistency, OpenError, SharedFs, SharedOptions, access};
+use atoll_volume::shared::{Consistency, OpenError, SharedFs, SharedOptions, Spooled, access};
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
@@ -40,6 +40,7 @@ use crate::own_volume;
 use crate::read_key::{self, Found, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
+use crate::shared_spool;
 use crate::spool;
 use crate::units;
 use crate::user;
@@ -60,7 +61,8 @@ fsync(2), or within about ten seconds. What is not there yet when this machine o
 process dies, the next mount of the name brings there, or the node within a minute. One mount
 writes a volume at a time.
 A shared volume (`atoll volume create --shared`) is mounted by many at the same time, read-write by those
-whom it was granted to (`atoll id`), read-only by others. What is written is on the ring after close(2).
+whom it was granted to (`atoll id`), read-only by others. What is written is on the ring after close(2);
+while the ring cannot be reached it waits on this machine's disk, and `atoll status` says so.
 With --consistency cto (close-to-open) a file that is opened shows all that others have closed before;
 with ryw (read-your-writes) what this mount wrote itself, and what others did somewhat later, which is faster.
 NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
@@ -165,7 +167,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         _ => {}
     }
     if !args.foreground {
-        return in_background(args, global);
+        return in_background_or_told(args, global);
     }
     mount_server::run(args.announce, async {
         match &args.target {
@@ -175,7 +177,8 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 if is_shared(&client, address.volume.0).await && address.at.is_none() {
                     let user = user::key(&global.dir()?)?;
                     let (volume, fs_name) = (address.volume.0, address.to_string());
-                    return serve_shared(args, (env, client), volume, user, fs_name).await;
+                    return serve_shared(args, global, (env, client), (volume, user), fs_name)
+                        .await;
                 }
                 serve(args, env, client, address, read_key).await
             }
@@ -200,20 +203,16 @@ async fn is_shared(client: &Arc<Client>, volume: VolumeId) -> bool {
 /// Serves a shared volume, read-write if the user may write it.
 async fn serve_shared(
     args: &Args,
+    global: &Global,
     (env, client): (Env, Arc<Client>),
-    volume: VolumeId,
-    user: Option<SecretKey>,
+    (volume, user): (VolumeId, Option<SecretKey>),
     fs_name: String,
 ) -> Result<(), Failure> {
     let what = format!("cannot mount {}", args.target);
-    let is_of_one = args.take_over
-        || args.sync
-        || args.map_owners
-        || args.spool.is_some()
-        || args.keep.is_some();
+    let is_of_one = args.take_over || args.sync || args.map_owners || args.keep.is_some();
     if is_of_one {
         return Err(Failure::new(Exit::Usage, what).because(
-            "it is a shared volume; --take-over, --keep, --sync, --spool and --map-owners go with \
+            "it is a shared volume; --take-over, --keep, --sync and --map-owners go with \
              volumes that one mount writes",
         ));
     }
@@ -226,8 +225,22 @@ async fn serve_shared(
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
+    if let Some(bytes) = args.spool {
+        options.max_spool_bytes = bytes;
+    }
     let who = user.as_ref().map(|user| UserAddress(user.user_id()));
-    let fs = SharedFs::open(env, client, volume, user, options).await;
+    let dir = global.dir()?;
+    let name = args.target.to_string();
+    let spool = match &user {
+        Some(user) => shared_spool::open(&dir, (volume, user.user_id()), &name, &what)?,
+        None => None,
+    };
+    let fs = match (spool, user) {
+        (Some(directory), Some(user)) => {
+            SharedFs::open_spooled(env, client, (volume, user), options, directory).await
+        }
+        (_, user) => SharedFs::open(env, client, volume, user, options).await,
+    };
     let fs = fs.map_err(|error| match error {
         OpenError::Get(error) => Failure::get(&what, &error),
         OpenError::NotReader(why) => not_reader(&what, why, who),
@@ -250,7 +263,19 @@ async fn serve_shared(
         let lost = format!("{what}: what was written last is lost");
         Failure::new(Exit::Unavailable, lost).because(error)
     });
+    if let Some(Spooled { files, why, .. }) = fs.spooled() {
+        tracing::warn!("{} {why}", waits_for_ring(files as u64));
+    }
     served.and(ended)
+}
+
+/// That files wait in spools of a shared volume.
+fn waits_for_ring(files: u64) -> String {
+    format!(
+        "{} not on the ring yet: the node brings {} there, or the next mount.",
+        units::counted(files, "file of an earlier mount is", "files of earlier mounts are"),
+        if files == 1 { "it" } else { "them" }
+    )
 }
 
 /// The failure of a user who cannot read an encrypted volume.
@@ -316,13 +341,14 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
     let dir = global.dir()?;
     if let Some(VolumeInvitation { volume, user }) = user::joined(&dir, name)? {
         let fs_name = own_volume::fs_name(name, volume);
-        return serve_shared(args, (env, client), volume, Some(user), fs_name).await;
+        return serve_shared(args, global, (env, client), (volume, Some(user)), fs_name).await;
     }
     let volume = own_volume::find(&client, name, &what).await?;
     let id = volume.key.volume_id();
     if is_shared(&client, id).await {
         let fs_name = own_volume::fs_name(name, id);
-        return serve_shared(args, (env, client), id, user::key(&dir)?, fs_name).await;
+        let user = user::key(&dir)?;
+        return serve_shared(args, global, (env, client), (id, user), fs_name).await;
     }
     check_not_shared(args)?;
     let mut options = WriteOptions {
@@ -378,6 +404,20 @@ fn mount_failure(args: &Args, error: MountError) -> Failure {
         }
         _ => failure,
     }
+}
+
+/// As [`in_background`]; if that fails, says what waits in a spool.
+fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
+    let mounted = in_background(args, global);
+    if mounted.is_err()
+        && let Ok(dir) = global.dir()
+    {
+        match shared_spool::files_of(&dir, &args.target.to_string()) {
+            0 => {}
+            files => eprintln!("{}", waits_for_ring(files)),
+        }
+    }
+    mounted
 }
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
@@ -453,9 +493,7 @@ fn is_read_only(mountpoint: &Path) -> bool {
 
 /// The reason why a mount has no spool, if it has none: a part of its status.
 fn without_spool(mountpoint: &Path) -> Option<String> {
-    let mut status = vec![0; 4096];
-    let len = rustix::fs::getxattr(mountpoint, "user.atoll.status", &mut status).ok()?;
-    let status = String::from_utf8_lossy(&status[..len]);
+    let status = mount_server::status(mountpoint)?;
     status.find("nothing is spooled").map(|at| status[at..].to_owned())
 }
 

@@ -18,6 +18,7 @@ mod running;
 mod secrets;
 mod shared;
 mod shared_locks;
+mod shared_offline;
 mod strangers;
 mod tfs;
 mod tfs_access;

@@ -12,6 +12,7 @@
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
 //! - [`access`]: who may write and read: the records of volumes, groups and readers, a user's certificates
 //!   and read keys.
+//! - `spool`: the ring, and what waits for it on this machine's disk.
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
 //! - `lock_lease`: locks of one mount against the others.
 //! - `table`: the files that the kernel holds and has open, as plain data.
@@ -31,8 +32,10 @@ mod inodes;
 mod lock_lease;
 pub mod merged;
 pub mod sealing;
+mod spool;
 mod table;
 pub mod upkeep;
 
-pub use fs::{EndError, OpenError, SharedFs, SharedOptions};
+pub use fs::{EndError, OpenError, SharedFs, SharedOptions, Spooled};
 pub use inodes::Consistency;
+pub use spool::{SPOOL_BLOCK, SPOOL_INODE};

@@ -15,6 +15,7 @@ mod merging;
 mod model;
 mod mounts;
 mod newborns;
+mod offline;
 mod removals;
 mod sealing;
 mod stopped;
