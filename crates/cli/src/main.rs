@@ -26,6 +26,7 @@ mod progress;
 mod read_key;
 mod reading;
 mod runtime;
+mod shared_spool;
 mod shared_volume;
 mod source_filter;
 mod spool;

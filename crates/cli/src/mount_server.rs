@@ -116,6 +116,13 @@ pub(crate) fn start(
     Err(failure)
 }
 
+/// What a mount says of itself.
+pub(crate) fn status(mountpoint: &Path) -> Option<String> {
+    let mut status = vec![0; 4096];
+    let len = rustix::fs::getxattr(mountpoint, "user.atoll.status", &mut status).ok()?;
+    Some(String::from_utf8_lossy(&status[..len]).into_owned())
+}
+
 /// Reads until the line that says the mount is there, or to the end.
 fn read_announcement(pipe: &mut impl Read) -> io::Result<String> {
     let mut said = String::new();

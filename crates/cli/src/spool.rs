@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use atoll_env::BoxFuture;
-use atoll_volume::owned::{SPOOL_BASE, SPOOL_RECORDS, SpoolDirectory};
+use atoll_volume::SpoolDirectory;
+use atoll_volume::owned::{SPOOL_BASE, SPOOL_RECORDS};
+use atoll_volume::shared::{SPOOL_BLOCK, SPOOL_INODE};
 use bytes::Bytes;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -29,6 +31,9 @@ pub(crate) struct Pending {
     pub(crate) name: String,
     /// Bytes of recorded changes that the next flush, or the next mount, brings to the ring.
     pub(crate) bytes: u64,
+    /// Of a shared volume, how many files and directories these are changes of.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) files: u64,
     /// Whether a mount of this machine writes the volume now.
     pub(crate) mounted: bool,
     /// Directories with changes that another writer has overtaken.
@@ -75,14 +80,17 @@ pub(crate) fn pending(node: &Path) -> Vec<Pending> {
 
 /// What waits in the spool of a volume.
 pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
-    let path = directory(node, name);
-    let mut pending = Pending { name: name.to_owned(), ..Pending::default() };
-    for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
+    pending_at(&directory(node, name), name)
+}
+
+/// What waits in the spool at a path.
+pub(crate) fn pending_at(path: &Path, name: &str) -> Pending {
+    let (files, bytes) = files_in(path);
+    let mut pending = Pending { name: name.to_owned(), files, bytes, ..Pending::default() };
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
         let file = entry.file_name();
         let file = file.to_string_lossy();
-        if file.ends_with(SPOOL_RECORDS) {
-            pending.bytes += entry.metadata().map_or(0, |metadata| metadata.len());
-        } else if file.starts_with(ASIDE) {
+        if file.starts_with(ASIDE) {
             pending.set_aside_bytes += bytes_in(&entry.path());
             pending.set_aside.push(entry.path());
         }
@@ -91,6 +99,30 @@ pub(crate) fn pending_of(node: &Path, name: &str) -> Pending {
     let lock = File::open(path.join(LOCK));
     pending.mounted = lock.is_ok_and(|file| lock_now(&file).is_err());
     pending
+}
+
+/// Of a spool at a path the number of files of a shared volume, and the bytes of all that waits.
+pub(crate) fn files_in(path: &Path) -> (u64, u64) {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if waits(&name) {
+            files += u64::from(name.ends_with(SPOOL_INODE));
+            bytes += entry.metadata().map_or(0, |metadata| metadata.len());
+        }
+    }
+    (files, bytes)
+}
+
+/// Whether a file has something that the ring does not have.
+fn waits(name: &str) -> bool {
+    [SPOOL_RECORDS, SPOOL_INODE, SPOOL_BLOCK].iter().any(|end| name.ends_with(end))
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(files: &u64) -> bool {
+    *files == 0
 }
 
 fn bytes_in(path: &Path) -> u64 {
@@ -104,7 +136,12 @@ pub(crate) fn remove_records(node: &Path, name: &str) -> io::Result<()> {
     let Some(_lock) = SpoolOnDisk::open(path.clone())? else {
         return Err(io::ErrorKind::ResourceBusy.into());
     };
-    for name in names_in(&path)?.iter().filter(|name| name.ends_with(SPOOL_RECORDS)) {
+    remove_files(&path)
+}
+
+/// Removes what waits for the ring. The caller has the spool's lock.
+pub(crate) fn remove_files(path: &Path) -> io::Result<()> {
+    for name in names_in(path)?.iter().filter(|name| waits(name)) {
         fs::remove_file(path.join(name))?;
     }
     Ok(())
@@ -190,7 +227,7 @@ fn lock_directory(path: &Path) -> io::Result<Option<File>> {
 /// Whether a directory has no records, and none that are being set aside.
 fn has_no_records(path: &Path) -> bool {
     match names_in(path) {
-        Ok(names) => !names.iter().any(|name| name.ends_with(SPOOL_RECORDS) || name == MOVING),
+        Ok(names) => !names.iter().any(|name| waits(name) || name == MOVING),
         Err(error) => {
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         }

@@ -6,8 +6,9 @@
 //! - [`owned`]: the file system of CFS (§3): one publisher signs, everybody reads.
 //!
 //! - [`shared`]: the file system of Pastis: many people write, no server.
+//! - [`SpoolDirectory`]: where mounts keep on disk what the ring does not have yet.
 //!
-//! Each knows only those before it. The ring is seen only as [`atoll_dht::Blocks`]; nothing here
+//! Each knows only those before it, and [`SpoolDirectory`]. The ring is seen only as [`atoll_dht::Blocks`]; nothing here
 //! knows routing, replicas or peers.
 
 pub mod blocks;
@@ -15,3 +16,6 @@ pub mod format;
 pub mod keep;
 pub mod owned;
 pub mod shared;
+mod spool_directory;
+
+pub use spool_directory::SpoolDirectory;

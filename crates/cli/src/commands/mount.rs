@@ -25,7 +25,9 @@ use atoll_volume::keep::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
 use atoll_volume::shared::access::{NotReader, groups};
 use atoll_volume::shared::file_state::{FileState, STATE_XATTR};
-use atoll_volume::shared::{Consistency, OpenError, PastFs, SharedFs, SharedOptions, access};
+use atoll_volume::shared::{
+    Consistency, OpenError, PastFs, SharedFs, SharedOptions, Spooled, access,
+};
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
@@ -41,6 +43,7 @@ use crate::own_volume;
 use crate::read_key::{self, Found, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
+use crate::shared_spool;
 use crate::shared_volume;
 use crate::spool;
 use crate::units;
@@ -62,7 +65,8 @@ fsync(2), or within about ten seconds. What is not there yet when this machine o
 process dies, the next mount of the name brings there, or the node within a minute. One mount
 writes a volume at a time.
 A shared volume (`atoll volume create --shared`) is mounted by many at the same time. Those write it, or a part of
-it, to whom that was granted; without a key (`atoll id`) it is mounted read-only. What is written is on the ring after close(2).
+it, to whom that was granted; without a key (`atoll id`) it is mounted read-only. What is written is on the ring after close(2);
+while the ring cannot be reached it waits on this machine's disk, and `atoll status` says so.
 With --consistency cto (close-to-open) a file that is opened shows all that others have closed before;
 with ryw (read-your-writes) what this mount wrote itself, and what others did somewhat later, which is faster.
 NAME@TIME (or ADDR@TIME) shows, read-only, the newest state that is kept and not younger than TIME:
@@ -169,7 +173,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         _ => {}
     }
     if !args.foreground {
-        return in_background(args, global);
+        return in_background_or_told(args, global);
     }
     mount_server::run(args.announce, async {
         match &args.target {
@@ -180,7 +184,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                     let user = user::key(&global.dir()?)?;
                     let fs_name = address.to_string();
                     let volume = Shared { volume: address.volume.0, at: address.at, fs_name };
-                    return serve_shared(args, (env, client), volume, user).await;
+                    return serve_shared(args, global, (env, client), volume, user).await;
                 }
                 serve(args, env, client, address, read_key).await
             }
@@ -190,7 +194,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 if let Some((volume, user)) = shared_of_name(&client, name, global, &what).await? {
                     let fs_name = format!("{}@{at}", own_volume::fs_name(name, volume));
                     let volume = Shared { volume, at: Some(*at), fs_name };
-                    return serve_shared(args, (env, client), volume, user).await;
+                    return serve_shared(args, global, (env, client), volume, user).await;
                 }
                 let named = own_volume::address(&client, name, Some(*at), &what).await;
                 let (address, read_key) = named?;
@@ -236,16 +240,17 @@ struct Shared {
 /// Serves a shared volume, read-only if there is no key of a user.
 async fn serve_shared(
     args: &Args,
+    global: &Global,
     (env, client): (Env, Arc<Client>),
     Shared { volume, at, fs_name }: Shared,
     user: Option<SecretKey>,
 ) -> Result<(), Failure> {
     let what = format!("cannot mount {}", args.target);
-    let is_of_one = args.take_over || args.sync || args.map_owners || args.spool.is_some();
+    let is_of_one = args.take_over || args.sync || args.map_owners;
     if is_of_one {
         return Err(Failure::new(Exit::Usage, what).because(
-            "it is a shared volume; --take-over, --sync, --spool and --map-owners go with volumes \
-             that one mount writes",
+            "it is a shared volume; --take-over, --sync and --map-owners go with volumes that one \
+             mount writes",
         ));
     }
     fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
@@ -257,8 +262,23 @@ async fn serve_shared(
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
+    if let Some(bytes) = args.spool {
+        options.max_spool_bytes = bytes;
+    }
     let who = user.as_ref().map(|user| UserAddress(user.user_id()));
-    let fs = SharedFs::open(env, client, volume, user, options).await;
+    let dir = global.dir()?;
+    let name = args.target.to_string();
+    let spool = match &user {
+        // Nothing is written of a state of the past.
+        Some(user) if at.is_none() => shared_spool::open(&dir, (volume, user.user_id()), &name, &what)?,
+        _ => None,
+    };
+    let fs = match (spool, user) {
+        (Some(directory), Some(user)) => {
+            SharedFs::open_spooled(env, client, (volume, user), options, directory).await
+        }
+        (_, user) => SharedFs::open(env, client, volume, user, options).await,
+    };
     let fs = fs.map_err(|error| match error {
         OpenError::Get(error) => Failure::get(&what, &error),
         OpenError::NotReader(why) => not_reader(&what, why, who),
@@ -290,6 +310,9 @@ async fn serve_shared(
         let lost = format!("{what}: what was written last is lost");
         Failure::new(Exit::Unavailable, lost).because(error)
     });
+    if let Some(Spooled { files, why, .. }) = fs.spooled() {
+        tracing::warn!("{} {why}", waits_for_ring(files as u64));
+    }
     served.and(ended)
 }
 
@@ -325,6 +348,15 @@ async fn keep_from_now_on(
         groups::change_volume(env, &owned.blocks, &owned.key, |record| record.keep = keep);
     let (block, _) = changed.await.map_err(failed)?;
     owned.keep(block, what).await
+}
+
+/// That files wait in spools of a shared volume.
+fn waits_for_ring(files: u64) -> String {
+    format!(
+        "{} not on the ring yet: the node brings {} there, or the next mount.",
+        units::counted(files, "file of an earlier mount is", "files of earlier mounts are"),
+        if files == 1 { "it" } else { "them" }
+    )
 }
 
 /// The failure of a user who cannot read an encrypted volume.
@@ -401,7 +433,7 @@ async fn serve_own(args: &Args, name: &str, global: &Global) -> Result<(), Failu
         }
         let fs_name = own_volume::fs_name(name, volume);
         let volume = Shared { volume, at: None, fs_name };
-        return serve_shared(args, (env, client), volume, user).await;
+        return serve_shared(args, global, (env, client), volume, user).await;
     }
     let volume = own_volume::find(&client, name, &what).await?;
     check_not_shared(args)?;
@@ -458,6 +490,20 @@ fn mount_failure(args: &Args, error: MountError) -> Failure {
         }
         _ => failure,
     }
+}
+
+/// As [`in_background`]; if that fails, says what waits in a spool.
+fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
+    let mounted = in_background(args, global);
+    if mounted.is_err()
+        && let Ok(dir) = global.dir()
+    {
+        match shared_spool::files_of(&dir, &args.target.to_string()) {
+            0 => {}
+            files => eprintln!("{}", waits_for_ring(files)),
+        }
+    }
+    mounted
 }
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
@@ -536,9 +582,7 @@ fn why_not_written(mountpoint: &Path) -> Option<String> {
 
 /// The reason why a mount has no spool, if it has none: a part of its status.
 fn without_spool(mountpoint: &Path) -> Option<String> {
-    let mut status = vec![0; 4096];
-    let len = rustix::fs::getxattr(mountpoint, "user.atoll.status", &mut status).ok()?;
-    let status = String::from_utf8_lossy(&status[..len]);
+    let status = mount_server::status(mountpoint)?;
     status.find("nothing is spooled").map(|at| status[at..].to_owned())
 }
 

@@ -18,6 +18,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::{Output, escaped};
 use crate::own_volume;
+use crate::shared_spool;
 use crate::spool::{self, Pending, SpoolOnDisk};
 use crate::units;
 
@@ -70,6 +71,11 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, format!("cannot recover {:?}", args.name))
             .because("no volume has such a name"));
     }
+    let mut shared = shared_spool::pending(&node);
+    shared.retain(|spool| spool.name == args.name);
+    if !shared.is_empty() {
+        return recover_shared(args, &shared, &node);
+    }
     let pending = spool::pending_of(&node, &args.name);
     if args.discard {
         return discard(args, &pending, &node);
@@ -113,6 +119,43 @@ fn describe(pending: &Pending) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// Shows or discards what waits of a shared volume: a mount of it shows the files.
+fn recover_shared(args: &Args, spools: &[Pending], node: &Path) -> Result<(), Failure> {
+    let what = format!("cannot recover {}", args.name);
+    if args.destination.is_some() {
+        let how = format!("`atoll mount {} DIR` shows the files; copy them from there.", args.name);
+        return Err(Failure::new(Exit::Usage, what).because("it is a shared volume").advice(how));
+    }
+    let mut output = Output::new();
+    if args.discard {
+        let bytes = shared_spool::discard(node, &args.name);
+        let bytes = bytes.map_err(|error| Failure::io(what, &error))?;
+        match args.json {
+            true => output.json(&serde_json::json!({ "discarded_bytes": bytes }))?,
+            false => output.line(format!("discarded {} of changes", units::size(bytes)))?,
+        }
+        return output.flush();
+    }
+    for pending in spools {
+        if args.json {
+            output.json(pending)?;
+            continue;
+        }
+        let (size, files) = (units::size(pending.bytes), pending.files);
+        let files = units::counted(files, "file", "files");
+        let how = match pending.mounted {
+            true => "the mount brings them there; `getfattr -n user.atoll.status MNT` says more",
+            false => "the node brings them there, or the next mount, which shows them",
+        };
+        output.line(format!("{files} ({size}) wait for the ring; {how}"))?;
+        for directory in &pending.set_aside {
+            let aside = directory.display();
+            output.line(format!("damaged files of the spool were set aside: {aside}"))?;
+        }
+    }
+    output.flush()
 }
 
 fn discard(args: &Args, pending: &Pending, node: &Path) -> Result<(), Failure> {

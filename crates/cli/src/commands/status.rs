@@ -12,6 +12,7 @@ use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::Output;
+use crate::shared_spool;
 use crate::spool::{self, Pending};
 use crate::units;
 
@@ -103,15 +104,24 @@ struct JsonStatus<'a> {
 
 /// The changes that wait for the ring: a line for each volume.
 fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
-    let lines = pending.iter().flat_map(|Pending { name, bytes, mounted, set_aside, .. }| {
-        let waits = (*bytes > 0).then(|| {
-            let how = if *mounted { "" } else { ", and it is not mounted" };
-            format!("{} of changes to {name} wait for the ring{how}", units::size(*bytes))
+    let lines =
+        pending.iter().flat_map(|Pending { name, bytes, files, mounted, set_aside, .. }| {
+            let waits = (*bytes > 0).then(|| {
+                let how = if *mounted { "" } else { ", and it is not mounted" };
+                let size = units::size(*bytes);
+                match files {
+                    0 => format!("{size} of changes to {name} wait for the ring{how}"),
+                    _ => {
+                        let files = units::counted(*files, "file", "files");
+                        format!("{files} of {name} ({size}) wait for the ring{how}")
+                    }
+                }
+            });
+            let aside = (!set_aside.is_empty()).then(|| {
+                format!("changes to {name} were set aside: `atoll volume recover {name}`")
+            });
+            [waits, aside]
         });
-        let aside = (!set_aside.is_empty())
-            .then(|| format!("changes to {name} were set aside: `atoll volume recover {name}`"));
-        [waits, aside]
-    });
     lines.flatten().map(|line| ("pending", line)).collect()
 }
 
@@ -132,7 +142,8 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut status = wait(args, global).await?;
     loop {
         let mut output = Output::new();
-        let pending = spool::pending(&global.dir()?);
+        let dir = global.dir()?;
+        let pending = [spool::pending(&dir), shared_spool::pending(&dir)].concat();
         if args.watch && std::io::stdout().is_terminal() {
             output.bytes(b"\x1b[H\x1b[2J")?;
         }
@@ -369,7 +380,9 @@ mod tests {
     fn what_waits_for_the_ring_is_told() {
         let spool = Pending { name: "work".into(), bytes: 1024, ..Pending::default() };
         let aside = Pending { bytes: 0, set_aside: vec!["x".into()], ..spool.clone() };
-        let told = waiting(&[spool, aside]);
+        let shared = Pending { files: 2, name: "team".into(), mounted: true, ..spool.clone() };
+        let told = waiting(&[spool, aside, shared]);
+        assert_eq!(told[2].1, "2 files of team (1.0 KiB) wait for the ring");
         let said = "1.0 KiB of changes to work wait for the ring, and it is not mounted";
         assert_eq!(told[0], ("pending", said.into()));
         assert!(told[1].1.ends_with("`atoll volume recover work`"), "{told:?}");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use atoll_gateway::fuse::OurMount;
 
 use crate::failure::{Exit, Failure};
+use crate::mount_server;
 use crate::tfs;
 
 /// Arguments of `atoll unmount`.
@@ -42,7 +43,15 @@ fn bring_to_ring(mountpoint: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     match File::open(mountpoint).and_then(|root| root.sync_all()) {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            let status = mount_server::status(mountpoint).unwrap_or_default();
+            if status.contains("wait in the spool") {
+                eprintln!(
+                    "{status}\nThe node brings them to the ring when it can, or the next mount."
+                );
+            }
+            Ok(())
+        }
         // Its process is gone, or another mount writes the volume now: waiting helps nobody.
         Err(error) if is_beyond_help(&error) => Ok(()),
         Err(error) => {

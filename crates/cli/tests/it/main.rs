@@ -19,6 +19,7 @@ mod secrets;
 mod shared;
 mod shared_history;
 mod shared_locks;
+mod shared_offline;
 mod strangers;
 mod tfs;
 mod tfs_access;

@@ -14,7 +14,7 @@ use crate::processes::{
 };
 
 /// Reads the status attribute of a mount's root.
-fn status_of(mount: &Path) -> String {
+pub(crate) fn status_of(mount: &Path) -> String {
     let mut text = [0; 1000];
     let len = rustix::fs::getxattr(mount, "user.atoll.status", &mut text[..]).expect("is said");
     String::from_utf8_lossy(&text[..len]).into_owned()
@@ -25,7 +25,7 @@ fn sync(path: &Path) -> std::io::Result<()> {
 }
 
 /// SIGKILL for the process that serves a mount.
-fn kill_server(mount: &Path) {
+pub(crate) fn kill_server(mount: &Path) {
     let serves = |process: &fs::DirEntry| {
         let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
         let arguments: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();

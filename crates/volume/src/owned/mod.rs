@@ -43,5 +43,5 @@ pub use root::Root;
 pub use sealed_root::RootError;
 pub use write::{
     Copied, CopyError, FlushError, LeaseKeeper, NoLeaseKeeper, RestoreError, SPOOL_BASE,
-    SPOOL_RECORDS, SpoolDirectory, WritableFs, WriteError, WriteOptions, empty_root,
+    SPOOL_RECORDS, WritableFs, WriteError, WriteOptions, empty_root,
 };

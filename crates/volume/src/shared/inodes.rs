@@ -18,11 +18,13 @@
 //!   what it has signed continues under a new name: each inode in memory has a [`WriterId`] of its own.
 //! - An inode is put by one call of this mount at a time, and what is put covers what was put before.
 //!
-//! A change may be shown here before it is put ([`behind`]). What is replaced is kept for a while ([`mod@past`]).
+//! A change may be shown here before it is put ([`behind`]). While the ring is out of reach, what is known is shown,
+//! and what is put waits in the spool ([`bring`]). What is replaced is kept for a while ([`mod@past`]).
 //!
 //! It does not know numbers, handles or what is in memory of a file's contents.
 
 mod behind;
+mod bring;
 mod past;
 
 pub(super) use self::past::PastInode;
@@ -40,6 +42,7 @@ use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
+pub(super) use self::bring::OutOfReach;
 use super::access::{Credentials, ReadAccess};
 use super::consistency::Consistency;
 use super::entries::{self, Leaf, Leaves};
@@ -47,6 +50,7 @@ use super::fault::Fault;
 use super::inode::{Contents, Entry, Inode, InodeKey};
 use super::merged::{self, Merged};
 use super::past::{Replaced, left_by_removal};
+use super::spool::SpooledBlocks;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::outbox::{NewContent, Outbox};
 use crate::blocks::pace;
@@ -230,6 +234,7 @@ struct Signed<T> {
 pub(super) struct Inodes {
     env: Env,
     blocks: Arc<dyn Blocks>,
+    spool: SpooledBlocks,
     /// Leaves of directories.
     cache: Arc<BlockCache>,
     volume: VolumeId,
@@ -249,14 +254,15 @@ pub(super) struct Inodes {
 impl Inodes {
     pub(super) fn new(
         env: Env,
-        (blocks, cache): (Arc<dyn Blocks>, Arc<BlockCache>),
+        (spool, cache): (SpooledBlocks, Arc<BlockCache>),
         volume: VolumeId,
         (credentials, reading): (Credentials, ReadAccess),
         (consistency, keep): (Consistency, Keep),
     ) -> Inodes {
         Inodes {
             env,
-            blocks,
+            blocks: Arc::new(spool.clone()),
+            spool,
             cache,
             volume,
             credentials,
@@ -350,12 +356,17 @@ impl Inodes {
     ) -> Result<Arc<Version>, Fault> {
         let began = self.env.now();
         let id = CertifiedBlock::id_at(key.key());
-        let held = self.blocks.get_block(id, wanted).await.map_err(|error| {
-            if matches!(error, GetError::Removed { .. }) {
-                state.known().version = None;
+        let held = match self.blocks.get_block(id, wanted).await {
+            Ok(held) => held,
+            Err(error) => {
+                if matches!(error, GetError::Removed { .. }) {
+                    state.known().version = None;
+                }
+                let known = state.known().version().cloned();
+                let is_shown = freshness != Freshness::Latest && self.is_away(&error);
+                return known.filter(|_| is_shown).ok_or(error.into());
             }
-            Fault::from(error)
-        })?;
+        };
         if let Some(version) = state.unchanged(&held.bytes, began) {
             return Ok(version);
         }
@@ -366,6 +377,16 @@ impl Inodes {
         }
         self.reading.prepare(&block).await;
         Ok(self.learn(state, &block, began).await?.ok_or(Errno::ESTALE)?)
+    }
+
+    /// Whether an inode that is known cannot be read because the nodes that have it are away. A ring that has lost them
+    /// says that nobody has it: a removed inode leaves a tombstone.
+    fn is_away(&self, error: &GetError) -> bool {
+        match error {
+            GetError::NotFound { .. } => self.spool.has_spool(),
+            GetError::Unavailable { .. } => self.spool.is_out_of_reach(),
+            GetError::Removed { .. } => false,
+        }
     }
 
     /// Joins a block with what is known of its inode. `None` if the inode has been removed.

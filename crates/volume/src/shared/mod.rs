@@ -13,6 +13,7 @@
 //! - [`past`]: the bytes of past versions.
 //! - [`access`]: who may write and read: the records of volumes, groups and readers, a user's certificates
 //!   and read keys.
+//! - `spool`: the ring, and what waits for it on this machine's disk.
 //! - [`consistency`]: when a mount sees what others have written.
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
 //! - `lock_lease`: locks of one mount against the others.
@@ -37,8 +38,10 @@ mod lock_lease;
 pub mod merged;
 pub mod past;
 pub mod sealing;
+mod spool;
 mod table;
 pub mod upkeep;
 
 pub use consistency::Consistency;
-pub use fs::{EndError, OpenError, PastFs, SharedFs, SharedOptions};
+pub use fs::{EndError, OpenError, PastFs, SharedFs, SharedOptions, Spooled};
+pub use spool::{SPOOL_BLOCK, SPOOL_INODE};

@@ -10,6 +10,7 @@ use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
 use crate::output::Output;
 use crate::own_volume;
+use crate::shared_spool;
 use crate::spool;
 use crate::stat_cache;
 use crate::terminal;
@@ -163,6 +164,7 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
             .because(format!("it is mounted on {}", mount.display())));
     }
     spool::check_empty(&global.dir()?, name, &what)?;
+    shared_spool::check_empty(&global.dir()?, secret.key.volume_id(), &what)?;
     args.confirmed.check(&what, name)?;
     client.forget_volume(name).await.map_err(connection::failure)?;
     spool::remove(&global.dir()?, name);

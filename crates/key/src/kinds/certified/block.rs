@@ -229,6 +229,11 @@ impl CertifiedBlock {
         self.join(other).is_some_and(|joined| joined.encoded == self.encoded)
     }
 
+    /// The newest rebinding, if there is one.
+    pub fn rebinding(&self) -> Option<&Rebinding> {
+        self.rebindings.last()
+    }
+
     /// The version of the newest binding: 0, or that of a rebinding.
     pub fn binding_version(&self) -> u32 {
         self.rebindings.last().map_or(0, |rebinding| rebinding.version)

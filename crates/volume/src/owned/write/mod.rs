@@ -53,7 +53,7 @@ pub use self::fs::WritableFs;
 pub use self::history::RestoreError;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
-pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS, SpoolDirectory};
+pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS};
 use self::tree::{Loaded, Need, Tree};
 use super::root::{MountState, Root};
 use super::sealed_root::RootError;

@@ -9,7 +9,7 @@ use atoll_env::Env;
 use atoll_key::{SecretKey, SignedBlock, VolumeCipher};
 
 use super::fs::{Fault, WritableFs};
-use super::spool::{self, Spool, SpoolDirectory, SpoolError};
+use super::spool::{self, Spool, SpoolError};
 use super::tree::Tree;
 use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, WriteOptions};
 use super::{flush, keep, random_id};
@@ -17,6 +17,7 @@ use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
 use crate::owned::root::Root;
 use crate::owned::sealed_root;
+use crate::spool_directory::SpoolDirectory;
 
 /// Why records were not made again.
 enum Unmade {

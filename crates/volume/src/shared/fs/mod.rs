@@ -3,8 +3,9 @@
 //! lookups, `files` reads and writes,
 //! `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
 //! written at the same time;
-//! `lost` shows names without inodes, and names files again that were removed while they were written; `locks`
-//! keeps programs of all mounts out of each other's way. `history` shows what was before.
+//! `lost` shows names without inodes, and names files again that were removed while they were written;
+//! `offline` brings to the ring what was written while it was out of reach; `locks` keeps programs of all mounts
+//! out of each other's way. `history` shows what was before.
 //!
 //! What is promised, and when, is in `docs/design/shared.md`.
 
@@ -19,6 +20,7 @@ mod locks;
 mod lost;
 mod names;
 mod newborns;
+mod offline;
 mod removals;
 mod renames;
 mod state;
@@ -44,6 +46,7 @@ pub use self::history::PastFs;
 use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
 use self::names::Birth;
+pub use self::offline::Spooled;
 use self::removals::Removals;
 use self::state::VirtualXattr;
 use super::access::{Credentials, NotReader, ReadAccess, VolumeRecord};
@@ -54,11 +57,13 @@ use super::inline_blocks::InlineBlocks;
 use super::inode::{self, Contents, InodeKey};
 use super::inodes::{Freshness, Inodes, Version};
 use super::lock_lease::Lessee;
+use super::spool::SpooledBlocks;
 use super::table::{Node, ROOT, Table, attr_of, attr_of_lost};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::read_pieces::Readers;
 use crate::format::FormatError;
 use crate::keep::Keep;
+use crate::spool_directory::SpoolDirectory;
 
 /// How long a call may take; a process that waits for a mount cannot be killed. Guess.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -85,6 +90,8 @@ pub struct SharedOptions {
     pub read_inodes_ahead: bool,
     /// When what others have written is seen, of files that do not say it themselves.
     pub consistency: Consistency,
+    /// How much may wait on disk for the ring, of a mount that has a directory for that.
+    pub max_spool_bytes: u64,
 }
 
 impl Default for SharedOptions {
@@ -96,6 +103,7 @@ impl Default for SharedOptions {
             names_max_age: Duration::from_secs(1),
             read_inodes_ahead: true,
             consistency: Consistency::CloseToOpen,
+            max_spool_bytes: 1 << 30,
         }
     }
 }
@@ -115,6 +123,9 @@ pub enum OpenError {
     /// Its root directory cannot be read.
     #[error("the root directory cannot be read: {0}")]
     Directory(String),
+    /// What an earlier mount has left on disk cannot be read.
+    #[error("the spool cannot be read: {0}")]
+    Spool(String),
 }
 
 /// Files whose last changes are not on the ring.
@@ -151,6 +162,9 @@ struct Shared {
     cache: Arc<BlockCache>,
     readers: Readers,
     inodes: Inodes,
+    spool: SpooledBlocks,
+    /// Held while what is spooled is brought to the ring.
+    bringing: futures_util::lock::Mutex<()>,
     lessee: Lessee,
     locks: FileLocks,
     /// What the kernel must drop because another mount has written it.
@@ -182,6 +196,36 @@ impl SharedFs {
         user: Option<SecretKey>,
         options: SharedOptions,
     ) -> Result<SharedFs, OpenError> {
+        let spool = SpooledBlocks::without_spool(env.clone(), blocks, volume);
+        SharedFs::open_over(env, spool, volume, user, options).await
+    }
+
+    /// The same for a user who may write, with a directory of which this mount is the only user: what is written
+    /// while the ring is out of reach waits there, and what earlier mounts of this user have left there is brought to the
+    /// ring.
+    pub async fn open_spooled(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        (volume, user): (VolumeId, SecretKey),
+        options: SharedOptions,
+        directory: Arc<dyn SpoolDirectory>,
+    ) -> Result<SharedFs, OpenError> {
+        let (owner, files) = ((volume, user.user_id()), (directory, options.max_spool_bytes));
+        let spool = SpooledBlocks::open(env.clone(), blocks, owner, files).await;
+        let spool = spool.map_err(|error| OpenError::Spool(error.to_string()))?;
+        let opened = SharedFs::open_over(env, spool, volume, Some(user), options).await?;
+        opened.shared.env.spawn(Box::pin(offline::run(Arc::downgrade(&opened.shared))));
+        Ok(opened)
+    }
+
+    async fn open_over(
+        env: Env,
+        spool: SpooledBlocks,
+        volume: VolumeId,
+        user: Option<SecretKey>,
+        options: SharedOptions,
+    ) -> Result<SharedFs, OpenError> {
+        let blocks: Arc<dyn Blocks> = Arc::new(spool.clone());
         let root = blocks.get_signed(volume.root_key()).await?;
         let record = VolumeRecord::decode(&root.payload)?;
         let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), user.clone());
@@ -200,12 +244,14 @@ impl SharedFs {
             ring: blocks.clone(),
             inodes: Inodes::new(
                 env.clone(),
-                (blocks, cache.clone()),
+                (spool.clone(), cache.clone()),
                 volume,
                 (credentials, reading),
                 keeping,
             ),
             env,
+            spool,
+            bringing: Default::default(),
             lessee,
             locks: FileLocks::new(holder),
             invalidations: Arc::default(),
@@ -264,12 +310,26 @@ impl SharedFs {
         }
     }
 
-    /// Writes what files have that were written and not closed. Called once no call is made any more.
+    /// Writes what files have that were written and not closed. Called once no call is made any more. What is spooled
+    /// is brought to the ring if that is within reach.
     pub async fn end(&self) -> Result<(), EndError> {
         let shared = &self.present.shared;
         shared.has_ended.store(true, Ordering::Release);
+        if shared.spool.is_offline() {
+            self.write_all().await?;
+            // What is left is told by `spooled`.
+            let _ = shared.bring_spooled().await;
+            if shared.spool.is_offline() {
+                return Ok(());
+            }
+        }
         shared.restore_removed(Duration::ZERO).await;
         shared.finish_removals().await;
+        self.write_all().await
+    }
+
+    async fn write_all(&self) -> Result<(), EndError> {
+        let shared = &self.present.shared;
         shared.publish_all(false).await?;
         shared.check_written().await;
         let removed = shared.put_removals().await;
@@ -277,6 +337,11 @@ impl SharedFs {
             files: shared.inodes.behind().len(),
             why: why.unwrap_or_else(|| errno.to_string()),
         })
+    }
+
+    /// What waits on disk for the ring, if anything does.
+    pub fn spooled(&self) -> Option<Spooled> {
+        self.present.shared.spooled()
     }
 
     /// Changed bytes in memory.
@@ -309,7 +374,9 @@ async fn retry(shared: Weak<Shared>) {
         if shared.has_ended.load(Ordering::Acquire) {
             return;
         }
-        shared.restore_removed(RETRY_EVERY).await;
+        if !shared.spool.is_offline() {
+            shared.restore_removed(RETRY_EVERY).await;
+        }
         shared.name_old_newborns().await;
         shared.finish_removals().await;
         shared.check_written().await;
@@ -442,6 +509,11 @@ impl Shared {
             (table.changed(false).len() + self.inodes.behind().len(), table.held_bytes())
         };
         let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
+        if let Some(Spooled { files, bytes, why }) = self.spooled() {
+            let told = trouble.map(|why| format!("; {changed} files are in memory alone: {why}"));
+            let told = told.filter(|_| changed > 0).unwrap_or_default();
+            return format!("{files} files wait in the spool ({bytes} bytes); {why}{told}");
+        }
         match (trouble, changed) {
             (Some(why), 1..) => {
                 format!("{changed} files with {held} changed bytes wait for the ring: {why}")

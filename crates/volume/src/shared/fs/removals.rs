@@ -54,7 +54,9 @@ impl Shared {
         let known = self.inodes.known(key).filter(|known| known.inode().links.len() <= 1);
         let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
         let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
-        if !is_shown_gone || waiting().len() >= MAX_WAITING {
+        // Whether others have given it another name is to be seen when the ring is within reach.
+        let waits = is_shown_gone || self.spool.is_offline();
+        if !waits || waiting().len() >= MAX_WAITING {
             // First the name, then the link.
             if let Err(fault) = self.inodes.put_behind(place.0).await {
                 self.note(Some(&fault));
@@ -145,10 +147,11 @@ impl Shared {
                 return;
             }
             // Those that are added from now on may have names still.
-            if let Err(fault) = self.put_removals().await {
+            let put = self.put_removals().await;
+            if put.is_err() || self.spool.is_offline() {
                 let mut waiting = waiting();
                 next.into_iter().rev().for_each(|removal| waiting.push_front(removal));
-                return self.note(Some(&fault));
+                return put.err().iter().for_each(|fault| self.note(Some(fault)));
             }
             let removals = next.into_iter().map(|removal| async move {
                 let Removal { key, place, lost_names } = removal;

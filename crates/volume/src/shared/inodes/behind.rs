@@ -56,11 +56,20 @@ impl Inodes {
         let state = self.unput_states().get(&key).cloned();
         let Some(state) = state else { return Ok(()) };
         let _turn = state.turn.lock().await;
+        self.put_behind_in_turn(key, &state).await
+    }
+
+    /// The same; the caller has the inode's turn.
+    pub(super) async fn put_behind_in_turn(
+        &self,
+        key: InodeKey,
+        state: &State,
+    ) -> Result<(), Fault> {
         while state.known().is_unput {
             let version = state.known().version().cloned();
             let put = match &version {
                 Some(version) => {
-                    let (inode, base) = ((key, &*state), Base::Version(version));
+                    let (inode, base) = ((key, state), Base::Version(version));
                     self.write_in_turn(inode, base, false, |_, _| Ok(((), false))).await.map(drop)
                 }
                 None => Err(Errno::ESTALE.into()),
@@ -68,7 +77,7 @@ impl Inodes {
             match put {
                 Ok(()) => {}
                 // The directory has been removed.
-                Err(Fault { errno: Errno::ESTALE, .. }) => self.drop_behind(key, &state),
+                Err(Fault { errno: Errno::ESTALE, .. }) => self.drop_behind(key, state),
                 Err(fault) => return Err(fault),
             }
         }

@@ -16,6 +16,7 @@ mod merging;
 mod model;
 mod mounts;
 mod newborns;
+mod offline;
 mod past;
 mod removals;
 mod sealing;

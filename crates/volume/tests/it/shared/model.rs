@@ -1,5 +1,5 @@
 //! Several mounts of one volume on a whole ring in the simulator, with partitions, and mounts that
-//! crash: what opens show is checked against what the consistency models promise (Pastis §3.2), and
+//! crash or whose nodes are stopped for a while: what opens show is checked against what the consistency models promise (Pastis §3.2), and
 //! after everything nothing that a close has answered for is lost.
 //!
 //! Each write replaces a file by a *token*, which says what its writer had seen when the file was
@@ -8,6 +8,7 @@
 //! - close-to-open: no open shows a token that is an ancestor of one whose close had ended before the
 //!   open began;
 //! - read-your-writes: the same, of the mount's own tokens;
+//! - what a mount closes while its node is stopped is spooled: only that mount is to see it until it is back;
 //! - nothing is lost: each token whose close has ended is there in the end, or was seen by the writer of
 //!   one that is.
 
@@ -23,8 +24,10 @@ use atoll_volume::shared::consistency::CONSISTENCY_XATTR;
 use atoll_volume::shared::{Consistency, SharedFs, SharedOptions};
 use bytes::Bytes;
 
-use super::mounts::{created, mounted_with};
+use super::mounts::created;
+use super::offline::Machine;
 use crate::simulated_ring::Ring;
+use crate::write::spool::Life;
 
 const NODES: usize = 7;
 const FILES: usize = 2;
@@ -46,9 +49,12 @@ struct Token {
     /// What its writer had seen.
     seen: Option<usize>,
     by: usize,
-    /// In which part of the story its close has ended, and on which side.
+    /// In which part of the story its close has ended, and on which side; [`SPOOLED`] if that was offline.
     closed: Option<(usize, usize)>,
 }
+
+/// A part that never comes, and a side that nobody is on.
+const SPOOLED: (usize, usize) = (usize::MAX, usize::MAX);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Doing {
@@ -70,7 +76,9 @@ type Outcome = Arc<Mutex<Option<Result<(InodeNumber, Handle, usize), Errno>>>>;
 
 struct Mount {
     member: usize,
-    user: u8,
+    machine: Machine,
+    /// Of its process.
+    life: Arc<Life>,
     fs: SharedFs,
     doing: Doing,
     outcome: Outcome,
@@ -96,6 +104,8 @@ struct Story {
     /// How many members are on the first side.
     divided: Option<usize>,
     opens: usize,
+    /// How often a close has ended offline.
+    spooled: usize,
 }
 
 impl Story {
@@ -120,11 +130,19 @@ impl Story {
             is_settled: true,
             divided: None,
             opens: 0,
+            spooled: 0,
         };
         let (env, blocks) = story.at(0);
         story.block_on(created(&env, &blocks));
         for number in 0..mounts {
-            story.mount(number * NODES / mounts, number as u8 + 1);
+            let member = number * NODES / mounts;
+            let options = SharedOptions {
+                names_max_age: Duration::ZERO,
+                consistency,
+                ..SharedOptions::default()
+            };
+            let machine = Machine::at(&story.ring, member, number as u8 + 1, options);
+            story.mount(member, machine);
         }
         let fs = story.mounts[0].fs.clone();
         for file in 0..FILES {
@@ -165,18 +183,13 @@ impl Story {
         done.unwrap_or_else(|stuck| panic!("seed {}: {stuck}", self.seed))
     }
 
-    fn mount(&mut self, member: usize, user: u8) {
-        let (env, blocks) = self.at(member);
-        let options = SharedOptions {
-            names_max_age: Duration::ZERO,
-            consistency: self.consistency,
-            ..SharedOptions::default()
-        };
-        let fs = self.block_on(mounted_with(&env, &blocks, user, options));
+    fn mount(&mut self, member: usize, machine: Machine) {
+        let (fs, life) = self.block_on(machine.mount());
+        let fs = fs.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed));
         let id = self.mounts_made;
         self.mounts_made += 1;
         let (doing, outcome, opened) = (Doing::Nothing, Outcome::default(), None);
-        self.mounts.push(Mount { member, user, fs, doing, outcome, opened, id });
+        self.mounts.push(Mount { member, machine, life, fs, doing, outcome, opened, id });
     }
 
     fn side(&self, member: usize) -> usize {
@@ -211,7 +224,10 @@ impl Story {
                 // If the ring was divided or healed meanwhile, nobody can say who sees it yet.
                 let side = self.side(self.mounts[which].member);
                 let side = if part == self.part { side } else { usize::MAX };
-                self.tokens[token].closed = Some((self.part, side));
+                let is_spooled = self.mounts[which].fs.spooled().is_some();
+                self.spooled += usize::from(is_spooled);
+                let closed = if is_spooled { SPOOLED } else { (self.part, side) };
+                self.tokens[token].closed = Some(closed);
             }
             (_, Some(Err(_))) => {}
         }
@@ -260,9 +276,11 @@ impl Story {
     fn closed_before(&self, which: usize, file: usize) -> Vec<usize> {
         let mount = &self.mounts[which];
         let side = self.side(mount.member);
+        let is_offline = mount.fs.spooled().is_some();
         let counts = |token: &Token| {
             token.closed.is_some_and(|(part, on)| match self.consistency_of(file) {
-                Consistency::CloseToOpen if !self.is_settled => false,
+                Consistency::CloseToOpen if !self.is_settled || is_offline => false,
+                Consistency::CloseToOpen if (part, on) == SPOOLED => token.by == mount.id,
                 Consistency::CloseToOpen if part == self.part => on == side,
                 Consistency::CloseToOpen => self.divided.is_none(),
                 Consistency::ReadYourWrites => token.by == mount.id,
@@ -280,8 +298,9 @@ impl Story {
         // Across a change of the ring only what a mount has written itself is promised; and what it has
         // written and not closed, it shows itself.
         let is_own = token.by == self.mounts[which].id && token.closed.is_none();
-        let is_promised =
-            part == self.part || self.consistency_of(file) == Consistency::ReadYourWrites;
+        let is_offline = self.mounts[which].fs.spooled().is_some();
+        let is_promised = part == self.part && !is_offline
+            || self.consistency_of(file) == Consistency::ReadYourWrites;
         if is_own || !is_promised {
             return;
         }
@@ -321,8 +340,27 @@ impl Story {
 
     /// A mount is gone from one moment to the next, and its user mounts again.
     fn crash(&mut self, which: usize) {
-        let Mount { member, user, .. } = self.mounts.remove(which);
-        self.mount(member, user);
+        let Mount { member, machine, life, .. } = self.mounts.remove(which);
+        life.ends_after(0);
+        let percent = self.below(101);
+        machine.disk.crash(percent);
+        // Without its node nothing can be mounted.
+        machine.node.start();
+        self.mount(member, machine);
+    }
+
+    /// A node stops, or all that have stopped run again.
+    fn stop_or_start(&mut self) {
+        if self.mounts.iter().any(|mount| mount.machine.node.is_stopped()) {
+            self.start_all();
+        } else {
+            let which = self.below(self.mounts.len() as u64) as usize;
+            self.mounts[which].machine.node.stop();
+        }
+    }
+
+    fn start_all(&self) {
+        self.mounts.iter().for_each(|mount| mount.machine.node.start());
     }
 
     fn run(&mut self, steps: usize) {
@@ -336,6 +374,7 @@ impl Story {
                     let which = self.below(count) as usize;
                     self.crash(which);
                 }
+                5 => self.stop_or_start(),
                 _ => {
                     let which = self.below(count) as usize;
                     self.go_on(which);
@@ -349,6 +388,7 @@ impl Story {
     /// All meet again: everything that a close has answered for is there, and all list the same.
     fn end(&mut self) {
         self.heal();
+        self.start_all();
         self.ring.sim.run_for(SETTLED);
         for which in 0..self.mounts.len() {
             // What a close was answered for by now counts as well.
@@ -377,6 +417,7 @@ impl Story {
         };
         let all = listed(self, 0);
         for which in 0..self.mounts.len() {
+            assert_eq!(self.mounts[which].fs.spooled(), None, "seed {}", self.seed);
             assert_eq!(listed(self, which), all, "seed {}: mount {which}", self.seed);
         }
         let there: BTreeSet<usize> = all.values().copied().collect();
@@ -466,12 +507,15 @@ fn stories_of(
     consistency: Consistency,
     chosen: [Option<Consistency>; FILES],
 ) {
+    let mut spooled = 0;
     for seed in seeds {
         let mut story = Story::new(seed, mounts, consistency, chosen);
         story.run(400);
         story.end();
         assert!(story.opens > 20, "seed {seed}: {} opens", story.opens);
+        spooled += story.spooled;
     }
+    assert!(spooled > 0, "no close has ended offline");
 }
 
 /// Pastis §3.2: "retrieving the latest inode from network when the file is opened".

@@ -6,7 +6,7 @@ mod edges;
 mod history;
 mod model;
 mod restore;
-mod spool;
+pub(crate) mod spool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,9 +17,10 @@ use atoll_env::{BoxFuture, Env, TokioRuntime};
 use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::kit::{self, Features, Subject, Tree, write_tree_to_fs};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, Writer};
+use atoll_volume::SpoolDirectory;
 use atoll_volume::owned::{
-    NoLeaseKeeper, SpoolDirectory, Volume, VolumeOptions, WritableFs, WriteError, WriteOptions,
-    empty_root, sealed_root,
+    NoLeaseKeeper, Volume, VolumeOptions, WritableFs, WriteError, WriteOptions, empty_root,
+    sealed_root,
 };
 use bytes::Bytes;
 

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, Env};
 use atoll_key::{ReadKey, SignedBlock};
 use atoll_vfs::{
     Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
-use atoll_volume::owned::{SpoolDirectory, WritableFs, WriteError, WriteOptions, sealed_root};
+use atoll_volume::SpoolDirectory;
+use atoll_volume::owned::{WritableFs, WriteError, WriteOptions, sealed_root};
 use bytes::Bytes;
 
 use super::{created, env, mounted, mounted_with, secret};
@@ -22,11 +23,11 @@ type File = (Vec<u8>, Vec<u8>);
 
 /// A directory in memory.
 #[derive(Clone, Default)]
-pub(super) struct MemorySpool {
+pub(crate) struct MemorySpool {
     files: Arc<Mutex<BTreeMap<String, File>>>,
     fails: Arc<AtomicBool>,
     /// Nothing more can be written to it.
-    is_full: Arc<AtomicBool>,
+    pub(crate) is_full: Arc<AtomicBool>,
     /// Reads of the swap file.
     swap_ins: Arc<AtomicU64>,
     /// Files that lie on bad blocks.
@@ -35,7 +36,7 @@ pub(super) struct MemorySpool {
 
 impl MemorySpool {
     /// What a crash leaves: of what is not durable, a part, and perhaps with a wrong end.
-    fn crash(&self, percent: u64) {
+    pub(crate) fn crash(&self, percent: u64) {
         self.files.lock().expect("unpoisoned").retain(|name, (durable, rest)| {
             rest.truncate(rest.len() * percent as usize / 100);
             if percent.is_multiple_of(3)
@@ -49,7 +50,7 @@ impl MemorySpool {
         });
     }
 
-    fn all(&self) -> Vec<u8> {
+    pub(crate) fn all(&self) -> Vec<u8> {
         let files = self.files.lock().expect("unpoisoned");
         files.values().flat_map(|(durable, rest)| [&durable[..], rest].concat()).collect()
     }
@@ -70,7 +71,7 @@ impl MemorySpool {
     }
 
     /// Changes one bit of a file.
-    fn flip(&self, name: &str, at: usize) {
+    pub(crate) fn flip(&self, name: &str, at: usize) {
         let mut files = self.files.lock().expect("unpoisoned");
         let (durable, rest) = files.get_mut(name).expect("is there");
         let byte = durable.iter_mut().chain(rest).nth(at);
@@ -81,6 +82,19 @@ impl MemorySpool {
         let files = self.files.lock().expect("unpoisoned");
         let (durable, rest) = &files[name];
         durable.len() + rest.len()
+    }
+
+    /// This directory as one process sees it.
+    pub(crate) fn used_by(&self, env: &Env) -> (Arc<dyn SpoolDirectory>, Arc<Life>) {
+        let has_crashed = AtomicBool::new(false);
+        let life = Arc::new(Life { has_crashed, left: AtomicU64::new(u64::MAX) });
+        let disk = Disk { env: env.clone(), spool: self.clone(), life: life.clone() };
+        (Arc::new(disk), life)
+    }
+
+    /// The names of all files.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.files.lock().expect("unpoisoned").keys().cloned().collect()
     }
 
     fn records(&self) -> Vec<String> {
@@ -110,18 +124,24 @@ pub(super) struct Crashing<T> {
 }
 
 struct Disk {
+    env: Env,
     spool: MemorySpool,
     life: Arc<Life>,
 }
 
 /// How much longer a machine works.
-struct Life {
+pub(crate) struct Life {
     has_crashed: AtomicBool,
     /// So many puts and calls of the disk are done yet.
     left: AtomicU64,
 }
 
 impl Life {
+    /// The process ends after so many more calls.
+    pub(crate) fn ends_after(&self, calls: u64) {
+        self.left.store(calls, Ordering::Relaxed);
+    }
+
     /// Whether something is done.
     fn spend(&self) -> bool {
         let left = self.left.load(Ordering::Relaxed);
@@ -135,13 +155,11 @@ impl Life {
 
 impl<T: OverMemory> Crashing<T> {
     pub(super) fn new(blocks: &Arc<T>, spool: &MemorySpool) -> Crashing<T> {
-        let has_crashed = AtomicBool::new(false);
-        let life = Arc::new(Life { has_crashed, left: AtomicU64::new(u64::MAX) });
-        let disk = Disk { spool: spool.clone(), life: life.clone() };
+        let (disk, life) = spool.used_by(&env());
         Crashing {
             blocks: blocks.clone(),
             memory: blocks.memory().clone(),
-            spool: Arc::new(disk),
+            spool: disk,
             disk: spool.clone(),
             life,
         }
@@ -154,7 +172,7 @@ impl<T: OverMemory> Crashing<T> {
 
     /// It ends after so many more puts and calls of the disk.
     pub(super) fn lives_for(&self, calls: u64) {
-        self.life.left.store(calls, Ordering::Relaxed);
+        self.life.ends_after(calls);
     }
 
     pub(super) fn has_crashed(&self) -> bool {
@@ -186,9 +204,9 @@ impl Disk {
         &self,
         work: impl FnOnce(&mut BTreeMap<String, File>) -> io::Result<T> + Send + 'static,
     ) -> BoxFuture<'static, io::Result<T>> {
-        let (spool, life) = (self.spool.clone(), self.life.clone());
+        let (env, spool, life) = (self.env.clone(), self.spool.clone(), self.life.clone());
         Box::pin(async move {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            atoll_env::sleep(&*env, Duration::from_millis(1)).await;
             if !life.spend() {
                 return std::future::pending().await;
             }

@@ -38,7 +38,6 @@
 //!
 //! [`MountState::merged`]: crate::owned::root::MountState::merged
 
-mod directory;
 mod segment;
 mod swap;
 
@@ -54,10 +53,10 @@ use bytes::Bytes;
 use futures_channel::oneshot;
 use futures_util::future::select;
 
-pub use self::directory::SpoolDirectory;
 use self::segment::Segment;
 use self::swap::Swap;
 use super::tree::Record;
+use crate::spool_directory::SpoolDirectory;
 
 /// A segment ends when it has more bytes: a mount reads it as a whole.
 const SEGMENT_BYTES: u64 = 32 << 20;

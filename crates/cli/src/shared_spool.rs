@@ -1,0 +1,207 @@
+//! The spools of shared volumes on disk: `DIR/spool-shared/VOLUME-USER-N`, each with a lock that the mount which
+//! uses it holds.
+//!
+//! A spool belongs to a volume and a user, whose public keys its name has in hexadecimal. A user who mounts a volume
+//! several times at once has several. The file `name` says what was mounted, for people and for the replay.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use atoll_key::{UserId, VolumeId};
+use atoll_volume::SpoolDirectory;
+
+use crate::failure::{Exit, Failure};
+use crate::spool::{self, Pending, SpoolOnDisk};
+
+/// Mounts of one volume by one user that may be offline at once.
+const MAX_SPOOLS: usize = 16;
+
+const NAME: &str = "name";
+
+/// A spool that has something, which no mount of this machine uses.
+pub(crate) struct Left {
+    pub(crate) path: PathBuf,
+    pub(crate) volume: VolumeId,
+    pub(crate) user: UserId,
+    /// What was mounted: a name on this node, or an address.
+    pub(crate) name: String,
+}
+
+fn place(node: &Path) -> PathBuf {
+    node.join("spool-shared")
+}
+
+fn hex(bytes: &[u8; 32]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if hex.len() != 64 || !hex.is_ascii() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// The spool for a mount of a user's; `None` if the user has mounted the volume too often. Of several that are
+/// free, one that has something.
+pub(crate) fn open(
+    node: &Path,
+    (volume, user): (VolumeId, UserId),
+    name: &str,
+    what: &str,
+) -> Result<Option<Arc<dyn SpoolDirectory>>, Failure> {
+    let start = format!("{}-{}", hex(&volume.0), hex(&user.0));
+    let paths = (0..MAX_SPOOLS).map(|n| place(node).join(format!("{start}-{n}")));
+    let mut paths: Vec<PathBuf> = paths.collect();
+    paths.sort_by_key(|path| spool::files_in(path).0 == 0);
+    for path in paths {
+        let failed = |error: io::Error| {
+            Failure::io(format!("{what}: its spool {} cannot be used", path.display()), &error)
+        };
+        let Some(opened) = SpoolOnDisk::open(path.clone()).map_err(failed)? else { continue };
+        if let Err(error) = note_name(&path, name) {
+            // It is told by its address then.
+            tracing::debug!("a spool has no name: {error}");
+        }
+        return Ok(Some(Arc::new(opened)));
+    }
+    Ok(None)
+}
+
+fn note_name(path: &Path, name: &str) -> io::Result<()> {
+    use std::io::Write;
+    let mut options = fs::OpenOptions::new();
+    let mut file =
+        options.create(true).write(true).truncate(true).mode(0o600).open(path.join(NAME))?;
+    file.write_all(name.as_bytes())
+}
+
+/// The spool at a path; `None` if a mount of this machine has it.
+pub(crate) fn open_left(left: &Left) -> io::Result<Option<Arc<dyn SpoolDirectory>>> {
+    let opened = SpoolOnDisk::open(left.path.clone())?;
+    Ok(opened.map(|spool| Arc::new(spool) as Arc<dyn SpoolDirectory>))
+}
+
+fn all(node: &Path) -> Vec<Left> {
+    let entries = fs::read_dir(place(node)).into_iter().flatten().flatten();
+    let spools = entries.filter_map(|entry| {
+        let file = entry.file_name().into_string().ok()?;
+        let mut parts = file.split('-');
+        let volume = VolumeId(from_hex(parts.next()?)?);
+        let user = UserId(from_hex(parts.next()?)?);
+        let path = entry.path();
+        let name = fs::read_to_string(path.join(NAME)).unwrap_or_default();
+        let name = if name.is_empty() { file } else { name };
+        Some(Left { path, volume, user, name })
+    });
+    let mut spools: Vec<Left> = spools.collect();
+    spools.sort_by(|a, b| a.path.cmp(&b.path));
+    spools
+}
+
+/// The spools that have something and that no mount uses.
+pub(crate) fn left(node: &Path) -> Vec<Left> {
+    let mut left = all(node);
+    left.retain(|spool| {
+        let pending = spool::pending_at(&spool.path, &spool.name);
+        pending.bytes > 0 && !pending.mounted
+    });
+    left
+}
+
+/// What waits in each spool, of those in which something does.
+pub(crate) fn pending(node: &Path) -> Vec<Pending> {
+    let spools = all(node).into_iter();
+    let pending = spools.map(|spool| spool::pending_at(&spool.path, &spool.name));
+    pending.filter(|spool| spool.bytes > 0 || !spool.set_aside.is_empty()).collect()
+}
+
+/// How many files wait in the spools of what was mounted by a name.
+pub(crate) fn files_of(node: &Path, name: &str) -> u64 {
+    let its = all(node).into_iter().filter(|spool| spool.name == name);
+    its.map(|spool| spool::files_in(&spool.path).0).sum()
+}
+
+/// Removes what waits under a name, of mounts that have ended; how many bytes.
+pub(crate) fn discard(node: &Path, name: &str) -> io::Result<u64> {
+    let mut bytes = 0;
+    for spool in all(node).into_iter().filter(|spool| spool.name == name) {
+        // Nobody begins to use it meanwhile.
+        let Some(_lock) = SpoolOnDisk::open(spool.path.clone())? else { continue };
+        bytes += spool::files_in(&spool.path).1;
+        spool::remove_files(&spool.path)?;
+        for aside in spool::pending_at(&spool.path, name).set_aside {
+            fs::remove_dir_all(aside)?;
+        }
+    }
+    Ok(bytes)
+}
+
+/// That nothing of a volume, which this node is about to let go of, waits here.
+pub(crate) fn check_empty(node: &Path, volume: VolumeId, what: &str) -> Result<(), Failure> {
+    let its = all(node).into_iter().filter(|spool| spool.volume == volume);
+    match its.into_iter().find(|spool| spool::files_in(&spool.path).0 > 0) {
+        None => Ok(()),
+        Some(Left { name, .. }) => Err(Failure::new(Exit::Failed, what)
+            .because("files that are not in the volume wait on this node")
+            .advice(format!(
+                "`atoll volume recover {name}` says more; with --discard it removes them."
+            ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use bytes::Bytes;
+
+    use super::*;
+
+    const OWNER: (VolumeId, UserId) = (VolumeId([7; 32]), UserId([8; 32]));
+
+    fn opened(node: &Path, owner: (VolumeId, UserId)) -> Arc<dyn SpoolDirectory> {
+        open(node, owner, "team", "x").expect("opens").expect("one is free")
+    }
+
+    #[tokio::test]
+    async fn each_mount_has_a_spool_and_the_next_one_what_was_left() -> io::Result<()> {
+        let temp = tempfile::tempdir()?;
+        let node = temp.path();
+        let (one, two) = (opened(node, OWNER), opened(node, OWNER));
+        two.replace("2.inode".into(), Bytes::from_static(b"xy")).await?;
+        two.replace("2.block".into(), Bytes::from_static(b"xyz")).await?;
+        assert!(one.list().await?.iter().all(|name| !name.ends_with(".inode")));
+        assert!(left(node).is_empty(), "mounts use them");
+        assert_eq!(files_of(node, "team"), 1);
+        let waits = pending(node);
+        assert_eq!((waits.len(), waits[0].files, waits[0].bytes), (1, 1, 5));
+        assert!(waits[0].mounted && waits[0].name == "team");
+        drop((one, two));
+        assert_eq!(left(node).len(), 1);
+        assert!(left(node)[0].volume == OWNER.0 && left(node)[0].user == OWNER.1);
+        // Another user, and another volume, have nothing to do with it.
+        for owner in [(OWNER.0, UserId([9; 32])), (VolumeId([9; 32]), OWNER.1)] {
+            let names = opened(node, owner).list().await?;
+            assert!(names.iter().all(|name| !name.ends_with(".inode")));
+        }
+        assert!(check_empty(node, OWNER.0, "x").is_err());
+        let next = opened(node, OWNER);
+        assert_eq!(next.read("2.inode".into()).await?, "xy");
+        assert_eq!(discard(node, "team")?, 0, "it is used");
+        drop(next);
+        assert_eq!((discard(node, "other")?, discard(node, "team")?), (0, 5));
+        assert!(pending(node).is_empty() && check_empty(node, OWNER.0, "x").is_ok());
+        let mode = |path: &Path| fs::metadata(path).map(|meta| meta.permissions().mode() & 0o777);
+        let path = all(node).remove(0).path;
+        assert_eq!((mode(&path)?, mode(&path.join(NAME))?), (0o700, 0o600));
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Mounts of shared volumes whose node is gone: what is closed meanwhile survives, and other members see it later.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::processes::{Ring, atoll, can_mount, make_tree, noise, run, unmount, until};
+use crate::volumes::{kill_server, status_of};
+
+/// A ring with a volume that its first two nodes have mounted.
+fn mounted() -> (Ring, PathBuf, PathBuf) {
+    let mut ring = Ring::of(3);
+    ring.nodes[0].atoll(["volume", "create", "team", "--shared"]).ok();
+    let code = ring.nodes[0].atoll(["volume", "invite", "team"]).ok().last_line().to_owned();
+    ring.nodes[1].atoll(["volume", "join", &code, "ours"]).ok();
+    let mine = ring.mount(1, "ours", &[]);
+    let theirs = ring.mount(0, "team", &[]);
+    (ring, mine, theirs)
+}
+
+/// That two trees have the same names, links and contents.
+fn same(one: &Path, other: &Path) {
+    let mut command = Command::new("diff");
+    run(command.args(["-r", "--no-dereference"]).arg(one).arg(other)).ok();
+}
+
+#[test]
+fn what_was_closed_without_a_node_survives_the_mount_and_is_seen_by_others() {
+    if !can_mount("what_was_closed_without_a_node_survives_the_mount_and_is_seen_by_others") {
+        return;
+    }
+    let (mut ring, mine, theirs) = mounted();
+    fs::write(mine.join("before"), "online").expect("is written");
+    let tree = ring.path("tree");
+    make_tree(&tree);
+    ring.nodes[1].kill();
+    make_tree(&mine.join("tree"));
+    let exclusive = fs::File::options().write(true).create_new(true).open(mine.join("lock"));
+    assert_eq!(exclusive.err().and_then(|error| error.raw_os_error()), Some(37), "ENOLCK");
+    fs::write(mine.join("big"), noise(3 << 20, 5)).expect("is spooled");
+    fs::write(mine.join("before"), "offline").expect("is spooled");
+    assert_eq!(fs::read(mine.join("before")).expect("is known"), b"offline");
+    let told = status_of(&mine);
+    assert!(told.contains("files wait in the spool") && told.contains("offline since"), "{told}");
+    kill_server(&mine);
+    run(atoll().arg("unmount").arg(&mine)).ok();
+    fs::write(theirs.join("before"), "theirs").expect("is written");
+    let again = ring.path("again");
+    fs::create_dir(&again).expect("a directory");
+    let mount = || run(ring.nodes[1].command(["mount", "ours"]).arg(&again));
+    mount().failed(3, &["not on the ring yet"]);
+    ring.nodes[1].restart();
+    let status = ring.nodes[1].atoll(["status"]).ok().stdout;
+    assert!(status.contains("files of ours") && status.contains("it is not mounted"), "{status}");
+
+    let mine = ring.mount(1, "ours", &[]);
+    same(&tree, &mine.join("tree"));
+    assert!(fs::read(mine.join("big")).expect("reads") == noise(3 << 20, 5));
+    until("it is on the ring", || status_of(&mine) == "ok");
+    until("another member sees it", || theirs.join("tree/docs").exists());
+    same(&tree, &theirs.join("tree"));
+    assert!(fs::read(theirs.join("big")).expect("reads") == noise(3 << 20, 5));
+    // Both have written it.
+    let texts = || {
+        let names = fs::read_dir(&theirs).expect("lists").flatten().map(|entry| entry.path());
+        let both = names.filter(|path| path.to_string_lossy().contains("before"));
+        let mut texts: Vec<Vec<u8>> = both.map(|path| fs::read(path).expect("reads")).collect();
+        texts.sort();
+        texts
+    };
+    until("both contents are there", || texts() == [b"offline".to_vec(), b"theirs".to_vec()]);
+    let pending = ring.nodes[1].atoll(["status", "--json"]).ok().json();
+    assert_eq!(pending["pending"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn a_node_brings_to_the_ring_what_an_ended_mount_has_left() {
+    if !can_mount("a_node_brings_to_the_ring_what_an_ended_mount_has_left") {
+        return;
+    }
+    let (mut ring, mine, theirs) = mounted();
+    ring.nodes[1].kill();
+    fs::create_dir(mine.join("new")).expect("is spooled");
+    fs::write(mine.join("new/file"), noise(1 << 20, 6)).expect("is spooled");
+    let mut command = atoll();
+    unmount(command.arg("unmount").arg(&mine));
+    until("the mount has ended", || {
+        let processes = fs::read_dir("/proc").expect("processes").flatten();
+        let arguments = processes.map(|process| fs::read(process.path().join("cmdline")));
+        let mine = mine.to_string_lossy().into_owned();
+        !arguments.flatten().any(|line| String::from_utf8_lossy(&line).contains(&mine))
+    });
+    ring.nodes[1].restart();
+    let recover = || ring.nodes[1].atoll(["volume", "recover", "ours"]).ok().stdout;
+    assert!(recover().contains("the node brings them there"), "{}", recover());
+    until("another member sees it", || theirs.join("new/file").exists());
+    assert!(fs::read(theirs.join("new/file")).expect("reads") == noise(1 << 20, 6));
+    let pending = || ring.nodes[1].atoll(["status", "--json"]).ok().json();
+    until("nothing waits", || pending()["pending"].as_array().is_some_and(Vec::is_empty));
+}
