@@ -10,6 +10,7 @@ use atoll_key::{BlockKind, KeyRange};
 use atoll_overlay::Route;
 use minicbor::{Decode, Encode};
 
+use super::key::release;
 use super::{Target, key, node, round_trip, target};
 
 /// Messages to begin with.
@@ -83,6 +84,10 @@ seeds! {
         LockReply { status: LockStatus::Granted, is_wanted: true, set: Some(7), settled: 7 },
         LockReply { status: LockStatus::Minority, is_wanted: false, set: None, settled: 0 },
     ];
+    ReleaseBlocks: vec![ReleaseBlocks { release: release(), is_pointed: false }];
+    ReleaseReply: vec![ReleaseReply {
+        statuses: vec![ReleaseStatus::Lacking, ReleaseStatus::Released, ReleaseStatus::Refused],
+    }];
     Renew: receipts()
         .into_iter()
         .map(|receipt| Renew {

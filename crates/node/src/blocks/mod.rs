@@ -17,7 +17,7 @@ use crate::config::StartError;
 use crate::control::blocks::{BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch,
+    ForgetAbsent, Get, Lock, Put, Reclaim, Release, Renew, SetQuota, ShowQuota, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -158,6 +158,11 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
             let renewed = target.renew_blocks(renew.try_into()?).await;
             Ok(Ok(Outcomes::of_renewal(renewed)))
         })
+    });
+    let target = blocks.clone();
+    calls.on::<Release>(move |ask| {
+        let released = target.release_blocks(ask.release);
+        Box::pin(async move { Ok(Ok(Outcomes::of_put(released.await))) })
     });
     let target = blocks.clone();
     calls.on::<Lock>(move |ask| {

@@ -1,6 +1,6 @@
 //! The messages of the calls for blocks: what [`atoll_dht::Blocks`] takes and gives, as headers.
 
-use atoll_dht::rpc::Lock;
+use atoll_dht::rpc::{Lock, ReleaseBlocks};
 use atoll_dht::{LeaseRenewal, LockGrant, NewBlock, PutError, Renewed, Wanted};
 use atoll_key::{BlockId, BlockKind, Key};
 use atoll_net::Refusal;
@@ -155,7 +155,7 @@ pub(crate) struct Outcomes {
     errors: Capped<PutFailed, MAX_ERRORS>,
 }
 
-header_only!(Get, Watch, Renew, Outcomes, Lock, LockGrant);
+header_only!(Get, Watch, Renew, Outcomes, Lock, LockGrant, ReleaseBlocks);
 
 const HELD: u8 = 0;
 const LACKING: u8 = 1;

@@ -5,7 +5,7 @@
 //! call, add a row here and to that page, register its handler in the subsystem it belongs to
 //! ([`crate::subsystem::Subsystem::control_calls`]), and add a method to the client.
 
-use atoll_dht::rpc::Lock as LockRequest;
+use atoll_dht::rpc::{Lock as LockRequest, ReleaseBlocks};
 use atoll_dht::{LockGrant, LockRefusal};
 use minicbor::{Decode, Encode};
 
@@ -137,6 +137,9 @@ calls! {
     Lock = 0x0305 "lock" Owner
         LockRequest ["as `Lock` (`wire.md`)", "–"]
         => LockGrant ["0 whether another holder has asked for it in vain a short while ago", "–"] or LockRefusal;
+    Release = 0x0306 "release" Owner
+        ReleaseBlocks ["as `ReleaseBlocks` (`wire.md`); 1 counts for nothing", "–"]
+        => Outcomes ["outcomes", "–"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner
