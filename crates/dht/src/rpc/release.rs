@@ -14,7 +14,7 @@ use super::encoding::{self, Packed};
 #[cbor(map)]
 pub struct ReleaseBlocks {
     /// What the writer has signed; not verified yet.
-    #[cbor(n(0), with = "release")]
+    #[cbor(n(0), with = "signed")]
     pub release: Release,
     /// The caller points to this node for these blocks, and this one asks no other.
     #[n(1)]
@@ -66,7 +66,7 @@ impl Message for ReleaseBlocks {
 }
 
 /// Field encoding of a release: its bytes.
-mod release {
+mod signed {
     use super::{Bytes, DecodeError, Decoder, EncodeError, Encoder, Release, Write};
 
     pub(super) fn encode<C, W: Write>(
