@@ -11,11 +11,12 @@
 //!
 //! It does not know what blocks are for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use atoll_env::{BoxFuture, Notify};
-use atoll_key::{BlockHash, BlockId, InvalidBlock, Key, NotAdmitted, SignedBlock};
+use atoll_key::kinds::certified::Release;
+use atoll_key::{BlockHash, BlockId, BlockKind, InvalidBlock, Key, NotAdmitted, SignedBlock};
 use bytes::Bytes;
 
 use crate::locks::{LockGrant, LockLease, LockMode, LockRefusal, LockStep};
@@ -211,6 +212,17 @@ pub trait Blocks: Send + Sync + 'static {
         renewal: LeaseRenewal,
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>>;
 
+    /// Has the leases of blocks of an inode's content end sooner, as a writer of that inode has signed;
+    /// one outcome for each block, in the order of [`Release::keys`]: whether all nodes of its replica
+    /// set have heard of it. A renewal or a put extends the lease again.
+    ///
+    /// Provided for rings without releases.
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let refused = PutError::Unavailable("nothing is released here".into());
+        let outcomes = vec![Err(refused); release.keys().len()];
+        Box::pin(async { outcomes })
+    }
+
     /// Resolves with the newest version of a mutable block once there is one above `seen`, or
     /// with `None` when none has come for a while; the caller then asks again.
     ///
@@ -275,7 +287,12 @@ pub trait Blocks: Send + Sync + 'static {
     /// Stores content blocks. The error says how many failed; all others are stored, and
     /// [`Blocks::renew`] says which those are.
     fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        let outcomes = self.put_blocks(blocks.into_iter().map(NewBlock::from).collect());
+        self.put_all(blocks.into_iter().map(NewBlock::from).collect())
+    }
+
+    /// The same for blocks of any kind.
+    fn put_all(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Result<(), PutError>> {
+        let outcomes = self.put_blocks(blocks);
         Box::pin(async move { all_or_first(outcomes.await).map(drop) })
     }
 
@@ -350,6 +367,8 @@ struct Held {
     watchers: Vec<Arc<Notify>>,
     /// By lock and holder: each holder's latest request, and its lease, which never ends.
     locks: BTreeMap<(Key, [u8; 16]), (u64, Option<LockMode>)>,
+    /// Blocks that were released, and neither put nor renewed since.
+    released: BTreeSet<BlockId>,
 }
 
 impl Held {
@@ -373,6 +392,21 @@ impl Held {
         Ok(LockGrant::default())
     }
 
+    fn release(&mut self, release: &Release) -> Vec<Result<(), PutError>> {
+        let outcome = |key: Key| {
+            release.verify()?;
+            let mut ids = BlockKind::ALL.iter().map(|kind| BlockId { kind: *kind, key });
+            let found = ids.find_map(|id| Some((id, self.blocks.get(&id)?)));
+            let Some((id, held)) = found else { return Ok(()) };
+            if id.kind.inode(&held.bytes) != Some(release.inode()) {
+                return Err(PutError::Unavailable("it is not the inode's".into()));
+            }
+            self.released.insert(id);
+            Ok(())
+        };
+        release.keys().map(outcome).collect()
+    }
+
     fn put(&mut self, NewBlock { id, bytes, .. }: NewBlock) -> Result<(), PutError> {
         let mut new = HeldBlock { version: id.verify(&bytes)?, bytes };
         if id.kind.joins() {
@@ -392,6 +426,7 @@ impl Held {
             return Err(PutError::Superseded { offered: new.version, held: old.version });
         }
         if !id.kind.is_mutable() {
+            self.released.remove(&id);
             self.counts.puts += 1;
             self.counts.put_bytes += new.bytes.len() as u64;
         }
@@ -433,9 +468,31 @@ impl MemoryBlocks {
         self.len() == 0
     }
 
+    /// Blocks that were released, and neither put nor renewed since. Leases never end here.
+    pub fn released(&self) -> Vec<BlockId> {
+        self.lock().released.iter().copied().collect()
+    }
+
+    /// Whether a block is held.
+    pub fn holds(&self, id: &BlockId) -> bool {
+        self.lock().blocks.contains_key(id)
+    }
+
+    /// Loses what was released, as a ring does when leases have ended; how many blocks.
+    pub fn lose_released(&self) -> usize {
+        let mut held = self.lock();
+        let released = std::mem::take(&mut held.released);
+        released.iter().filter(|id| held.blocks.remove(id).is_some()).count()
+    }
+
     /// Loses a content block; whether it was held.
     pub fn lose(&self, hash: &BlockHash) -> bool {
-        self.lock().blocks.remove(&hash.id()).is_some()
+        self.lose_block(&hash.id())
+    }
+
+    /// Loses any block; whether it was held.
+    pub fn lose_block(&self, id: &BlockId) -> bool {
+        self.lock().blocks.remove(id).is_some()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
@@ -504,6 +561,10 @@ impl<T: OverMemory> Blocks for T {
         self.memory().watch(id, seen)
     }
 
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.memory().release_blocks(release)
+    }
+
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
         OverMemory::lock_lease(self, ask)
     }
@@ -538,12 +599,20 @@ impl Blocks for MemoryBlocks {
         &self,
         renewal: LeaseRenewal,
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
-        let held = self.lock();
-        let has = |id: &BlockId| match held.blocks.contains_key(id) {
-            true => Ok(Renewed::Held),
-            false => Ok(Renewed::Lacking),
+        let mut held = self.lock();
+        let has = |id: &BlockId| {
+            held.released.remove(id);
+            match held.blocks.contains_key(id) {
+                true => Ok(Renewed::Held),
+                false => Ok(Renewed::Lacking),
+            }
         };
         let outcomes: Vec<_> = renewal.ids.iter().map(has).collect();
+        Box::pin(async { outcomes })
+    }
+
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let outcomes = self.lock().release(&release);
         Box::pin(async { outcomes })
     }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use atoll_env::{BoxFuture, Env};
+use atoll_key::kinds::certified::Release;
 use atoll_key::{BlockHash, BlockId, Key};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
@@ -19,7 +20,9 @@ use crate::blocks::{
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
 use crate::client::inspect::{self, Replica, Uses};
-use crate::client::{Client, get_mutable, known_sets, lock_leases, put, renew};
+use crate::client::{
+    Client, get_mutable, known_sets, lock_leases, put, release, renew,
+};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;
@@ -261,6 +264,11 @@ impl Blocks for Dht {
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         let client = self.client.clone();
         Box::pin(async move { renew::renew_blocks(&client, renewal).await })
+    }
+
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let client = self.client.clone();
+        Box::pin(async move { release::release_blocks(&client, release).await })
     }
 
     fn watch(

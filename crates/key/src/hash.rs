@@ -18,6 +18,8 @@ static ADDRESS: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 node address"));
 static INODE: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 inode binding"));
+static INODE_CONTENT: LazyLock<blake3::Hasher> =
+    LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 content of an inode"));
 static STATE: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 certified block"));
 
@@ -31,6 +33,11 @@ impl BlockHash {
         let mut hasher = CONTENT.clone();
         hasher.update(content);
         BlockHash(*hasher.finalize().as_bytes())
+    }
+
+    /// The hash of a block of an inode's content; `bytes` are the whole block.
+    pub fn of_inode_content(bytes: &[u8]) -> BlockHash {
+        BlockHash(*INODE_CONTENT.clone().update(bytes).finalize().as_bytes())
     }
 
     /// Where the block lives on the ring.

@@ -583,6 +583,14 @@ impl BlockStore for ContributedStore {
         Ok(was.into_iter().zip(is).map(|(was, is)| was || is).collect())
     }
 
+    fn shorten(&self, keys: &[Key], expires_unix_secs: u64) -> Result<(), StoreError> {
+        let backends = self.backends();
+        if let Some(former) = backends.former {
+            former.store().shorten(keys, expires_unix_secs)?;
+        }
+        backends.present.store().shorten(keys, expires_unix_secs)
+    }
+
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let backends = self.backends();
         Box::pin(async move {

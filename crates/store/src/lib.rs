@@ -204,6 +204,11 @@ pub trait BlockStore: Send + Sync + 'static {
         owner: Owner,
     ) -> Result<Vec<bool>, StoreError>;
 
+    /// Has the leases of those of `keys` that are held and would end later end at
+    /// `expires_unix_secs`. Durable as renewals are: one that is lost leaves the block for longer.
+    /// A renewal or a put of the block at the same time wins, or is shortened.
+    fn shorten(&self, keys: &[Key], expires_unix_secs: u64) -> Result<(), StoreError>;
+
     /// Makes renewals durable, which are answered before they are. Resolves when they would
     /// survive power loss.
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {

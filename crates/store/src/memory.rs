@@ -90,6 +90,15 @@ impl State {
         true
     }
 
+    fn shorten(&mut self, key: &Key, expires_unix_secs: u64) {
+        let Some(block) = self.blocks.get_mut(key) else { return };
+        if block.info.expires_unix_secs > expires_unix_secs {
+            let old = seen(&block.info);
+            block.info.expires_unix_secs = expires_unix_secs;
+            self.changed.note(key, Some(old), Some(seen(&block.info)));
+        }
+    }
+
     /// What of `batch` would change the store, the last of equal keys standing, and
     /// the bytes used afterwards.
     fn plan(&self, batch: Vec<StoredBlock>) -> (BTreeMap<Key, StoredBlock>, u64) {
@@ -221,6 +230,12 @@ impl BlockStore for MemoryStore {
     ) -> Result<Vec<bool>, StoreError> {
         let mut state = self.state();
         Ok(keys.iter().map(|key| state.renew(key, expires_unix_secs, owner)).collect())
+    }
+
+    fn shorten(&self, keys: &[Key], expires_unix_secs: u64) -> Result<(), StoreError> {
+        let mut state = self.state();
+        keys.iter().for_each(|key| state.shorten(key, expires_unix_secs));
+        Ok(())
     }
 
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {

@@ -10,6 +10,7 @@ use atoll_key::{BlockKind, KeyRange};
 use atoll_overlay::Route;
 use minicbor::{Decode, Encode};
 
+use super::key::release;
 use super::{Target, key, node, round_trip, target};
 
 /// Messages to begin with.
@@ -87,6 +88,10 @@ seeds! {
     UsesReply: vec![UsesReply {
         readers: vec![BlockReader { peer: node(1).peer, left_ms: 15_000 }].into(),
         locks: vec![LockUse { peer_id: [3; 32], mode: LockMode::Shared, left_ms: 14_999 }].into(),
+    }];
+    ReleaseBlocks: vec![ReleaseBlocks { release: release(), is_pointed: false }];
+    ReleaseReply: vec![ReleaseReply {
+        statuses: vec![ReleaseStatus::Lacking, ReleaseStatus::Released, ReleaseStatus::Refused],
     }];
     Renew: receipts()
         .into_iter()

@@ -1,6 +1,8 @@
 //! Signed blocks, blocks under a key, and the texts people copy.
 
-use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, WriterId};
+use atoll_key::kinds::certified::{
+    Author, Binding, Certificate, CertifiedBlock, MAX_RELEASED, Release, WriterId,
+};
 use atoll_key::text::{decode_checked, encode_checked};
 use atoll_key::volume_secret::{Cost, SALT_BYTES};
 use atoll_key::{
@@ -26,6 +28,9 @@ pub(super) fn targets() -> Vec<Target> {
     let certified = certified();
     let blocks_of = |block: &CertifiedBlock| block.bytes().to_vec();
     keyed.push(self::keyed(BlockKind::Certified, certified[1].key(), certified[1].bytes()));
+    let content = [&[7; 32][..], b"content"].concat();
+    let own_key = BlockHash::of_inode_content(&content).key();
+    keyed.push(self::keyed(BlockKind::InodeContent, own_key, &content));
     let address = VolumeAddress(VolumeId([9; 32])).to_string();
     let texts = vec![
         address.clone().into_bytes(),
@@ -36,6 +41,12 @@ pub(super) fn targets() -> Vec<Target> {
     vec![
         target("key/signed-block", blocks, decode_signed),
         target("key/certified-block", certified.iter().map(blocks_of).collect(), join_certified),
+        target("key/release", vec![release().bytes().to_vec()], |input| {
+            let Ok(release) = Release::decode(&Bytes::copy_from_slice(input)) else { return false };
+            assert_eq!(release.bytes()[..], *input, "a release has one encoding");
+            assert!((1..=MAX_RELEASED).contains(&release.keys().len()));
+            true
+        }),
         target("key/verify", keyed, verify),
         target("key/text", texts, |input| {
             std::str::from_utf8(input).is_ok_and(|text| {
@@ -139,6 +150,17 @@ fn decode_signed(input: &[u8]) -> bool {
     let Ok(block) = SignedBlock::decode(&Bytes::copy_from_slice(input)) else { return false };
     assert_eq!(block.bytes()[..], *input, "a signed block has one encoding");
     true
+}
+
+/// What a writer of an inode needs no longer.
+pub(super) fn release() -> Release {
+    let group = SecretKey::from_seed(&[4; 32]);
+    let secret = SecretKey::from_seed(&[5; 32]);
+    let user = UserId(secret.public());
+    let certificate = Certificate::issue(&group, user, 0, u64::MAX);
+    let author = Author { secret, certificate, writer: WriterId::new(&user, [5; 8]) };
+    let blocks = [BlockHash([1; 32]), BlockHash([2; 32])];
+    Release::sign(&certified()[0], &author, 3, 0, &blocks).expect("a member")
 }
 
 /// An inode as its creator made it, and after two others have written it at once.

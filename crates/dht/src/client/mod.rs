@@ -12,6 +12,7 @@ pub(crate) mod put;
 mod put_batch;
 mod put_mutable;
 mod recent;
+pub(crate) mod release;
 pub(crate) mod renew;
 mod replica_selection;
 mod seen;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use atoll_key::kinds::certified::Release;
 use atoll_key::{Key, NotAdmitted, PeerId};
 use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
@@ -14,8 +15,8 @@ use futures_util::future::join_all;
 use crate::accounting::admission::Origin;
 use crate::diversion::Diversion;
 use crate::rpc::{
-    AskHoldings, Block, BlockHeader, Fetch, LookupReply, LookupStep, Name, Pointing, Renew,
-    RenewReply, RenewStatus,
+    AskHoldings, Block, BlockHeader, Fetch, LookupReply, LookupStep, Name, Pointing, ReleaseBlocks,
+    ReleaseStatus, Renew, RenewReply, RenewStatus,
 };
 
 /// A refusal's code for a pointer that led to no block; made here, never sent.
@@ -173,6 +174,33 @@ pub(crate) async fn renew(
                     diversion.requests.kick();
                 }
                 _ => {}
+            }
+        }
+    }
+}
+
+/// Has the leases of blocks that other nodes keep for this one end when the release says, as far as
+/// `statuses` say that they are not here.
+pub(crate) async fn release_blocks(
+    diversion: &Diversion,
+    release: &Release,
+    keys: &[Key],
+    statuses: &mut [ReleaseStatus],
+) {
+    let lacking = (0..keys.len()).filter(|place| statuses[*place] == ReleaseStatus::Lacking);
+    let pointed = |place: &usize| diversion.pointers.pointed(&keys[*place]).is_some();
+    let lacking: Vec<usize> = lacking.filter(pointed).collect();
+    let lacking_keys: Vec<Key> = lacking.iter().map(|place| keys[*place]).collect();
+    for (holder, places) in by_holder(diversion, &lacking_keys).await {
+        let request = ReleaseBlocks { release: release.clone(), is_pointed: true };
+        let called = diversion.call(&Node::of(holder), &request, Vec::new()).await;
+        for place in places.iter().map(|place| lacking[*place]) {
+            // A holder that does not answer has not released it: the caller asks again.
+            let said = called.as_ref().map(|(reply, _)| reply.statuses[place]);
+            statuses[place] = said.unwrap_or(ReleaseStatus::Refused);
+            if statuses[place] == ReleaseStatus::Released {
+                let expires_unix_secs = diversion.expiry(u64::from(release.lease_secs));
+                diversion.pointers.shorten(&keys[place], expires_unix_secs);
             }
         }
     }

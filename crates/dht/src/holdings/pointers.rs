@@ -113,6 +113,13 @@ impl Pointers {
         }
     }
 
+    /// Has what is noted of a copy end sooner, with the copy.
+    pub(crate) fn shorten(&self, key: &Key, expires_unix_secs: u64) {
+        if let Err(error) = self.store.shorten(&[*key], expires_unix_secs) {
+            tracing::error!(%error, "a pointer's lease could not be shortened");
+        }
+    }
+
     /// Extends a hold for `member`; false if there is none.
     pub(crate) fn extend_hold(&self, key: &Key, member: &PeerId, until_unix_secs: u64) -> bool {
         let is_held = self.is_held_for(key, member);

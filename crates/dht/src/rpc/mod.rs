@@ -34,6 +34,7 @@ pub(crate) mod quorum;
 mod reading;
 mod receipt;
 mod reconcile;
+mod release;
 mod renewal;
 mod uses;
 
@@ -63,6 +64,7 @@ pub(crate) use reading::short_hash;
 pub use reading::{Read, ReadReply, Stamp, Watch, WatchReply};
 pub use receipt::WireReceipt;
 pub use reconcile::{Answer, Claim, Item, MAX_ITEMS, Reconcile, ReconcileReply, Summary};
+pub use release::{ReleaseBlocks, ReleaseReply, ReleaseStatus};
 pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
 pub use uses::{AskUses, BlockReader, LockUse, MAX_LOCK_HOLDERS, UsesReply};
 
@@ -110,6 +112,9 @@ pub const MAX_KEYS: usize = 1024;
 pub const MAX_CLAIMS: usize = 64;
 /// The most bytes of blocks in one message: as much as a frame holds.
 const MAX_BATCH_BYTES: usize = 4 << 20;
+
+#[doc(hidden)]
+pub use atoll_key::kinds::certified::MAX_RELEASED;
 
 /// One element for each block of a message.
 pub type Batch<T> = Capped<T, MAX_BATCH_BLOCKS>;
@@ -198,6 +203,11 @@ macro_rules! method_table {
             /// Keep copies for a replica that has no room (PAST §3.3).
             DIVERT = 0x0210: Divert => DivertReply, {
                 entries: MAX_BATCH_BLOCKS, answers: OneEach, part_bytes: (MAX_BATCH_BYTES, 0),
+                time: Call, caller: Member
+            };
+            /// Have leases of blocks of an inode's content end sooner.
+            RELEASE = 0x0211: ReleaseBlocks => ReleaseReply, {
+                entries: MAX_RELEASED, answers: OneEach, part_bytes: (0, 0),
                 time: Call, caller: Member
             };
         }
@@ -307,6 +317,7 @@ macro_rules! messages {
 
 messages! {
     RenewReply: statuses;
+    ReleaseReply: statuses;
     Reconcile: claims;
     ReconcileReply: answers.0;
     Confirm;

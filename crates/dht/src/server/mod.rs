@@ -13,6 +13,7 @@ mod prove;
 mod put;
 mod read;
 mod reconcile;
+mod release;
 pub(crate) mod renew;
 mod work_limit;
 

@@ -130,6 +130,9 @@ impl BlockStore for Flawed {
         }
         self.inner.renew(keys, expires, by)
     }
+    fn shorten(&self, keys: &[Key], expires: u64) -> Result<(), StoreError> {
+        self.inner.shorten(keys, expires)
+    }
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
         self.inner.remove(keys)
     }

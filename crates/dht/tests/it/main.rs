@@ -38,6 +38,7 @@ mod patience;
 mod perfect;
 mod quotas;
 mod receipts;
+mod released;
 mod renewing;
 mod ring;
 mod soak;

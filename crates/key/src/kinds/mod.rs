@@ -13,10 +13,12 @@ pub mod certified;
 mod content;
 #[cfg(any(test, feature = "test-kind"))]
 pub mod counter;
+mod inode_content;
 mod signed;
 
 use crate::ring::Key;
 
+pub use inode_content::INODE_PREFIX_BYTES;
 pub use signed::{MAX_SIGNED_NAME_BYTES, SignedBlock};
 
 /// The largest block, in bytes: a data block of 1 MiB and its header.
@@ -32,6 +34,8 @@ pub enum BlockKind {
     Signed = 2,
     /// Named by the hash of who may write it; versions of several writers are joined.
     Certified = 3,
+    /// Named by the hash of its bytes, which name an inode whose writers may release it.
+    InodeContent = 4,
     /// For tests, see [`counter`].
     #[cfg(any(test, feature = "test-kind"))]
     Counter = 255,
@@ -90,6 +94,12 @@ trait Rules: Sync {
 
     /// What part of a quota it may use.
     fn quota_class(&self) -> QuotaClass;
+
+    /// See [`BlockKind::inode`].
+    fn inode(&self, bytes: &[u8]) -> Option<[u8; 32]> {
+        let _ = bytes;
+        None
+    }
 
     /// Whether a verified block is a tombstone.
     fn is_tombstone(&self, bytes: &[u8]) -> bool {
@@ -162,6 +172,7 @@ impl BlockKind {
         BlockKind::Content,
         BlockKind::Signed,
         BlockKind::Certified,
+        BlockKind::InodeContent,
         #[cfg(any(test, feature = "test-kind"))]
         BlockKind::Counter,
     ];
@@ -171,6 +182,7 @@ impl BlockKind {
             BlockKind::Content => &content::Content,
             BlockKind::Signed => &signed::Signed,
             BlockKind::Certified => &certified::Certified,
+            BlockKind::InodeContent => &inode_content::InodeContent,
             #[cfg(any(test, feature = "test-kind"))]
             BlockKind::Counter => &counter::Counter,
         }
@@ -265,6 +277,12 @@ impl BlockKind {
     /// What part of its publisher's quota a block may use.
     pub fn quota_class(self) -> QuotaClass {
         self.rules().quota_class()
+    }
+
+    /// The first half of the key of the inode whose content `bytes`, a verified block of this kind,
+    /// are: those who may write that inode may release the block. `None` for kinds without releases.
+    pub fn inode(self, bytes: &[u8]) -> Option<[u8; 32]> {
+        self.rules().inode(bytes)
     }
 
     /// Whether `bytes`, a verified block of this kind, are a tombstone: a version by which those

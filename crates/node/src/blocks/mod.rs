@@ -19,7 +19,8 @@ use crate::config::StartError;
 use crate::control::blocks::{AskReplicas, AskUses, BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Prepare, Put, Reclaim, Renew, Replicas, SetQuota, ShowQuota, Uses, Watch,
+    ForgetAbsent, Get, Lock, Prepare, Put, Reclaim, Release, Renew, Replicas, SetQuota, ShowQuota,
+    Uses, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -186,6 +187,11 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
             target.prepare(ids).await;
             Ok(Ok(Empty {}))
         })
+    });
+    let target = blocks.clone();
+    calls.on::<Release>(move |ask| {
+        let released = target.release_blocks(ask.release);
+        Box::pin(async move { Ok(Ok(Outcomes::of_put(released.await))) })
     });
     let target = blocks.clone();
     calls.on::<Lock>(move |ask| {

@@ -2,11 +2,13 @@
 //!
 //! Everything received is verified again: not even the own node can pass on wrong bytes.
 
+use atoll_dht::rpc::ReleaseBlocks;
 use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, MAX_PREPARED,
     NewBlock, PutError, Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
+use atoll_key::kinds::certified::Release;
 use atoll_key::{BlockId, Key};
 
 use super::{Client, ClientError, Inner};
@@ -112,6 +114,14 @@ impl Blocks for Client {
         let renew = Renew::from(renewal);
         Box::pin(
             async move { inner.outcomes::<calls::Renew, _>(renew, count, Outcomes::renewal).await },
+        )
+    }
+
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let (inner, count) = (self.inner.clone(), release.keys().len());
+        let ask = ReleaseBlocks { release, is_pointed: false };
+        Box::pin(
+            async move { inner.outcomes::<calls::Release, _>(ask, count, Outcomes::put).await },
         )
     }
 

@@ -1,6 +1,6 @@
 //! The messages of the calls for blocks: what [`atoll_dht::Blocks`] takes and gives, as headers.
 
-use atoll_dht::rpc::Lock;
+use atoll_dht::rpc::{Lock, ReleaseBlocks};
 use atoll_dht::{LeaseRenewal, LockGrant, MAX_PREPARED, NewBlock, PutError, Renewed, Wanted};
 use atoll_key::{BlockId, BlockKind, Key};
 use atoll_net::Refusal;
@@ -181,7 +181,9 @@ pub(crate) struct Outcomes {
     errors: Capped<PutFailed, MAX_ERRORS>,
 }
 
-header_only!(Get, Watch, Prepare, Renew, Outcomes, Lock, LockGrant, AskReplicas, AskUses);
+header_only!(
+    Get, Watch, Prepare, Renew, Outcomes, Lock, LockGrant, AskReplicas, AskUses, ReleaseBlocks
+);
 
 const HELD: u8 = 0;
 const LACKING: u8 = 1;

@@ -5,7 +5,7 @@
 //! call, add a row here and to that page, register its handler in the subsystem it belongs to
 //! ([`crate::subsystem::Subsystem::control_calls`]), and add a method to the client.
 
-use atoll_dht::rpc::Lock as LockRequest;
+use atoll_dht::rpc::{Lock as LockRequest, ReleaseBlocks};
 use atoll_dht::{LockGrant, LockRefusal};
 use minicbor::{Decode, Encode};
 
@@ -146,6 +146,9 @@ calls! {
     Prepare = 0x0308 "prepare" Owner
         blocks::Prepare ["0 names of blocks that may be written soon (at most 8)", "–"]
         => Empty ["–", "–"] or Never;
+    Release = 0x0309 "release" Owner
+        ReleaseBlocks ["as `ReleaseBlocks` (`wire.md`); 1 counts for nothing", "–"]
+        => Outcomes ["outcomes", "–"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner

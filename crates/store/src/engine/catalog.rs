@@ -125,9 +125,10 @@ impl State {
                 self.set(key, old, Some(IndexEntry { owner: entry.owner, ..leased(entry) }));
             }
             (Change::Extend(entry), _) => self.set(key, old, Some(leased(entry))),
-            // Only what still is held moves: its lease may have ended meanwhile.
+            // Only what still is held moves: its lease may have ended meanwhile, or been shortened.
             (Change::Move(entry), Some(held)) if held.sequence == entry.sequence => {
-                self.set(key, old, Some(leased(entry)));
+                let IndexEntry { expires_unix_secs, owner, .. } = held;
+                self.set(key, old, Some(IndexEntry { expires_unix_secs, owner, ..entry }));
             }
             (Change::Move(_), _) | (Change::Remove, None) => {}
             (Change::Remove, Some(_)) => self.set(key, old, None),

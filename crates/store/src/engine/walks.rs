@@ -128,6 +128,19 @@ impl<W: Writer> Engine<W> {
         Ok(held)
     }
 
+    /// Has leases end sooner.
+    pub(crate) fn shorten(&self, keys: &[Key], expires_unix_secs: u64) -> Result<(), StoreError> {
+        for chunk in keys.chunks(self.shared.config.commit_entries.max(1)) {
+            self.bound_backlog();
+            self.shared.note_lease(expires_unix_secs);
+            self.shared.catalog.update(chunk, |_, entry| {
+                let entry = entry.filter(|entry| entry.expires_unix_secs > expires_unix_secs)?;
+                Some(Some(IndexEntry { expires_unix_secs, ..entry }))
+            })?;
+        }
+        Ok(())
+    }
+
     /// Answers a question about summaries.
     pub(crate) async fn summarize(
         &self,

@@ -428,6 +428,10 @@ impl BlockStore for FileStore {
         self.inner.engine.renew(keys, expires_unix_secs, owner, is_there)
     }
 
+    fn shorten(&self, keys: &[Key], expires_unix_secs: u64) -> Result<(), StoreError> {
+        self.inner.engine.shorten(keys, expires_unix_secs)
+    }
+
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         FileStore::flush(self)
     }

@@ -297,6 +297,10 @@ impl BlockStore for DiskStore {
         self.inner.engine.renew(keys, expires_unix_secs, owner, |_| Ok(true))
     }
 
+    fn shorten(&self, keys: &[Key], expires_unix_secs: u64) -> Result<(), StoreError> {
+        self.inner.engine.shorten(keys, expires_unix_secs)
+    }
+
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         DiskStore::flush(self)
     }

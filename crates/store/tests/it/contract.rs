@@ -138,6 +138,25 @@ fn a_lease_never_shortens() {
     });
 }
 
+#[test]
+fn only_shortening_a_lease_ends_it_sooner_and_a_renewal_extends_it_again() {
+    check(|store| {
+        let held =
+            || store.info(&key(1)).expect("readable").map(|i| (i.expires_unix_secs, i.owner));
+        put(store, vec![owned(block(1, 1, 10, 50), owner(2)), block(2, 1, 10, 15)]);
+        store.shorten(&[key(1), key(2), key(3)], 20).expect("readable");
+        assert_eq!(held(), Some((20, owner(2))), "charged as before");
+        assert_eq!(store.info(&key(2)).expect("readable").expect("held").expires_unix_secs, 15);
+        assert_eq!(store.info(&key(3)), Ok(None));
+        store.renew(&[key(1)], 30, NOBODY).expect("readable");
+        assert_eq!(held(), Some((30, owner(2))));
+        store.shorten(&[key(1)], 20).expect("readable");
+        assert_eq!(wait(store.remove_expired(21)), Ok(2));
+        assert_eq!(held(), None);
+        assert_eq!(store.usage().blocks, 0);
+    });
+}
+
 /// CFS §5.4 charges publishers for what they have stored: here, for as long as they ask.
 #[test]
 fn a_block_is_charged_to_whoever_gave_it_the_lease_it_has() {

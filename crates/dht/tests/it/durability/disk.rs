@@ -61,6 +61,10 @@ impl BlockStore for Disk {
         self.blocks.renew(keys, expires, owner)
     }
 
+    fn shorten(&self, keys: &[Key], expires: u64) -> Result<(), StoreError> {
+        self.blocks.shorten(keys, expires)
+    }
+
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
         self.blocks.remove(keys)
     }

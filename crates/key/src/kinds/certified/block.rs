@@ -249,6 +249,16 @@ impl CertifiedBlock {
         self.groups_of(self.binding_version()).expect("the newest is there")
     }
 
+    /// What its name commits to.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// The rebinding that counts, if there is one.
+    pub fn newest_rebinding(&self) -> Option<&Rebinding> {
+        self.rebindings.last()
+    }
+
     pub(super) fn groups_of(&self, version: u32) -> Option<&[GroupId]> {
         match version {
             0 => Some(self.binding.groups()),

@@ -45,12 +45,14 @@
 
 mod access;
 mod block;
+mod release;
 mod sibling;
 #[cfg(test)]
 mod tests;
 
 pub use access::{Binding, CERTIFICATE_BYTES, Certificate, MAX_GROUPS, Rebinding};
 pub use block::{CertifiedBlock, MAX_ADMITTED_SIBLINGS, MAX_SIBLINGS};
+pub use release::{MAX_RELEASED, MIN_RELEASED_LEASE_SECS, Release};
 pub use sibling::{
     Author, Context, Dot, MAX_CONTEXT, MAX_PAYLOAD_BYTES, MAX_REMOVAL_PAYLOAD_BYTES, Sibling,
     WriterId,

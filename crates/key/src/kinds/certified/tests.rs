@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::sibling::{MAX_HEIGHT, MS_PER_HEIGHT};
 use super::*;
+use crate::hash::BlockHash;
 use crate::identity::{GroupId, SecretKey, UserId, VolumeId};
 use crate::kinds::BlockKind;
 
@@ -421,5 +422,60 @@ proptest! {
         prop_assert!(KIND.verify(&binding().key(), &bytes).is_err());
         let _ = KIND.join(&bytes, create().bytes());
         let _ = KIND.admit(Some(&bytes), create().bytes(), NOW_MS);
+    }
+}
+
+fn release(inode: &CertifiedBlock, by: &Author) -> Option<Release> {
+    let blocks = [BlockHash([2; 32]), BlockHash([1; 32])];
+    Release::sign(inode, by, NOW_MS, 5, &blocks)
+}
+
+#[test]
+fn a_release_by_a_writer_reads_back_and_leaves_two_days() {
+    let one = release(&create(), &author(2)).expect("a member");
+    assert_eq!(Release::decode(one.bytes()), Ok(one.clone()));
+    assert_eq!((one.verify(), one.admit(NOW_MS)), (Ok(()), Ok(())));
+    assert_eq!(one.lease_secs, MIN_RELEASED_LEASE_SECS);
+    assert_eq!(one.inode()[..], create().key().0[..32]);
+    let keys: Vec<Key> = one.keys().collect();
+    assert_eq!(keys, [BlockHash([1; 32]).key(), BlockHash([2; 32]).key()]);
+    assert_eq!(Release::sign(&create(), &author(2), NOW_MS, 5, &[]), None);
+    let many: Vec<BlockHash> = (0..=MAX_RELEASED as u8).map(|n| BlockHash([n; 32])).collect();
+    assert_eq!(Release::sign(&create(), &author(2), NOW_MS, 5, &many), None);
+}
+
+#[test]
+fn only_writers_release_and_only_now() {
+    let one = release(&create(), &author(2)).expect("a member");
+    assert_eq!(release(&create(), &author_in(2, 1)), None, "of another group");
+    // As a stranger would make it: bound to the own group, in place of the inode's.
+    let strangers = Binding::new(VolumeId(volume().public()), [7; 16], &[group_id(1)]);
+    let strangers = CertifiedBlock::create(strangers.expect("one"), &author_in(3, 1), NOW_MS, b"");
+    let by_stranger = release(&strangers.expect("a member"), &author_in(3, 1)).expect("its own");
+    assert_ne!(by_stranger.inode(), one.inode());
+
+    let late = NOW_MS + 601_000;
+    assert!(matches!(one.admit(late), Err(NotAdmitted::Clock { .. })), "a replay");
+    let old = Release::sign(&create(), &author(2), NOW_MS + 2_000_000, 5, &[BlockHash([1; 32])]);
+    let old = old.expect("a member").admit(NOW_MS + 2_000_000);
+    assert!(matches!(old, Err(NotAdmitted::Expired { .. })), "{old:?}");
+}
+
+#[test]
+fn a_changed_release_is_refused() {
+    let rebinding = Rebinding::sign(&volume(), &create().key(), 1, &[group_id(0), group_id(1)]);
+    let rebound = create().rebound(rebinding.expect("one group")).expect("newer");
+    for one in [release(&create(), &author(2)), release(&rebound, &author_in(2, 1))] {
+        let one = one.expect("a member");
+        assert_eq!(one.verify(), Ok(()));
+        for at in 0..one.bytes().len() {
+            let mut bytes = one.bytes().to_vec();
+            bytes[at] ^= 1;
+            let changed = Release::decode(&bytes.into());
+            assert!(changed.and_then(|changed| changed.verify()).is_err(), "byte {at}");
+        }
+        for len in 0..one.bytes().len() {
+            assert!(Release::decode(&one.bytes().slice(..len)).is_err(), "{len} bytes");
+        }
     }
 }
