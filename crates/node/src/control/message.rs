@@ -532,7 +532,8 @@ mod tests {
             GetError::NotFound { key, told: "a: no, b: no".into() },
             GetError::Unavailable { key, told: String::new() },
         ] {
-            let header = encode(&Answer::<Empty, GetFailed>::Failed(error.clone().into()));
+            let failed = GetFailed::unless_sent(Err(error.clone())).expect_err("no block");
+            let header = encode(&Answer::<Empty, GetFailed>::Failed(failed));
             let Ok(Answer::<Empty, GetFailed>::Failed(back)) = decode(&header) else {
                 panic!("{error} did not come back");
             };
@@ -587,9 +588,8 @@ mod tests {
     #[test]
     fn a_long_story_is_cut_to_fit() {
         let told = "ä".repeat(MAX_TOLD_BYTES);
-        let GetFailed::NotFound { told, .. } =
-            GetFailed::from(GetError::NotFound { key: Key::MIN, told })
-        else {
+        let error = GetError::NotFound { key: Key::MIN, told };
+        let Err(GetFailed::NotFound { told, .. }) = GetFailed::unless_sent(Err(error)) else {
             panic!("another error came out");
         };
         assert!(told.len() <= MAX_TOLD_BYTES + 4 && told.ends_with('…'));

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
+use super::sibling::Said;
 use super::sibling::{MAX_HEIGHT, MS_PER_HEIGHT};
 use super::*;
 use crate::hash::BlockHash;
@@ -252,7 +253,8 @@ fn a_writer_climbs_no_higher_than_others_can_follow() {
             certificate: Certificate::issue(&group(0), UserId(secret(2).public()), 0, u64::MAX),
             ..author(2)
         };
-        let sibling = Sibling::sign(&author, &first.key(), (0, &seen[..]), time_ms, Some(b""));
+        let sibling =
+            Sibling::sign(&author, &first.key(), (0, &seen[..]), time_ms, Said::Inode(b""));
         let bytes = first.bytes();
         let at = bytes.len() - first.siblings()[0].encoded().len();
         let block = Bytes::from([&bytes[..at], sibling.expect("a member").encoded()].concat());
