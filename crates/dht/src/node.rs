@@ -20,9 +20,7 @@ use crate::blocks::{
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
 use crate::client::inspect::{self, Replica, Uses};
-use crate::client::{
-    Client, get_mutable, known_sets, lock_leases, put, release, renew,
-};
+use crate::client::{Client, get_mutable, known_sets, lock_leases, put, release, renew};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;

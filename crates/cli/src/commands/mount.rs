@@ -270,7 +270,9 @@ async fn serve_shared(
     let name = args.target.to_string();
     let spool = match &user {
         // Nothing is written of a state of the past.
-        Some(user) if at.is_none() => shared_spool::open(&dir, (volume, user.user_id()), &name, &what)?,
+        Some(user) if at.is_none() => {
+            shared_spool::open(&dir, (volume, user.user_id()), &name, &what)?
+        }
         _ => None,
     };
     let fs = match (spool, user) {

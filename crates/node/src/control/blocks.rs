@@ -182,7 +182,16 @@ pub(crate) struct Outcomes {
 }
 
 header_only!(
-    Get, Watch, Prepare, Renew, Outcomes, Lock, LockGrant, AskReplicas, AskUses, ReleaseBlocks
+    Get,
+    Watch,
+    Prepare,
+    Renew,
+    Outcomes,
+    Lock,
+    LockGrant,
+    AskReplicas,
+    AskUses,
+    ReleaseBlocks
 );
 
 const HELD: u8 = 0;

@@ -338,11 +338,11 @@ impl Inodes {
             (_, None) if self.has_forgotten.load(Ordering::Relaxed) => Wanted::Newest,
             (_, None) => Wanted::AtLeast(0),
         };
-        let version = self.read_ring(state, key, wanted).await?;
+        let version = self.read_ring(state, key, (wanted, freshness)).await?;
         // It says itself how it is to be read.
         let reads_older = wanted != Wanted::Newest;
         match reads_older && self.consistency(Some(&version)) == Consistency::CloseToOpen {
-            true => self.read_ring(state, key, Wanted::Newest).await,
+            true => self.read_ring(state, key, (Wanted::Newest, freshness)).await,
             false => Ok(version),
         }
     }
@@ -352,7 +352,7 @@ impl Inodes {
         &self,
         state: &State,
         key: InodeKey,
-        wanted: Wanted,
+        (wanted, freshness): (Wanted, Freshness),
     ) -> Result<Arc<Version>, Fault> {
         let began = self.env.now();
         let id = CertifiedBlock::id_at(key.key());

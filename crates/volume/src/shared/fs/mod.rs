@@ -214,7 +214,8 @@ impl SharedFs {
         let spool = SpooledBlocks::open(env.clone(), blocks, owner, files).await;
         let spool = spool.map_err(|error| OpenError::Spool(error.to_string()))?;
         let opened = SharedFs::open_over(env, spool, volume, Some(user), options).await?;
-        opened.shared.env.spawn(Box::pin(offline::run(Arc::downgrade(&opened.shared))));
+        let shared = &opened.present.shared;
+        shared.env.spawn(Box::pin(offline::run(Arc::downgrade(shared))));
         Ok(opened)
     }
 

@@ -446,7 +446,7 @@ impl Inner {
         }
         match joined {
             Some(held) if id.kind.is_tombstone(&held.bytes) => {
-                Err(GetError::Removed { key: id.key, version: held.version })
+                Err(GetError::Removed { key: id.key, version: held.version, tombstone: held.bytes })
             }
             Some(held) => Ok(held),
             None => Err(failed(&"it was brought to the ring a moment ago")),
