@@ -160,7 +160,7 @@ fn blocks_of(path: &Path, most: usize) -> Result<(Vec<BlockId>, bool), String> {
             .map_err(|errno| std::io::Error::from(errno).to_string())?;
         let hashes = hashes[..len].chunks_exact(32);
         let count = hashes.len();
-        let id = |hash: &[u8]| BlockHash(hash.try_into().expect("32 bytes")).id();
+        let id = |hash: &[u8]| BlockHash(hash.try_into().expect("32 bytes")).inode_content_id();
         blocks.extend(hashes.map(id));
         if blocks.len() > most {
             blocks.truncate(most);

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use atoll_dht::{Blocks, PutError};
+use atoll_dht::{Blocks, NewBlock, PutError};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, VolumeCipher};
+use atoll_key::{BlockHash, BlockId, VolumeCipher};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -22,10 +22,16 @@ pub(crate) const MAX_BATCH_BLOCKS: usize = 64;
 /// Bytes in a batch, unless one block alone has more.
 pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// How the blocks of an encrypted volume are sealed before they are hashed.
+/// How the blocks of a volume are made before they are hashed, unless they are put as they are.
 pub(crate) trait Seal: Send + Sync {
     /// The block as the ring has it.
     fn seal(&self, block: &[u8]) -> Vec<u8>;
+
+    /// The hash of a block as the ring has it, and what names it there.
+    fn name(&self, sealed: &[u8]) -> (BlockHash, BlockId) {
+        let hash = BlockHash::of(sealed);
+        (hash, hash.id())
+    }
 }
 
 impl Seal for VolumeCipher {
@@ -34,11 +40,21 @@ impl Seal for VolumeCipher {
     }
 }
 
+/// Puts blocks as they are.
+struct AsItIs;
+
+impl Seal for AsItIs {
+    fn seal(&self, block: &[u8]) -> Vec<u8> {
+        block.to_vec()
+    }
+}
+
 /// A new block, as it is and as the ring is to have it.
 #[derive(Clone)]
 pub(crate) struct NewContent {
     pub(crate) hash: BlockHash,
     pub(crate) plain: Bytes,
+    id: BlockId,
     sealed: Bytes,
 }
 
@@ -48,10 +64,10 @@ pub(crate) struct Outbox<'a> {
     /// What was written is read again soon.
     cache: &'a Arc<BlockCache>,
     cipher: Option<&'a dyn Seal>,
-    batch: Vec<(BlockHash, Bytes)>,
+    batch: Vec<NewBlock>,
     batch_bytes: usize,
     written: BTreeSet<BlockHash>,
-    full: Vec<Vec<(BlockHash, Bytes)>>,
+    full: Vec<Vec<NewBlock>>,
     on_their_way: FuturesUnordered<BoxFuture<'static, Result<(), PutError>>>,
     /// What has gone wrong while blocks were written.
     failure: Option<PutError>,
@@ -83,11 +99,12 @@ impl<'a> Outbox<'a> {
             None => plain.clone(),
             Some(cipher) => Bytes::from(cipher.seal(&plain)),
         };
-        NewContent { hash: BlockHash::of(&sealed), plain, sealed }
+        let (hash, id) = self.cipher.unwrap_or(&AsItIs).name(&sealed);
+        NewContent { hash, plain, id, sealed }
     }
 
     /// Adds a block, unless it is there.
-    pub(crate) fn push(&mut self, NewContent { hash, plain, sealed }: NewContent) {
+    pub(crate) fn push(&mut self, NewContent { hash, plain, id, sealed }: NewContent) {
         if !self.written.insert(hash) {
             return;
         }
@@ -96,7 +113,7 @@ impl<'a> Outbox<'a> {
             self.end_batch();
         }
         self.batch_bytes += sealed.len();
-        self.batch.push((hash, sealed));
+        self.batch.push(NewBlock { id, bytes: sealed, lease_secs: None });
         if self.batch.len() >= MAX_BATCH_BLOCKS {
             self.end_batch();
         }
@@ -111,7 +128,7 @@ impl<'a> Outbox<'a> {
             if self.on_their_way.len() >= MAX_BATCHES {
                 self.on_their_way.next().await.expect("there are some")?;
             }
-            self.on_their_way.push(self.blocks.put(batch));
+            self.on_their_way.push(self.blocks.put_all(batch));
         }
         Ok(())
     }

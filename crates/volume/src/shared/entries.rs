@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
-use atoll_dht::{Blocks, GetError};
+use atoll_dht::{Blocks, GetError, Wanted};
 use atoll_key::BlockHash;
 use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_vfs::FileKind;
@@ -296,12 +296,10 @@ pub(super) async fn fetch(
 ) -> Result<Leaves, GetError> {
     let mut leaves = Leaves::new();
     for hash in leaves_of(block, sealing) {
-        let bytes = blocks.get(hash).await?;
-        let bad = |error: FormatError| GetError::Unavailable {
-            key: hash.id().key,
-            told: error.to_string(),
-        };
-        let leaf = sealing.open_block(&bytes).and_then(|block| Leaf::named(hash, &block));
+        let held = blocks.get_block(hash.inode_content_id(), Wanted::Newest).await?;
+        let bad =
+            |error: FormatError| GetError::Unavailable { key: hash.key(), told: error.to_string() };
+        let leaf = sealing.open_block(&held.bytes).and_then(|block| Leaf::named(hash, &block));
         leaves.insert(hash, leaf.map_err(bad)?);
     }
     Ok(leaves)

@@ -1,5 +1,6 @@
-//! Blocks as readers of files look for them: the ring's, opened if the volume is encrypted, and beside them
-//! inode blocks of small files, which lie in their inodes and not on the ring.
+//! Blocks as readers of files look for them, by their hashes as if they were content blocks: the ring's, which
+//! belong to an inode and may be sealed, and beside them inode blocks of small files, which lie in their inodes
+//! and not on the ring.
 //!
 //! A block is there while somebody holds its [`Pin`].
 
@@ -69,10 +70,9 @@ impl Blocks for InlineBlocks {
             let held = HeldBlock { version: 0, bytes: bytes.clone() };
             return Box::pin(async { Ok(held) });
         }
-        let held = self.ring.get_block(id, wanted);
-        if id.kind.is_mutable() || !self.sealing.is_encrypted() {
-            return held;
-        }
+        let hash = id.key.as_hash().filter(|_| !id.kind.is_mutable());
+        let Some(hash) = hash else { return self.ring.get_block(id, wanted) };
+        let held = self.ring.get_block(BlockHash(hash).inode_content_id(), wanted);
         let sealing = self.sealing.clone();
         Box::pin(async move {
             let HeldBlock { version, bytes } = held.await?;

@@ -17,6 +17,7 @@
 //! - [`consistency`]: when a mount sees what others have written.
 //! - `inodes`: reading the newest versions of inodes, and writing new ones (Pastis §3.2).
 //! - `lock_lease`: locks of one mount against the others.
+//! - `reach`: which blocks an inode refers to.
 //! - `table`: the files that the kernel holds and has open, as plain data.
 //! - [`file_state`]: what a mount knows of a file, for people who ask.
 //! - [`SharedFs`]: the calls of a file system.
@@ -37,6 +38,7 @@ mod inodes;
 mod lock_lease;
 pub mod merged;
 pub mod past;
+mod reach;
 pub mod sealing;
 mod spool;
 mod table;

@@ -11,10 +11,11 @@
 //! | 4 | epoch |
 //! | | the payload of layout 1, sealed with the epoch's keys of inodes |
 //!
-//! | **content block** | |
+//! | **content block**, of any shared volume | |
 //! |---|---|
-//! | 4 | epoch |
-//! | | the block, sealed with the epoch's keys of content blocks |
+//! | 32 | the inode that it belongs to, the first half of its key |
+//! | 4 | epoch; of an encrypted volume |
+//! | | the block; of an encrypted volume, sealed with the epoch's keys of content blocks |
 //!
 //! The sealed parts are those of [`atoll_key::read_key`]. In an encrypted volume nothing is read that is not
 //! sealed, so that nobody can pass off names or contents of another volume; in another volume, nothing that
@@ -27,12 +28,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_key::epoch_key::MAX_EPOCHS;
+use atoll_key::kinds::INODE_PREFIX_BYTES;
 use atoll_key::kinds::certified::{CertifiedBlock, MAX_PAYLOAD_BYTES};
 use atoll_key::read_key::{SEAL_BYTES, padded_len};
-use atoll_key::{BlockHash, ReadKey, SecretKey, VolumeCipher, VolumeId};
+use atoll_key::{BlockHash, BlockId, ReadKey, SecretKey, VolumeCipher, VolumeId};
 use bytes::Bytes;
 
-use super::inode::{Inode, TooLarge};
+use super::inode::{Inode, InodeKey, TooLarge};
 use crate::blocks::outbox::Seal;
 use crate::format::FormatError;
 
@@ -142,12 +144,16 @@ impl Sealing {
         Inode::decode(&self.open_inode(payload)?)
     }
 
-    /// A content block in the clear.
+    /// A content block in the clear, whichever inode it belongs to.
     ///
     /// # Errors
     /// If it is not sealed with a key that is known.
     pub fn open_block(&self, block: &Bytes) -> Result<Bytes, FormatError> {
-        let Some(mut keys) = self.keys() else { return Ok(block.clone()) };
+        if block.len() < INODE_PREFIX_BYTES {
+            return Err(FormatError::Truncated);
+        }
+        let block = block.slice(INODE_PREFIX_BYTES..);
+        let Some(mut keys) = self.keys() else { return Ok(block) };
         let (epoch, sealed) =
             block.split_first_chunk::<EPOCH_BYTES>().ok_or(FormatError::Truncated)?;
         let cipher = keys.cipher(u32::from_be_bytes(*epoch))?;
@@ -202,17 +208,37 @@ impl Sealer {
         Ok([&[LAYOUT], &epoch.to_be_bytes()[..], &cipher.seal_inode(&inode)].concat())
     }
 
-    /// What seals content blocks, if anything does.
-    pub(crate) fn blocks(&self) -> Option<&dyn Seal> {
-        self.0.is_some().then_some(self as &dyn Seal)
+    /// What makes content blocks of an inode.
+    pub fn of_inode(&self, inode: InodeKey) -> ContentSealer<'_> {
+        ContentSealer { sealer: self, inode }
     }
 }
 
-impl Seal for Sealer {
-    fn seal(&self, block: &[u8]) -> Vec<u8> {
-        match &self.0 {
-            None => block.to_vec(),
-            Some((epoch, cipher)) => [&epoch.to_be_bytes()[..], &cipher.seal(block)].concat(),
+/// Makes content blocks of one inode.
+#[derive(Clone, Copy, Debug)]
+pub struct ContentSealer<'a> {
+    sealer: &'a Sealer,
+    inode: InodeKey,
+}
+
+impl ContentSealer<'_> {
+    /// The block as the ring has it.
+    pub fn seal(&self, block: &[u8]) -> Vec<u8> {
+        let inode = &self.inode.0[..];
+        match &self.sealer.0 {
+            None => [inode, block].concat(),
+            Some((epoch, cipher)) => [inode, &epoch.to_be_bytes(), &cipher.seal(block)].concat(),
         }
+    }
+}
+
+impl Seal for ContentSealer<'_> {
+    fn seal(&self, block: &[u8]) -> Vec<u8> {
+        ContentSealer::seal(self, block)
+    }
+
+    fn name(&self, sealed: &[u8]) -> (BlockHash, BlockId) {
+        let hash = BlockHash::of_inode_content(sealed);
+        (hash, hash.inode_content_id())
     }
 }

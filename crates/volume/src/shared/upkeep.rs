@@ -24,10 +24,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::access::{GroupRecord, ReaderRecord};
 use super::entries;
 use super::inline_blocks::InlineBlocks;
-use super::inode::{Contents, FileData, InodeKey};
+use super::inode::{Contents, InodeKey};
+use super::reach::Reach;
 use super::sealing::Sealing;
 use crate::blocks::cache::BlockCache;
-use crate::owned::reachable::Node;
 
 /// Inodes that are read at once. A guess.
 const WINDOW: usize = 16;
@@ -152,25 +152,6 @@ pub async fn mark_kept(
     put.into_iter().collect()
 }
 
-/// The content blocks that all siblings of an inode refer to: leaves of a directory, and those of a file's data;
-/// in the order of the data, blocks of pointers before what they point to.
-///
-/// # Errors
-/// If a block on the way cannot be read; for people.
-pub(super) async fn content_blocks(
-    (blocks, inline, cache): (&Arc<dyn Blocks>, &Arc<InlineBlocks>, &Arc<BlockCache>),
-    sealing: &Sealing,
-    block: &CertifiedBlock,
-) -> Result<Vec<BlockId>, String> {
-    let (inline, cache, volume) = (inline.clone(), cache.clone(), block.volume());
-    let walk = Walk { blocks, inline, cache, volume, sealing };
-    let mut found = Found::default();
-    walk.find_in(block, &mut found).await?;
-    let mut seen = BTreeSet::new();
-    found.ids.retain(|id| seen.insert(*id));
-    Ok(found.ids)
-}
-
 struct Walk<'a> {
     blocks: &'a Arc<dyn Blocks>,
     inline: Arc<InlineBlocks>,
@@ -214,13 +195,11 @@ impl Walk<'_> {
             return Err("it belongs to another volume".into());
         }
         found.groups.extend_from_slice(block.groups());
-        self.find_in(&block, found).await
-    }
-
-    /// What the siblings of an inode lead to.
-    async fn find_in(&self, block: &CertifiedBlock, found: &mut Found) -> Result<(), String> {
-        found.ids.extend(entries::leaves_of(block, self.sealing).iter().map(BlockHash::id));
-        let leaves = entries::fetch(self.blocks, block, self.sealing).await;
+        let reach = Reach { inline: &self.inline, cache: &self.cache, sealing: self.sealing };
+        let mut content = BTreeSet::new();
+        let reached = reach.add_inode(&block, &mut content).await;
+        found.ids.extend(content.iter().map(BlockHash::inode_content_id));
+        let leaves = entries::fetch(self.blocks, &block, self.sealing).await;
         let leaves = leaves.map_err(|error| error.to_string())?;
         for leaf in leaves.values() {
             found.children.extend(leaf.entries().iter().map(|entry| entry.inode));
@@ -228,43 +207,10 @@ impl Walk<'_> {
         for sibling in block.siblings().iter().filter(|sibling| !sibling.is_removal) {
             let inode = self.sealing.inode(&sibling.payload);
             let inode = inode.map_err(|error| error.to_string())?;
-            match inode.contents {
-                Contents::Directory(entries) => {
-                    found.children.extend(entries.iter().map(|entry| entry.inode));
-                }
-                Contents::Regular { data: Some(data), .. } => self.find_data(data, found).await?,
-                _ => {}
+            if let Contents::Directory(entries) = inode.contents {
+                found.children.extend(entries.iter().map(|entry| entry.inode));
             }
         }
-        Ok(())
-    }
-
-    /// The blocks of a file's data.
-    async fn find_data(&self, data: FileData, found: &mut Found) -> Result<(), String> {
-        let (top, _pin) = match data {
-            FileData::Elsewhere(hash) => {
-                found.ids.push(hash.id());
-                (hash, None)
-            }
-            FileData::Here(block) => {
-                let pin = self.inline.pin(block.encode().into());
-                (pin.hash, Some(pin))
-            }
-        };
-        let mut waiting = vec![Node::Inode(top)];
-        // A few blocks can describe endless data.
-        let mut read = BTreeSet::new();
-        while let Some(node) = waiting.pop() {
-            if !read.insert(node) {
-                continue;
-            }
-            let below = node.below(&self.cache).await;
-            let below = below.map_err(|error| error.at(b"").to_string())?;
-            found.ids.extend(below.nodes.iter().map(|node| node.hash().id()));
-            let data: BTreeSet<BlockId> = below.data.iter().map(BlockHash::id).collect();
-            found.ids.extend(data);
-            waiting.extend(below.nodes);
-        }
-        Ok(())
+        reached
     }
 }

@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
+use atoll_dht::{Blocks, GetError, HeldBlock, NewBlock, PutError, Wanted};
 use atoll_env::Env;
 use atoll_key::kinds::certified::{CertifiedBlock, Rebinding, WriterId};
 use atoll_key::{BlockHash, BlockId, GroupId, SecretKey};
@@ -27,13 +27,12 @@ use futures_util::stream::FuturesUnordered;
 
 use super::credentials::Credentials;
 use super::{ATTEMPTS, AccessError};
-use crate::blocks::outbox::Seal;
 use crate::keep::Keep;
 use crate::shared::entries;
 use crate::shared::inode::{Contents, Inode, InodeKey};
 use crate::shared::merged::{self, Merged, names};
 use crate::shared::past::{PastVersion, Replaced};
-use crate::shared::sealing::{Sealer, Sealing};
+use crate::shared::sealing::{ContentSealer, Sealing};
 
 /// Inodes that are read or put at once. A guess.
 const WINDOW: usize = 16;
@@ -185,16 +184,14 @@ impl Rebinder<'_> {
             // A version that covers others would take their contents away.
             let merged = merged.filter(|it| it.conflicts.is_empty() && it.unreadable.is_empty())?;
             let sealer = self.sealing.sealer();
+            let content = sealer.of_inode(InodeKey::of(&block.key()));
             for leaf in merged.inode.leaves().iter().filter(|leaf| !leaf.is_named()) {
-                let block = Bytes::from(sealer.seal(&leaf.encode()));
-                let hash = BlockHash::of(&block);
-                self.blocks.put(vec![(hash, block)]).await.ok()?;
-                leaf.name(hash);
+                leaf.name(self.put_content(&content, &leaf.encode()).await?);
             }
             let author = self.credentials.author(groups, self.writer?).await.ok()?;
             let ended_ms = self.env.unix_ms();
             let replaced = Replaced { block, inode: &merged.inode, ended_ms };
-            let past = self.keep_replaced(replaced, &sealer).await;
+            let past = self.keep_replaced(replaced, &content).await;
             let inode = Inode { past, ..merged.inode.clone() };
             let payload = sealer.seal_inode(inode.encode().ok()?).ok()?;
             rebound.write(&author, ended_ms, Some(&payload))
@@ -203,7 +200,11 @@ impl Rebinder<'_> {
     }
 
     /// Keeps a version that is about to be replaced, if it is to be kept; what the next one refers to.
-    async fn keep_replaced(&self, replaced: Replaced<'_>, sealer: &Sealer) -> Option<BlockHash> {
+    async fn keep_replaced(
+        &self,
+        replaced: Replaced<'_>,
+        content: &ContentSealer<'_>,
+    ) -> Option<BlockHash> {
         let earlier = replaced.inode.past;
         if !replaced.is_kept(self.keep) {
             return earlier;
@@ -211,21 +212,31 @@ impl Rebinder<'_> {
         let kept = async {
             let before = match earlier {
                 None => None,
-                Some(hash) => match self.blocks.get(hash).await {
-                    Ok(block) => {
-                        let past = self.sealing.open_block(&block);
+                Some(hash) => match self.get_content(hash).await {
+                    Ok(HeldBlock { bytes, .. }) => {
+                        let past = self.sealing.open_block(&bytes);
                         past.and_then(|past| PastVersion::decode(&past)).ok().map(|it| (hash, it))
                     }
                     Err(GetError::NotFound { .. }) => None,
                     Err(_) => return None,
                 },
             };
-            let block = Bytes::from(sealer.seal(&replaced.past(self.keep, before)?.encode()));
-            let hash = BlockHash::of(&block);
-            self.blocks.put(vec![(hash, block)]).await.ok()?;
-            Some(hash)
+            self.put_content(content, &replaced.past(self.keep, before)?.encode()).await
         };
         kept.await.or(earlier)
+    }
+
+    async fn get_content(&self, hash: BlockHash) -> Result<HeldBlock, GetError> {
+        self.blocks.get_block(hash.inode_content_id(), Wanted::Newest).await
+    }
+
+    /// Puts a content block; its hash, if the ring has it.
+    async fn put_content(&self, content: &ContentSealer<'_>, block: &[u8]) -> Option<BlockHash> {
+        let bytes = Bytes::from(content.seal(block));
+        let hash = BlockHash::of_inode_content(&bytes);
+        let new = NewBlock { id: hash.inode_content_id(), bytes, lease_secs: None };
+        self.blocks.put_all(vec![new]).await.ok()?;
+        Some(hash)
     }
 }
 

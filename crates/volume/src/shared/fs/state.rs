@@ -174,15 +174,16 @@ impl Shared {
         Ok((node.opens, pending))
     }
 
-    /// The hashes of a file's content blocks as the ring has them, some from the one of number `from` on.
+    /// The hashes of a file's content blocks as the ring has them, ascending, some from the one of number `from` on.
     async fn blocks_of(&self, number: u64, from: usize) -> Result<Bytes, Fault> {
         let (_, version, _) = self.newest_or_known(number).await?;
-        let blocks = (&self.ring, &self.inline, &self.cache);
         let sealing = self.inodes.reading.sealing();
-        let ids = upkeep::content_blocks(blocks, sealing, &version.block).await;
-        let ids = ids.map_err(|told| Fault::new(atoll_vfs::Errno::EIO, told))?;
-        let hashes = ids.into_iter().skip(from).take(BLOCKS_AT_ONCE).map(|id| id.key.0);
-        Ok(hashes.flat_map(|key| key.into_iter().take(32)).collect::<Vec<u8>>().into())
+        let reach = Reach { inline: &self.inline, cache: &self.cache, sealing };
+        let mut found = BTreeSet::new();
+        let reached = reach.add_inode(&version.block, &mut found).await;
+        reached.map_err(|told| Fault::new(atoll_vfs::Errno::EIO, told))?;
+        let hashes = found.into_iter().skip(from).take(BLOCKS_AT_ONCE);
+        Ok(hashes.flat_map(|hash| hash.0).collect::<Vec<u8>>().into())
     }
 }
 

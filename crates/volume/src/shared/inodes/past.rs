@@ -87,7 +87,8 @@ impl Inodes {
                 }
             },
         };
-        let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
+        let content = sealer.of_inode(InodeKey::of(&replaced.block.key()));
+        let outbox = Outbox::new(&self.blocks, &self.cache, Some(&content));
         let mut blocks = Vec::new();
         for leaf in replaced.inode.leaves() {
             if leaf.is_named() {

@@ -127,7 +127,7 @@ async fn the_leases_of_all_that_is_there_are_extended() {
     assert_eq!(superfluous, records.into(), "the records of the volume and its group");
     // Everything can be read of what was renewed alone.
     for id in lost {
-        noted.memory.lose(&atoll_key::BlockHash(id.key.as_hash().expect("hashed")));
+        noted.memory.lose_block(id);
     }
     let three = mounted(&env(), &blocks, 3).await;
     let listed = three.opendir(me, directory).await;
@@ -153,7 +153,7 @@ async fn what_is_lost_is_told_and_the_rest_is_kept() {
     put(&one, "small", 0, bytes(100, 1)).await;
     let data = noted.put.lock().expect("one thread").clone();
     let data = data.into_iter().find(|id| !id.kind.is_mutable()).expect("some data");
-    noted.memory.lose(&atoll_key::BlockHash(data.key.as_hash().expect("hashed")));
+    noted.memory.lose_block(&data);
     let (_, record) =
         read_volume(&blocks, volume().volume_id()).await.expect("reads").expect("there");
     let kept =
