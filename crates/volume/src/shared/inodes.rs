@@ -25,11 +25,12 @@
 
 mod behind;
 mod bring;
+mod leases;
 mod past;
 
 pub(super) use self::past::PastInode;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -43,6 +44,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 pub(super) use self::bring::OutOfReach;
+pub(super) use self::leases::{MAX_BASE_AGE, ReplacedLeaves};
 use super::access::{Credentials, ReadAccess};
 use super::consistency::Consistency;
 use super::entries::{self, Leaf, Leaves};
@@ -160,6 +162,9 @@ struct Known {
     unsent: BTreeMap<BlockHash, (Arc<Leaf>, NewContent)>,
     /// Blocks of past versions that the ring may not have.
     unsent_past: BTreeMap<BlockHash, NewContent>,
+    /// Leaves on the ring that the last version which was signed does not refer to any more, unlike one
+    /// before it.
+    dropped: BTreeSet<BlockHash>,
     /// Whether the version that is known has changes that are to be put.
     is_unput: bool,
 }
@@ -249,6 +254,8 @@ pub(super) struct Inodes {
     unput: Mutex<BTreeMap<InodeKey, Arc<State>>>,
     /// Whether anything that was seen has been forgotten.
     has_forgotten: AtomicBool,
+    /// Leaves that the versions written here have replaced.
+    replaced_leaves: Mutex<Vec<ReplacedLeaves>>,
 }
 
 impl Inodes {
@@ -272,6 +279,7 @@ impl Inodes {
             states: Mutex::default(),
             unput: Mutex::default(),
             has_forgotten: AtomicBool::new(false),
+            replaced_leaves: Mutex::default(),
         }
     }
 
@@ -588,6 +596,7 @@ impl Inodes {
                 leaves.chain(known.unsent_past.values()).cloned().collect()
             };
             drop(signing);
+            self.check_reused(state, &leaves).await?;
             self.put_leaves(state, unsent).await?;
             match self.put(&block).await {
                 Ok(()) => {
@@ -651,9 +660,11 @@ impl Inodes {
         state.known().unsent_past.extend(kept.blocks.into_iter().map(|block| (block.hash, block)));
         let mut leaves = Leaves::new();
         let block = if is_removed {
+            state.known().dropped.extend(version.leaves.keys());
             over.remove(&author, time_ms, &left_by_removal(inode.past))
         } else {
-            let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
+            let content = sealer.of_inode(InodeKey::of(&version.block.key()));
+            let outbox = Outbox::new(&self.blocks, &self.cache, Some(&content));
             let mut known = state.known();
             for leaf in inode.leaves() {
                 if !leaf.is_named() {
@@ -663,7 +674,11 @@ impl Inodes {
                 }
                 leaves.insert(leaf.hash(), leaf.clone());
             }
-            known.unsent.retain(|hash, _| leaves.contains_key(hash));
+            let Known { unsent, dropped, .. } = &mut *known;
+            let is_sent = |hash: &&BlockHash| !unsent.contains_key(hash);
+            dropped.extend(version.leaves.keys().filter(is_sent));
+            dropped.retain(|hash| !leaves.contains_key(hash));
+            unsent.retain(|hash, _| leaves.contains_key(hash));
             drop(known);
             over.write(&author, time_ms, Some(&sealer.seal_inode(inode.encode()?)?))
         };
@@ -682,6 +697,11 @@ impl Inodes {
         at: Instant,
     ) -> Result<(), Fault> {
         self.note_put(key, state, written);
+        let leaves = std::mem::take(&mut state.known().dropped);
+        if !leaves.is_empty() {
+            let replaced = ReplacedLeaves { key, block: written.block.clone(), leaves };
+            self.replaced_leaves().push(replaced);
+        }
         {
             let mut known = state.known();
             let covers = |version: &Version| written.block.includes(&version.block);
@@ -702,8 +722,11 @@ impl Inodes {
         outbox.finish().await?;
         let mut known = state.known();
         for hash in sent {
-            known.unsent.remove(&hash);
-            known.unsent_past.remove(&hash);
+            let is_past = known.unsent_past.remove(&hash).is_some();
+            // What was signed meanwhile may not refer to it any more.
+            if known.unsent.remove(&hash).is_none() && !is_past {
+                known.dropped.insert(hash);
+            }
         }
         Ok(())
     }

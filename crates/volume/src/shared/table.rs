@@ -42,6 +42,10 @@ pub(super) struct View {
     pub(super) pin: Option<Arc<Pin>>,
     /// Grows with each change that is not in an inode yet; 0 if there is none.
     pub(super) changes: u64,
+    /// Data that was replaced since the last version was written: on the ring, and not shown any more.
+    pub(super) replaced: Vec<FileData>,
+    /// When the data was read, or its leases were extended last.
+    pub(super) kept_at: Instant,
 }
 
 /// A file that the kernel knows.
@@ -324,6 +328,16 @@ impl Table {
         found.map(|(number, _)| *number).collect()
     }
 
+    /// Files that are open or have changes and whose data was kept at least `age` ago, and the data.
+    pub(super) fn open_data(&self, now: Instant, age: Duration) -> Vec<(u64, FileData)> {
+        let data = |(number, node): (&u64, &Node)| {
+            let view = node.view.as_ref().filter(|view| now.since(view.kept_at) >= age)?;
+            let is_used = node.opens > 0 || view.has_changes();
+            Some((*number, view.data.clone().filter(|_| is_used)?))
+        };
+        self.nodes.iter().filter_map(data).collect()
+    }
+
     /// Changed bytes in memory.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes
@@ -354,6 +368,7 @@ impl View {
     pub(super) fn of(
         version: Arc<Version>,
         block_size_log2: u8,
+        now: Instant,
         pin: impl FnOnce(Vec<u8>) -> Arc<Pin>,
     ) -> Result<View, Errno> {
         let inode = version.inode();
@@ -375,6 +390,8 @@ impl View {
             data: data.clone(),
             pin,
             changes: 0,
+            replaced: Vec::new(),
+            kept_at: now,
             version,
         })
     }

@@ -39,7 +39,7 @@ impl Shared {
     }
 
     pub(super) fn view(&self, version: Arc<Version>) -> Result<View, Errno> {
-        View::of(version, self.block_size_log2, |block| self.pin(block.into()))
+        View::of(version, self.block_size_log2, self.env.now(), |block| self.pin(block.into()))
     }
 
     /// Opens a regular file as it is now.
@@ -307,6 +307,7 @@ impl Shared {
             }
             found
         };
+        self.check_reused(number, file.2.as_ref()).await?;
         let mut resolved = None;
         for _ in 0..MAX_CONFLICTS {
             self.check_signs(number)?;
@@ -328,7 +329,11 @@ impl Shared {
             });
             match published.await {
                 Ok(((), version)) => {
-                    self.table().on_view(number, |view| view.version = version)?;
+                    let replaced = self.table().on_view(number, |view| {
+                        view.version = version.clone();
+                        std::mem::take(&mut view.replaced)
+                    })?;
+                    self.releases.note_data(key, &version, replaced);
                     self.name_stored(number).await?;
                     let mut table = self.table();
                     let stored = table.on_view(number, |view| {
@@ -368,8 +373,10 @@ impl Shared {
         })?;
         let Some((old, cut, shape, new, _pin)) = plan else { return Ok(()) };
         let undo = UndoFlush { shared: self, number };
+        let key = self.table().node(number)?.key;
         let sealer = self.inodes.reading.sealer().await?;
-        let outbox = Outbox::new(&self.blocks, &self.cache, sealer.blocks());
+        let content = sealer.of_inode(key);
+        let outbox = Outbox::new(&self.blocks, &self.cache, Some(&content));
         let mut sink = InodeLast { outbox, last: None };
         let (stored, data, pin) = match shape {
             None => (Stored::default(), None, None),
@@ -402,6 +409,7 @@ impl Shared {
             // Unless what was changed has been dropped meanwhile, with the lock of the file.
             if view.has_changes() {
                 view.content.end_flush(stored);
+                view.replaced.extend(view.data.take());
                 view.data = data;
                 view.pin = pin;
             }

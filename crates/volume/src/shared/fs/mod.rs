@@ -21,6 +21,7 @@ mod lost;
 mod names;
 mod newborns;
 mod offline;
+mod releases;
 mod removals;
 mod renames;
 mod state;
@@ -47,6 +48,7 @@ use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
 use self::names::Birth;
 pub use self::offline::Spooled;
+use self::releases::Releases;
 use self::removals::Removals;
 use self::state::VirtualXattr;
 use super::access::{Credentials, NotReader, ReadAccess, VolumeRecord};
@@ -88,6 +90,8 @@ pub struct SharedOptions {
     pub names_max_age: Duration,
     /// Whether the inodes of a directory are read ahead of a program that looks up its names in order.
     pub read_inodes_ahead: bool,
+    /// Whether blocks that this mount has replaced are released, instead of staying until their leases end.
+    pub releases_replaced: bool,
     /// When what others have written is seen, of files that do not say it themselves.
     pub consistency: Consistency,
     /// How much may wait on disk for the ring, of a mount that has a directory for that.
@@ -102,6 +106,7 @@ impl Default for SharedOptions {
             max_changed_bytes: 64 << 20,
             names_max_age: Duration::from_secs(1),
             read_inodes_ahead: true,
+            releases_replaced: true,
             consistency: Consistency::CloseToOpen,
             max_spool_bytes: 1 << 30,
         }
@@ -180,6 +185,7 @@ struct Shared {
     /// Directories that were removed here a short while ago, each with its parent, its name, and when.
     removed: Mutex<Vec<(InodeKey, inode::Entry, Instant)>>,
     removals: Removals,
+    releases: Releases,
     /// Files that were written a moment ago.
     written: Mutex<Places>,
     ahead: Mutex<LookupAhead>,
@@ -268,6 +274,7 @@ impl SharedFs {
             trouble: Mutex::default(),
             removed: Mutex::default(),
             removals: Removals::default(),
+            releases: Releases::default(),
             written: Mutex::default(),
             ahead: Mutex::default(),
             drawn: DrawnNumbers::default(),
@@ -280,6 +287,7 @@ impl SharedFs {
             return Err(OpenError::Directory("it is not one".into()));
         }
         shared.env.spawn(Box::pin(retry(Arc::downgrade(&shared))));
+        shared.env.spawn(Box::pin(releases::run(Arc::downgrade(&shared))));
         let past = PastFs::of(shared.clone());
         Ok(SharedFs { present: Present { shared }, past })
     }
@@ -326,7 +334,10 @@ impl SharedFs {
         }
         shared.restore_removed(Duration::ZERO).await;
         shared.finish_removals().await;
-        self.write_all().await
+        let written = self.write_all().await;
+        let release = shared.release_replaced();
+        let _ = timeout(&*shared.env, releases::END_LIMIT, release).await;
+        written
     }
 
     async fn write_all(&self) -> Result<(), EndError> {

@@ -18,7 +18,7 @@ use futures_util::future::join_all;
 use super::names::{entries, names_of};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
-use crate::shared::inode::{self, Inode, InodeKey, Link};
+use crate::shared::inode::{self, Contents, Inode, InodeKey, Link};
 use crate::shared::inodes::Base;
 
 /// Inodes that are removed at once.
@@ -229,9 +229,16 @@ impl Shared {
             keep(inode);
             Ok(((), inode.links.is_empty()))
         });
-        if let (_, Some(_)) = written.await? {
+        match written.await? {
             // It has got another name here meanwhile.
-            self.show_named(key);
+            (_, Some(_)) => self.show_named(key),
+            (_, None) => {
+                let data = match &newest.inode().contents {
+                    Contents::Regular { data, .. } => data.clone(),
+                    _ => None,
+                };
+                self.releases.note_data(key, &newest, data.into_iter().collect());
+            }
         }
         Ok(())
     }

@@ -20,8 +20,8 @@ use crate::shared::file_state::{
     WrittenVersion,
 };
 use crate::shared::inode::InodeKey;
+use crate::shared::reach::Reach;
 use crate::shared::table::View;
-use crate::shared::upkeep;
 
 /// A virtual attribute of every file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -183,6 +183,29 @@ impl Inodes {
         Ok(Log { versions, removed, groups: head.block.groups().to_vec() })
     }
 
+    /// The versions of an inode that were replaced and are kept, each with until when, milliseconds since 1970. The
+    /// entries of large directories are not read.
+    pub(in crate::shared) async fn kept(&self, key: InodeKey) -> Result<Vec<(u64, Inode)>, Fault> {
+        let mut kept = Vec::new();
+        let Some(newest) = self.head(key).await?.past else { return Ok(kept) };
+        let Some(newest) = self.read_past(None, newest).await? else { return Ok(kept) };
+        let now_ms = self.env.unix_ms();
+        let is_kept = |one: &&past::Earlier| one.span.kept_until_ms > now_ms;
+        let earlier: Vec<BlockHash> =
+            newest.earlier.iter().filter(is_kept).map(|one| one.hash).collect();
+        if newest.span.kept_until_ms > now_ms {
+            kept.push((newest.span.kept_until_ms, newest.inode()?));
+        }
+        let reads = stream::iter(earlier).map(|hash| self.read_past(None, hash));
+        let mut reads = reads.buffered(READS_AT_ONCE);
+        while let Some(read) = reads.next().await {
+            if let Some(past) = read? {
+                kept.push((past.span.kept_until_ms, past.inode()?));
+            }
+        }
+        Ok(kept)
+    }
+
     async fn head(&self, key: InodeKey) -> Result<Head, Fault> {
         match self.read(key, Freshness::Newest).await {
             Ok(version) => {
