@@ -160,7 +160,6 @@ struct Shared {
     env: Env,
     /// The volume's name for people.
     label: String,
-    ring: Arc<dyn Blocks>,
     /// The ring's, and those that lie in inodes.
     blocks: Arc<dyn Blocks>,
     inline: Arc<InlineBlocks>,
@@ -248,7 +247,6 @@ impl SharedFs {
             (u128::from(env.random_u64()) << 64 | u128::from(env.random_u64())).to_be_bytes();
         let shared = Arc::new(Shared {
             label: record.label,
-            ring: blocks.clone(),
             inodes: Inodes::new(
                 env.clone(),
                 (spool.clone(), cache.clone()),

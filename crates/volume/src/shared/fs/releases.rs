@@ -65,12 +65,7 @@ impl Releases {
     }
 
     /// A file's data was replaced by `version`.
-    pub(super) fn note_data(
-        &self,
-        key: InodeKey,
-        version: &Version,
-        mut data: Vec<FileData>,
-    ) {
+    pub(super) fn note_data(&self, key: InodeKey, version: &Version, mut data: Vec<FileData>) {
         // A small file is all in its inode.
         data.retain(|data| !matches!(data, FileData::Here(block) if is_inline(&block.data)));
         if data.is_empty() {

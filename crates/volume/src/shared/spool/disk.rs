@@ -240,7 +240,7 @@ impl Disk {
             return Ok(None);
         };
         match self.directory.read(name.clone()).await {
-            Ok(bytes) if BlockHash::of(&bytes) == *hash => Ok(Some(bytes)),
+            Ok(bytes) if BlockHash::of_inode_content(&bytes) == *hash => Ok(Some(bytes)),
             Ok(_) => {
                 {
                     let mut index = self.index();

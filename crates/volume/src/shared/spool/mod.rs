@@ -41,8 +41,8 @@ use atoll_dht::{
     NewBlock, PutError, Renewed, Wanted,
 };
 use atoll_env::{BoxFuture, Env, Instant, timeout};
-use atoll_key::kinds::certified::CertifiedBlock;
-use atoll_key::{BlockHash, BlockId, BlockKind, SignedBlock, UserId, VolumeId};
+use atoll_key::kinds::certified::{CertifiedBlock, Release};
+use atoll_key::{BlockHash, BlockId, SignedBlock, UserId, VolumeId};
 use futures_channel::oneshot;
 
 use self::disk::{Disk, KeepError};
@@ -114,11 +114,10 @@ impl Spool {
 
     fn keeps(&self, id: &BlockId) -> bool {
         let is_offline = self.state().offline.is_some();
-        match id.kind {
-            BlockKind::Content => is_offline,
-            BlockKind::Certified => is_offline || self.disk.has_versions(&InodeKey::of(&id.key)),
-            _ => false,
+        if id.kind.joins() {
+            return is_offline || self.disk.has_versions(&InodeKey::of(&id.key));
         }
+        is_offline && !id.kind.is_mutable()
     }
 
     fn keeps_any(&self, blocks: &[NewBlock]) -> bool {
@@ -128,7 +127,7 @@ impl Spool {
     /// Keeps blocks. The caller has the turn.
     async fn keep(&self, blocks: Vec<NewBlock>) -> Result<(), KeepError> {
         let (contents, versions): (Vec<_>, Vec<_>) =
-            blocks.into_iter().partition(|block| block.id.kind == BlockKind::Content);
+            blocks.into_iter().partition(|block| !block.id.kind.is_mutable());
         let contents = contents.into_iter().map(|block| (hash_of(&block.id), block.bytes));
         self.disk.keep_contents(contents.collect()).await?;
         for NewBlock { bytes, .. } in versions {
@@ -269,7 +268,8 @@ impl SpooledBlocks {
             for hash in &hashes {
                 let content = spool.disk.content(hash).await;
                 let content = content.map_err(|error| not_kept(KeepError::Io(error)))?;
-                blocks.extend(content.map(|bytes| NewBlock::from((*hash, bytes))));
+                let id = hash.inode_content_id();
+                blocks.extend(content.map(|bytes| NewBlock { id, bytes, lease_secs: None }));
             }
             let outcomes = self.inner.put_to_ring(blocks).await;
             outcomes.into_iter().collect::<Result<(), _>>()?;
@@ -402,25 +402,19 @@ impl Inner {
         let Some(spool) = &self.spool else { return self.ring.get_block(id, wanted).await };
         let failed =
             |told: &dyn ToString| GetError::Unavailable { key: id.key, told: told.to_string() };
-        let (key, wanted) = match id.kind {
-            BlockKind::Content => {
-                let hash = hash_of(&id);
-                if spool.disk.has_content(&hash)
-                    && let Some(bytes) =
-                        spool.disk.content(&hash).await.map_err(|error| failed(&error))?
-                {
-                    return Ok(HeldBlock { version: 0, bytes });
-                }
-                (None, wanted)
+        if !id.kind.is_mutable() {
+            let hash = hash_of(&id);
+            if spool.disk.has_content(&hash)
+                && let Some(bytes) =
+                    spool.disk.content(&hash).await.map_err(|error| failed(&error))?
+            {
+                return Ok(HeldBlock { version: 0, bytes });
             }
-            // The ring has no version of the one that waits here.
-            BlockKind::Certified => {
-                let key = InodeKey::of(&id.key);
-                let wanted = if spool.disk.has_versions(&key) { Wanted::Newest } else { wanted };
-                (Some(key), wanted)
-            }
-            _ => (None, wanted),
-        };
+        }
+        let key = id.kind.joins().then(|| InodeKey::of(&id.key));
+        // The ring has no version of the one that waits here.
+        let waits = key.is_some_and(|key| spool.disk.has_versions(&key));
+        let wanted = if waits { Wanted::Newest } else { wanted };
         let is_out_of_reach = spool.state().is_out_of_reach;
         let held = match is_out_of_reach {
             true => Err(failed(&"the ring is out of reach; it is asked again every few seconds")),
@@ -527,6 +521,14 @@ impl Blocks for SpooledBlocks {
         renewal: LeaseRenewal,
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         self.inner.ring.renew_blocks(renewal)
+    }
+
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.inner.ring.release_blocks(release)
+    }
+
+    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+        self.inner.ring.prepare(ids)
     }
 
     fn watch(
