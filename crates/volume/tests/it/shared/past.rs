@@ -9,6 +9,7 @@ use atoll_dht::{
     Blocks, GetError, HeldBlock, MemoryBlocks, NewBlock, OverMemory, PutError, Wanted,
 };
 use atoll_env::{BoxFuture, Env, Instant, Runtime, Task, TokioRuntime};
+use atoll_key::kinds::INODE_PREFIX_BYTES;
 use atoll_key::{BlockHash, BlockId, UserId};
 use atoll_sim::SimConfig;
 use atoll_vfs::{
@@ -235,8 +236,13 @@ struct Noted {
     shows_no_past: AtomicBool,
 }
 
+/// A content block begins with its inode.
 fn is_past(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"ATPV")
+    bytes.get(INODE_PREFIX_BYTES..).is_some_and(|content| content.starts_with(b"ATPV"))
+}
+
+fn content_id(bytes: &[u8]) -> BlockId {
+    BlockHash::of_inode_content(bytes).inode_content_id()
 }
 
 impl OverMemory for Noted {
@@ -665,7 +671,7 @@ async fn a_write_succeeds_though_the_past_cannot_be_read() {
     // A block that the ring has lost.
     let lost = scene.noted.put.lock().expect("one thread").clone();
     for block in lost.iter().filter(|block| is_past(block)) {
-        assert!(scene.noted.memory.lose(&BlockHash::of(block)));
+        assert!(scene.noted.memory.lose_block(&content_id(block)));
     }
     scene.at(5 * 60 + 1).await;
     let fs = scene.mount(1).await;
@@ -688,7 +694,7 @@ async fn a_file_that_is_lost_is_listed_and_cannot_be_read() {
     put(&fs, directory, "f", "1").await;
     let blocks = scene.noted.put.lock().expect("one thread").clone();
     assert_eq!(blocks.len(), 1);
-    assert!(scene.noted.memory.lose(&BlockHash::of(&blocks[0])));
+    assert!(scene.noted.memory.lose_block(&content_id(&blocks[0])));
     let fs = scene.mount(2).await;
     assert_eq!(names_then(&fs, 60, "d").await, ["f", "g"]);
     assert_eq!(then(&fs, 60, "d/f").await, Err(Errno::EIO));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_dht::{Blocks, MemoryBlocks};
+use atoll_dht::{Blocks, MemoryBlocks, Wanted};
 use atoll_key::BlockHash;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
 use atoll_volume::shared::file_state::{BLOCKS_XATTR, FileState, STATE_XATTR};
@@ -119,7 +119,8 @@ async fn the_blocks_of_a_file_are_named_a_thousand_at_a_time() {
     // The word of the first one is zeros: a hole. The others have blocks, and these have blocks of pointers.
     assert!(rest.len() > 1099 - 1024, "{}", rest.len());
     for hash in first.iter().chain(&rest) {
-        memory.get(*hash).await.expect("is on the ring");
+        let held = memory.get_block(hash.inode_content_id(), Wanted::Newest).await;
+        held.expect("is on the ring");
     }
     let mut all: Vec<BlockHash> = first.into_iter().chain(rest).collect();
     all.sort();
