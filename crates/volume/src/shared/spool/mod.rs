@@ -411,10 +411,14 @@ impl Inner {
                 return Ok(HeldBlock { version: 0, bytes });
             }
         }
-        let key = id.kind.joins().then(|| InodeKey::of(&id.key));
+        // They are read before the ring is asked, which may have them a moment later.
+        let waiting = match id.kind.joins() {
+            true => spool.disk.versions(&InodeKey::of(&id.key)).await,
+            false => Ok(Vec::new()),
+        };
+        let waiting = waiting.map_err(|error| failed(&error))?;
         // The ring has no version of the one that waits here.
-        let waits = key.is_some_and(|key| spool.disk.has_versions(&key));
-        let wanted = if waits { Wanted::Newest } else { wanted };
+        let wanted = if waiting.is_empty() { wanted } else { Wanted::Newest };
         let is_out_of_reach = spool.state().is_out_of_reach;
         let held = match is_out_of_reach {
             true => Err(failed(&"the ring is out of reach; it is asked again every few seconds")),
@@ -424,11 +428,12 @@ impl Inner {
         if held.as_ref().is_err_and(is_away) && !spool.state().is_out_of_reach {
             self.suspect(spool).await;
         }
-        let Some(key) = key.filter(|key| spool.disk.has_versions(key)) else { return held };
-        let versions = spool.disk.versions(&key).await.map_err(|error| failed(&error))?;
+        if waiting.is_empty() {
+            return held;
+        }
         // Whoever removed it has not seen the version that waits: such a removal does not count.
         let mut joined = held.ok();
-        for block in versions {
+        for block in waiting {
             let (bytes, version) = match joined {
                 None => (block.bytes().to_vec(), block.version()),
                 Some(held) => {
@@ -442,8 +447,7 @@ impl Inner {
             Some(held) if id.kind.is_tombstone(&held.bytes) => {
                 Err(GetError::Removed { key: id.key, version: held.version, tombstone: held.bytes })
             }
-            Some(held) => Ok(held),
-            None => Err(failed(&"it was brought to the ring a moment ago")),
+            held => held.ok_or_else(|| failed(&"nothing waits")),
         }
     }
 
