@@ -224,6 +224,9 @@ fn apart(real: f64, simulated: f64) -> String {
     }
 }
 
+/// A time that is compared, of those of one run.
+type Quantity = Box<dyn Fn(&Seconds) -> f64>;
+
 fn report(options: &Options, found: &[(&str, Found)]) -> Result<(), String> {
     let mut text = format!(
         "Measured {} by `make bench-wan-andrew` on {}.\n\n{} nodes, {} ms one way between any two, {} \
@@ -242,7 +245,7 @@ fn report(options: &Options, found: &[(&str, Found)]) -> Result<(), String> {
         writeln!(text, "{line}").expect("a string takes everything");
     };
     for (name, found) in found {
-        let mut quantities: Vec<(&str, Box<dyn Fn(&Seconds) -> f64>)> = Vec::new();
+        let mut quantities: Vec<(&str, Quantity)> = Vec::new();
         for (number, phase) in Prediction::PHASES.into_iter().enumerate() {
             quantities.push((phase, Box::new(move |seconds| seconds[number])));
         }

@@ -67,9 +67,11 @@ impl HeldBlock {
     /// This block, unless it is a tombstone.
     pub(crate) fn unless_removed(self, id: BlockId) -> Result<HeldBlock, GetError> {
         match id.kind.is_tombstone(&self.bytes) {
-            true => {
-                Err(GetError::Removed { key: id.key, version: self.version, tombstone: self.bytes })
-            }
+            true => Err(GetError::Removed {
+                key: id.key,
+                version: self.version,
+                tombstone: self.bytes.into(),
+            }),
             false => Ok(self),
         }
     }
@@ -147,7 +149,7 @@ pub enum GetError {
         /// The version of the tombstone; a higher one brings the block back.
         version: u64,
         /// The tombstone, verified.
-        tombstone: Bytes,
+        tombstone: Box<Bytes>,
     },
 }
 
@@ -736,7 +738,7 @@ mod tests {
         let tombstone = SignedBlock::sign_tombstone(&secret, b"", 7);
         assert_eq!(now(blocks.remove_blocks(vec![tombstone.clone().into()])), [Ok(())]);
         let bytes = tombstone.bytes().clone();
-        let removed = GetError::Removed { key: id.key, version: 7, tombstone: bytes };
+        let removed = GetError::Removed { key: id.key, version: 7, tombstone: bytes.into() };
         assert_eq!(now(watch), Err(removed.clone()));
         assert_eq!(now(blocks.get_signed(id.key)), Err(removed));
         now(blocks.put_signed(version(8))).expect("a higher version brings it back");

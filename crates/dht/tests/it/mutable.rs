@@ -373,7 +373,7 @@ fn a_removed_block_stays_removed_though_a_replica_slept_through_it() {
     assert_eq!(run(&ring, removed), [Ok(())]);
     ring.restart(sleeper);
     let tombstone = tombstone.bytes().clone();
-    let gone = Err(GetError::Removed { key: id.key, version: 2, tombstone });
+    let gone = Err(GetError::Removed { key: id.key, version: 2, tombstone: tombstone.into() });
     for at in 0..6 {
         assert_eq!(get(&ring, at, id, Wanted::Newest), gone, "{at}");
     }

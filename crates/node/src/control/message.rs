@@ -420,7 +420,7 @@ impl GetFailed {
     /// sees that it is one.
     pub(crate) fn unless_sent(found: Result<Bytes, GetError>) -> Result<Bytes, GetFailed> {
         found.or_else(|error| match error {
-            GetError::Removed { tombstone, .. } => Ok(tombstone),
+            GetError::Removed { tombstone, .. } => Ok(*tombstone),
             GetError::NotFound { key, told } => {
                 Err(GetFailed::NotFound { key: key.0, told: cut(told) })
             }

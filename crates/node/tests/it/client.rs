@@ -139,7 +139,7 @@ async fn the_rings_own_errors_reach_the_client() {
     assert_eq!(client.remove_blocks(vec![tombstone.clone().into()]).await, [Ok(())]);
     let id = SignedBlock::id_at(SignedBlock::sign(&key, b"", 0, b"").key());
     let tombstone = tombstone.bytes().clone();
-    let removed = GetError::Removed { key: id.key, version: 6, tombstone };
+    let removed = GetError::Removed { key: id.key, version: 6, tombstone: tombstone.into() };
     assert_eq!(client.get_block(id, Wanted::Newest).await, Err(removed.clone()));
     assert_eq!(client.watch(id, 5).await, Err(removed));
 

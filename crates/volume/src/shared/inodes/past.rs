@@ -217,7 +217,7 @@ impl Inodes {
         }
         let id = CertifiedBlock::id_at(key.key());
         let tombstone = match self.blocks.get_block(id, Wanted::Newest).await {
-            Err(GetError::Removed { tombstone, .. }) => tombstone,
+            Err(GetError::Removed { tombstone, .. }) => *tombstone,
             // Its removal is known here, and not on the ring yet.
             Ok(held) => held.bytes,
             Err(error) => return Err(error.into()),

@@ -444,9 +444,11 @@ impl Inner {
             joined = Some(HeldBlock { version, bytes: bytes.into() });
         }
         match joined {
-            Some(held) if id.kind.is_tombstone(&held.bytes) => {
-                Err(GetError::Removed { key: id.key, version: held.version, tombstone: held.bytes })
-            }
+            Some(held) if id.kind.is_tombstone(&held.bytes) => Err(GetError::Removed {
+                key: id.key,
+                version: held.version,
+                tombstone: held.bytes.into(),
+            }),
             held => held.ok_or_else(|| failed(&"nothing waits")),
         }
     }
