@@ -9,6 +9,7 @@ use atoll_env::Env;
 use atoll_key::{BlockId, KeyRange};
 use atoll_sim::{HostId, SimConfig};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, Handle, InodeNumber, OpenFlags, Writer};
+use atoll_volume::keep::Keep;
 use atoll_volume::shared::access::{groups, read_volume};
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::{SharedFs, SharedOptions, upkeep};
@@ -355,6 +356,50 @@ fn the_ring_holds_one_version_of_a_file_that_was_rewritten_a_thousand_times() {
     assert_eq!(after, once);
     let [once, rewritten, after] = bytes_after(20, false);
     assert!(after == rewritten && after > once * 20, "{once} {rewritten} {after}");
+}
+
+/// What is kept of the past stays for as long as that is said, and what was not kept is gone by then.
+#[test]
+fn blocks_of_a_kept_version_stay_until_it_is_kept_no_more() {
+    let world = World::new(4, 5);
+    let one = world.mount(0, 1);
+    let unix_ms = || world.at(0).0.unix_ms();
+    let days = |days: u32| {
+        for _ in 0..days {
+            world.keep(0);
+            world.ring.sim.run_for(DAY);
+        }
+    };
+    world.block_on(put(&one, "file", &bytes(100_000, 0))).expect("written");
+    world.ring.until_replicated();
+    let (once, written_ms) = (world.held_bytes(), unix_ms());
+    // It is there at a midnight, so it is kept for a week, or for four; the versions after it are not.
+    days(1);
+    let replaced_ms = unix_ms();
+    for version in 1..=5 {
+        world.block_on(rewrite(&one, "file", &bytes(100_000, version))).expect("written");
+    }
+    days(5);
+    // The block of the past version is small.
+    let held = world.held_bytes();
+    assert!((once * 2..once * 2 + 10_000).contains(&held), "{once} {held}");
+    let two = world.mount(3, 2);
+    let state = two.states().into_iter().find(|state| (written_ms..replaced_ms).contains(state));
+    let then = world.block_on(two.at(state.expect("a midnight"))).expect("reads").expect("is kept");
+    let read = async {
+        let inode = then.lookup(me(), ROOT, b"file").await?.attr.inode;
+        let handle = then.open(me(), inode, OpenFlags::READ).await?.handle;
+        then.read(inode, handle, 0, 1 << 20).await
+    };
+    assert!(world.block_on(read).as_deref() == Ok(&bytes(100_000, 0)[..]));
+    // A day of grace follows the lease.
+    let kept_secs = Keep::default().kept_secs_after(written_ms, replaced_ms);
+    let kept_days = u32::try_from(kept_secs / DAY.as_secs()).expect("four weeks at most");
+    assert!(kept_days >= 7, "it was there at a midnight");
+    days(kept_days - 5 + 2);
+    let held = world.held_bytes();
+    assert!((once..once + 10_000).contains(&held), "{once} {held}");
+    assert_eq!(world.block_on(content(&two, "file")), Ok(bytes(100_000, 5)));
 }
 
 /// A file that others rewrite stays readable where it is open, for weeks.
