@@ -464,6 +464,7 @@ fn a_file_explains_its_replicas_its_writers_and_what_to_do() {
     ring.nodes[0].atoll(["volume", "create", "mine"]).ok();
     let mine = ring.mount(0, "mine", &[]);
     run(ring.nodes[0].command(["why"]).arg(&mine)).failed(2, &["is not shared", "ok"]);
+    unmount(atoll().arg("unmount").arg(&mine));
     run(ring.nodes[0].command(["why"]).arg(owner.join("none"))).failed(4, &["cannot say anything"]);
 }
 
