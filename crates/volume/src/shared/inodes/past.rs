@@ -160,25 +160,8 @@ impl Inodes {
                 removed = user.map(|user| (past::began_ms(&head.block), user));
             }
         }
-        let newest = match head.past {
-            Some(hash) => self.read_past(None, hash).await?,
-            None => None,
-        };
-        if let Some(newest) = newest {
-            let now_ms = self.env.unix_ms();
-            let is_kept = |one: &&past::Earlier| one.span.kept_until_ms > now_ms;
-            let earlier: Vec<BlockHash> =
-                newest.earlier.iter().filter(is_kept).map(|one| one.hash).collect();
-            if newest.span.kept_until_ms > now_ms {
-                versions.push(PastInode::unread(&newest)?);
-            }
-            let reads = stream::iter(earlier).map(|hash| self.read_past(None, hash));
-            let mut reads = reads.buffered(READS_AT_ONCE);
-            while let Some(read) = reads.next().await {
-                if let Some(past) = read? {
-                    versions.push(PastInode::unread(&past)?);
-                }
-            }
+        for past in self.kept_versions(head.past).await? {
+            versions.push(PastInode::unread(&past)?);
         }
         Ok(Log { versions, removed, groups: head.block.groups().to_vec() })
     }
@@ -186,22 +169,28 @@ impl Inodes {
     /// The versions of an inode that were replaced and are kept, each with until when, milliseconds since 1970. The
     /// entries of large directories are not read.
     pub(in crate::shared) async fn kept(&self, key: InodeKey) -> Result<Vec<(u64, Inode)>, Fault> {
-        let mut kept = Vec::new();
-        let Some(newest) = self.head(key).await?.past else { return Ok(kept) };
-        let Some(newest) = self.read_past(None, newest).await? else { return Ok(kept) };
+        let kept = self.kept_versions(self.head(key).await?.past).await?;
+        kept.iter().map(|past| Ok((past.span.kept_until_ms, past.inode()?))).collect()
+    }
+
+    /// The past versions that are kept, the newest first; `newest` is what the inode refers to.
+    async fn kept_versions(&self, newest: Option<BlockHash>) -> Result<Vec<PastVersion>, Fault> {
+        let newest = match newest {
+            Some(hash) => self.read_past(None, hash).await?,
+            None => None,
+        };
+        let Some(newest) = newest else { return Ok(Vec::new()) };
         let now_ms = self.env.unix_ms();
-        let is_kept = |one: &&past::Earlier| one.span.kept_until_ms > now_ms;
-        let earlier: Vec<BlockHash> =
-            newest.earlier.iter().filter(is_kept).map(|one| one.hash).collect();
+        let earlier = newest.earlier.iter().filter(|one| one.span.kept_until_ms > now_ms);
+        let earlier: Vec<BlockHash> = earlier.map(|one| one.hash).collect();
+        let mut kept = Vec::new();
         if newest.span.kept_until_ms > now_ms {
-            kept.push((newest.span.kept_until_ms, newest.inode()?));
+            kept.push(newest);
         }
         let reads = stream::iter(earlier).map(|hash| self.read_past(None, hash));
         let mut reads = reads.buffered(READS_AT_ONCE);
         while let Some(read) = reads.next().await {
-            if let Some(past) = read? {
-                kept.push((past.span.kept_until_ms, past.inode()?));
-            }
+            kept.extend(read?);
         }
         Ok(kept)
     }
