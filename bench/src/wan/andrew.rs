@@ -157,7 +157,7 @@ pub(crate) fn told(seconds: &Seconds) -> String {
     format!("{}; total {:.2}", each.join(", "), seconds.iter().sum::<f64>())
 }
 
-/// Of one model: what the runs took, and what the simulator says of as many.
+/// The times of one consistency model: of the real runs, and of as many simulated ones.
 struct Found {
     real: Vec<Seconds>,
     simulated: Vec<Seconds>,

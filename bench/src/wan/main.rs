@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Where to write, inside the nest; outside, how the run inside has ended.
+/// Inside the nest, the directory for results; outside, the exit status of the run inside.
 fn nest_or_end() -> Result<PathBuf, ExitCode> {
     nest::inside().ok_or_else(|| match nest::missing() {
         Some(what) => {

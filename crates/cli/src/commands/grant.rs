@@ -121,7 +121,7 @@ struct Done {
     until_unix_secs: Option<u64>,
     /// Files and directories whose groups were changed.
     rebound: u64,
-    /// Of an encrypted volume, members of a group who could not read it before.
+    /// Members of a group who could not read an encrypted volume before.
     #[serde(skip_serializing_if = "Option::is_none")]
     readers: Option<usize>,
 }
