@@ -188,9 +188,6 @@ pub enum PutError {
     NotAdmitted(#[from] NotAdmitted),
 }
 
-/// Blocks of one [`Blocks::prepare`]. A guess: the files that a program makes one after another in some seconds.
-pub const MAX_PREPARED: usize = 8;
-
 /// The ring, as a place to keep blocks. Calls may run many at a time; a caller bounds how many.
 /// Every call but [`Blocks::watch`] ends within a deadline of the implementation's.
 ///
@@ -207,6 +204,10 @@ pub trait Blocks: Send + Sync + 'static {
     /// replica set has it durably, or will not. One outcome for each block, in their order. A
     /// mutable block is refused if the ring holds a version that it does not supersede.
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>>;
+
+    /// Stores a few mutable blocks as [`Blocks::put_blocks`] does, in their order: no node has one of them and not
+    /// those before it, as far as these belong there. If one is not stored, those after it have its outcome.
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>>;
 
     /// Extends leases; one outcome for each block, in their order.
     fn renew_blocks(
@@ -236,13 +237,13 @@ pub trait Blocks: Send + Sync + 'static {
         seen: u64,
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>>;
 
-    /// Says that mutable blocks may be written soon that the ring does not have yet: where they go is looked up
-    /// ahead. Resolves when that is done, or cannot be; at most [`MAX_PREPARED`] a call.
+    /// The last of the keys that have the same replica set as `key`, beginning with that, if it is known without
+    /// asking the ring. Mutable blocks with such keys are put in order in one round trip.
     ///
-    /// Provided for rings where there is nothing to look up.
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
-        drop(ids);
-        Box::pin(async {})
+    /// Provided for rings where blocks have no places.
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
+        let _ = key;
+        Box::pin(async { None })
     }
 
     /// Takes, renews or gives up a lock lease ([`crate::locks`]). A caller whose request is refused
@@ -548,6 +549,10 @@ impl<T: OverMemory> Blocks for T {
         OverMemory::put_blocks(self, blocks)
     }
 
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        OverMemory::put_blocks(self, blocks)
+    }
+
     fn renew_blocks(
         &self,
         renewal: LeaseRenewal,
@@ -594,6 +599,18 @@ impl Blocks for MemoryBlocks {
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let mut held = self.lock();
         let outcomes: Vec<_> = blocks.into_iter().map(|block| held.put(block)).collect();
+        Box::pin(async { outcomes })
+    }
+
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let mut held = self.lock();
+        let mut refused = None;
+        let mut put = |block| {
+            let outcome = refused.clone().map_or_else(|| held.put(block), Err);
+            refused = outcome.clone().err();
+            outcome
+        };
+        let outcomes: Vec<_> = blocks.into_iter().map(&mut put).collect();
         Box::pin(async { outcomes })
     }
 

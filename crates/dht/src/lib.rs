@@ -62,8 +62,8 @@ pub use accounting::quota::{QuotaConfig, QuotaReport, Share};
 pub use accounting::receipt::{Attestor, SimulatedKeys};
 pub use accounting::{quota, receipt};
 pub use blocks::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MAX_PREPARED, MemoryBlocks, NewBlock, OverMemory,
-    PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError,
+    Renewed, Wanted,
 };
 pub use client::get::Fetched;
 pub use client::inspect::{Replica, ReplicaCopy, Uses};

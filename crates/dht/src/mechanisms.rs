@@ -60,9 +60,10 @@ switches! {
     work_limits,
     /// The replica sets of mutable blocks are remembered (Pastis §3.3).
     known_sets,
-    /// Replica sets of mutable blocks are looked up before they are used: where a client says that it may write
-    /// soon, and before they are forgotten.
+    /// Replica sets of mutable blocks are looked up again before they are forgotten.
     sets_ahead,
+    /// Mutable blocks that are put in an order go together to a replica set that they have in common.
+    joint_puts,
     /// The nodes that are named as a mutable block's replica set are asked for it while the lookup goes on.
     early_questions,
     /// No version of a mutable block is read below one seen before.

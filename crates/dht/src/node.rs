@@ -15,7 +15,7 @@ use crate::accounting::Accounting;
 use crate::accounting::quota::{QuotaConfig, QuotaReport};
 use crate::accounting::receipt::Attestor;
 use crate::blocks::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, MAX_PREPARED, NewBlock, PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted,
 };
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
@@ -278,11 +278,14 @@ impl Blocks for Dht {
         Box::pin(async move { get_mutable::watch(&client, id, seen).await })
     }
 
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let client = self.client.clone();
-        let mutable = ids.into_iter().take(MAX_PREPARED).filter(|id| id.kind.is_mutable());
-        let keys = mutable.map(|id| id.key).collect();
-        Box::pin(async move { known_sets::prepare(&client, keys).await })
+        Box::pin(async move { put::put_in_order(&client, blocks).await })
+    }
+
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
+        let until = known_sets::same_set_until(&self.client, &key);
+        Box::pin(async move { until })
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

@@ -113,8 +113,12 @@ pub(crate) fn set_tag(set: &[Node]) -> u64 {
 /// For the reply to a put: the tag of the first block's replica set, if that is a mutable block of
 /// which this node is the root.
 pub(crate) fn tag_for_put(context: &Context, blocks: &[Block]) -> Option<u64> {
-    let first = blocks.first().filter(|block| block.is_mutable())?;
-    own_set_tag(context, &first.header.key)
+    let keys: Option<Vec<Key>> =
+        blocks.iter().map(|block| block.is_mutable().then_some(block.header.key)).collect();
+    let keys = keys?;
+    let groups = context.overlay.group_by_own_root(&keys);
+    let of_all = groups.first().filter(|(_, indices)| indices.len() == keys.len());
+    of_all.map(|(root, _)| set_tag(&replica_set(context, root)))
 }
 
 /// The tag of a key's replica set, if this node is its root.

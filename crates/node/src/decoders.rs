@@ -14,7 +14,7 @@ use atoll_key::{BlockHash, IdProfile, SecretKey, SignedBlock};
 use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
 
-use crate::control::blocks::{Get, Outcomes, Prepare, Renew, Watch};
+use crate::control::blocks::{AskSameSet, Get, Outcomes, Renew, SameSet, Watch};
 use crate::control::calls;
 use crate::control::message::{
     self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
@@ -81,7 +81,8 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Empty {}),
         message::encode(&Get::new(id, Wanted::AtLeast(7))),
         message::encode(&Watch { id: id.into(), seen: 7 }),
-        message::encode(&Prepare { ids: vec![id.into()].into() }),
+        message::encode(&AskSameSet { key: [5; 64] }),
+        message::encode(&SameSet { until: Some([6; 64]) }),
         message::encode(&Lock {
             key: id.key,
             holder: [1; 16],

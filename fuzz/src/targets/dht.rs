@@ -46,16 +46,17 @@ seeds! {
     ];
     Put: receipts()
         .into_iter()
-        .map(|receipt| Put { blocks: vec![header(); 3].into(), as_root: true, receipt, promise: Some(5) })
+        .map(|receipt| Put { blocks: vec![header(); 3].into(), as_root: true, receipt, promises: vec![5, 6].into() })
         .collect();
     PutReply: vec![PutReply {
         statuses: statuses().into(),
         set: Some(7),
-        promises: Some(PromisesReply {
+        promises: vec![PromisesReply {
             is_promised: true,
             holders: vec![PromiseHolder { peer: node(1).peer, number: 8, left_ms: 9 }].into(),
             forgotten_ms: 10,
-        }),
+        }]
+        .into(),
     }];
     Read: vec![Read { key: key(1), with_bytes: true, promise: Some(6) }];
     ReadReply: vec![

@@ -127,6 +127,10 @@ impl Blocks for Ring {
         unreachable!("readers put nothing")
     }
 
+    fn put_in_order(&self, _: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        unreachable!("readers put nothing")
+    }
+
     fn renew_blocks(&self, _: LeaseRenewal) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         unreachable!("readers renew nothing")
     }

@@ -246,16 +246,14 @@ async fn put_at_replicas(
 
 /// As what blocks are put at a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PutKind {
+pub(crate) enum PutKind<'a> {
     /// As their root, which sends them on.
     AsRoot,
     /// As a replica.
     AsReplica,
-    /// One mutable block, of whose next change the writer asks to be told.
-    Mutable {
-        /// The number of the promise.
-        promise: Option<u64>,
-    },
+    /// As a replica, mutable blocks, of whose next changes the writer asks to be told by promises of these
+    /// numbers.
+    Mutable(&'a [u64]),
 }
 
 /// What a node said of blocks that were put there.
@@ -267,8 +265,8 @@ pub(crate) struct Said {
     pub statuses: Vec<PutStatus>,
     /// The tag of the first one's replica set, if the node is its root.
     pub set: Option<u64>,
-    /// What it says of the readers of a mutable block.
-    pub promises: Option<PromisesReply>,
+    /// What it says of the readers of the mutable blocks that it has stored.
+    pub promises: Vec<PromisesReply>,
 }
 
 /// Puts blocks at one node, as their root or a replica; they have these numbers in their batch.
@@ -277,18 +275,19 @@ pub(crate) fn ask_to_store(
     calls: &mut Calls<Said>,
     node: Node,
     origin: &Origin,
-    kind: PutKind,
+    kind: PutKind<'_>,
     (indices, blocks): (Vec<usize>, Vec<Block>),
 ) {
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
     let (mut put, parts) = put_message(origin, blocks, kind == PutKind::AsRoot);
-    if let PutKind::Mutable { promise } = kind {
-        put.promise = promise;
+    if let PutKind::Mutable(promises) = kind {
+        let of = |index: &usize| promises.get(*index).copied();
+        put.promises = indices.iter().filter_map(of).collect::<Vec<u64>>().into();
     }
     let caller = client.clone();
     calls.ask(node, bytes, async move {
         let (PutReply { statuses, set, promises }, _) = caller.call(&node, &put, parts).await?;
-        Ok(Said { indices, statuses: statuses.0, set, promises })
+        Ok(Said { indices, statuses: statuses.0, set, promises: promises.0 })
     });
 }
 

@@ -6,8 +6,7 @@
 //! root that lies could keep up a set that it no longer heads, so a set is forgotten after
 //! [`MAX_AGE`] in any case.
 //!
-//! Sets are looked up ahead of their use: one that is used shortly before it would be forgotten is looked up
-//! again in the background, and a client says which blocks it may write soon ([`prepare`]).
+//! A set that is used shortly before it would be forgotten is looked up again in the background.
 //!
 //! The table is bounded: beyond [`MAX_SETS`] the set looked up longest ago is forgotten.
 
@@ -19,9 +18,6 @@ use atoll_env::Instant;
 use atoll_key::Key;
 use atoll_overlay::walk::WalkError;
 use atoll_overlay::{Named, Node};
-
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 
 use super::Client;
 use super::recent::Recent;
@@ -35,7 +31,7 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 /// nodes takes less than what is left.
 const RENEW_AFTER: Duration = Duration::from_secs(40);
 /// So many lookups of a node run in the background at once; further sets are looked up when they are used.
-/// A guess: a mount asks for at most half as many.
+/// A guess.
 const MAX_AHEAD: usize = 16;
 
 /// See the module.
@@ -85,6 +81,15 @@ impl KnownSets {
         Some(NamedNodes { nodes, is_remembered: true })
     }
 
+    /// A key has the set that was looked up for another one.
+    pub(super) fn note_same(client: &Arc<Client>, key: Key, of: &Key) {
+        let mut sets = client.known_sets.lock();
+        let found = sets.get(of).cloned();
+        if let Some(found) = found {
+            sets.note(key, found);
+        }
+    }
+
     /// By a lookup, which tells `named` of each root and its successors that a node on the way names. They are
     /// unverified.
     ///
@@ -128,15 +133,14 @@ impl KnownSets {
     }
 }
 
-/// Looks up where mutable blocks go that this node's client may write soon; resolves when that is known, or
-/// cannot be found out.
-pub(crate) async fn prepare(client: &Arc<Client>, keys: Vec<Key>) {
-    if !client.config.mechanisms.sets_ahead || !client.config.mechanisms.known_sets {
-        return;
+/// The last of the keys that have the same replica set as this one, beginning with it, as far as this node knows
+/// without asking others.
+pub(crate) fn same_set_until(client: &Arc<Client>, key: &Key) -> Option<Key> {
+    if !client.config.mechanisms.joint_puts {
+        return None;
     }
-    let unknown = keys.into_iter().filter(|key| KnownSets::known(client, key, false).is_none());
-    let mut lookups: FuturesUnordered<_> = unknown.filter_map(|key| ahead(client, key)).collect();
-    while lookups.next().await.is_some() {}
+    let named = KnownSets::known(client, key, false)?;
+    Some(*named.nodes.first()?.id.key())
 }
 
 /// Looks a set up in the background.

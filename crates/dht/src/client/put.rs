@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{Instant, sleep, timeout};
-use atoll_key::{BlockId, Key, PeerId};
+use atoll_key::{BlockId, Key, KeyRange, PeerId};
 use atoll_overlay::Node;
 use futures_util::future::join_all;
 
 use super::get_mutable::saw;
+use super::known_sets::{KnownSets, NamedNodes};
 use super::put_batch::{Outcome, put_batch};
-use super::put_mutable::put_mutable;
+use super::put_mutable::{put_mutable, put_together};
 use super::{Client, FIRST_PAUSE};
 use crate::accounting::admission::Origin;
 use crate::blocks::{NewBlock, PutError};
@@ -41,8 +42,19 @@ pub(crate) async fn put_blocks(
     client: &Arc<Client>,
     blocks: Vec<NewBlock>,
 ) -> Vec<Result<(), PutError>> {
-    let lease = |asked: Option<u64>| asked.unwrap_or(client.config.lease.as_secs());
     let mut outcomes = vec![Ok(()); blocks.len()];
+    let pending = pending(client, blocks, &mut outcomes);
+    put_all(client, pending, &mut outcomes).await;
+    outcomes
+}
+
+/// The blocks that can be put, in their order; of the others, the outcome.
+fn pending(
+    client: &Client,
+    blocks: Vec<NewBlock>,
+    outcomes: &mut [Result<(), PutError>],
+) -> Vec<Pending> {
+    let lease = |asked: Option<u64>| asked.unwrap_or(client.config.lease.as_secs());
     let mut pending = Vec::new();
     for (place, NewBlock { id, bytes, lease_secs }) in blocks.into_iter().enumerate() {
         // The nodes that store it check a block that never changes.
@@ -60,8 +72,74 @@ pub(crate) async fn put_blocks(
             Err(error) => outcomes[place] = Err(error),
         }
     }
-    put_all(client, pending, &mut outcomes).await;
+    pending
+}
+
+/// Stores mutable blocks in their order, none without those before it; an outcome for each. Those that have the
+/// replica set of the last one are put together.
+pub(crate) async fn put_in_order(
+    client: &Arc<Client>,
+    blocks: Vec<NewBlock>,
+) -> Vec<Result<(), PutError>> {
+    let count = blocks.len();
+    let mut outcomes = vec![Ok(()); count];
+    let mut pending = pending(client, blocks, &mut outcomes);
+    let first_bad = outcomes.iter().position(Result::is_err).unwrap_or(count);
+    pending.retain(|one| one.place < first_bad);
+    if pending.len() == count && client.config.mechanisms.joint_puts {
+        put_jointly(client, &mut pending, &mut outcomes).await;
+    }
+    let mut refused: Option<PutError> = None;
+    for at in 0..count {
+        if let Some(one) = pending.iter().position(|one| one.place == at) {
+            let one = pending.swap_remove(one);
+            if refused.is_none() {
+                put_all(client, vec![one], &mut outcomes).await;
+            }
+        }
+        match &refused {
+            Some(why) => outcomes[at] = Err(why.clone()),
+            None => refused = outcomes[at].as_ref().err().cloned(),
+        }
+    }
     outcomes
+}
+
+/// Tries once to put blocks together; what was stored or refused is no longer pending then.
+async fn put_jointly(
+    client: &Arc<Client>,
+    pending: &mut Vec<Pending>,
+    outcomes: &mut [Result<(), PutError>],
+) {
+    let Some(named) = common_set(client, pending) else { return };
+    let blocks = pending.iter().map(|one| one.block.clone()).collect();
+    let holders = pending.iter().map(|one| one.holders.clone()).collect();
+    let together = put_together(client, blocks, holders, &named);
+    let Ok(results) = timeout(&*client.env, client.config.put_limit, together).await else {
+        return;
+    };
+    note_results(client, pending, (0..).zip(results).collect(), outcomes);
+}
+
+/// The replica set that blocks have in common, if that is known without a lookup.
+fn common_set(client: &Arc<Client>, pending: &[Pending]) -> Option<NamedNodes> {
+    let last = pending.last()?;
+    let key = last.block.header.key;
+    let named = KnownSets::known(client, &key, false)?;
+    let same = KeyRange::new(key.previous(), *named.nodes.first()?.id.key());
+    let goes_along = |one: &Pending| {
+        let BlockHeader { key, lease_secs, .. } = one.block.header;
+        one.block.is_mutable() && same.contains(&key) && lease_secs == last.block.header.lease_secs
+    };
+    if !pending.iter().all(goes_along) {
+        return None;
+    }
+    let bytes: usize = pending.iter().map(|one| one.block.bytes.len()).sum();
+    if pending.len() > MAX_BATCH_BLOCKS || bytes > MOST_BATCH_BYTES {
+        return None;
+    }
+    pending.iter().for_each(|one| KnownSets::note_same(client, one.block.header.key, &key));
+    Some(named)
 }
 
 /// What is still to be stored.
@@ -143,22 +221,31 @@ async fn put_once(
     let (mut attempts, content) =
         futures_util::join!(puts, put_through_roots(client, pending, &content));
     attempts.extend(content);
+    let results = attempts.into_iter().flat_map(|(batch, results)| batch.into_iter().zip(results));
+    note_results(client, pending, results.collect(), outcomes);
+}
+
+/// Notes what became of blocks in an attempt, by their numbers among those pending.
+fn note_results(
+    client: &Client,
+    pending: &mut Vec<Pending>,
+    results: Vec<(usize, Outcome)>,
+    outcomes: &mut [Result<(), PutError>],
+) {
     let mut is_done = vec![false; pending.len()];
-    for (batch, results) in attempts {
-        for (index, result) in batch.into_iter().zip(results) {
-            let Pending { place, version, .. } = pending[index];
-            is_done[index] = !matches!(result, Outcome::Again(..));
-            match result {
-                Outcome::Stored => {
-                    if pending[index].block.is_mutable() {
-                        saw(client, pending[index].block.header.key, version);
-                    }
+    for (index, result) in results {
+        let Pending { place, version, .. } = pending[index];
+        is_done[index] = !matches!(result, Outcome::Again(..));
+        match result {
+            Outcome::Stored => {
+                if pending[index].block.is_mutable() {
+                    saw(client, pending[index].block.header.key, version);
                 }
-                Outcome::Again(holders, told) => {
-                    (pending[index].holders, pending[index].told) = (holders, told);
-                }
-                Outcome::Refused(why) => outcomes[place] = Err(why),
             }
+            Outcome::Again(holders, told) => {
+                (pending[index].holders, pending[index].told) = (holders, told);
+            }
+            Outcome::Refused(why) => outcomes[place] = Err(why),
         }
     }
     let mut is_done = is_done.into_iter();

@@ -161,7 +161,7 @@ pub(super) struct Direct<'a> {
     origin: &'a Origin,
     blocks: &'a [Block],
     /// As what replicas are sent them.
-    kind: PutKind,
+    kind: PutKind<'a>,
     /// How many of the set count, from the first on.
     counted: usize,
     /// The nodes that have each block.
@@ -201,9 +201,9 @@ impl<'a> Direct<'a> {
         Direct { client, set, origin, blocks, kind, counted, holders }
     }
 
-    /// The same of one mutable block, of whose next change its writer wants to be told.
-    pub(super) fn with_promise(self, promise: Option<u64>) -> Direct<'a> {
-        Direct { kind: PutKind::Mutable { promise }, ..self }
+    /// The same of mutable blocks, of whose next changes their writer wants to be told.
+    pub(super) fn with_promises(self, numbers: &'a [u64]) -> Direct<'a> {
+        Direct { kind: PutKind::Mutable(numbers), ..self }
     }
 
     /// Sends each member of the set what it is not known to have; the root has been sent all

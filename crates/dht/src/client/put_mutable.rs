@@ -1,4 +1,8 @@
-//! Putting a mutable block at its replica set, in one round trip if the set is known.
+//! Putting mutable blocks at their replica set, in one round trip if the set is known.
+//!
+//! Several blocks of one replica set go there together, in their order: a replica stores none of them without
+//! those before it ([`crate::server::put`]), and none counts as stored unless those before it do. So a new inode
+//! and its name in a directory take one round trip (Pastis §3.1 has two, the inode's first).
 //!
 //! The writer's node sends the block to all replicas at once and counts the majority itself, so no
 //! single node is believed, and hears which replica holds another version. It waits for every
@@ -29,7 +33,7 @@ use futures_util::future::join_all;
 use super::Client;
 use super::ack_verification::Said;
 use super::get_mutable::ask_for_promises;
-use super::known_sets::KnownSets;
+use super::known_sets::{KnownSets, NamedNodes};
 use super::put_batch::{Direct, Outcome, Tally};
 use crate::accounting::admission::Origin;
 use crate::blocks::HeldBlock;
@@ -37,7 +41,7 @@ use crate::cache::promised::Asking;
 use crate::placement::size_of;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
-use crate::rpc::{Block, Changed, PROMISE_TIME, PromiseHolder, PutStatus};
+use crate::rpc::{Block, Changed, PROMISE_TIME, PromiseHolder, PromisesReply, PutStatus};
 
 /// While no majority has answered, overdue answers are waited for so long: a majority of slow disks
 /// stores the block, and a dead majority has left the ring then. A guess: half of a call.
@@ -54,19 +58,33 @@ pub(super) async fn put_mutable(
     holders: BTreeSet<PeerId>,
     anew: bool,
 ) -> Outcome {
-    let key = block.header.key;
-    let named = match KnownSets::find(client, &key, anew).await {
+    let named = match KnownSets::find(client, &block.header.key, anew).await {
         Ok(named) => named,
         Err(error) => return Outcome::Again(holders, error.to_string()),
     };
+    let outcomes = put_together(client, vec![block], vec![holders], &named).await;
+    outcomes.into_iter().next().expect("one block has one outcome")
+}
+
+/// Puts mutable blocks of one lease at the replica set that is `named`, which is that of all of them; of each,
+/// `holders` have it already. One outcome for each.
+pub(super) async fn put_together(
+    client: &Arc<Client>,
+    blocks: Vec<Block>,
+    holders: Vec<BTreeSet<PeerId>>,
+    named: &NamedNodes,
+) -> Vec<Outcome> {
     let set = distinct_peers(&named.nodes, client.config.replicas);
-    let origin = Origin::own(client, block.header.lease_secs, &[key]);
-    let asking = ask_for_promises(client, BlockId { key, kind: block.header.kind });
-    let mut readers = Readers::default();
-    let blocks = [block];
-    let direct = Direct::new(client, &set, &origin, &blocks, vec![holders]);
-    let mut direct = direct.with_promise(asking.as_ref().map(Asking::number));
-    let mut tally = Tally::new(client, &set, 1);
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    let origin = Origin::own(client, blocks[0].header.lease_secs, &keys);
+    let ids = blocks.iter().map(|block| BlockId { key: block.header.key, kind: block.header.kind });
+    let asking: Option<Vec<Asking>> = ids.map(|id| ask_for_promises(client, id)).collect();
+    let asking = asking.unwrap_or_default();
+    let numbers: Vec<u64> = asking.iter().map(Asking::number).collect();
+    let mut readers: Vec<Readers> = blocks.iter().map(|_| Readers::default()).collect();
+    let direct = Direct::new(client, &set, &origin, &blocks, holders);
+    let mut direct = direct.with_promises(&numbers);
+    let mut tally = Tally::new(client, &set, blocks.len());
     let mut calls = Calls::new(client, WaitsFor::Replica);
     direct.put(&mut calls, false);
     let mut root_says = None;
@@ -78,7 +96,7 @@ pub(super) async fn put_mutable(
                 if node == set[0] {
                     root_says = said.set;
                 }
-                readers.note(&said, client.env.now());
+                note_readers(&mut readers, &said, client.env.now());
                 direct.note(&mut tally, node, said).await;
             }
             Ok(Some(_)) => {}
@@ -86,31 +104,52 @@ pub(super) async fn put_mutable(
         }
     }
     calls.finish();
-    let holders = direct.holders[0].clone();
-    let outcome = direct.outcomes(Some(tally), "").pop().expect("one block has one outcome");
+    let holders = direct.holders.clone();
+    let mut outcomes = direct.outcomes(Some(tally), "");
     let is_confirmed = named.is_confirmed(&set, root_says);
     let size = size_of(client, &set);
-    // Also if too few have stored it: they are not asked again.
-    readers.tell(client, key, size).await;
-    if let Some(asking) = asking {
+    // Also if too few have stored a block: they are not asked again.
+    join_all(keys.iter().zip(&readers).map(|(key, readers)| readers.tell(client, *key, size)))
+        .await;
+    // What was counted on must hold after a restart as well.
+    let not_counted = match client.expected.remember(&*client.durable).await {
+        _ if !is_confirmed => Some("its replica set has changed"),
+        true => None,
+        false => Some("this node's disk failed"),
+    };
+    let (mut asking, mut is_first_missing) = (asking.into_iter(), false);
+    for (at, Block { header, bytes }) in blocks.into_iter().enumerate() {
+        let outcome = &mut outcomes[at];
+        let why = match is_first_missing {
+            true => Some("the block before it is not stored"),
+            false => not_counted,
+        };
+        if matches!(outcome, Outcome::Stored)
+            && let Some(why) = why
+        {
+            *outcome = Outcome::Again(holders[at].clone(), why.to_owned());
+        }
+        let is_stored = matches!(outcome, Outcome::Stored);
+        is_first_missing |= !is_stored;
+        let Some(asking) = asking.next() else { continue };
         asking.changed();
-        if matches!(outcome, Outcome::Stored) && is_confirmed && readers.is_promised(size) {
-            let [Block { header, bytes }] = blocks;
-            if let Ok(version) = header.kind.verify(&key, &bytes) {
-                asking.keep(HeldBlock { version, bytes });
-            }
+        if is_stored
+            && readers[at].is_promised(size)
+            && let Ok(version) = header.kind.verify(&header.key, &bytes)
+        {
+            asking.keep(HeldBlock { version, bytes });
         }
     }
-    if !matches!(outcome, Outcome::Stored) {
-        return outcome;
-    }
-    if !is_confirmed {
-        return Outcome::Again(holders, "its replica set has changed".to_owned());
-    }
-    // What was counted on must hold after a restart as well.
-    match client.expected.remember(&*client.durable).await {
-        true => outcome,
-        false => Outcome::Again(holders, "this node's disk failed".to_owned()),
+    outcomes
+}
+
+/// Notes what a replica has said of the readers of each block.
+fn note_readers(readers: &mut [Readers], said: &Said, now: Instant) {
+    let mut promises = said.promises.iter();
+    for (index, status) in said.indices.iter().zip(&said.statuses) {
+        if matches!(status, PutStatus::Stored { .. }) {
+            readers[*index].note(promises.next(), now);
+        }
     }
 }
 
@@ -140,13 +179,10 @@ struct Reader {
 }
 
 impl Readers {
-    fn note(&mut self, said: &Said, now: Instant) {
-        if !matches!(said.statuses[..], [PutStatus::Stored { .. }]) {
-            return;
-        }
+    /// A replica has stored the block. Of blocks whose versions are not joined it says nothing: there are no promises.
+    fn note(&mut self, promises: Option<&PromisesReply>, now: Instant) {
         self.stored += 1;
-        let Some(promises) = &said.promises else {
-            // A replica of an earlier release makes none.
+        let Some(promises) = promises else {
             self.knowing += 1;
             return;
         };
@@ -230,7 +266,6 @@ async fn tell(client: &Arc<Client>, reader: &Reader, key: Key) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::PromisesReply;
 
     fn holder(n: u8) -> PromiseHolder {
         let addr = "127.0.0.1:1".parse().expect("an address");
@@ -244,9 +279,7 @@ mod tests {
             let holders: Vec<PromiseHolder> = named.iter().map(|n| holder(*n)).collect();
             let promises =
                 PromisesReply { is_promised: false, holders: holders.into(), forgotten_ms: 0 };
-            let statuses = vec![PutStatus::Stored { copies: 1, wanted: 1 }];
-            let said = Said { indices: vec![0], statuses, set: None, promises: Some(promises) };
-            readers.note(&said, Instant::default());
+            readers.note(Some(&promises), Instant::default());
         }
         readers.to_tell(3).map(|(id, _)| id.0[0]).collect()
     }

@@ -34,9 +34,27 @@ pub(crate) async fn store_put(
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let Admitted { sound, refused, room } = admit(replication, from, origin, blocks).await?;
+    let Admitted { mut sound, mut refused, room } =
+        admit(replication, from, origin, blocks).await?;
+    if is_ordered(origin, &sound) {
+        stop_at_refused(&mut sound, &mut refused);
+    }
     let stored = store_admitted(replication, origin, &sound, room, Overflow::Diverted).await;
     Ok(answers(refused, stored))
+}
+
+/// Whether these blocks have an order: mutable ones that their writer puts together.
+fn is_ordered(origin: &Origin, sound: &[Sound]) -> bool {
+    matches!(origin, Origin::Publisher { .. }) && sound.iter().all(|one| one.block.is_mutable())
+}
+
+/// Refuses all blocks after the first one that is refused, for the same reason.
+fn stop_at_refused(sound: &mut Vec<Sound>, refused: &mut [Option<PutStatus>]) {
+    if let Some(first) = refused.iter().position(Option::is_some) {
+        sound.truncate(first);
+        let why = refused[first];
+        refused[first..].fill(why);
+    }
 }
 
 /// What becomes of blocks for which there is no room here.
@@ -59,8 +77,11 @@ pub(crate) async fn store_admitted(
     if sound.is_empty() {
         return Vec::new();
     }
-    let Joined { sound: joined, refused, turn } =
+    let Joined { sound: mut joined, mut refused, turn } =
         join_held(replication, origin, sound, &mut room).await;
+    if is_ordered(origin, sound) {
+        stop_at_refused(&mut joined, &mut refused);
+    }
     let stored = store_or_divert(replication, origin, &joined, (room, turn), overflow).await;
     let statuses = answers(refused, stored);
     for Sound { block, .. } in sound.iter().filter(|sound| sound.block.is_mutable()) {
@@ -198,5 +219,5 @@ async fn other_held(replication: &Replication, block: &Block) -> Option<PutStatu
 pub(crate) fn put_message(origin: &Origin, blocks: Vec<Block>, as_root: bool) -> (Put, Vec<Bytes>) {
     let receipt = origin.to_wire(blocks.iter().map(|block| block.header.key));
     let (blocks, parts) = from_blocks(blocks);
-    (Put { blocks, as_root, receipt, promise: None }, parts)
+    (Put { blocks, as_root, receipt, promises: Vec::new().into() }, parts)
 }

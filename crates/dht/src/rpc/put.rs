@@ -62,10 +62,10 @@ pub struct Put {
     /// Their publisher's; without one they are copies of what the ring has.
     #[n(2)]
     pub receipt: Option<WireReceipt>,
-    /// The number of the promise that the writer of a single mutable block asks for, to be told of the next
-    /// change by others; absent if it asks for none.
+    /// For each block the number of the promise that its writer asks for, to be told of the next change by
+    /// others; none if it asks for none.
     #[n(3)]
-    pub promise: Option<u64>,
+    pub promises: Batch<u64>,
 }
 
 /// What became of one block of a [`Put`].
@@ -132,13 +132,12 @@ pub struct PutReply {
     /// In the order of the request.
     #[n(0)]
     pub statuses: Batch<PutStatus>,
-    /// The tag of the first block's replica set, if this node is its root.
+    /// The tag of the replica set of mutable blocks, if this node is the root of all of them.
     #[n(1)]
     pub set: Option<u64>,
-    /// What was promised to readers of a single mutable block that was stored; absent if promises of it are
-    /// not made.
+    /// What was promised to readers of those blocks that were stored, if all have a kind whose versions are joined.
     #[n(2)]
-    pub promises: Option<PromisesReply>,
+    pub promises: Batch<PromisesReply>,
 }
 
 impl Message for Put {

@@ -90,7 +90,7 @@ fn messages_of_puts_and_renewals_read_back() {
             blocks: vec![header(); 3].into(),
             as_root: true,
             receipt,
-            promise: Some(7),
+            promises: vec![7, u64::MAX].into(),
         });
     }
     let statuses = vec![
@@ -105,7 +105,7 @@ fn messages_of_puts_and_renewals_read_back() {
     round_trip(PutReply {
         statuses: statuses.into(),
         set: Some(u64::MAX),
-        promises: Some(promises()),
+        promises: vec![promises(); 2].into(),
     });
     round_trip(Changed { key: key(1) });
     round_trip(ChangedReply {});
@@ -190,7 +190,7 @@ fn messages_of_comparing_read_back() {
 fn a_list_longer_than_its_cap_is_refused_before_it_is_read() {
     let header = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 };
     let blocks = vec![header; MAX_BATCH_BLOCKS + 1].into();
-    let many = Put { blocks, as_root: true, receipt: None, promise: None };
+    let many = Put { blocks, as_root: true, receipt: None, promises: Vec::new().into() };
     assert!(from_header::<Put>(&to_header(&many)).is_err());
     // A map whose field 0 is an array that claims 2^40 elements and has none.
     let lying = [0xa1, 0x00, 0x9b, 0, 0, 1, 0, 0, 0, 0, 0];
@@ -208,8 +208,11 @@ fn a_ring_position_cannot_be_claimed_only_a_key() {
 
 /// A method with a request of one entry and its reply, for the checks that the table asks for.
 fn put_reply(statuses: usize, parts: usize) -> Reply {
-    let header =
-        PutReply { statuses: vec![PutStatus::Full; statuses].into(), set: None, promises: None };
+    let header = PutReply {
+        statuses: vec![PutStatus::Full; statuses].into(),
+        set: None,
+        promises: Vec::new().into(),
+    };
     Reply { header: to_header(&header), parts: vec![Bytes::new(); parts] }
 }
 
@@ -237,7 +240,7 @@ fn a_request_whose_parts_are_not_those_announced_or_too_many_bytes_is_refused() 
             blocks: vec![block; blocks].into(),
             as_root: false,
             receipt: None,
-            promise: None,
+            promises: Vec::new().into(),
         };
         let request = Request { method: PUT, header: to_header(&put), parts };
         read_request::<Put>(request).is_ok()

@@ -2,6 +2,9 @@
 //!
 //! Writers send mutable blocks to all replicas themselves, so a root is sent none to pass on. A put
 //! is acknowledged when a majority of the replica set has it and every replica whose answer is not overdue has answered.
+//!
+//! Mutable blocks that a writer puts together are stored in their order: none of them is stored without
+//! those before it.
 
 use std::sync::Arc;
 
@@ -38,35 +41,36 @@ impl Handle<Put> for Arc<Server> {
         let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let origin = Origin::of(self, &from, put.receipt, &keys).await?;
         let set = tag_for_put(self, &blocks);
-        let joined = match &blocks[..] {
-            [block] if block.header.kind.joins() => Some(block.clone()),
-            _ => None,
+        let joined = match blocks.iter().all(|block| block.header.kind.joins()) {
+            true => blocks.clone(),
+            false => Vec::new(),
         };
         let statuses = match put.as_root {
             true => store_as_root(self, &from, &origin, blocks).await?,
             false => store_put(self, &from, &origin, blocks).await?,
         };
-        let promises = match (joined, &statuses[..]) {
-            (Some(block), [PutStatus::Stored { .. }]) => {
-                Some(promises(self, &from, &block, put.promise).await)
+        let mut promises = Vec::new();
+        for (at, (block, status)) in joined.iter().zip(&statuses).enumerate() {
+            if matches!(status, PutStatus::Stored { .. }) {
+                let number = put.promises.0.get(at).copied();
+                promises.push(promised(self, &from, block, number).await);
             }
-            _ => None,
-        };
-        Ok((PutReply { statuses: statuses.into(), set, promises }, Vec::new()))
+        }
+        Ok((PutReply { statuses: statuses.into(), set, promises: promises.into() }, Vec::new()))
     }
 }
 
 /// What the writer of a stored block is told of its readers. The writer gets a promise if what is held is what
 /// it has put, and no more.
-async fn promises(
+async fn promised(
     server: &Arc<Server>,
     writer: &Peer,
     Block { header, bytes }: &Block,
-    promise: Option<u64>,
+    number: Option<u64>,
 ) -> PromisesReply {
     let (promises, now, key) = (&server.promises, server.env.now(), header.key);
     // Before what is held is looked at: no change is missed.
-    let is_made = promise.is_some_and(|number| promises.make(now, key, *writer, number));
+    let is_made = number.is_some_and(|number| promises.make(now, key, *writer, number));
     let is_promised = is_made && server.read(&key).await.is_some_and(|held| held.bytes == bytes);
     let holders = promises.holders(now, &key, &writer.id).into();
     let forgotten_ms = promises.forgotten(now).as_millis().try_into().unwrap_or(u64::MAX);

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use atoll_dht::rpc::{CHANGED, READ};
+use atoll_dht::rpc::{CHANGED, PUT, READ};
 use atoll_dht::{Blocks, Mechanisms, Wanted};
 use atoll_env::Instant;
+use atoll_key::KeyRange;
 use atoll_key::kinds::certified::CertifiedBlock;
 
-use crate::certified::Inode;
+use crate::certified::{Inode, new_block};
 use crate::ring::{MINUTE, Ring, prompt};
 
 /// What the design says of promises.
@@ -75,6 +76,47 @@ fn a_writer_tells_each_reader_once() {
     inode.get(reader).expect("held");
     inode.put(writer, &inode.written(&last, writer, "last")).expect("all are there");
     assert_eq!(ring.calls_of(CHANGED), 2);
+}
+
+/// A new inode and its name go to their nodes in one message each.
+#[test]
+fn readers_of_a_directory_are_told_of_a_name_that_is_put_with_its_inode() {
+    let mut near = 0;
+    for seed in 0..10 {
+        let ring = Ring::new(60 + seed, 8);
+        let above = Inode::on(&ring, 0);
+        let [reader, writer] = outside(&above)[..2] else { panic!("eight nodes") };
+        above.put(writer, &above.first).expect("all are there");
+        assert_eq!(above.get(reader).expect("held"), above.first);
+        let until = ring.members[writer].dht.same_set_until(above.key());
+        let until = ring.sim.block_on(MINUTE, until).expect("it ends").expect("a small ring");
+        let range = KeyRange::new(above.key().previous(), until);
+        let below = (1..=255).map(|number| Inode::on(&ring, number));
+        // In some rings the directory lies close to its root.
+        let Some(below) = below.into_iter().find(|inode| range.contains(&inode.key())) else {
+            continue;
+        };
+        near += 1;
+        let (puts, named) = (ring.calls_of(PUT), above.written(&above.first, writer, "named"));
+        let both = [&below.first, &named].map(new_block);
+        let put = ring.members[writer].dht.put_in_order(both.into());
+        let outcomes = ring.sim.block_on(MINUTE, put).expect("it ends");
+        assert_eq!(outcomes, [Ok(()), Ok(())], "seed {seed}");
+        assert_eq!(ring.calls_of(PUT) - puts, 3, "one for each replica, seed {seed}");
+        assert_eq!(ring.calls_of(CHANGED), 1, "the reader was told, seed {seed}");
+        let reads = ring.calls_of(READ);
+        for (inode, last) in [(&above, &named), (&below, &below.first)] {
+            assert_eq!(inode.get(writer).as_ref(), Ok(last), "seed {seed}");
+        }
+        assert_eq!(ring.calls_of(READ), reads, "the writer is promised both, seed {seed}");
+        assert_eq!(above.get(reader).expect("held"), named, "seed {seed}");
+        assert_eq!(below.get(reader).expect("held"), below.first, "seed {seed}");
+        let second = below.written(&below.first, writer, "second");
+        below.put(writer, &second).expect("all are there");
+        assert_eq!(below.get(reader).expect("held"), second, "seed {seed}");
+        assert_eq!(above.get(reader).expect("held"), named, "seed {seed}");
+    }
+    assert!(near >= 7, "{near} rings");
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn author(ring: &Ring, group: &SecretKey, n: u8, lasts: Duration) -> Author {
     Author { writer: WriterId::new(&user, [n; 8]), secret, certificate }
 }
 
-fn new_block(block: &CertifiedBlock) -> NewBlock {
+pub(crate) fn new_block(block: &CertifiedBlock) -> NewBlock {
     NewBlock { id: block.id(), bytes: block.bytes().clone(), lease_secs: None }
 }
 
@@ -249,8 +249,12 @@ fn a_write_that_is_given_up_takes_the_place_of_none() {
     let block = inode.written(&inode.first, 1, "given up");
     let header =
         rpc::BlockHeader { key: block.key(), kind: BlockKind::Certified, lease_secs: 1000 };
-    let put =
-        rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None, promise: None };
+    let put = rpc::Put {
+        blocks: vec![header].into(),
+        as_root: false,
+        receipt: None,
+        promises: Vec::new().into(),
+    };
     let request = rpc::to_request(&put, vec![block.bytes().clone()]);
     let other = ring.sim.transport(ring.members[1 - root].host);
     let call = other.call(ring.node(root).peer, request, Duration::from_secs(1));
@@ -272,7 +276,8 @@ impl Service for Forgetful {
         let put: rpc::Put = rpc::from_header(&request.header).expect("a member's");
         let stored = rpc::PutStatus::Stored { copies: 1, wanted: 1 };
         let statuses = vec![stored; put.blocks.0.len()].into();
-        let header = rpc::to_header(&rpc::PutReply { statuses, set: None, promises: None });
+        let header =
+            rpc::to_header(&rpc::PutReply { statuses, set: None, promises: Vec::new().into() });
         Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
     }
 }
@@ -557,8 +562,12 @@ fn a_copy_from_the_future_is_refused() {
     let future = inode.first.write(&author, in_an_hour, Some(b"future")).expect("a member");
     let header =
         rpc::BlockHeader { key: inode.key(), kind: BlockKind::Certified, lease_secs: 1000 };
-    let put =
-        rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None, promise: None };
+    let put = rpc::Put {
+        blocks: vec![header].into(),
+        as_root: false,
+        receipt: None,
+        promises: Vec::new().into(),
+    };
     for at in ring.replica_set(&inode.key()) {
         let request = rpc::to_request(&put, vec![future.bytes().clone()]);
         let other = ring.sim.transport(ring.members[(at + 1) % 5].host);

@@ -165,8 +165,12 @@ fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
     put_signed(&ring, 0, signed(2, b"new")).expect("higher");
     let replay = |ring: &Ring, to: usize| {
         let header = rpc::BlockHeader { key, kind: BlockKind::Signed, lease_secs: 1_000_000 };
-        let put =
-            rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None, promise: None };
+        let put = rpc::Put {
+            blocks: vec![header].into(),
+            as_root: false,
+            receipt: None,
+            promises: Vec::new().into(),
+        };
         let reply = ring.call(&ring.outsider(), to, &put, vec![old.bytes().clone()]);
         reply.expect("answered").statuses.0[0]
     };

@@ -47,8 +47,9 @@ impl FalseRoot {
                 let put: rpc::Put = rpc::from_header(&request.header).ok()?;
                 let stored = PutStatus::Stored { copies: 3, wanted: 3 };
                 let statuses = vec![stored; put.blocks.0.len()].into();
-                put.as_root
-                    .then(|| rpc::to_header(&PutReply { statuses, set: None, promises: None }))
+                put.as_root.then(|| {
+                    rpc::to_header(&PutReply { statuses, set: None, promises: Vec::new().into() })
+                })
             }
             rpc::RENEW => return FalseRoot::renewal(request, RenewStatus::Held),
             _ => None,
@@ -71,7 +72,7 @@ impl FalseRoot {
         }
         let newer = PutStatus::Superseded { held: u64::MAX - 1 };
         let statuses = vec![newer; request.parts.len()].into();
-        let header = rpc::to_header(&PutReply { statuses, set: None, promises: None });
+        let header = rpc::to_header(&PutReply { statuses, set: None, promises: Vec::new().into() });
         Some(Reply { header, parts: Vec::new() })
     }
 

@@ -108,7 +108,11 @@ pub(crate) fn takes_all(divert: Divert) -> DivertReply {
 /// Says that it has stored whatever it is sent, so many times.
 pub(crate) fn stores_all(put: Put, copies: u32) -> PutReply {
     let stored = PutStatus::Stored { copies, wanted: copies };
-    PutReply { statuses: vec![stored; put.blocks.0.len()].into(), set: None, promises: None }
+    PutReply {
+        statuses: vec![stored; put.blocks.0.len()].into(),
+        set: None,
+        promises: Vec::new().into(),
+    }
 }
 
 /// A node that says that it holds whatever it is asked about, takes whatever it is given, and keeps

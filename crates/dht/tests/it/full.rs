@@ -25,8 +25,12 @@ pub(crate) fn refusing(
 ) -> Arc<dyn Service> {
     faulty(honest, move |_, request| {
         let refused = |put: Put| vec![status; put.blocks.0.len()].into();
-        reply_to(request, |put| PutReply { statuses: refused(put), set: None, promises: None })
-            .filter(|_| refuses.load(Ordering::Relaxed))
+        reply_to(request, |put| PutReply {
+            statuses: refused(put),
+            set: None,
+            promises: Vec::new().into(),
+        })
+        .filter(|_| refuses.load(Ordering::Relaxed))
     })
 }
 

@@ -180,8 +180,11 @@ impl Service for Full {
         if request.method == rpc::PUT && self.1.load(Ordering::Relaxed) {
             let put: Put = rpc::from_header(&request.header).expect("well-formed");
             let statuses = vec![PutStatus::Failed; put.blocks.0.len()];
-            let header =
-                rpc::to_header(&PutReply { statuses: statuses.into(), set: None, promises: None });
+            let header = rpc::to_header(&PutReply {
+                statuses: statuses.into(),
+                set: None,
+                promises: Vec::new().into(),
+            });
             return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
         }
         self.0.handle(from, request)

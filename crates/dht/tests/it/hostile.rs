@@ -118,7 +118,12 @@ fn call(ring: &Ring, request: Request) -> Result<Reply, CallError> {
 
 fn put_request(key: Key, kind: BlockKind, bytes: &[u8]) -> Request {
     let header = BlockHeader { key, kind, lease_secs: 1000 };
-    let put = Put { blocks: vec![header].into(), as_root: false, receipt: None, promise: None };
+    let put = Put {
+        blocks: vec![header].into(),
+        as_root: false,
+        receipt: None,
+        promises: Vec::new().into(),
+    };
     let parts = vec![Bytes::copy_from_slice(bytes)];
     Request { method: rpc::PUT, header: rpc::to_header(&put), parts }
 }
@@ -193,7 +198,12 @@ fn a_lease_longer_than_allowed_is_cut() {
     let ring = Ring::new(5, 1);
     let (hash, bytes) = block(1);
     let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: u64::MAX };
-    let put = Put { blocks: vec![header].into(), as_root: true, receipt: None, promise: None };
+    let put = Put {
+        blocks: vec![header].into(),
+        as_root: true,
+        receipt: None,
+        promises: Vec::new().into(),
+    };
     ring.call(&ring.outsider(), 0, &put, vec![bytes]).expect("answered");
     let info = ring.info(0, &hash.key()).expect("stored");
     let now = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
@@ -286,7 +296,12 @@ fn a_root_does_not_pass_bad_blocks_on_and_is_not_blamed_for_them() {
     let (hash, _) = block(1);
     let root = ring.root(&hash.key());
     let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 1000 };
-    let put = Put { blocks: vec![header].into(), as_root: true, receipt: None, promise: None };
+    let put = Put {
+        blocks: vec![header].into(),
+        as_root: true,
+        receipt: None,
+        promises: Vec::new().into(),
+    };
     let parts = vec![Bytes::from_static(b"something else")];
     ring.call(&ring.outsider(), root, &put, parts).expect("answered");
     for (i, member) in ring.members.iter().enumerate() {

@@ -10,7 +10,7 @@ use atoll_dht::{
     Wanted, rpc,
 };
 use atoll_env::{BoxFuture, Env, sleep};
-use atoll_key::{BlockId, SecretKey, SignedBlock};
+use atoll_key::{BlockId, Key, KeyRange, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::chord::TablePolicy;
 use atoll_sim::{Latency, Sim, SimConfig};
@@ -113,23 +113,74 @@ fn replicas_are_asked_while_the_root_is() {
     assert_eq!(saved, lookups, "{without:?} {with:?}");
 }
 
+/// A block of a key that has the replica set of another one, which this member knows.
+fn near(ring: &Ring, at: usize, key: Key, version: u64) -> SignedBlock {
+    let until = run(ring, ring.members[at].dht.same_set_until(key)).expect("it is known");
+    let near = KeyRange::new(key.previous(), until);
+    let secret = SecretKey::from_seed(&[99; 32]);
+    let named = (0..20_000u32)
+        .map(|n: u32| SignedBlock::sign(&secret, &n.to_be_bytes(), version, b"payload"));
+    named.into_iter().find(|block| near.contains(&block.id().key)).expect("one of so many")
+}
+
+fn in_order(
+    ring: &Ring,
+    at: usize,
+    blocks: [SignedBlock; 2],
+) -> (Vec<Result<(), PutError>>, Duration) {
+    let dht = &ring.members[at].dht;
+    timed(ring, dht.put_in_order(blocks.into_iter().map(NewBlock::from).collect()))
+}
+
 #[test]
-fn where_new_blocks_go_is_looked_up_before_they_are_written() {
+fn blocks_of_one_replica_set_are_put_in_order_in_one_round_trip() {
     let ring = large_ring(9);
-    let dht = &ring.members[0].dht;
-    // All nodes come to know the publisher.
-    for owner in 100..200 {
-        put(&ring, 0, signed(owner, 1, b"payload")).expect("it is new");
+    for owner in 0..6 {
+        let above = signed(owner, 1, b"payload");
+        let writer = outside(&ring, above.id());
+        put(&ring, writer, above.clone()).expect("it is new");
+        let below = near(&ring, writer, above.id().key, 1);
+        assert_eq!(ring.replica_set(&below.id().key), ring.replica_set(&above.id().key));
+        let newer = signed(owner, 2, b"payload");
+        let (outcomes, took) = in_order(&ring, writer, [below.clone(), newer.clone()]);
+        assert_eq!((outcomes, took), (vec![Ok(()), Ok(())], ROUND_TRIP), "owner {owner}");
+        for block in [below, newer] {
+            let held = get(&ring, writer, block.id(), Wanted::Newest).expect("is there");
+            assert_eq!(held.version, block.version);
+        }
     }
-    let mut looked_up = 0;
-    for owner in 0..12 {
-        let block = signed(owner, 1, b"payload");
-        let ((), prepared) = timed(&ring, dht.prepare(vec![block.id()]));
-        looked_up += usize::from(prepared > Duration::ZERO);
-        let (stored, took) = timed(&ring, dht.put_signed(block));
-        assert_eq!((stored, took), (Ok(()), ROUND_TRIP), "block {owner}");
+}
+
+/// A directory never names an inode that is not there.
+#[test]
+fn no_replica_has_a_block_without_the_one_before_it() {
+    let ring = large_ring(11);
+    for owner in 0..6 {
+        let above = signed(owner, 1, b"payload");
+        let writer = outside(&ring, above.id());
+        put(&ring, writer, above.clone()).expect("it is new");
+        let lies_near = owner % 2 == 0;
+        let newer = match lies_near {
+            true => near(&ring, writer, above.id().key, 7),
+            false => signed(owner + 50, 7, b"payload"),
+        };
+        put(&ring, writer, newer.clone()).expect("it is new");
+        let older = SignedBlock::sign(
+            &SecretKey::from_seed(&[if lies_near { 99 } else { owner + 50 }; 32]),
+            &newer.name,
+            3,
+            b"older",
+        );
+        assert_eq!(older.id(), newer.id());
+        let next = signed(owner, 2, b"payload");
+        let (outcomes, _) = in_order(&ring, writer, [older, next.clone()]);
+        let refused = Err(PutError::Superseded { offered: 3, held: 7 });
+        assert_eq!(outcomes, [refused.clone(), refused], "owner {owner}");
+        for at in ring.replica_set(&next.id().key) {
+            let held = run(&ring, ring.members[at].dht.get_block(next.id(), Wanted::AtLeast(0)));
+            assert_eq!(held.expect("is there").version, 1, "owner {owner}, replica {at}");
+        }
     }
-    assert!(looked_up >= 6, "{looked_up} lookups");
 }
 
 /// A replica set that is in use is looked up again before it would be forgotten, and nobody waits for that.

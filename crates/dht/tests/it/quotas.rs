@@ -120,7 +120,7 @@ pub(crate) fn put_with(
     let headers: Vec<BlockHeader> = blocks.iter().map(header).collect();
     let keys = headers.iter().map(|header| header.key);
     let receipt = receipt.map(|receipt| receipt.to_wire(keys));
-    let put = rpc::Put { blocks: headers.into(), as_root, receipt, promise: None };
+    let put = rpc::Put { blocks: headers.into(), as_root, receipt, promises: Vec::new().into() };
     let parts = blocks.iter().map(|(_, bytes)| bytes.clone()).collect();
     Request { method: rpc::PUT, header: rpc::to_header(&put), parts }
 }

@@ -83,8 +83,8 @@ pub(super) struct Run {
     pub consistency: Consistency,
     /// Whether replica sets are remembered.
     pub knows_sets: bool,
-    /// Whether they are looked up before they are needed.
-    pub looks_up_ahead: bool,
+    /// Whether new files lie near their directories, and are put together with their names.
+    pub makes_near: bool,
     /// Whether replicas are asked while their set is looked up: what there is of fast `lookupHandles`.
     pub asks_early: bool,
     pub out_of_date: OutOfDate,
@@ -149,7 +149,8 @@ impl Run {
         // Past fetches from the nearest replica that its routing finds (§2.2).
         dht.replica_choice = ReplicaChoice::Nearest;
         dht.mechanisms.known_sets = self.knows_sets;
-        dht.mechanisms.sets_ahead = self.looks_up_ahead;
+        dht.mechanisms.sets_ahead = self.setting == Setting::Default;
+        dht.mechanisms.joint_puts = self.makes_near;
         dht.mechanisms.early_questions = self.asks_early;
         // In the paper each open reads the inode anew (§3.2).
         dht.mechanisms.call_backs = self.setting == Setting::Default;

@@ -98,8 +98,8 @@ impl Case {
         let usual = on_sphere(setting, nodes, MOST_REPLICAS, seed);
         let (read_your_writes, nothing) = (Consistency::ReadYourWrites, OutOfDate::Nothing);
         let with = |knows_sets, asks_early, out_of_date| {
-            let looks_up_ahead = knows_sets && usual.looks_up_ahead;
-            Run { knows_sets, looks_up_ahead, asks_early, out_of_date, ..usual.clone() }
+            let makes_near = knows_sets && usual.makes_near;
+            Run { knows_sets, makes_near, asks_early, out_of_date, ..usual.clone() }
         };
         match self {
             Case::CloseToOpen => usual,

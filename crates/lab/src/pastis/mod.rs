@@ -61,7 +61,7 @@ fn on_sphere(setting: Setting, nodes: usize, replicas: usize, seed: u64) -> Run 
         upkeep: false,
         consistency: Consistency::CloseToOpen,
         knows_sets: setting == Setting::Default,
-        looks_up_ahead: setting == Setting::Default,
+        makes_near: setting == Setting::Default,
         asks_early: setting == Setting::Default,
         out_of_date: OutOfDate::Nothing,
     }
@@ -87,8 +87,8 @@ fn secs(of: Summary) -> String {
 
 /// By how much a mean is more than another one: `+13.5 %`.
 fn more(of: Summary, than: Summary) -> String {
-    match than.count {
-        0 => String::new(),
-        _ => format!("{:+.1} %", 100.0 * (of.mean / than.mean - 1.0)),
+    match than.mean > 0.0 {
+        true => format!("{:+.1} %", 100.0 * (of.mean / than.mean - 1.0)),
+        false => String::new(),
     }
 }

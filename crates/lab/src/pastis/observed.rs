@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_dht::{Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
 use atoll_env::{BoxFuture, Env, Instant};
-use atoll_key::BlockId;
+use atoll_key::{BlockId, Key};
 use bytes::Bytes;
 
 /// What an operation is about, in the order of Figure 9's bars from below.
@@ -122,6 +122,17 @@ impl Observed {
         lock(&self.state).written.clone()
     }
 
+    fn begin_put(&self, blocks: &[NewBlock]) -> Operation {
+        let is_inode = blocks.iter().any(|block| block.id.kind.is_mutable());
+        let operation = self.begin(if is_inode { Work::WriteInode } else { Work::Content });
+        let mut state = lock(&self.state);
+        for NewBlock { id, bytes, .. } in blocks {
+            let before = state.written.remove(id).map(|written| written.bytes);
+            state.written.insert(*id, Written { bytes: bytes.clone(), before });
+        }
+        operation
+    }
+
     fn begin(&self, work: Work) -> Operation {
         Operation::begin(work, &self.env, &self.state)
     }
@@ -143,16 +154,17 @@ impl Blocks for Observed {
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
-        let is_inode = blocks.iter().any(|block| block.id.kind.is_mutable());
-        let operation = self.begin(if is_inode { Work::WriteInode } else { Work::Content });
-        {
-            let mut state = lock(&self.state);
-            for NewBlock { id, bytes, .. } in &blocks {
-                let before = state.written.remove(id).map(|written| written.bytes);
-                state.written.insert(*id, Written { bytes: bytes.clone(), before });
-            }
-        }
+        let operation = self.begin_put(&blocks);
         let outcomes = self.blocks.put_blocks(blocks);
+        Box::pin(async move {
+            let _operation = operation;
+            outcomes.await
+        })
+    }
+
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let operation = self.begin_put(&blocks);
+        let outcomes = self.blocks.put_in_order(blocks);
         Box::pin(async move {
             let _operation = operation;
             outcomes.await
@@ -171,9 +183,8 @@ impl Blocks for Observed {
         })
     }
 
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
-        // Nothing waits for it.
-        self.blocks.prepare(ids)
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
+        self.blocks.same_set_until(key)
     }
 
     fn watch(

@@ -37,19 +37,19 @@ enum Case {
     Paper,
     Default,
     /// The default settings, but no replica set is looked up before it is needed.
-    NotAhead,
+    NotNear,
     Tcp,
     Fingers,
 }
 
 impl Case {
-    const ALL: [Case; 5] = [Case::Paper, Case::Default, Case::NotAhead, Case::Tcp, Case::Fingers];
+    const ALL: [Case; 5] = [Case::Paper, Case::Default, Case::NotNear, Case::Tcp, Case::Fingers];
 
     fn name(self) -> &'static str {
         match self {
             Case::Paper => "paper",
             Case::Default => "default",
-            Case::NotAhead => "default-not-ahead",
+            Case::NotNear => "default-not-near",
             Case::Tcp => "default-over-tcp",
             Case::Fingers => "paper-with-fingers",
         }
@@ -60,8 +60,8 @@ impl Case {
         let setting = if is_paper { Setting::Paper } else { Setting::Default };
         let routing = if self == Case::Fingers { Routing::Fingers } else { Routing::AsShipped };
         let usual = on_sphere(setting, nodes, 1, seed);
-        let looks_up_ahead = usual.looks_up_ahead && self != Case::NotAhead;
-        Run { routing, over_tcp: self == Case::Tcp, looks_up_ahead, ..usual }
+        let makes_near = usual.makes_near && self != Case::NotNear;
+        Run { routing, over_tcp: self == Case::Tcp, makes_near, ..usual }
     }
 }
 
@@ -115,7 +115,9 @@ fn outcome(found: &Found, sizes: &[usize], seeds: Vec<u64>) -> Outcome {
         let of = |case, nodes| of_runs(found, &(case, nodes), |m| m.phase(number));
         let tell = |case| {
             let (from, to) = (of(case, least), of(case, most));
-            format!("{:.1} to {:.1} ({})", from.mean, to.mean, more(to, from))
+            let more = more(to, from);
+            let more = if more.is_empty() { more } else { format!(" ({more})") };
+            format!("{:.1} to {:.1}{more}", from.mean, to.mean)
         };
         comparison.push(both(format!("of these, phase {phase}"), String::new(), &tell));
     }
@@ -141,9 +143,9 @@ fn outcome(found: &Found, sizes: &[usize], seeds: Vec<u64>) -> Outcome {
              replica set that is remembered is a minute old; in the paper's settings each time."
                 .into(),
             aside(
-                Case::NotAhead,
-                "In the default settings a mount has the places of the next inodes looked up while it writes; \
-                 without that",
+                Case::NotNear,
+                "In the default settings a new file's inode lies on the nodes of its directory, and is put together \
+                 with its name; without that",
             ),
             aside(
                 Case::Tcp,

@@ -16,11 +16,11 @@ use atoll_net::{Refusal, Service};
 use atoll_store::{BlockStore, ContributedStore, DiskStore, Usage};
 
 use crate::config::StartError;
-use crate::control::blocks::{AskReplicas, AskUses, BlockList, Changed, Outcomes};
+use crate::control::blocks::{self, AskReplicas, AskUses, BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Prepare, Put, Reclaim, Release, Renew, Replicas, SetQuota, ShowQuota,
-    Uses, Watch,
+    ForgetAbsent, Get, Lock, Put, PutInOrder, Reclaim, Release, Renew, Replicas, SameSet, SetQuota,
+    ShowQuota, Uses, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -180,13 +180,14 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
         })
     });
     let target = blocks.clone();
-    calls.on::<Prepare>(move |call| {
-        let target = target.clone();
-        Box::pin(async move {
-            let ids = call.ids.0.into_iter().map(BlockId::try_from).collect::<Result<_, _>>()?;
-            target.prepare(ids).await;
-            Ok(Ok(Empty {}))
-        })
+    calls.on::<PutInOrder>(move |BlockList(list)| {
+        let stored = target.put_in_order(list);
+        Box::pin(async move { Ok(Ok(Outcomes::of_put(stored.await))) })
+    });
+    let target = blocks.clone();
+    calls.on::<SameSet>(move |call| {
+        let until = target.same_set_until(Key(call.key));
+        Box::pin(async move { Ok(Ok(blocks::SameSet { until: until.await.map(|key| key.0) })) })
     });
     let target = blocks.clone();
     calls.on::<Release>(move |ask| {

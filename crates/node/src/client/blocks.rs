@@ -4,8 +4,8 @@
 
 use atoll_dht::rpc::ReleaseBlocks;
 use atoll_dht::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, MAX_PREPARED,
-    NewBlock, PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
+    PutError, Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
 use atoll_key::kinds::certified::Release;
@@ -13,7 +13,7 @@ use atoll_key::{BlockId, Key};
 
 use super::{Client, ClientError, Inner};
 use crate::control::blocks::{
-    AskReplicas, AskUses, BlockList, Changed, Get, Outcomes, Prepare, Renew, Watch, WireId,
+    AskReplicas, AskSameSet, AskUses, BlockList, Changed, Get, Outcomes, Renew, Watch, WireId,
 };
 use crate::control::body::{Json, WithPart};
 use crate::control::calls::{self, ControlCall};
@@ -134,12 +134,19 @@ impl Blocks for Client {
         Box::pin(async move { inner.watch(id, seen).await })
     }
 
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let (inner, count) = (self.inner.clone(), blocks.len());
+        let list = BlockList(blocks);
+        Box::pin(
+            async move { inner.outcomes::<calls::PutInOrder, _>(list, count, Outcomes::put).await },
+        )
+    }
+
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
         let inner = self.inner.clone();
-        let ids: Vec<WireId> = ids.into_iter().take(MAX_PREPARED).map(WireId::from).collect();
         Box::pin(async move {
-            // What is not looked up ahead is looked up when it is needed.
-            let _ = inner.call::<calls::Prepare>(Prepare { ids: ids.into() }).await;
+            let said = inner.call::<calls::SameSet>(AskSameSet { key: key.0 }).await;
+            said.ok()?.ok()?.until.map(Key)
         })
     }
 

@@ -1,7 +1,7 @@
 //! The messages of the calls for blocks: what [`atoll_dht::Blocks`] takes and gives, as headers.
 
 use atoll_dht::rpc::{Lock, ReleaseBlocks};
-use atoll_dht::{LeaseRenewal, LockGrant, MAX_PREPARED, NewBlock, PutError, Renewed, Wanted};
+use atoll_dht::{LeaseRenewal, LockGrant, NewBlock, PutError, Renewed, Wanted};
 use atoll_key::{BlockId, BlockKind, Key};
 use atoll_net::Refusal;
 use atoll_net::header::Capped;
@@ -79,12 +79,20 @@ pub(crate) struct Watch {
     pub seen: u64,
 }
 
-/// Blocks that may be written soon.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+/// A key, whose replica set is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub(crate) struct Prepare {
-    #[n(0)]
-    pub ids: Capped<WireId, MAX_PREPARED>,
+pub(crate) struct AskSameSet {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub key: [u8; 64],
+}
+
+/// The last of the keys that have the same replica set, if it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct SameSet {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub until: Option<[u8; 64]>,
 }
 
 /// A block to be stored; the part of the same number has its bytes.
@@ -184,7 +192,8 @@ pub(crate) struct Outcomes {
 header_only!(
     Get,
     Watch,
-    Prepare,
+    AskSameSet,
+    SameSet,
     Renew,
     Outcomes,
     Lock,

@@ -143,11 +143,14 @@ calls! {
     Uses = 0x0307 "uses" Owner
         blocks::AskUses ["0 name of a mutable block, 1 key of a lock (64 bytes)", "–"]
         => Json<UsesReport> ["–", "JSON: which nodes have read the block of late, and which have the lock"] or Never;
-    Prepare = 0x0308 "prepare" Owner
-        blocks::Prepare ["0 names of blocks that may be written soon (at most 8)", "–"]
-        => Empty ["–", "–"] or Never;
+    SameSet = 0x0308 "same set" Owner
+        blocks::AskSameSet ["0 key (64 bytes)", "–"]
+        => blocks::SameSet ["0 the last of the keys that have the replica set of this one, beginning with it (absent if that is not known)", "–"] or Never;
     Release = 0x0309 "release" Owner
         ReleaseBlocks ["as `ReleaseBlocks` (`wire.md`); 1 counts for nothing", "–"]
+        => Outcomes ["outcomes", "–"] or Never;
+    PutInOrder = 0x030A "put in order" Owner
+        BlockList ["as put, of mutable blocks: none is stored without those before it", "the blocks"]
         => Outcomes ["outcomes", "–"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;

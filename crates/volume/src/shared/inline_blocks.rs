@@ -12,7 +12,7 @@ use atoll_dht::{
     PutError, Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, BlockId};
+use atoll_key::{BlockHash, BlockId, Key};
 use bytes::Bytes;
 
 use super::sealing::Sealing;
@@ -102,8 +102,12 @@ impl Blocks for InlineBlocks {
         self.ring.watch(id, seen)
     }
 
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
-        self.ring.prepare(ids)
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.ring.put_in_order(blocks)
+    }
+
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
+        self.ring.same_set_until(key)
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

@@ -27,8 +27,10 @@ mod behind;
 mod bring;
 mod leases;
 mod past;
+mod together;
 
 pub(super) use self::past::PastInode;
+pub(super) use self::together::Together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +47,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 pub(super) use self::bring::OutOfReach;
 pub(super) use self::leases::{MAX_BASE_AGE, ReplacedLeaves};
+use self::together::Child;
 use super::access::{Credentials, ReadAccess};
 use super::consistency::Consistency;
 use super::entries::{self, Leaf, Leaves};
@@ -564,14 +567,15 @@ impl Inodes {
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
-        self.write_in_turn((key, &state), base, covers_conflicts, edit).await
+        self.write_in_turn((key, &state), (base, None), covers_conflicts, edit).await
     }
 
-    /// The same; the caller holds the inode's turn.
+    /// The same; the caller holds the inode's turn. The first version that is put goes after `child`, if there is
+    /// one.
     async fn write_in_turn<T>(
         &self,
         (key, state): (InodeKey, &State),
-        base: Base<'_>,
+        (base, mut child): (Base<'_>, Option<&mut Child<'_>>),
         covers_conflicts: bool,
         mut edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
@@ -598,7 +602,11 @@ impl Inodes {
             drop(signing);
             self.check_reused(state, &leaves).await?;
             self.put_leaves(state, unsent).await?;
-            match self.put(&block).await {
+            let put = self.put_after(child.as_deref_mut(), &block).await;
+            if child.as_ref().is_some_and(|child| child.is_refused()) {
+                return Err(put.err().map_or(Errno::EIO.into(), Fault::from));
+            }
+            match put {
                 Ok(()) => {
                     let merged = Merged { inode, conflicts: Vec::new(), unreadable: Vec::new() };
                     let written = Version::of(block, merged, leaves);

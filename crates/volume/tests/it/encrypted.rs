@@ -76,6 +76,10 @@ impl Blocks for OpenRing {
         Box::pin(async move { vec![Ok(()); count] })
     }
 
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.put_blocks(blocks)
+    }
+
     fn renew_blocks(
         &self,
         renewal: LeaseRenewal,

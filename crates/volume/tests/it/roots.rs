@@ -43,6 +43,10 @@ impl Blocks for Lying {
         Box::pin(async move { vec![Ok(()); blocks.len()] })
     }
 
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.put_blocks(blocks)
+    }
+
     fn renew_blocks(
         &self,
         renewal: LeaseRenewal,

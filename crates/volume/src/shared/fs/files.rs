@@ -23,7 +23,7 @@ use crate::format::build::Sink;
 use crate::format::{InodeBlock, MAX_FILE_BYTES};
 use crate::shared::fault::Fault;
 use crate::shared::inline_blocks::Pin;
-use crate::shared::inode::{Contents, FileData, InodeKey, MAX_INLINE_BYTES, Written};
+use crate::shared::inode::{Contents, FileData, Inode, InodeKey, MAX_INLINE_BYTES, Written};
 use crate::shared::inodes::Base;
 use crate::shared::table::{Open, View};
 
@@ -316,7 +316,7 @@ impl Shared {
                 Some(newest) => Base::Version(newest),
             };
             let time_ms = self.env.unix_ms();
-            let published = self.inodes.update(key, over, |inode, dot| {
+            let edit = |inode: &mut Inode, dot| {
                 inode.attributes = attributes.clone();
                 let (size_bytes, blocks_512, data) = file.clone();
                 let written = Written { dot, time_ms };
@@ -326,15 +326,29 @@ impl Shared {
                     inode.contents = contents;
                 }
                 Ok(())
-            });
-            match published.await {
-                Ok(((), version)) => {
+            };
+            let together = match is_newborn && resolved.is_none() {
+                true => self.store_and_name(number, (key, &base), edit).await?,
+                false => None,
+            };
+            let published = match together {
+                Some((version, named)) => Ok((version, Some(named))),
+                None => {
+                    let updated = self.inodes.update(key, over, edit).await;
+                    updated.map(|((), version)| (version, None))
+                }
+            };
+            match published {
+                Ok((version, named)) => {
                     let replaced = self.table().on_view(number, |view| {
                         view.version = version.clone();
                         std::mem::take(&mut view.replaced)
                     })?;
                     self.releases.note_data(key, &version, replaced);
-                    self.name_stored(number).await?;
+                    match named {
+                        Some(named) => named?,
+                        None => self.name_stored(number).await?,
+                    }
                     let mut table = self.table();
                     let stored = table.on_view(number, |view| {
                         if view.changes == changes {

@@ -12,13 +12,13 @@
 mod ahead;
 mod attributes;
 mod conflicts;
-mod drawn;
 mod files;
 mod history;
 mod listing;
 mod locks;
 mod lost;
 mod names;
+mod near;
 mod newborns;
 mod offline;
 mod releases;
@@ -42,11 +42,11 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use self::ahead::LookupAhead;
-use self::drawn::DrawnNumbers;
 pub use self::history::PastFs;
 use self::locks::{FileLocks, SharedLocks};
 use self::lost::Places;
 use self::names::Birth;
+use self::near::NearKeys;
 pub use self::offline::Spooled;
 use self::releases::Releases;
 use self::removals::Removals;
@@ -188,7 +188,7 @@ struct Shared {
     /// Files that were written a moment ago.
     written: Mutex<Places>,
     ahead: Mutex<LookupAhead>,
-    drawn: DrawnNumbers,
+    near: NearKeys,
     has_ended: AtomicBool,
 }
 
@@ -275,7 +275,7 @@ impl SharedFs {
             releases: Releases::default(),
             written: Mutex::default(),
             ahead: Mutex::default(),
-            drawn: DrawnNumbers::default(),
+            near: NearKeys::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;

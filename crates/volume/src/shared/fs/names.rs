@@ -24,7 +24,7 @@ use crate::shared::consistency;
 use crate::shared::entries::Entries;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Attributes, Contents, Inode, InodeKey, Link, Written};
-use crate::shared::inodes::Base;
+use crate::shared::inodes::{Base, Together};
 use crate::shared::merged;
 
 const SETGID: u32 = 0o2000;
@@ -45,11 +45,11 @@ impl Birth {
     }
 
     /// The contents, as the write `dot` makes them.
-    fn contents(self, dot: Dot, time_ms: u64) -> Contents {
+    fn contents(&self, dot: Dot, time_ms: u64) -> Contents {
         let written = Written { dot, time_ms };
         match self {
             Birth::File => Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written },
-            Birth::Other(contents) => contents,
+            Birth::Other(contents) => contents.clone(),
         }
     }
 }
@@ -224,14 +224,17 @@ impl Shared {
         let attributes = new_attributes(&directory, caller, (kind, mode), now);
         // Whoever may write the directory may write what is made in it (design §4).
         let groups = directory.block.groups();
-        let made = self.inodes.create(groups, self.next_number(groups), |added| Inode {
-            attributes,
+        let number = match kind {
+            FileKind::Directory => self.random_number(),
+            _ => self.number_near(directory_key, &directory, groups).await,
+        };
+        let made = |added| Inode {
+            attributes: attributes.clone(),
             links: BTreeSet::from([Link { added, directory: directory_key }]),
             past: None,
             contents: birth.contents(added, time_ms),
-        });
-        let (key, version) = made.await?;
-        let added = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
+        };
+        let add = |key, inode: &mut Inode, dot| {
             let newborn = self.table().newborn(directory_key, name);
             if named(inode, name)?.is_some() || newborn.is_some() {
                 return Err(Errno::EEXIST);
@@ -240,8 +243,21 @@ impl Shared {
             entries(inode)?.insert(entry);
             modified(inode, now);
             Ok(())
-        });
-        if let Err(fault) = added.await {
+        };
+        let base = || Base::Version(&directory);
+        let both = self.inodes.create_in((groups, number), made, (directory_key, base()), add);
+        let (key, version, added) = match both.await? {
+            (key, Together::Stored(version, added)) => (key, version, added),
+            (_, Together::Neither(fault)) => return Err(fault),
+            (_, Together::Refused) => {
+                // Under a number of its own: two versions of a writer must not have one height.
+                let (key, version) = self.inodes.create(groups, self.random_number(), made).await?;
+                let edit = |inode: &mut Inode, dot| add(key, inode, dot);
+                let added = self.inodes.update(directory_key, base(), edit).await;
+                (key, version, added.map(|((), _)| ()))
+            }
+        };
+        if let Err(fault) = added {
             if fault.errno != Errno::ETIMEDOUT {
                 self.drop_unnamed(key, &version).await;
             }

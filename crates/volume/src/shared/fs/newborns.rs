@@ -1,9 +1,9 @@
 //! Creating regular files (Pastis §3.1: what a program does to a file reaches the ring at the close).
 //!
 //! A file that a program creates is a *newborn*: it is in memory alone until it is closed or synced, or has
-//! been open for [`MAX_AGE`]. Then its data, its inode and its name are written, in this order. So a
-//! file takes two round trips one after the other, however it was made, and its inode and its
-//! directory are written once. All programs of this machine see it from the beginning.
+//! been open for [`MAX_AGE`]. Then its data, its inode and its name are written, in this order; the inode and the name
+//! together, if they lie on the same nodes ([`super::near`]). So a small file takes one round trip, however it was
+//! made, and its inode and its directory are written once. All programs of this machine see it from the beginning.
 //!
 //! A file that is created with `O_EXCL` gets its inode and name at once, since programs use such files as locks.
 //!
@@ -17,18 +17,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_key::kinds::certified::Dot;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, Handle, OpenFlags, Opened, check_name};
 use bytes::Bytes;
 
-use super::Shared;
 use super::names::{entries, modified, named, new_attributes};
+use super::{Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
-use crate::shared::inodes::Base;
+use crate::shared::inodes::{Base, Together};
 use crate::shared::table::{Birthplace, Open};
 
 /// How long a file may be open without a name. A guess: logs appear while they are written.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
+
+/// A newborn that waits for its name.
+type Waiting = (u64, InodeKey, Bytes);
 
 impl Shared {
     /// Makes and opens a file, or opens the one that has the name.
@@ -91,7 +95,8 @@ impl Shared {
         let attributes = new_attributes(&directory, caller, (FileKind::Regular, mode), now);
         // The directory's writers may write what is made in it (design §4).
         let groups = directory.block.groups();
-        let made = self.inodes.begin(groups, self.next_number(groups), |added| {
+        let number = self.number_near(directory_key, &directory, groups).await;
+        let made = self.inodes.begin(groups, number, |added| {
             let written = Written { dot: added, time_ms };
             let links = BTreeSet::from([Link { added, directory: directory_key }]);
             let contents = Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written };
@@ -205,21 +210,65 @@ impl Shared {
             Some(turn) => Some(turn.lock().await),
             None => None,
         };
-        let waiting: Vec<(u64, InodeKey, Bytes)> = {
+        if self.table().node(number)?.birthplace.is_none() {
+            return Ok(());
+        }
+        let waiting = self.waiting_names(&directory, None);
+        let name = self.naming(&waiting);
+        let added = self.inodes.update(directory, Base::Newest, name).await;
+        self.note_named(waiting, added.map(drop))
+    }
+
+    /// Puts the first version of a newborn, what `edit` makes of `base`, together with its name. `None` if another
+    /// newborn of its directory is being named, or its replicas refuse it: it is then put by itself.
+    pub(super) async fn store_and_name(
+        &self,
+        number: u64,
+        (key, base): (InodeKey, &Arc<Version>),
+        edit: impl FnMut(&mut Inode, Dot) -> Result<(), Errno>,
+    ) -> Result<Option<(Arc<Version>, Result<(), Fault>)>, Fault> {
+        let (directory, turn) = {
             let table = self.table();
-            if table.node(number)?.birthplace.is_none() {
-                return Ok(());
-            }
-            let stored = table.newborns_of(&directory).into_iter().filter_map(|(name, number)| {
-                let node = table.node(number).ok()?;
-                let is_stored = node.birthplace.as_ref()?.is_stored;
-                is_stored.then_some((number, node.key, name))
-            });
-            stored.collect()
+            let Some(place) = &table.node(number)?.birthplace else { return Ok(None) };
+            let above = table.number_of(&place.directory).and_then(|above| table.node(above).ok());
+            (place.directory, above.map(|above| above.turn.clone()))
         };
+        let turn = turn.as_ref().map(|turn| turn.try_lock());
+        if turn.as_ref().is_some_and(Option::is_none) {
+            return Ok(None);
+        }
+        let waiting = self.waiting_names(&directory, Some(number));
+        let name = self.naming(&waiting);
+        let above = (directory, Base::Newest);
+        match self.inodes.update_in((key, base), edit, above, name).await? {
+            Together::Stored(version, named) => {
+                if let Some(place) = &mut self.table().node_mut(number)?.birthplace {
+                    place.is_stored = true;
+                }
+                Ok(Some((version, self.note_named(waiting, named))))
+            }
+            // The directory has been removed: what becomes of the file is found out step by step.
+            Together::Neither(Fault { errno: Errno::ESTALE, .. }) | Together::Refused => Ok(None),
+            Together::Neither(fault) => Err(fault),
+        }
+    }
+
+    /// The newborns of a directory that wait for their names, whose inodes are on the ring, and `one` besides.
+    fn waiting_names(&self, directory: &InodeKey, one: Option<u64>) -> Vec<Waiting> {
+        let table = self.table();
+        let stored = table.newborns_of(directory).into_iter().filter_map(|(name, number)| {
+            let node = table.node(number).ok()?;
+            let is_stored = node.birthplace.as_ref()?.is_stored || Some(number) == one;
+            is_stored.then_some((number, node.key, name))
+        });
+        stored.collect()
+    }
+
+    /// Gives newborns their names in a directory.
+    fn naming(&self, waiting: &[Waiting]) -> impl FnMut(&mut Inode, Dot) -> Result<(), Errno> {
         let (now, time_ms) = (self.now(), self.env.unix_ms());
-        let added = self.inodes.update(directory, Base::Newest, |inode, dot| {
-            for (_, key, name) in &waiting {
+        move |inode, dot| {
+            for (_, key, name) in waiting {
                 let is_there = |found: &Vec<inode::Entry>| found.iter().any(|e| e.inode == *key);
                 if !named(inode, name)?.as_ref().is_some_and(is_there) {
                     let entry =
@@ -229,9 +278,13 @@ impl Shared {
             }
             modified(inode, now);
             Ok(())
-        });
-        match added.await {
-            Ok(_) => {
+        }
+    }
+
+    /// Notes what became of names.
+    fn note_named(&self, waiting: Vec<Waiting>, named: Result<(), Fault>) -> Result<(), Fault> {
+        match named {
+            Ok(()) => {
                 let mut table = self.table();
                 waiting.iter().for_each(|(number, ..)| table.name(*number));
                 Ok(())

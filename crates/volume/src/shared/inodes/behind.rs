@@ -70,7 +70,9 @@ impl Inodes {
             let put = match &version {
                 Some(version) => {
                     let (inode, base) = ((key, state), Base::Version(version));
-                    self.write_in_turn(inode, base, false, |_, _| Ok(((), false))).await.map(drop)
+                    self.write_in_turn(inode, (base, None), false, |_, _| Ok(((), false)))
+                        .await
+                        .map(drop)
                 }
                 None => Err(Errno::ESTALE.into()),
             };

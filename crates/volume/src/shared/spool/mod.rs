@@ -42,7 +42,7 @@ use atoll_dht::{
 };
 use atoll_env::{BoxFuture, Env, Instant, timeout};
 use atoll_key::kinds::certified::{CertifiedBlock, Release};
-use atoll_key::{BlockHash, BlockId, SignedBlock, UserId, VolumeId};
+use atoll_key::{BlockHash, BlockId, Key, SignedBlock, UserId, VolumeId};
 use futures_channel::oneshot;
 
 use self::disk::{Disk, KeepError};
@@ -105,6 +105,13 @@ struct State {
     reached: Option<Instant>,
     /// Inodes that the ring does not take, and why.
     refused: BTreeMap<InodeKey, String>,
+}
+
+/// Whether the order counts in which blocks are put.
+#[derive(Clone, Copy)]
+enum Order {
+    Any,
+    AsGiven,
 }
 
 impl Spool {
@@ -228,7 +235,7 @@ impl SpooledBlocks {
     /// Puts a version that waits.
     pub(super) async fn send(&self, block: &CertifiedBlock) -> Result<(), PutError> {
         let new = NewBlock { id: block.id(), bytes: block.bytes().clone(), lease_secs: None };
-        let sent = self.inner.put_to_ring(vec![new]).await.pop();
+        let sent = self.inner.put_to_ring(vec![new], Order::Any).await.pop();
         let sent = sent.unwrap_or_else(|| Err(PutError::Unavailable("no outcome".into())));
         match (sent, &self.inner.spool) {
             (Ok(()), Some(spool)) => {
@@ -271,7 +278,7 @@ impl SpooledBlocks {
                 let id = hash.inode_content_id();
                 blocks.extend(content.map(|bytes| NewBlock { id, bytes, lease_secs: None }));
             }
-            let outcomes = self.inner.put_to_ring(blocks).await;
+            let outcomes = self.inner.put_to_ring(blocks, Order::Any).await;
             outcomes.into_iter().collect::<Result<(), _>>()?;
             spool.disk.note_sent(&hashes);
         }
@@ -327,9 +334,12 @@ impl SpooledBlocks {
 
 impl Inner {
     /// Puts blocks on the ring; within a limit, unless there is no spool.
-    async fn put_to_ring(&self, blocks: Vec<NewBlock>) -> Vec<Result<(), PutError>> {
+    async fn put_to_ring(&self, blocks: Vec<NewBlock>, order: Order) -> Vec<Result<(), PutError>> {
         let count = blocks.len();
-        let put = self.ring.put_blocks(blocks);
+        let put = match order {
+            Order::Any => self.ring.put_blocks(blocks),
+            Order::AsGiven => self.ring.put_in_order(blocks),
+        };
         if self.spool.is_none() {
             return put.await;
         }
@@ -341,14 +351,18 @@ impl Inner {
     }
 
     /// Puts blocks on the ring, or in the spool those that it cannot be reached for.
-    async fn put(self: Arc<Self>, blocks: Vec<NewBlock>) -> Vec<Result<(), PutError>> {
-        let Some(spool) = &self.spool else { return self.put_to_ring(blocks).await };
+    async fn put(
+        self: Arc<Self>,
+        blocks: Vec<NewBlock>,
+        order: Order,
+    ) -> Vec<Result<(), PutError>> {
+        let Some(spool) = &self.spool else { return self.put_to_ring(blocks, order).await };
         if spool.keeps_any(&blocks)
             && let Some(kept) = self.keep(blocks.clone(), None).await
         {
             return kept;
         }
-        let mut outcomes = self.put_to_ring(blocks.clone()).await;
+        let mut outcomes = self.put_to_ring(blocks.clone(), order).await;
         let missed: Vec<usize> = (0..outcomes.len())
             .filter(|at| matches!(outcomes[*at], Err(PutError::Unavailable(_))))
             .collect();
@@ -518,7 +532,14 @@ impl Blocks for SpooledBlocks {
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         match &self.inner.spool {
             None => self.inner.ring.put_blocks(blocks),
-            Some(_) => Box::pin(self.inner.clone().put(blocks)),
+            Some(_) => Box::pin(self.inner.clone().put(blocks, Order::Any)),
+        }
+    }
+
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        match &self.inner.spool {
+            None => self.inner.ring.put_in_order(blocks),
+            Some(_) => Box::pin(self.inner.clone().put(blocks, Order::AsGiven)),
         }
     }
 
@@ -533,8 +554,8 @@ impl Blocks for SpooledBlocks {
         self.inner.ring.release_blocks(release)
     }
 
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
-        self.inner.ring.prepare(ids)
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
+        self.inner.ring.same_set_until(key)
     }
 
     fn watch(

@@ -71,6 +71,10 @@ impl Blocks for Interrupted {
         self.blocks.put_blocks(blocks)
     }
 
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.put_blocks(blocks)
+    }
+
     fn renew_blocks(
         &self,
         renewal: LeaseRenewal,

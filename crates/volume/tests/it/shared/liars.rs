@@ -88,7 +88,7 @@ impl Service for Liar {
                 }
                 (Lie::Silent, None) if request.method == rpc::PUT => {
                     let mut said: PutReply = rpc::from_header(&reply.header).expect("honest");
-                    if let Some(promises) = &mut said.promises {
+                    for promises in &mut said.promises.0 {
                         promises.holders = Vec::new().into();
                     }
                     reply.header = rpc::to_header(&said);

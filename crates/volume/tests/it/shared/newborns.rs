@@ -9,7 +9,7 @@ use atoll_dht::{
     NewBlock, PutError, Renewed, Wanted,
 };
 use atoll_env::BoxFuture;
-use atoll_key::{BlockId, Key};
+use atoll_key::{BlockId, Key, KeyRange};
 use atoll_vfs::{
     Caller, Entry, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, Opened, RenameFlags, Writer,
 };
@@ -31,11 +31,17 @@ struct Counted {
     removed: Arc<AtomicUsize>,
     /// The replicas of this block do not answer.
     absent: Arc<Mutex<Option<Key>>>,
-    /// Where these go was looked up ahead, in their order.
-    prepared: Arc<Mutex<Vec<Key>>>,
+    /// How many calls put a few in their order.
+    together: Arc<AtomicUsize>,
+    /// The last of the keys that have one replica set with any other.
+    until: Arc<Mutex<Option<Key>>>,
 }
 
 impl Counted {
+    fn arc(self) -> Arc<dyn Blocks> {
+        Arc::new(self)
+    }
+
     fn take(&self) -> Vec<Key> {
         std::mem::take(&mut *self.put.lock().expect("unpoisoned"))
     }
@@ -71,6 +77,11 @@ impl Blocks for Counted {
         })
     }
 
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.together.fetch_add(1, Ordering::Relaxed);
+        self.put_blocks(blocks)
+    }
+
     fn renew_blocks(
         &self,
         renewal: LeaseRenewal,
@@ -78,9 +89,9 @@ impl Blocks for Counted {
         self.blocks.renew_blocks(renewal)
     }
 
-    fn prepare(&self, ids: Vec<BlockId>) -> BoxFuture<'static, ()> {
-        self.prepared.lock().expect("unpoisoned").extend(ids.iter().map(|id| id.key));
-        Box::pin(async {})
+    fn same_set_until(&self, _: Key) -> BoxFuture<'static, Option<Key>> {
+        let until = *self.until.lock().expect("unpoisoned");
+        Box::pin(async move { until })
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
@@ -164,25 +175,35 @@ async fn names(fs: &SharedFs) -> Vec<String> {
     names
 }
 
-/// In a large network a lookup takes as long as both writes that a new file costs.
+/// D2 §1: "related blocks on few nodes". The inode and the name go there in one put.
 #[tokio::test]
-async fn where_the_next_files_go_is_looked_up_ahead() {
+async fn a_new_file_lies_near_its_directory_and_is_put_with_its_name() {
     let (counted, one, _) = two_mounts().await;
-    for n in 0..40 {
-        made(&one, ROOT, &format!("file{n}"), "contents").await;
-        // The lookups.
-        tokio::task::yield_now().await;
+    one.mkdir(me(), ROOT, b"directory", 0o755).await.expect("makes");
+    let directory = one.lookup(me(), ROOT, b"directory").await.expect("is there").attr.inode;
+    // What the directory's key is shows with the first file, which may lie anywhere.
+    counted.take();
+    made(&one, directory, "first", "contents").await;
+    let key = counted.take()[1];
+    let hundredth = Key::MAX.half().half().half().half().half().half().half();
+    let near = KeyRange::new(key.previous(), key.wrapping_add(&hundredth));
+    *counted.until.lock().expect("unpoisoned") = Some(near.upto);
+    let (_, two) = (one.end().await, mounted(&env(), &counted.clone().arc(), 2).await);
+    let before = counted.together.load(Ordering::Relaxed);
+    let directory = two.lookup(me(), ROOT, b"directory").await.expect("is there").attr.inode;
+    for n in 0..20 {
+        made(&two, directory, &format!("file{n}"), "contents").await;
+        let put = counted.take();
+        assert_eq!((put.len(), put[1]), (2, key), "the inode, then its directory");
+        assert!(near.contains(&put[0]), "file {n} lies at {:?}", put[0]);
     }
+    assert_eq!(counted.together.load(Ordering::Relaxed) - before, 20);
+    two.symlink(me(), directory, b"link", b"target").await.expect("makes");
+    assert!(near.contains(&counted.take()[0]), "so does a symbolic link");
+    two.mkdir(me(), directory, b"below", 0o755).await.expect("makes");
+    two.mkdir(me(), directory, b"beside", 0o755).await.expect("makes");
     let put = counted.take();
-    let inodes: Vec<Key> = put.iter().step_by(2).copied().collect();
-    let prepared = counted.prepared.lock().expect("unpoisoned").clone();
-    assert_eq!(inodes.len(), 40);
-    assert_eq!(
-        inodes[1..],
-        prepared[..39],
-        "all but the first, in the order in which they were drawn"
-    );
-    assert!((39..=47).contains(&prepared.len()), "{} were looked up", prepared.len());
+    assert!(!near.contains(&put[0]) || !near.contains(&put[2]), "directories lie anywhere");
 }
 
 #[tokio::test]

@@ -103,6 +103,10 @@ impl Blocks for Node {
         })
     }
 
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.put_blocks(blocks)
+    }
+
     fn renew_blocks(
         &self,
         renewal: LeaseRenewal,

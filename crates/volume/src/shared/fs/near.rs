@@ -1,0 +1,89 @@
+//! Numbers of new inodes that lie near their directories: on the same nodes (D2 §1: related blocks on few nodes).
+//!
+//! An inode's place on the ring follows from its number. So a mount tries numbers until the inode has the replica set
+//! of its directory. Nothing is looked up for such an inode, and it is put together with its name, in one round trip
+//! instead of two and a lookup.
+//!
+//! Directories lie anywhere, and so do files of a directory with more than [`MAX_NEAR`] names: a volume uses all
+//! nodes' disks, and no directory more than some 64 MiB of a set's for its small files. (The content of larger files
+//! lies anywhere, too.)
+//!
+//! **Not promised:** that the place of an inode is random. Whoever makes a file has a choice of numbers in any case, and
+//! thereby of the nodes that hold it; each node bounds what a user may keep on it.
+//!
+//! It does not know what is put.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::{GroupId, Key, KeyRange};
+
+use super::{Shared, Version};
+use crate::shared::inode::{Contents, InodeKey};
+
+/// Files of larger directories lie anywhere. A guess.
+const MAX_NEAR: usize = 4096;
+/// Numbers that are tried. A directory's key and its root have half of a node's share of the ring between them in the mean:
+/// 30,000 nodes take some 60,000 numbers.
+const MAX_TRIED: u64 = 1 << 18;
+/// How long it is believed which keys have a directory's replica set. A guess: less than a node remembers a set for.
+const KEPT: Duration = Duration::from_secs(30);
+/// Directories of which that is remembered. A guess: those that files are made in at one time.
+const MAX_DIRECTORIES: usize = 64;
+
+/// Which keys have the replica sets of directories.
+#[derive(Default)]
+pub(super) struct NearKeys {
+    /// The last key, if it is known, and since when.
+    until: Mutex<BTreeMap<InodeKey, (Option<Key>, Instant)>>,
+}
+
+impl Shared {
+    /// The number of a file's inode that is to be made in a directory, which `groups` may write.
+    pub(super) async fn number_near(
+        &self,
+        directory: InodeKey,
+        version: &Version,
+        groups: &[GroupId],
+    ) -> [u8; 16] {
+        let names = match &version.inode().contents {
+            Contents::Directory(entries) => entries.len(),
+            _ => 0,
+        };
+        let first = u128::from_be_bytes(self.random_number());
+        if names >= MAX_NEAR {
+            return first.to_be_bytes();
+        }
+        let Some(until) = self.same_set_until(directory).await else {
+            return first.to_be_bytes();
+        };
+        let near = KeyRange::new(directory.key().previous(), until);
+        let is_near = |number: &[u8; 16]| {
+            self.inodes.block_of(groups, *number).is_some_and(|id| near.contains(&id.key))
+        };
+        let numbers = (0..MAX_TRIED).map(|n| first.wrapping_add(n.into()).to_be_bytes());
+        numbers.into_iter().find(is_near).unwrap_or(first.to_be_bytes())
+    }
+
+    async fn same_set_until(&self, directory: InodeKey) -> Option<Key> {
+        let now = self.env.now();
+        if let Some((until, at)) = self.near_keys().get(&directory)
+            && now.since(*at) < KEPT
+        {
+            return *until;
+        }
+        let until = self.blocks.same_set_until(directory.key()).await;
+        let mut near = self.near_keys();
+        near.retain(|_, (_, at)| now.since(*at) < KEPT);
+        if near.len() < MAX_DIRECTORIES {
+            near.insert(directory, (until, now));
+        }
+        until
+    }
+
+    fn near_keys(&self) -> std::sync::MutexGuard<'_, BTreeMap<InodeKey, (Option<Key>, Instant)>> {
+        self.near.until.lock().expect("no holder of this lock panics")
+    }
+}
