@@ -387,6 +387,7 @@ impl Inodes {
             return Err(Fault::new(Errno::EIO, "a directory names an inode of another volume"));
         }
         self.reading.prepare(&block).await;
+        self.credentials.saw(block.groups());
         Ok(self.learn(state, &block, began).await?.ok_or(Errno::ESTALE)?)
     }
 

@@ -1,6 +1,6 @@
 //! What a user may write: the certificates that were found so far.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
@@ -22,12 +22,17 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// does not wait for long, and a program that tries again and again does not ask each time. A guess.
 const LOOK_AGAIN_WITHOUT: Duration = Duration::from_secs(2);
 
+/// Sets of groups whose certificates are looked for ahead. A guess: more than a volume has.
+const MAX_UNKNOWN: usize = 64;
+
 /// A user's key and certificates. Calls may run at the same time.
 pub struct Credentials {
     env: Env,
     blocks: Arc<dyn Blocks>,
     user: Option<SecretKey>,
     looks: Mutex<BTreeMap<GroupId, Look>>,
+    /// Sets of groups that may write what was read, of whose certificates nothing is known yet.
+    unknown: Mutex<BTreeSet<Vec<GroupId>>>,
 }
 
 /// What the last look at a group's record gave.
@@ -96,7 +101,7 @@ fn date(secs: u64) -> impl fmt::Display {
 impl Credentials {
     /// Those of a user, of whom nothing is known yet.
     pub fn new(env: Env, blocks: Arc<dyn Blocks>, user: Option<SecretKey>) -> Credentials {
-        Credentials { env, blocks, user, looks: Mutex::default() }
+        Credentials { env, blocks, user, looks: Mutex::default(), unknown: Mutex::default() }
     }
 
     /// The user, if there is a key.
@@ -141,6 +146,26 @@ impl Credentials {
         let mut looks = self.lock();
         for group in groups {
             looks.remove(group);
+        }
+    }
+
+    /// Something was read that members of `groups` may write: the user may want to, when their records cannot be read.
+    pub fn saw(&self, groups: &[GroupId]) {
+        let is_known = groups.iter().any(|group| self.lock().contains_key(group));
+        let mut unknown = self.unknown.lock().expect("no holder of this lock panics");
+        if self.user.is_some() && !is_known && unknown.len() < MAX_UNKNOWN {
+            unknown.insert(groups.to_vec());
+        }
+    }
+
+    /// Looks for the certificates of groups that [`Credentials::saw`] has been told of.
+    pub async fn look_ahead(&self) {
+        let unknown = self.unknown.lock().expect("no holder of this lock panics").clone();
+        for groups in unknown {
+            let found = self.check(&groups).await;
+            if !matches!(found, Err(NotAllowed::Unknown { .. })) {
+                self.unknown.lock().expect("no holder of this lock panics").remove(&groups);
+            }
         }
     }
 

@@ -270,7 +270,8 @@ impl Shared {
             None => Ok(()),
             Some(Fault { errno, why, .. }) => {
                 let files = self.table().changed(abandoned).len();
-                Err(EndError { files, why: why.unwrap_or_else(|| errno.to_string()) })
+                let is_for_room = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
+                Err(EndError { files, why: why.unwrap_or_else(|| errno.to_string()), is_for_room })
             }
         }
     }

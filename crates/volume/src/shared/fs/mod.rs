@@ -72,6 +72,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often what could not be written when its file was closed is tried again. Guess.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
+/// What the ring has no room for is tried again after so many times that. A guess.
+const MOST_ROUNDS_BETWEEN: u64 = 24;
 
 /// The attribute of the root directory that says whether the mount works, and why not.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
@@ -141,6 +143,8 @@ pub struct EndError {
     pub files: usize,
     /// What was said of the last one.
     pub why: String,
+    /// Whether it was that there is no room.
+    pub is_for_room: bool,
 }
 
 /// See the module. Cheap to clone.
@@ -346,6 +350,7 @@ impl SharedFs {
         removed.map_err(|Fault { errno, why, .. }| EndError {
             files: shared.inodes.behind().len(),
             why: why.unwrap_or_else(|| errno.to_string()),
+            is_for_room: matches!(errno, Errno::ENOSPC | Errno::EDQUOT),
         })
     }
 
@@ -375,9 +380,12 @@ impl Present {
     }
 }
 
-/// Brings files to the ring that could not be written when they were closed, until the mount ends.
+/// Brings files to the ring that could not be written when they were closed, until the mount ends. While it has no
+/// room it is tried less and less often: each time costs the line of all that waits.
 async fn retry(shared: Weak<Shared>) {
+    let (mut round, mut rounds_between, mut publish_at) = (0u64, 1, 0);
     loop {
+        round += 1;
         let Some(env) = shared.upgrade().map(|shared| shared.env.clone()) else { return };
         sleep(&*env, RETRY_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
@@ -390,8 +398,18 @@ async fn retry(shared: Weak<Shared>) {
         shared.name_old_newborns().await;
         shared.finish_removals().await;
         shared.check_written().await;
+        shared.inodes.credentials.look_ahead().await;
+        if round < publish_at {
+            continue;
+        }
         // What failed is told by the status.
-        let _ = shared.publish_all(true).await;
+        match shared.publish_all(true).await {
+            Err(error) if error.is_for_room => {
+                rounds_between = (2 * rounds_between).min(MOST_ROUNDS_BETWEEN);
+            }
+            _ => rounds_between = 1,
+        }
+        publish_at = round + rounds_between;
     }
 }
 

@@ -43,6 +43,9 @@ pub(super) struct Node {
     is_stopped: AtomicBool,
     /// It stops after so many more puts.
     puts_left: AtomicU64,
+    /// Whether it takes nothing, and what it has refused.
+    is_full: AtomicBool,
+    refused_bytes: AtomicU64,
 }
 
 impl Node {
@@ -94,6 +97,11 @@ impl Blocks for Node {
             _ => self.puts_left.store(left - 1, Ordering::Relaxed),
         }
         let (is_there, count) = (self.is_there(), blocks.len());
+        if self.is_full.load(Ordering::Relaxed) {
+            let bytes: usize = blocks.iter().map(|block| block.bytes.len()).sum();
+            self.refused_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            return Box::pin(async move { vec![Err(PutError::Full("all are".into())); count] });
+        }
         let put = self.ring.put_blocks(blocks);
         Box::pin(async move {
             match is_there.await {
@@ -150,6 +158,8 @@ impl Machine {
             ring: ring.members[member].dht.clone(),
             is_stopped: AtomicBool::new(false),
             puts_left: AtomicU64::new(u64::MAX),
+            is_full: AtomicBool::new(false),
+            refused_bytes: AtomicU64::new(0),
         });
         Machine { env, node, disk: MemorySpool::default(), user, options }
     }
@@ -581,6 +591,50 @@ fn an_inode_reaches_the_ring_before_its_names() {
         let there = all.run(tree(&all.others[0], ROOT, String::new()));
         assert_eq!(there.len(), 4, "after {puts}: {there:?}");
     }
+}
+
+/// A certificate is not looked for only when it is needed.
+#[test]
+fn what_was_only_read_can_be_written_without_the_ring() {
+    let all = Setting::new(9380);
+    let fs = all.mounted();
+    all.run(write(&all.others[0], ROOT, "f", "old")).expect("is written");
+    let env = all.ring.sim.env(all.ring.members[6].host);
+    let blocks: Arc<dyn Blocks> = all.ring.members[6].dht.clone();
+    all.run(async {
+        let begun = groups::begin_epoch(&env, &blocks, &volume(), user(4).user_id()).await;
+        let (_, record) = begun.expect("begins");
+        let group = |epoch| volume_group(&volume(), epoch).group_id();
+        rebind_all(&all, group(0), group(record.group_epoch)).await;
+    });
+    assert_eq!(all.run(read(&fs, ROOT, "f")).expect("reads"), "old");
+    all.wait(Duration::from_secs(20));
+    all.machine.node.stop();
+    all.run(write(&fs, ROOT, "f", "new")).expect("is spooled");
+    all.run(write(&fs, ROOT, "g", "new")).expect("is spooled");
+    all.reconnect();
+    assert_eq!(all.run(read(&all.others[0], ROOT, "f")).expect("reads"), "new");
+}
+
+/// The line has other uses than to carry again and again what there is no room for.
+#[test]
+fn what_a_full_ring_refuses_is_sent_again_less_and_less_often() {
+    let all = Setting::new(9390);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "f", "old")).expect("is written");
+    let node = &all.machine.node;
+    node.is_full.store(true, Ordering::Relaxed);
+    assert_eq!(all.run(write(&fs, ROOT, "f", large(20))).err(), Some(Errno::ENOSPC));
+    let sent = || node.refused_bytes.load(Ordering::Relaxed);
+    all.wait(MINUTE * 5);
+    let before = sent();
+    all.wait(MINUTE * 10);
+    let each = large(20).len() as u64;
+    assert!(sent() > before, "it is tried again");
+    assert!(sent() - before <= 6 * each, "{} bytes of a file of {each}", sent() - before);
+    node.is_full.store(false, Ordering::Relaxed);
+    all.wait(MINUTE * 3);
+    assert_eq!(all.run(read(&all.others[0], ROOT, "f")).expect("reads"), large(20));
 }
 
 async fn rebind_all(all: &Setting, from: GroupId, to: GroupId) {
