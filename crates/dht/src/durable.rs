@@ -13,8 +13,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, Env};
 use atoll_store::{BlockStore, MemoryStore};
+
+use crate::journal::{Journal, MemoryJournal};
 
 /// The largest record, bytes. A guess with room: the largest in use has some tens of KiB.
 pub const MAX_RECORD_BYTES: usize = 4 << 20;
@@ -36,6 +38,10 @@ pub trait DurableState: Send + Sync + 'static {
     /// block for this one, or for which node this one keeps it (`holdings::pointers`). It must
     /// have room while the store of blocks has none.
     fn pointers(&self) -> Arc<dyn BlockStore>;
+
+    /// What survives the death of the process but need not survive that of the machine. Where there is no
+    /// machine, its clock is that of `env`. Called once in the life of a node.
+    fn journal(&self, env: &Env) -> Arc<dyn Journal>;
 }
 
 /// Records in memory: for simulated nodes, whose tests hand it from one incarnation of a node
@@ -44,6 +50,7 @@ pub trait DurableState: Send + Sync + 'static {
 pub struct MemoryState {
     records: Mutex<BTreeMap<&'static str, Vec<u8>>>,
     pointers: Arc<MemoryStore>,
+    journal: MemoryJournal,
 }
 
 /// What the pointers of a simulated node may take, bytes.
@@ -52,7 +59,14 @@ const POINTER_BYTES: u64 = 1 << 30;
 impl Default for MemoryState {
     fn default() -> MemoryState {
         let pointers = Arc::new(MemoryStore::new(POINTER_BYTES));
-        MemoryState { records: Mutex::default(), pointers }
+        MemoryState { records: Mutex::default(), pointers, journal: MemoryJournal::default() }
+    }
+}
+
+impl MemoryState {
+    /// Forgets what a machine forgets that crashes.
+    pub fn crash_machine(&self) {
+        self.journal.lose();
     }
 }
 
@@ -68,5 +82,9 @@ impl DurableState for MemoryState {
 
     fn pointers(&self) -> Arc<dyn BlockStore> {
         self.pointers.clone()
+    }
+
+    fn journal(&self, env: &Env) -> Arc<dyn Journal> {
+        self.journal.with_clock(env)
     }
 }

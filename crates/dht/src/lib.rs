@@ -45,6 +45,7 @@ mod diversion;
 pub mod durable;
 mod expected_replicas;
 mod holdings;
+pub mod journal;
 mod lease_clock;
 mod lease_upkeep;
 pub mod locks;

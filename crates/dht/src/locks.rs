@@ -2,7 +2,7 @@
 //! at the same time.
 //!
 //! A lock is named by a key that its users agree on, and kept by the replica set of that key, in
-//! memory (`holdings::lock_leases`, `client::lock_leases`). The first 32 bytes of the key are the
+//! memory and in a journal (`holdings::lock_leases`, `holdings::lease_journal`, `client::lock_leases`). The first 32 bytes of the key are the
 //! hash of a block: the lock is kept by the nodes that hold the block, which its users have found
 //! already ([`place`]). A holder has it for
 //! [`LOCK_LEASE`] and renews it while it needs it: a lock whose holder has died, or is cut off,
@@ -14,7 +14,7 @@
 //! |---|---|
 //! | a replica keeps a lease for [`LOCK_LEASE`] | from when it granted it |
 //! | a holder relies on it for [`LOCK_HOLD`], one second less | from before it asked |
-//! | a replica's grant counts when the replica has been in the replica set for [`SETTLE`] | by the root's record |
+//! | a replica's grant counts when the replica has been in the replica set for [`SETTLE`], until it was away from it for as long | by the root's record |
 //!
 //! It does not know files, nor what a lock protects.
 
@@ -33,7 +33,8 @@ pub const LOCK_HOLD: Duration = Duration::from_secs(14);
 /// How often a holder renews a lease: a renewal that fails can be made again once.
 pub const LOCK_RENEW_EVERY: Duration = Duration::from_secs(5);
 
-/// How long a node must have belonged to a key's replica set before its grants count. Longer than
+/// How long a node must have belonged to a key's replica set before its grants count, and be away from it
+/// before those of another one count instead. Longer than
 /// [`LOCK_LEASE`], so that what nodes granted which belonged to it before has ended; the ten
 /// seconds are those in which the former ones notice that they do not belong to it any more. A
 /// guess: overlays notice a failure in some five seconds.
@@ -126,8 +127,8 @@ pub enum LockRefusal {
     #[error("another holder has the lock")]
     #[n(0)]
     Held,
-    /// Too many members of the replica set do not answer, or are new to it: the lock can be had
-    /// [`SETTLE`] after others have taken their places.
+    /// Too many members of the replica set do not answer, or are new to it: the lock can be had when
+    /// they are back, or [`SETTLE`] after others have taken their places.
     #[error("the nodes that keep the lock do not answer, or have changed a moment ago")]
     #[n(1)]
     Settling,

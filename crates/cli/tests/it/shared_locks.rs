@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::processes::{Ring, can_mount, until};
 
@@ -88,4 +89,33 @@ fn two_mounts_commit_to_one_repository() {
         let all = "ann.1\nann.2\nann.3\nann.4\nben.1\nben.2\nben.3\nben.4\n";
         assert_eq!(files, all);
     }
+}
+
+/// Nodes are killed and started again, each sooner than a root is believed that is new to its keys: what needs
+/// locks goes on, because a node knows what it has granted before.
+#[test]
+fn files_are_made_exclusively_while_one_node_after_the_other_is_killed_and_started_again() {
+    if !can_mount(
+        "files_are_made_exclusively_while_one_node_after_the_other_is_killed_and_started_again",
+    ) {
+        return;
+    }
+    let (mut ring, mounts) = two_mounts();
+    ends_well(script(&mounts[0], "set -C; echo > lock"));
+    until("the other sees it", || mounts[1].join("lock").exists());
+    let makes = |who: &str| {
+        format!("set -C; for n in $(seq 12); do echo $n > {who}.$n; flock lock true; sleep 1; done")
+    };
+    let mut programs = [script(&mounts[0], &makes("ann")), script(&mounts[1], &makes("ben"))];
+    let mut kills = 0;
+    while programs.iter_mut().any(|program| program.try_wait().expect("ours").is_none()) {
+        assert!(kills < 15, "the programs do not get on");
+        let node = &mut ring.nodes[kills % 3];
+        node.kill();
+        node.restart();
+        kills += 1;
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    assert!(kills > 1, "nothing was tried");
+    programs.into_iter().for_each(|program| drop(ends_well(program)));
 }

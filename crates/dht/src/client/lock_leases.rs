@@ -1,19 +1,22 @@
 //! Asking the replica set of a lock for it.
 //!
 //! All members are asked at once. A lock is the caller's when a majority of the set as large as it
-//! should be has granted it, and each of these nodes has belonged to the set for long, by the word of
+//! should be has granted it, and each of these nodes is a voter of the set, by the word of
 //! the root (`holdings::set_history`): so what other holders were granted has ended, or one of these
 //! nodes knows of it. A root that does not answer grants nothing.
 //!
-//! A renewal asks for less, because a member that notes a holder's lease excludes others whether or
-//! not it is new: a majority of the present set.
+//! A renewal needs a majority of the voters too, or a majority that others ask afterwards might
+//! not know of it. If the root does not answer, or is too new to know its voters, those count whom a root has
+//! named before: another root names others only after those of before have been away for long. So a lease
+//! outlives the nodes that granted it, if they go one after another.
 //!
 //! What was granted in vain is given back at once, so that of two callers which each got a part of
 //! the set, one may be served when both ask again.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use atoll_env::BoxFuture;
+use atoll_key::{Key, PeerId};
 use atoll_net::CallError;
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
@@ -21,9 +24,28 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Client;
 use super::known_sets::KnownSets;
+use super::recent::Recent;
 use crate::locks::{LockGrant, LockLease, LockRefusal, LockStep, place};
 use crate::placement::{set_tag, size_of};
 use crate::rpc::{Lock, LockReply, LockStatus, is_majority};
+
+/// Replica sets whose voters are remembered. A guess: as many as there are known sets.
+const MAX_VOTERS: usize = 4096;
+
+/// The voters that roots have named last, by [`place`].
+#[derive(Debug, Default)]
+pub(super) struct KnownVoters(Mutex<Recent<Vec<PeerId>, MAX_VOTERS>>);
+
+impl KnownVoters {
+    fn of(&self, place: &Key) -> Vec<PeerId> {
+        let voters = self.0.lock().expect("no holder of this lock panics");
+        voters.get(place).cloned().unwrap_or_default()
+    }
+
+    fn note(&self, place: Key, voters: Vec<PeerId>) {
+        self.0.lock().expect("no holder of this lock panics").note(place, voters);
+    }
+}
 
 /// Does what is asked, at the replica set.
 pub(crate) async fn ask(client: &Arc<Client>, ask: LockLease) -> Result<LockGrant, LockRefusal> {
@@ -43,7 +65,8 @@ async fn ask_set(
     ask: LockLease,
     anew: bool,
 ) -> Result<LockGrant, LockRefusal> {
-    let named = KnownSets::find(client, &place(&ask.key), anew).await;
+    let place = place(&ask.key);
+    let named = KnownSets::find(client, &place, anew).await;
     let named = named.map_err(|error| LockRefusal::NoMajority(error.to_string()))?;
     let set = distinct_peers(&named.nodes, client.config.replicas);
     let wanted = u32::try_from(size_of(client, &set)).expect("k is small");
@@ -55,9 +78,23 @@ async fn ask_set(
             (at, called.map(|(reply, _)| reply))
         }));
     }
-    let mut said = Said { step: ask.step, tag: set_tag(&set), wanted, of: vec![None; set.len()] };
+    let voters = Voters { client: client.clone(), place, set: set.clone(), tag: set_tag(&set) };
+    let mut said = Said {
+        step: ask.step,
+        tag: set_tag(&set),
+        wanted,
+        voters: if ask.step == LockStep::Renew {
+            client.known_voters.of(&place)
+        } else {
+            Vec::new()
+        },
+        of: vec![None; set.len()],
+    };
     let mut outcome = None;
     while let Some((at, answer)) = calls.next().await {
+        if let Some(named) = voters.of_answer(at, &answer) {
+            said.voters = named;
+        }
         said.of[at] = Some(answer);
         outcome = said.outcome(false, &set);
         if outcome.is_some() {
@@ -65,7 +102,11 @@ async fn ask_set(
         }
     }
     // The others hear of it all the same.
-    client.background.run(&client.env, async move { while calls.next().await.is_some() {} });
+    client.background.run(&client.env, async move {
+        while let Some((at, answer)) = calls.next().await {
+            voters.of_answer(at, &answer);
+        }
+    });
     let outcome = outcome.or_else(|| said.outcome(true, &set)).expect("all have answered");
     if outcome.is_err()
         && let Some((step, mode)) = ask.step.undone()
@@ -82,6 +123,29 @@ async fn ask_set(
     outcome
 }
 
+/// The voters that the root of a set names in its answer.
+struct Voters {
+    client: Arc<Client>,
+    place: Key,
+    set: Vec<Node>,
+    tag: u64,
+}
+
+impl Voters {
+    /// Notes those that the answer of a member names, if it is the root and knows any.
+    fn of_answer(&self, at: usize, answer: &Result<LockReply, CallError>) -> Option<Vec<PeerId>> {
+        let reply = answer.as_ref().ok()?;
+        if at != 0 || reply.set != Some(self.tag) || reply.settled == 0 {
+            return None;
+        }
+        let votes = |(at, _): &(usize, &Node)| *at < 64 && reply.settled >> at & 1 == 1;
+        let voters = self.set.iter().enumerate().filter(votes).map(|(_, node)| node.peer.id);
+        let voters: Vec<PeerId> = voters.collect();
+        self.client.known_voters.note(self.place, voters.clone());
+        Some(voters)
+    }
+}
+
 /// What the members of a replica set have said.
 struct Said {
     step: LockStep,
@@ -89,11 +153,21 @@ struct Said {
     tag: u64,
     /// How many members the set should have.
     wanted: u32,
+    /// Those whose grants count.
+    voters: Vec<PeerId>,
     /// Of each member, the root first.
     of: Vec<Option<Result<LockReply, CallError>>>,
 }
 
 impl Said {
+    /// What the root has said of this set.
+    fn root(&self) -> Option<&LockReply> {
+        match &self.of[0] {
+            Some(Ok(reply)) if reply.set == Some(self.tag) => Some(reply),
+            _ => None,
+        }
+    }
+
     /// Whether the holder asks for what it does not have.
     fn is_new(&self) -> bool {
         matches!(self.step, LockStep::Take | LockStep::Upgrade)
@@ -116,14 +190,14 @@ impl Said {
     /// that there are no more.
     fn outcome(&self, is_all: bool, set: &[Node]) -> Option<Result<LockGrant, LockRefusal>> {
         let granted = LockGrant { is_wanted: self.count(|_, reply| reply.is_wanted) > 0 };
-        let root = match &self.of[0] {
-            Some(Ok(reply)) if reply.set == Some(self.tag) => Some(reply),
-            _ => None,
-        };
-        let settled = root.map_or(0, |root| root.settled);
+        let root = self.root();
+        let denies = matches!(&self.of[0], Some(Ok(_))) && root.is_none();
+        if self.step == LockStep::Renew && (denies || self.of[0].is_none()) && !is_all {
+            return None;
+        }
         let counts = |at: usize, reply: &LockReply| {
-            let is_granted = reply.status == LockStatus::Granted;
-            is_granted && (!self.is_new() || at < 64 && settled >> at & 1 == 1)
+            let votes = self.step == LockStep::Release || self.voters.contains(&set[at].peer.id);
+            votes && !denies && reply.status == LockStatus::Granted
         };
         let grants = self.count(counts);
         if is_majority(grants, self.wanted) {

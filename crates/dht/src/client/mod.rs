@@ -25,6 +25,7 @@ use crate::context::layer_above;
 use crate::server::Server;
 use block_times::BlockTimes;
 use known_sets::KnownSets;
+use lock_leases::KnownVoters;
 use replica_selection::HedgeBudget;
 use seen::SeenVersions;
 
@@ -39,6 +40,8 @@ pub(crate) struct Client {
     fetch_times: BlockTimes,
     /// Of mutable blocks.
     known_sets: KnownSets,
+    /// Of the replica sets that keep locks.
+    known_voters: KnownVoters,
     /// Mutable blocks are not read below these versions.
     seen: Arc<SeenVersions>,
 }
@@ -50,6 +53,7 @@ impl Client {
             hedges: HedgeBudget::default(),
             fetch_times: BlockTimes::default(),
             known_sets: KnownSets::default(),
+            known_voters: KnownVoters::default(),
             seen: Arc::new(SeenVersions::remembered(&*server.durable)),
             server,
         }

@@ -1,7 +1,7 @@
 //! The lock leases that this replica has granted, in memory.
 //!
-//! A lease is a holder's until it gives it up, or until [`LOCK_LEASE`] after it asked last. A
-//! restart forgets all of them: a node that has run before grants nothing until those have ended.
+//! A lease is a holder's until it gives it up, or until [`LOCK_LEASE`] after it asked last. What a
+//! node's last incarnation has granted is in its journal (`super::lease_journal`).
 //!
 //! What a holder has given up is remembered for as long as a lease: the request before may be late,
 //! and would otherwise take the lock for nobody.
@@ -20,6 +20,7 @@ use std::time::Duration;
 use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 
+use super::lease_journal::LeaseRecord;
 use crate::locks::{LOCK_LEASE, LockLease, LockMode, LockStep};
 use crate::multiset::Counts;
 
@@ -86,8 +87,35 @@ impl LockLeases {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Does what a peer asks.
-    pub(crate) fn ask(&self, now: Instant, peer: PeerId, ask: &LockLease) -> Outcome {
+    /// Those that an earlier incarnation has granted.
+    pub(crate) fn remembering(now: Instant, records: &[LeaseRecord]) -> LockLeases {
+        let leases = LockLeases::default();
+        let mut state = leases.lock();
+        for record in records.iter().filter(|record| Instant(record.until) > now) {
+            let holder = (PeerId(record.peer), record.holder);
+            let lock = state.locks.entry(Key(record.key)).or_default();
+            let known = lock.leases.get(&holder).map(|lease| lease.number);
+            if known.is_some_and(|number| number >= record.number) {
+                continue;
+            }
+            // None lasts longer, whenever it was granted.
+            let until = Instant(record.until).min(now + LOCK_LEASE);
+            lock.leases.insert(holder, Lease { mode: record.mode, number: record.number, until });
+            if known.is_none() {
+                state.by_peer.add(holder.0);
+            }
+        }
+        drop(state);
+        leases
+    }
+
+    /// Does what a peer asks. What was done is to be in the journal before the peer is told.
+    pub(crate) fn ask(
+        &self,
+        now: Instant,
+        peer: PeerId,
+        ask: &LockLease,
+    ) -> (Outcome, Option<LeaseRecord>) {
         let mut state = self.lock();
         state.sweep(now);
         let holder = (peer, ask.holder);
@@ -99,7 +127,7 @@ impl LockLeases {
         lock.drop_ended(now, by_peer);
         let known = lock.leases.get(&holder);
         if known.is_some_and(|known| known.number >= ask.number) {
-            return Outcome::Held;
+            return (Outcome::Held, None);
         }
         let excludes = |(other, lease): (&Holder, &Lease)| {
             let both = lease.mode.zip(mode);
@@ -107,17 +135,25 @@ impl LockLeases {
         };
         if lock.leases.iter().any(excludes) {
             lock.wanted = Some((holder, now));
-            return Outcome::Held;
+            return (Outcome::Held, None);
         }
         if known.is_none() {
             if count >= MAX_LEASES || of_peer >= MAX_OF_PEER {
-                return Outcome::Full;
+                return (Outcome::Full, None);
             }
             by_peer.add(peer);
         }
-        let lease = Lease { mode, number: ask.number, until: now + LOCK_LEASE };
-        lock.leases.insert(holder, lease);
-        Outcome::Done { is_wanted: lock.is_wanted_by_others(holder, now) }
+        let (number, until) = (ask.number, now + LOCK_LEASE);
+        lock.leases.insert(holder, Lease { mode, number, until });
+        let record = LeaseRecord {
+            key: ask.key.0,
+            peer: peer.0,
+            holder: ask.holder,
+            number,
+            mode,
+            until: until.as_nanos(),
+        };
+        (Outcome::Done { is_wanted: lock.is_wanted_by_others(holder, now) }, Some(record))
     }
 
     /// The leases of a lock that last: whose, in which mode, and for how long; at most `most`.
@@ -197,7 +233,7 @@ mod tests {
         fn ask(&self, secs: u64, number: u64, step: LockStep, mode: LockMode) -> Outcome {
             let key = Key::hashed([1; 32]);
             let ask = LockLease { key, holder: [0; 16], number, step, mode };
-            self.0.ask(at(secs), PeerId([self.1; 32]), &ask)
+            self.0.ask(at(secs), PeerId([self.1; 32]), &ask).0
         }
 
         fn take(&self, secs: u64, number: u64, mode: LockMode) -> Outcome {
@@ -245,6 +281,40 @@ mod tests {
     }
 
     #[test]
+    fn what_was_recorded_holds_as_before_in_whichever_order_it_was_granted() {
+        let mut records = Vec::new();
+        let table = LockLeases::default();
+        let mut ask = |secs: u64, peer: u8, number: u64, step: LockStep| {
+            let (key, mode) = (Key::hashed([1; 32]), LockMode::Exclusive);
+            let ask = LockLease { key, holder: [0; 16], number, step, mode };
+            let (outcome, record) = table.ask(at(secs), PeerId([peer; 32]), &ask);
+            records.extend(record);
+            outcome
+        };
+        assert_eq!(ask(0, 1, 1, LockStep::Take), DONE);
+        assert_eq!(ask(1, 1, 2, LockStep::Release), DONE);
+        assert_eq!(ask(2, 2, 1, LockStep::Take), DONE);
+        assert_eq!(ask(9, 2, 2, LockStep::Renew), DONE);
+        for reversed in [false, true] {
+            if reversed {
+                records.reverse();
+            }
+            let again = |secs| LockLeases::remembering(at(secs), &records);
+            let [a, b] = [1, 2].map(|peer| {
+                move |table: &LockLeases, secs, number| {
+                    Asking(table, peer).take(secs, number, LockMode::Exclusive)
+                }
+            });
+            assert_eq!(a(&again(10), 10, 2), Outcome::Held, "it was given up");
+            assert_eq!(a(&again(10), 23, 3), Outcome::Held);
+            assert_eq!(a(&again(10), 24, 3), DONE, "15 s after it was renewed");
+            assert_eq!(b(&again(10), 11, 3), DONE);
+            assert_eq!(again(10).lock().by_peer.total(), 2);
+            assert_eq!(again(24).lock().by_peer.total(), 0);
+        }
+    }
+
+    #[test]
     fn one_peer_cannot_use_up_all_leases_and_ended_ones_make_room() {
         let table = LockLeases::default();
         let ask = |secs: u64, peer: u8, n: usize| {
@@ -252,7 +322,7 @@ mod tests {
             hash[..8].copy_from_slice(&n.to_be_bytes());
             let (step, mode) = (LockStep::Take, LockMode::Exclusive);
             let ask = LockLease { key: Key::hashed(hash), holder: [0; 16], number: 1, step, mode };
-            table.ask(at(secs), PeerId([peer; 32]), &ask)
+            table.ask(at(secs), PeerId([peer; 32]), &ask).0
         };
         assert!((0..MAX_OF_PEER).all(|n| ask(0, 1, n) == DONE));
         assert_eq!(ask(1, 1, MAX_OF_PEER), Outcome::Full);

@@ -3,6 +3,7 @@
 
 pub(crate) mod copies;
 mod headroom;
+pub(crate) mod lease_journal;
 pub(crate) mod lock_leases;
 pub(crate) mod pending_removals;
 pub(crate) mod pointers;
@@ -14,24 +15,25 @@ pub(crate) mod ring_watch;
 mod set_history;
 mod watches;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use atoll_env::{Instant, Notify};
+use atoll_env::Notify;
 use atoll_key::Key;
+use atoll_net::Peer;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 
 use crate::context::layer_above;
-use crate::locks::LOCK_LEASE;
 use crate::most_peers::Present;
 use crate::rpc::{Block, Rpc};
 use crate::stats::add;
 use headroom::Headroom;
+use lease_journal::{LeaseJournal, Recovered};
 use lock_leases::LockLeases;
 use pending_removals::PendingRemovals;
 use pointers::Pointers;
 use promises::Promises;
 use repair_requests::RepairRequests;
-use set_history::SetHistory;
+use set_history::{Noted, SetHistory, Surroundings};
 use watches::Watches;
 
 /// See the module.
@@ -48,28 +50,35 @@ pub(crate) struct Holdings {
     pub watches: Watches,
     pub promises: Promises,
     pub lock_leases: LockLeases,
-    /// Since when nodes belong to the replica sets of this node's keys.
+    /// Which members of the replica sets of this node's keys may grant locks.
     pub set_history: SetHistory,
-    /// When this node was started.
-    started: Instant,
+    /// What the next incarnation must know of those three; the clock by which they go.
+    pub lease_journal: LeaseJournal,
+    /// Held while the surroundings are looked at: what one task has seen is in the journal before another relies on it.
+    looking: Mutex<()>,
 }
 layer_above!(Holdings, rpc: Arc<Rpc>);
 
 impl Holdings {
     pub(crate) fn new(rpc: Arc<Rpc>) -> Holdings {
-        let promises = Promises::new(rpc.env.now(), rpc.store.usage().blocks > 0);
+        let may_have_granted = rpc.most_peers.has_run_before() || rpc.store.usage().blocks > 0;
+        let journal = rpc.durable.journal(&rpc.env);
+        let (lease_journal, recovered) = LeaseJournal::open(journal, may_have_granted);
+        let now = lease_journal.now();
+        let Recovered { leases, promises, sets, .. } = recovered;
         Holdings {
-            promises,
+            promises: Promises::remembering(now, &promises),
+            lock_leases: LockLeases::remembering(now, &leases),
+            set_history: SetHistory::remembering(sets),
+            lease_journal,
+            looking: Mutex::default(),
             pointers: Pointers::new(rpc.durable.pointers()),
-            started: rpc.env.now(),
             rpc,
             pointer_doubts: Notify::default(),
             pending: PendingRemovals::default(),
             headroom: Headroom::default(),
             requests: RepairRequests::default(),
             watches: Watches::default(),
-            lock_leases: LockLeases::default(),
-            set_history: SetHistory::default(),
         }
     }
 
@@ -95,20 +104,34 @@ impl Holdings {
         here.into_iter().chain(elsewhere).max_by_key(|info| info.version)
     }
 
-    /// Whether lock leases that an earlier run of this node has granted may not have ended.
-    pub(crate) fn may_have_granted(&self) -> bool {
-        self.most_peers.has_run_before() && self.env.now().since(self.started) < LOCK_LEASE
-    }
-
     /// Notes how this node's replica sets are now, and how many nodes there are; whether these are
     /// more than half of those there were.
     pub(crate) fn note_ring(&self) -> bool {
-        let (now, overlay) = (self.env.now(), &self.overlay);
-        let begins_ring = !self.most_peers.has_run_before();
-        let (epoch, hoods) = (overlay.epoch(), overlay.neighbourhoods());
-        self.set_history.note(now, epoch, &hoods, self.config.replicas, begins_ring);
+        let _looking = self.looking.lock().expect("no holder of this lock panics");
+        let (now, overlay) = (self.lease_journal.now(), &self.overlay);
         let own = self.transport.local().id;
-        self.most_peers.note(now, Present::of(&**overlay, own))
+        let (epoch, hoods) = (overlay.epoch(), overlay.neighbourhoods());
+        let has_majority = self.most_peers.note(self.env.now(), Present::of(&**overlay, own));
+        let surroundings = Surroundings {
+            epoch,
+            hoods: &hoods,
+            copies: self.config.replicas,
+            has_majority,
+            begins_ring: !self.most_peers.has_run_before(),
+        };
+        let noted = self.set_history.note(now, &surroundings);
+        if noted != Noted::Nowhere {
+            let changed = noted == Noted::Changed;
+            self.lease_journal.note_sets(now, changed, || self.set_history.sets());
+        }
+        has_majority
+    }
+
+    /// Promises a reader to be told of the next change of a block, if it can be; the reader may hear of it when the journal
+    /// is written.
+    pub(crate) fn promise(&self, key: Key, reader: Peer, number: u64) -> bool {
+        let record = self.promises.make(self.lease_journal.now(), key, reader, number);
+        record.map(|record| self.lease_journal.promise(record)).is_some()
     }
 
     /// A verified block as the store takes it.

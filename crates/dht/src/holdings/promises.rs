@@ -16,8 +16,8 @@
 //! - A promise is made before the replica looks at what it holds, so each change is in what the
 //!   reader gets or comes after the promise.
 //! - Promises are bounded for each block and each peer; a reader that is refused one asks the ring again.
-//! - What was promised before a restart is not known after it: for [`PROMISE_TIME`] a node that has
-//!   started with blocks says so.
+//! - What was promised before a restart is in the journal (`super::lease_journal`). A node that has lost it
+//!   says so for [`PROMISE_TIME`].
 //!
 //! It does not know whether anybody was told: a promise stays until it ends or is made anew.
 
@@ -28,7 +28,9 @@ use std::time::Duration;
 use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
+use atoll_net::header::WirePeer;
 
+use super::lease_journal::PromiseRecord;
 use crate::multiset::Counts;
 use crate::rpc::{MAX_HOLDERS, PROMISE_TIME, PromiseHolder};
 
@@ -38,11 +40,9 @@ const MAX_PROMISES: usize = 65_536;
 const MAX_OF_PEER: usize = 8_192;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Promises {
     state: Mutex<State>,
-    /// Until when promises may last that were made before this node started.
-    forgotten_until: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -82,18 +82,37 @@ impl State {
 }
 
 impl Promises {
-    /// None; a node that `has_blocks` may have made some before it started.
-    pub(crate) fn new(now: Instant, has_blocks: bool) -> Promises {
-        let forgotten_until = if has_blocks { now + PROMISE_TIME } else { now };
-        Promises { state: Mutex::default(), forgotten_until }
+    /// Those that an earlier incarnation has made.
+    pub(crate) fn remembering(now: Instant, records: &[PromiseRecord]) -> Promises {
+        let promises = Promises::default();
+        let mut state = promises.state();
+        for record in records.iter().filter(|record| Instant(record.until) > now) {
+            let WirePeer(peer) = record.peer;
+            // None lasts longer, whenever it was made.
+            let until = Instant(record.until).min(now + PROMISE_TIME);
+            let promise = Promise { peer, number: record.number, until };
+            let readers = state.made.entry(Key(record.key)).or_default();
+            if readers.insert(peer.id, promise).is_none() {
+                state.of_peer.add(peer.id);
+            }
+        }
+        drop(state);
+        promises
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Makes a promise of the reader's `number`; whether it was made.
-    pub(crate) fn make(&self, now: Instant, key: Key, peer: Peer, number: u64) -> bool {
+    /// Makes a promise of the reader's `number`, if it can be made. It is to be in the journal before the reader
+    /// is told.
+    pub(crate) fn make(
+        &self,
+        now: Instant,
+        key: Key,
+        peer: Peer,
+        number: u64,
+    ) -> Option<PromiseRecord> {
         let mut state = self.state();
         state.sweep(now);
         let state = &mut *state;
@@ -106,12 +125,14 @@ impl Promises {
                 if readers.is_empty() {
                     state.made.remove(&key);
                 }
-                return false;
+                return None;
             }
             state.of_peer.add(peer.id);
         }
-        readers.insert(peer.id, Promise { peer, number, until: now + PROMISE_TIME });
-        true
+        let until = now + PROMISE_TIME;
+        readers.insert(peer.id, Promise { peer, number, until });
+        let until = until.as_nanos();
+        Some(PromiseRecord { key: key.0, peer: WirePeer(peer), number, until })
     }
 
     /// Those to be told of a change of a block that `writer` has made.
@@ -133,11 +154,6 @@ impl Promises {
         let readers = state.made.get(key).into_iter().flatten();
         let lasting = readers.filter(|(_, promise)| promise.until > now);
         lasting.map(|(_, promise)| (promise.peer, promise.until.since(now))).collect()
-    }
-
-    /// How long promises may still last that this node does not know of.
-    pub(crate) fn forgotten(&self, now: Instant) -> Duration {
-        self.forgotten_until.since(now)
     }
 }
 
@@ -164,10 +180,10 @@ mod tests {
 
     #[test]
     fn a_writer_is_named_the_readers_whose_promises_last_but_itself() {
-        let promises = Promises::new(at(0), false);
-        assert!(promises.make(at(0), key(1), peer(1), 11));
-        assert!(promises.make(at(5), key(1), peer(2), 12));
-        assert!(promises.make(at(5), key(2), peer(3), 13));
+        let promises = Promises::default();
+        assert!(promises.make(at(0), key(1), peer(1), 11).is_some());
+        assert!(promises.make(at(5), key(1), peer(2), 12).is_some());
+        assert!(promises.make(at(5), key(2), peer(3), 13).is_some());
         assert_eq!(numbers(&promises, at(6), 9), [11, 12]);
         assert_eq!(numbers(&promises, at(6), 1), [12]);
         assert_eq!(numbers(&promises, at(15), 9), [12]);
@@ -184,27 +200,32 @@ mod tests {
 
     #[test]
     fn promises_are_bounded_and_those_that_have_ended_make_room() {
-        let promises = Promises::new(at(0), false);
+        let promises = Promises::default();
         for n in 0..MAX_HOLDERS as u8 {
-            assert!(promises.make(at(0), key(1), peer(n), 0));
+            assert!(promises.make(at(0), key(1), peer(n), 0).is_some());
         }
-        assert!(!promises.make(at(0), key(1), peer(200), 0), "too many of one block");
-        assert!(promises.make(at(0), key(1), peer(0), 1), "it has one already");
+        assert!(promises.make(at(0), key(1), peer(200), 0).is_none(), "too many of one block");
+        assert!(promises.make(at(0), key(1), peer(0), 1).is_some(), "it has one already");
         let of_one = |n: usize| {
             let key = Key::hashed(*blake3::hash(&n.to_be_bytes()).as_bytes());
-            promises.make(at(1), key, peer(201), 0)
+            promises.make(at(1), key, peer(201), 0).is_some()
         };
         assert!((0..MAX_OF_PEER).all(of_one) && !of_one(MAX_OF_PEER), "too many of one peer");
-        assert!(promises.make(at(40), key(1), peer(200), 0));
+        assert!(promises.make(at(40), key(1), peer(200), 0).is_some());
         let state = promises.state();
         assert_eq!((state.made.len(), state.of_peer.total()), (1, 1));
     }
 
     #[test]
-    fn a_node_that_starts_with_blocks_has_forgotten_what_it_promised() {
-        assert_eq!(Promises::new(at(7), false).forgotten(at(7)), Duration::ZERO);
-        let restarted = Promises::new(at(7), true);
-        assert_eq!(restarted.forgotten(at(10)), PROMISE_TIME - Duration::from_secs(3));
-        assert_eq!(restarted.forgotten(at(30)), Duration::ZERO);
+    fn what_was_recorded_is_known_until_it_has_ended() {
+        let made = Promises::default();
+        let make = |secs, reader, number| made.make(at(secs), key(1), peer(reader), number);
+        let records = [make(0, 1, 11), make(5, 2, 12), make(9, 1, 13)];
+        let records = records.map(|record| record.expect("there is room"));
+        let again = Promises::remembering(at(10), &records);
+        assert_eq!(numbers(&again, at(10), 9), [13, 12]);
+        assert_eq!(again.state().of_peer.total(), 2);
+        assert_eq!(numbers(&Promises::remembering(at(20), &records), at(20), 9), [13]);
+        assert_eq!(numbers(&Promises::remembering(at(24), &records), at(24), 9), []);
     }
 }

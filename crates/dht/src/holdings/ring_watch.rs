@@ -1,9 +1,17 @@
 //! Noting each change of this node's surroundings, for lock leases: which nodes belong to its
-//! replica sets, and how many nodes there are.
+//! replica sets, and how many nodes there are; and now and then that nothing has changed.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::sleep;
+use futures_util::future::select;
 
 use super::Holdings;
+
+/// How often it is noted that nothing has changed. A guess: several times in the time for which a root may
+/// be away (`set_history`).
+const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 /// Notes changes, for ever.
 pub(crate) async fn run(holdings: Arc<Holdings>) {
@@ -12,6 +20,6 @@ pub(crate) async fn run(holdings: Arc<Holdings>) {
         holdings.note_ring();
         // A failure is told in the log; a lock is not granted before it is mended.
         holdings.most_peers.remember(&*holdings.durable).await;
-        holdings.overlay.changed(epoch).await;
+        select(holdings.overlay.changed(epoch), sleep(&*holdings.env, LOOK_EVERY)).await;
     }
 }

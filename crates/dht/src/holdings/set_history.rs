@@ -1,126 +1,322 @@
-//! Since when nodes belong to the replica sets whose root this node is, for lock leases.
+//! Whose grants of a lock count: the *voters* of the replica sets whose root this node is.
 //!
-//! A majority of today's replica set need not have a node in common with a majority of yesterday's.
-//! So the root says which members have belonged to the set for [`SETTLE`], itself included, and only
-//! their grants count: what others granted before has ended by then.
+//! A majority of today's replica set need not have a node in common with a majority of yesterday's. So
+//! the root keeps, for each of its sets, at most as many voters as a set has members, and only grants of voters
+//! that belong to the present set count. A voter that has been away from the set for [`SETTLE`] is one no more, and a
+//! member that has belonged to it for as long may take its place: no lease lasts then that the former one was needed
+//! for. Until then it keeps its place, and counts again when it comes back. So a node that is killed and
+//! started again, once or every few seconds, leaves the voters as they are. What it has granted it knows
+//! (`holdings::lease_journal`), or it grants nothing for a lease's time.
 //!
 //! The root of a key is the one node that sees each change of its replica set. If the root itself is
-//! new, it can vouch for nobody until [`SETTLE`] has passed.
+//! new, it can vouch for nobody until [`SETTLE`] has passed. One that was killed and is back within [`MAX_GAP`]
+//! is not new: a node that took its place meanwhile could vouch for nobody yet. One that does not see most of the
+//! network's nodes may have been replaced long ago, and may take itself for the root of others' keys: it begins anew.
+//!
+//! Invariants:
+//!
+//! - A set has as many voters as copies are kept, at most.
+//! - A voter loses its vote only after it was away for [`SETTLE`].
 //!
 //! It does not know leases.
 
-use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use atoll_env::Instant;
-use atoll_key::{Key, KeyRange, NodeId, PeerId};
+use atoll_key::{Key, PeerId};
 use atoll_overlay::Neighbourhood;
+use minicbor::{Decode, Encode};
 
 use crate::locks::SETTLE;
+
+/// A root that has not looked at its sets for longer begins anew. Another node takes its place when it
+/// is missed, perhaps ten seconds before it dies (see [`SETTLE`]), and vouches for its voters 25 s later: then
+/// this one has been back for five.
+const MAX_GAP: Duration = Duration::from_secs(10);
 
 /// The most members of a set of which something is said.
 const MAX_MEMBERS: usize = 64;
 
+/// The most parts of a range that are told apart; beyond, the one but last counts as new as the last.
+const MAX_PARTS: usize = 16;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct SetHistory {
-    state: Mutex<VecDeque<Snapshot>>,
+    state: Mutex<State>,
 }
 
-/// The replica sets from one moment on.
-#[derive(Debug)]
-struct Snapshot {
-    /// `None`: always.
-    since: Option<Instant>,
-    epoch: u64,
+#[derive(Debug, Default)]
+struct State {
+    sets: Sets,
+    /// The overlay's epoch when they were looked at last.
+    epoch: Option<u64>,
+    /// Whether they were ever, in this incarnation or, as far as it knows, before.
+    was_noted: bool,
+    /// Whether an earlier incarnation was the last one to look at them.
+    is_resumed: bool,
+}
+
+/// The replica sets whose root this node is. Times are nanoseconds.
+#[derive(Clone, PartialEq, Debug, Default, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Sets {
+    /// When they were looked at last.
+    #[n(0)]
+    noted: u64,
+    #[n(1)]
     sets: Vec<Set>,
 }
 
 /// The replica set of one virtual server's keys.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+#[cbor(map)]
 struct Set {
-    root: NodeId,
-    range: KeyRange,
-    members: Vec<PeerId>,
+    /// The virtual server's position.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    root: [u8; 64],
+    /// Since when it is on no ring, if it is not.
+    #[n(1)]
+    gone: Option<u64>,
+    /// Its keys, in parts: the nearest ones first, which it has had for longest.
+    #[n(2)]
+    parts: Vec<Part>,
+    /// The root first.
+    #[n(3)]
+    members: Vec<Member>,
+    #[n(4)]
+    voters: Vec<Voter>,
 }
 
-impl Snapshot {
-    fn members(&self, key: &Key) -> Option<&Vec<PeerId>> {
-        let own = self.sets.iter().find(|set| set.range.contains(key));
-        own.map(|set| &set.members)
+/// The keys at most so far before the virtual server.
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+#[cbor(map)]
+struct Part {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    reach: [u8; 64],
+    /// Since when it is their root. `None`: always.
+    #[n(1)]
+    since: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+#[cbor(map)]
+struct Member {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    peer: [u8; 32],
+    /// Since when it has belonged to the set. `None`: always.
+    #[n(1)]
+    since: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+#[cbor(map)]
+struct Voter {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    peer: [u8; 32],
+    /// Since when it has not belonged to the set, if it does not.
+    #[n(1)]
+    away: Option<u64>,
+}
+
+/// What a node sees around it.
+pub(crate) struct Surroundings<'a> {
+    /// The overlay's.
+    pub epoch: u64,
+    pub hoods: &'a [Neighbourhood],
+    /// How many copies of a block there are.
+    pub copies: usize,
+    /// Whether these are most of the network's nodes.
+    pub has_majority: bool,
+    /// Whether there was no other ring before, if they are the first.
+    pub begins_ring: bool,
+}
+
+/// What became of a look at the surroundings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Noted {
+    /// This node is not on the ring, or not on the side with most of its nodes.
+    Nowhere,
+    /// All is as it was.
+    Same,
+    /// What must be known after a restart has changed.
+    Changed,
+}
+
+fn is_long(now: Instant, since: Option<u64>) -> bool {
+    since.is_none_or(|at| now.since(Instant(at)) >= SETTLE)
+}
+
+/// A set as it is seen now: its root, how far its keys reach, and its members.
+type Seen = ([u8; 64], [u8; 64], Vec<PeerId>);
+
+impl Sets {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sets.is_empty()
+    }
+
+    /// They were still the same then.
+    pub(crate) fn note(&mut self, at: Instant) {
+        self.noted = at.as_nanos();
+    }
+
+    fn seen(&self, hoods: &[Neighbourhood], copies: usize, is_resumed: bool) -> Vec<Seen> {
+        let of = |hood: &Neighbourhood| {
+            let root = hood.me.id.0;
+            let before = || {
+                let known = self.sets.iter().find(|set| set.root == root.0)?;
+                known.parts.last().map(|part| part.reach)
+            };
+            let reach = hood.range().map(|range| root.distance_from(&range.after.next()).0);
+            // One that has lost its predecessor serves what it served, and soon more.
+            let before = || (!is_resumed).then(before).flatten();
+            let reach = reach.or_else(before).filter(|_| hood.joined)?;
+            let members = hood.replica_set(copies).iter().map(|node| node.peer.id).collect();
+            Some((root.0, reach, members))
+        };
+        hoods.iter().filter_map(of).collect()
+    }
+}
+
+impl Set {
+    fn new((root, reach, members): &Seen, since: Option<u64>) -> Set {
+        let member = |peer: &PeerId| Member { peer: peer.0, since };
+        Set {
+            root: *root,
+            gone: None,
+            parts: vec![Part { reach: *reach, since }],
+            members: members.iter().map(member).collect(),
+            voters: Vec::new(),
+        }
+    }
+
+    fn update(&mut self, now: Instant, (_, reach, members): &Seen) {
+        self.gone = None;
+        match self.parts.iter().position(|part| part.reach >= *reach) {
+            Some(last) => {
+                self.parts.truncate(last + 1);
+                self.parts[last].reach = *reach;
+            }
+            None => self.parts.push(Part { reach: *reach, since: Some(now.as_nanos()) }),
+        }
+        let since = |peer: &PeerId| {
+            let known = self.members.iter().find(|member| member.peer == peer.0);
+            known.map_or(Some(now.as_nanos()), |member| member.since)
+        };
+        self.members =
+            members.iter().map(|peer| Member { peer: peer.0, since: since(peer) }).collect();
+        for voter in &mut self.voters {
+            let is_here = members.iter().any(|peer| peer.0 == voter.peer);
+            let away = voter.away.or(Some(now.as_nanos()));
+            voter.away = away.filter(|_| !is_here);
+        }
+    }
+
+    /// Members that have been here for long take the places of voters that have been away for long.
+    fn replace_voters(&mut self, now: Instant, copies: usize) {
+        self.voters.retain(|voter| voter.away.is_none() || !is_long(now, voter.away));
+        for member in &self.members {
+            let is_voter = self.voters.iter().any(|voter| voter.peer == member.peer);
+            if !is_voter && is_long(now, member.since) && self.voters.len() < copies {
+                self.voters.push(Voter { peer: member.peer, away: None });
+            }
+        }
+        while self.parts.get(1).is_some_and(|part| is_long(now, part.since)) {
+            self.parts.remove(0);
+        }
+        while self.parts.len() > MAX_PARTS {
+            self.parts.remove(self.parts.len() - 2);
+        }
+    }
+
+    /// The part that a key is in.
+    fn part(&self, key: &Key) -> Option<&Part> {
+        let distance = Key(self.root).distance_from(key).0;
+        self.parts.iter().find(|part| distance <= part.reach)
     }
 }
 
 impl SetHistory {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Snapshot>> {
+    /// With what the last incarnation has noted.
+    pub(crate) fn remembering(sets: Sets) -> SetHistory {
+        let was_noted = !sets.is_empty();
+        let state = State { sets, epoch: None, was_noted, is_resumed: true };
+        SetHistory { state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Notes this node's surroundings as they are `now`. If they are the first and the node
-    /// `begins_ring`, there was no other set before.
-    pub(crate) fn note(
-        &self,
-        now: Instant,
-        epoch: u64,
-        hoods: &[Neighbourhood],
-        copies: usize,
-        begins_ring: bool,
-    ) {
-        let mut history = self.lock();
-        if history.back().is_some_and(|last| last.epoch == epoch) {
-            return;
-        }
-        let before = |root: NodeId| {
-            let mut sets = history.back()?.sets.iter();
-            sets.find(|set| set.root == root).map(|set| set.range)
-        };
-        let own = |hood: &Neighbourhood| {
-            let root = hood.me.id;
-            // One that has lost its predecessor serves what it served, and soon more.
-            let range = hood.range().or_else(|| before(root)).filter(|_| hood.joined)?;
-            let members = hood.replica_set(copies).iter().map(|node| node.peer.id).collect();
-            Some(Set { root, range, members })
-        };
-        let sets: Vec<Set> = hoods.iter().filter_map(own).collect();
-        if sets.is_empty() && history.is_empty() {
-            return;
-        }
-        match history.back_mut() {
-            Some(last) if last.sets == sets => last.epoch = epoch,
-            last => {
-                let is_alone = sets.iter().all(|set| set.members.len() == 1);
-                let is_first = last.is_none() && begins_ring && is_alone;
-                let since = (!is_first).then_some(now);
-                history.push_back(Snapshot { since, epoch, sets });
-            }
-        }
-        // One that ended before the time that matters does not matter.
-        while history.get(1).and_then(|next| next.since).is_some_and(|at| now.since(at) >= SETTLE) {
-            history.pop_front();
-        }
+    /// The replica sets, as the next incarnation is to know them.
+    pub(crate) fn sets(&self) -> Sets {
+        self.lock().sets.clone()
     }
 
-    /// Which members of a key's replica set, the root being the lowest bit, have belonged to it for
-    /// [`SETTLE`]; none if this node has not been its root for as long.
+    /// Notes this node's surroundings as they are `now`.
+    pub(crate) fn note(&self, now: Instant, surroundings: &Surroundings<'_>) -> Noted {
+        let Surroundings { epoch, hoods, copies, has_majority, begins_ring } = *surroundings;
+        let mut state = self.lock();
+        let State { sets, epoch: known, was_noted, is_resumed } = &mut *state;
+        if !has_majority {
+            // One that has just come back has not heard of all yet.
+            if *is_resumed || sets.is_empty() {
+                return Noted::Nowhere;
+            }
+            sets.sets.clear();
+            return Noted::Changed;
+        }
+        if now.since(Instant(sets.noted)) > MAX_GAP {
+            sets.sets.clear();
+        }
+        let is_known = *known == Some(epoch) && !sets.is_empty();
+        let seen = if is_known { Vec::new() } else { sets.seen(hoods, copies, *is_resumed) };
+        if !is_known && seen.is_empty() {
+            return Noted::Nowhere;
+        }
+        let before = sets.sets.clone();
+        if !is_known {
+            let is_first = !*was_noted && begins_ring && seen.iter().all(|set| set.2.len() == 1);
+            let since = (!is_first).then_some(now.as_nanos());
+            for set in &mut sets.sets {
+                let gone = set.gone.or(Some(now.as_nanos()));
+                set.gone = gone.filter(|_| seen.iter().all(|one| one.0 != set.root));
+            }
+            let lasts = |set: &Set| {
+                let is_gone = |at| now.since(Instant(at)) > MAX_GAP;
+                !set.gone.is_some_and(is_gone) && set.voters.len() <= copies
+            };
+            sets.sets.retain(lasts);
+            for one in &seen {
+                match sets.sets.iter_mut().find(|set| set.root == one.0) {
+                    Some(set) => set.update(now, one),
+                    None => sets.sets.push(Set::new(one, since)),
+                }
+            }
+        }
+        sets.sets.iter_mut().for_each(|set| set.replace_voters(now, copies));
+        sets.noted = now.as_nanos();
+        (*known, *was_noted, *is_resumed) = (Some(epoch), true, false);
+        if sets.sets == before { Noted::Same } else { Noted::Changed }
+    }
+
+    /// Which members of a key's replica set, the root being the lowest bit, are its voters;
+    /// none if this node has not been its root for [`SETTLE`]. As of the last [`note`](SetHistory::note).
     pub(crate) fn settled(&self, now: Instant, key: &Key) -> u64 {
-        let history = self.lock();
-        let Some(members) = history.back().and_then(|last| last.members(key)) else { return 0 };
-        let is_long = |since: Option<Instant>| since.is_none_or(|at| now.since(at) >= SETTLE);
-        let oldest = history.iter().rposition(|snapshot| is_long(snapshot.since));
-        let Some(oldest) = oldest else { return 0 };
-        let was_there = |member: &PeerId| {
-            let mut snapshots = history.range(oldest..);
-            snapshots.all(|one| one.members(key).is_some_and(|then| then.contains(member)))
-        };
-        let settled = members.iter().take(MAX_MEMBERS).enumerate();
-        settled.filter(|(_, member)| was_there(member)).fold(0, |all, (at, _)| all | 1 << at)
+        let state = self.lock();
+        let mut present = state.sets.sets.iter().filter(|set| set.gone.is_none());
+        let found = present.find_map(|set| Some((set, set.part(key)?)));
+        let Some((set, _)) = found.filter(|(_, part)| is_long(now, part.since)) else { return 0 };
+        let votes = |member: &Member| set.voters.iter().any(|voter| voter.peer == member.peer);
+        let members = set.members.iter().take(MAX_MEMBERS).enumerate();
+        members.filter(|(_, member)| votes(member)).fold(0, |all, (at, _)| all | 1 << at)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use atoll_net::Peer;
     use atoll_overlay::Node;
 
@@ -146,41 +342,99 @@ mod tests {
         }
     }
 
+    fn around(epoch: u64, hoods: &[Neighbourhood]) -> Surroundings<'_> {
+        Surroundings { epoch, hoods, copies: 3, has_majority: true, begins_ring: false }
+    }
+
+    /// A root whose surroundings change from time to time and are looked at all the time.
+    struct Root {
+        history: SetHistory,
+        secs: u64,
+        hood: Neighbourhood,
+        epoch: u64,
+    }
+
+    impl Root {
+        fn new(history: SetHistory, secs: u64, hood: Neighbourhood) -> Root {
+            let mut root = Root { history, secs, hood: hood.clone(), epoch: 0 };
+            root.note(secs, hood);
+            root
+        }
+
+        fn look(&self, secs: u64) -> Noted {
+            self.history.note(at(secs), &around(self.epoch, std::slice::from_ref(&self.hood)))
+        }
+
+        fn until(&mut self, secs: u64) {
+            for secs in self.secs..=secs {
+                self.look(secs);
+            }
+            self.secs = secs;
+        }
+
+        fn note(&mut self, secs: u64, hood: Neighbourhood) {
+            self.until(secs);
+            (self.hood, self.epoch) = (hood, self.epoch + 1);
+            self.look(secs);
+        }
+
+        fn settled(&mut self, secs: u64, key: &Key) -> u64 {
+            self.until(secs);
+            self.history.settled(at(secs), key)
+        }
+    }
+
+    fn mine() -> Key {
+        *node(1).id.key()
+    }
+
     #[test]
-    fn members_count_when_they_have_belonged_to_the_set_long_enough() {
-        let history = SetHistory::default();
-        let key = *node(1).id.key();
-        let note = |secs, hood: Neighbourhood| history.note(at(secs), secs, &[hood], 3, false);
-        assert_eq!(history.settled(at(0), &key), 0);
-        note(1, hood(Some(9), &[2, 3, 9]));
-        assert_eq!(history.settled(at(25), &key), 0, "the root is new");
-        assert_eq!(history.settled(at(26), &key), 0b111);
-        note(30, hood(Some(9), &[3, 4, 9]));
-        assert_eq!(history.settled(at(30), &key), 0b011, "4 is new");
-        note(40, hood(Some(9), &[2, 3, 9]));
-        assert_eq!(history.settled(at(41), &key), 0b101, "2 was away");
-        assert_eq!(history.settled(at(64), &key), 0b101);
-        assert_eq!(history.settled(at(65), &key), 0b111);
-        note(70, hood(None, &[2, 3, 9]));
-        note(71, hood(Some(8), &[2, 3, 8]));
-        assert_eq!(history.settled(at(72), &key), 0b111, "its predecessor has died");
+    fn members_vote_after_a_while_and_lose_their_vote_to_others_only_when_they_are_away_for_long() {
+        let mut root = Root::new(SetHistory::default(), 1, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(25, &mine()), 0, "the root is new");
+        assert_eq!(root.settled(26, &mine()), 0b111);
+        root.note(30, hood(Some(9), &[3, 4, 9]));
+        assert_eq!(root.settled(30, &mine()), 0b011, "4 is new");
+        root.note(40, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(41, &mine()), 0b111, "2 was away for ten seconds");
+        root.note(70, hood(None, &[2, 3, 9]));
+        root.note(71, hood(Some(8), &[2, 3, 8]));
+        assert_eq!(root.settled(72, &mine()), 0b111, "its predecessor has died");
+        root.note(80, hood(Some(9), &[3, 4, 9]));
+        assert_eq!(root.settled(104, &mine()), 0b011);
+        assert_eq!(root.settled(105, &mine()), 0b111, "4 has the place of 2");
+        root.note(110, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(134, &mine()), 0b101, "2 has lost its own");
+        assert_eq!(root.settled(135, &mine()), 0b111);
+    }
+
+    #[test]
+    fn a_voter_that_comes_back_does_not_count_besides_the_one_that_would_replace_it() {
+        let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(30, &mine()), 0b111);
+        // 4 pushes 3 out, then 2 dies.
+        root.note(31, hood(Some(9), &[2, 4, 9]));
+        assert_eq!(root.settled(54, &mine()), 0b011);
+        root.note(55, hood(Some(9), &[4, 3, 9]));
+        assert_eq!(root.settled(56, &mine()), 0b101, "3 votes, 4 does not");
+        assert_eq!(root.settled(79, &mine()), 0b101, "2 may come back");
+        assert_eq!(root.settled(80, &mine()), 0b111, "4 has the place of 2");
     }
 
     #[test]
     fn a_root_that_takes_over_more_keys_vouches_for_nobody_there() {
-        let mine = *node(1).id.key();
         let mut before = [2, 9];
-        before.sort_by_key(|n| mine.distance_from(node(*n).id.key()));
+        before.sort_by_key(|n| mine().distance_from(node(*n).id.key()));
         let [near, far] = before;
-        let (taken_over, key) = (node(far).id.key().next(), mine);
-        let history = SetHistory::default();
-        let note = |secs, before| {
-            history.note(at(secs), secs, &[hood(Some(before), &[3, 4])], 3, false);
-        };
-        note(0, near);
-        note(30, far);
-        assert_eq!([key, taken_over].map(|key| history.settled(at(31), &key)), [0b111, 0]);
-        assert_eq!(history.settled(at(55), &taken_over), 0b111);
+        let taken_over = node(far).id.key().next();
+        let mut root = Root::new(SetHistory::default(), 0, hood(Some(near), &[3, 4]));
+        root.note(30, hood(Some(far), &[3, 4]));
+        assert_eq!([mine(), taken_over].map(|key| root.settled(31, &key)), [0b111, 0]);
+        // Its predecessor comes back, and dies again.
+        root.note(50, hood(Some(near), &[3, 4]));
+        root.note(52, hood(Some(far), &[3, 4]));
+        assert_eq!([mine(), taken_over].map(|key| root.settled(76, &key)), [0b111, 0]);
+        assert_eq!(root.settled(77, &taken_over), 0b111);
     }
 
     #[test]
@@ -188,11 +442,50 @@ mod tests {
         let key = Key::hashed([7; 32]);
         for (begins, settled) in [(true, 1), (false, 0)] {
             let history = SetHistory::default();
-            history.note(at(0), 0, &[hood(None, &[])], 3, begins);
+            let begins_ring = begins;
+            history.note(at(0), &Surroundings { begins_ring, ..around(0, &[hood(None, &[])]) });
             assert_eq!(history.settled(at(0), &key), settled);
-            let mine = *node(1).id.key();
-            history.note(at(1), 1, &[hood(Some(2), &[2])], 3, begins);
-            assert_eq!(history.settled(at(2), &mine), settled, "2 is new");
+            history.note(at(1), &around(1, &[hood(Some(2), &[2])]));
+            assert_eq!(history.settled(at(2), &mine()), settled, "2 is new");
         }
+    }
+
+    #[test]
+    fn a_root_that_was_away_for_a_moment_goes_on_and_one_that_was_away_for_long_begins_anew() {
+        for (back, votes) in [(40, 0b101), (41, 0)] {
+            let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+            assert_eq!(root.settled(30, &mine()), 0b111);
+            let again = SetHistory::remembering(root.history.sets());
+            let unjoined = Neighbourhood { joined: false, ..hood(None, &[]) };
+            assert_eq!(again.note(at(31), &around(7, &[unjoined])), Noted::Nowhere);
+            let few = [hood(Some(9), &[9])];
+            let alone = Surroundings { has_majority: false, ..around(8, &few) };
+            assert_eq!(again.note(at(32), &alone), Noted::Nowhere);
+            again.note(at(back), &around(9, &[hood(Some(9), &[4, 3, 9])]));
+            assert_eq!(again.settled(at(back), &mine()), votes);
+        }
+    }
+
+    /// It may have been replaced, and may take itself for the root of keys that have another one.
+    #[test]
+    fn a_root_that_has_lost_most_nodes_begins_anew() {
+        let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(30, &mine()), 0b111);
+        let none = [hood(None, &[])];
+        let alone = Surroundings { has_majority: false, ..around(8, &none) };
+        assert_eq!(root.history.note(at(31), &alone), Noted::Changed);
+        assert_eq!(root.history.note(at(32), &alone), Noted::Nowhere);
+        assert_eq!(root.settled(33, &mine()), 0);
+        assert_eq!(root.settled(56, &mine()), 0b111, "since it was looked at again");
+    }
+
+    #[test]
+    fn a_root_that_was_stopped_for_long_begins_anew() {
+        let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(30, &mine()), 0b111);
+        assert_eq!(root.look(40), Noted::Same);
+        assert_eq!(root.history.settled(at(40), &mine()), 0b111);
+        assert_eq!(root.look(51), Noted::Changed);
+        assert_eq!(root.history.settled(at(51), &mine()), 0);
     }
 }

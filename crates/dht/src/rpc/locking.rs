@@ -52,8 +52,8 @@ pub struct LockReply {
     /// The tag of the lock's replica set, if this node is its root.
     #[n(2)]
     pub set: Option<u64>,
-    /// Of the root: which members of that set, the root being the lowest bit, have belonged to it
-    /// for [`SETTLE`](crate::locks::SETTLE).
+    /// Of the root: which members of that set, the root being the lowest bit, are its voters
+    /// (`holdings::set_history`).
     #[n(3)]
     pub settled: u64,
 }

@@ -29,15 +29,18 @@ impl Handle<Lock> for Arc<Server> {
             self.ask(&from, ask)?
         } else {
             self.probe_neighbours();
+            self.lease_journal.note_use();
             let has_majority = self.note_ring();
             // A restart must not take a part of the nodes for all of them.
             if !self.most_peers.remember(&*self.durable).await {
-                return Err(Refusal::new(Refusal::INTERNAL, "this node's disk failed"));
+                return Err(disk_failed());
             }
             match has_majority {
                 false => (LockStatus::Minority, false),
                 // A holder that renews has the lock: to note that is always right.
-                true if ask.step != LockStep::Renew && self.may_have_granted() => {
+                true if ask.step != LockStep::Renew
+                    && !self.lease_journal.forgotten().is_zero() =>
+                {
                     (LockStatus::Settling, false)
                 }
                 true => self.ask(&from, ask)?,
@@ -45,11 +48,17 @@ impl Handle<Lock> for Arc<Server> {
         };
         let set = own_set_tag(self, &ask.key);
         let settled = match set {
-            Some(_) => self.set_history.settled(self.env.now(), &ask.key),
+            Some(_) => self.set_history.settled(self.lease_journal.now(), &ask.key),
             None => 0,
         };
+        // The next incarnation must know it.
+        self.lease_journal.written().await.map_err(|_| disk_failed())?;
         Ok((LockReply { status, is_wanted, set, settled }, Vec::new()))
     }
+}
+
+fn disk_failed() -> Refusal {
+    Refusal::new(Refusal::INTERNAL, "this node's disk failed")
 }
 
 impl Handle<AskUses> for Arc<Server> {
@@ -59,7 +68,7 @@ impl Handle<AskUses> for Arc<Server> {
         AskUses { key, lock }: AskUses,
         _: Vec<Bytes>,
     ) -> Result<Answered<AskUses>, Refusal> {
-        let now = self.env.now();
+        let now = self.lease_journal.now();
         let ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let readers = self.promises.readers(now, &key).into_iter();
         let readers: Vec<_> =
@@ -77,7 +86,12 @@ impl Handle<AskUses> for Arc<Server> {
 
 impl Server {
     fn ask(&self, from: &Peer, ask: Lock) -> Result<(LockStatus, bool), Refusal> {
-        match self.lock_leases.ask(self.env.now(), from.id, &ask.into()) {
+        let (outcome, record) =
+            self.lock_leases.ask(self.lease_journal.now(), from.id, &ask.into());
+        if let Some(record) = record {
+            self.lease_journal.lease(record);
+        }
+        match outcome {
             Outcome::Done { is_wanted } => Ok((LockStatus::Granted, is_wanted)),
             Outcome::Held => Ok((LockStatus::Held, false)),
             Outcome::Full => Err(Refusal::new(Refusal::OVERLOADED, "too many locks are kept here")),

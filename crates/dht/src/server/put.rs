@@ -68,12 +68,14 @@ async fn promised(
     Block { header, bytes }: &Block,
     number: Option<u64>,
 ) -> PromisesReply {
-    let (promises, now, key) = (&server.promises, server.env.now(), header.key);
+    let (journal, key) = (&server.lease_journal, header.key);
     // Before what is held is looked at: no change is missed.
-    let is_made = number.is_some_and(|number| promises.make(now, key, *writer, number));
-    let is_promised = is_made && server.read(&key).await.is_some_and(|held| held.bytes == bytes);
-    let holders = promises.holders(now, &key, &writer.id).into();
-    let forgotten_ms = promises.forgotten(now).as_millis().try_into().unwrap_or(u64::MAX);
+    let is_made = number.is_some_and(|number| server.promise(key, *writer, number));
+    let is_promised = is_made
+        && server.read(&key).await.is_some_and(|held| held.bytes == bytes)
+        && journal.written().await.is_ok();
+    let holders = server.promises.holders(journal.now(), &key, &writer.id).into();
+    let forgotten_ms = journal.forgotten().as_millis().try_into().unwrap_or(u64::MAX);
     PromisesReply { is_promised, holders, forgotten_ms }
 }
 

@@ -23,8 +23,7 @@ impl Handle<Read> for Arc<Server> {
         _: Vec<Bytes>,
     ) -> Result<Answered<Read>, Refusal> {
         // Before what is held is looked at: no change is missed.
-        let now = self.env.now();
-        let promised = promise.map(|number| self.promises.make(now, key, from, number));
+        let promised = promise.map(|number| self.promise(key, from, number));
         let mut reply = ReadReply { set: own_set_tag(self, &key), ..ReadReply::default() };
         if self.pending.denies(&key) {
             return Ok((reply, Vec::new()));
@@ -42,7 +41,10 @@ impl Handle<Read> for Arc<Server> {
             Some((Stamp::of(version, &block.bytes), block))
         };
         let found = held.and_then(verify);
-        reply.is_promised = promised;
+        reply.is_promised = match promised {
+            Some(true) => Some(self.lease_journal.written().await.is_ok()),
+            _ => promised,
+        };
         let Some((stamp, block)) = found else { return Ok((reply, Vec::new())) };
         reply.held = Some(stamp);
         if !with_bytes {

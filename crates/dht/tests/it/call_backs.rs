@@ -153,8 +153,8 @@ fn a_reader_whom_the_writer_cannot_reach_sees_what_was_acknowledged() {
 }
 
 #[test]
-fn replicas_that_restarted_do_not_forget_that_they_may_have_promised() {
-    for seed in 0..6 {
+fn replicas_that_restarted_know_what_they_have_promised_or_that_they_may_have() {
+    for (seed, crashes) in (0..6).flat_map(|seed| [(seed, false), (seed, true)]) {
         let mut ring = Ring::new(40 + seed, 8);
         let first = {
             let inode = Inode::on(&ring, 1);
@@ -174,13 +174,17 @@ fn replicas_that_restarted_do_not_forget_that_they_may_have_promised() {
         for replica in set {
             ring.crash(replica);
             ring.sim.run_for(Duration::from_secs(2));
+            if crashes {
+                ring.members[replica].durable.crash_machine();
+            }
             ring.restart(replica);
             ring.sim.run_for(Duration::from_secs(1));
         }
         at(&ring, &mut |inode| {
             let second = inode.written(&first, free[1], "second");
-            inode.put(free[1], &second).expect("all are there");
+            let took = time_of_put(inode, free[1], &second);
             assert_eq!(inode.get(free[0]).expect("held"), second, "seed {seed}");
+            assert_eq!(took > Duration::from_secs(3), crashes, "{took:?}, seed {seed}");
         });
     }
 }

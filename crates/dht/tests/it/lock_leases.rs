@@ -1,5 +1,6 @@
 //! Lock leases: never two holders at a time, whatever happens to the nodes that keep them; refused
-//! where half of the nodes are lost; free again soon after a holder has died.
+//! where half of the nodes are lost; free again soon after a holder has died; had all the time while nodes are killed
+//! and started again.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -71,6 +72,9 @@ struct Beliefs {
     until: Vec<Instant>,
     had: u64,
     lost: u64,
+    /// When any of them got it last, and the longest time for which none did.
+    got_at: Instant,
+    longest_wait: Duration,
 }
 
 impl Beliefs {
@@ -82,10 +86,18 @@ impl Beliefs {
             assert!(*its <= now, "{user} got at {now:?} what {other} has until {its:?}");
         }
     }
+
+    /// A user gets the lock.
+    fn gets(&mut self, user: usize, now: Instant, until: Instant) {
+        self.has(user, now, until);
+        self.had += 1;
+        self.longest_wait = self.longest_wait.max(now.since(self.got_at));
+        self.got_at = now;
+    }
 }
 
-/// Takes a lock again and again, and holds it for a random time.
-async fn use_lock(env: Env, mut user: User, me: usize, beliefs: Arc<Mutex<Beliefs>>) {
+/// Takes a lock again and again, and holds it for a random time, `held_ms` at most.
+async fn use_lock(env: Env, mut user: User, me: usize, beliefs: Arc<Mutex<Beliefs>>, held_ms: u64) {
     let up_to = |ms: u64| Duration::from_millis(env.random_u64() % ms);
     loop {
         let asked = env.now();
@@ -94,13 +106,9 @@ async fn use_lock(env: Env, mut user: User, me: usize, beliefs: Arc<Mutex<Belief
             continue;
         }
         let mut until = asked + LOCK_HOLD;
-        {
-            let mut beliefs = beliefs.lock().expect("no panics");
-            beliefs.has(me, env.now(), until);
-            beliefs.had += 1;
-        }
+        beliefs.lock().expect("no panics").gets(me, env.now(), until);
         // Sometimes it sleeps beyond its lease.
-        let ends = env.now() + up_to(40_000);
+        let ends = env.now() + up_to(held_ms);
         let pause = if env.random_u64().is_multiple_of(5) {
             5 * LOCK_RENEW_EVERY
         } else {
@@ -134,7 +142,8 @@ async fn use_lock(env: Env, mut user: User, me: usize, beliefs: Arc<Mutex<Belief
     }
 }
 
-/// Three users of one lock, while messages are lost, nodes crash and come back, join, and are cut off.
+/// Three users of one lock, while messages are lost, nodes are killed and started again, machines crash and come
+/// back, nodes join, and are cut off.
 #[test]
 fn two_users_never_have_a_lock_at_a_time() {
     let (mut had, mut lost) = (0, 0);
@@ -146,8 +155,9 @@ fn two_users_never_have_a_lock_at_a_time() {
         let beliefs = Arc::new(Mutex::new(Beliefs { until, ..Beliefs::default() }));
         for at in 0..3 {
             let user = User::new(&ring, at, key(seed as u8));
-            env.spawn(Box::pin(use_lock(env.clone(), user, at, beliefs.clone())));
+            env.spawn(Box::pin(use_lock(env.clone(), user, at, beliefs.clone(), 40_000)));
         }
+        let mut is_cut = false;
         let pick = |most: usize| (env.random_u64() % most as u64) as usize;
         for _ in 0..40 {
             ring.sim.run_for(Duration::from_millis(env.random_u64() % 30_000));
@@ -161,13 +171,16 @@ fn two_users_never_have_a_lock_at_a_time() {
                 ring.sim.heal();
                 ring.sim.run_for(MINUTE * 2);
             };
-            match pick(6) {
+            match pick(9) {
                 0 | 1 if ring.up().count() > 5 => ring.crash(other),
                 2 => {
                     let mut others = 3..ring.members.len();
                     let down = others.find(|at| !ring.sim.is_up(ring.members[*at].host));
                     if let Some(down) = down {
                         whole(&ring);
+                        if pick(2) == 0 {
+                            ring.members[down].durable.crash_machine();
+                        }
                         ring.restart(down);
                     }
                 }
@@ -180,6 +193,27 @@ fn two_users_never_have_a_lock_at_a_time() {
                     let side: Vec<HostId> =
                         hosts.iter().copied().filter(|_| env.random_u64() % 5 < 2).collect();
                     ring.sim.partition(&[&side]);
+                    is_cut = true;
+                }
+                // One or several, one after another, for some seconds each.
+                5..=7 => {
+                    ring.sim.set_loss(Loss::None);
+                    // The first node, through which they join, may have been cut off.
+                    if std::mem::take(&mut is_cut) {
+                        whole(&ring);
+                    }
+                    for _ in 0..1 + pick(4) {
+                        let up = |at: &usize| ring.sim.is_up(ring.members[*at].host);
+                        let up: Vec<usize> = (3..ring.members.len()).filter(up).collect();
+                        let one = up[pick(up.len())];
+                        ring.crash(one);
+                        ring.sim.run_for(Duration::from_millis(env.random_u64() % 12_000));
+                        if pick(3) == 0 {
+                            ring.members[one].durable.crash_machine();
+                        }
+                        ring.restart(one);
+                        ring.sim.run_for(Duration::from_millis(env.random_u64() % 6_000));
+                    }
                 }
                 _ => ring.sim.heal(),
             }
@@ -263,25 +297,115 @@ fn a_lock_is_free_again_one_lease_after_its_holder_died() {
     }
 }
 
+/// A lock is taken, and all nodes that keep it are killed and started again; or the machines of all but the root, which
+/// still knows its voters, crash. How long it was until it could be taken by another user.
+fn until_free_after_restarts(seed: u64, crashes: bool, is_released: bool) -> Duration {
+    let mut ring = Ring::new(7300 + seed, 6);
+    let key = key(seed as u8);
+    let set = ring.replica_set(&key);
+    let outside: Vec<usize> = (0..6).filter(|at| !set.contains(at)).collect();
+    let mut holder = User::new(&ring, outside[0], key);
+    holder.take(&ring).expect("free");
+    let taken_at = ring.sim.now();
+    if is_released {
+        holder.now(&ring, LockStep::Release).expect("healthy");
+    }
+    let root = ring.root(&key);
+    for at in set.into_iter().filter(|at| !crashes || *at != root) {
+        ring.crash(at);
+        if crashes {
+            ring.members[at].durable.crash_machine();
+        }
+        ring.restart(at);
+        ring.sim.run_for(3 * SECOND);
+    }
+    let mut waiter = User::new(&ring, outside[1], key);
+    waiter.wait(&ring);
+    ring.sim.now().since(taken_at)
+}
+
 /// What the nodes have forgotten they must not grant anew.
 #[test]
-fn replicas_that_restart_grant_nothing_before_former_leases_have_ended() {
+fn replicas_whose_machines_crash_grant_nothing_before_former_leases_have_ended() {
     for seed in 0..6 {
-        let mut ring = Ring::new(7300 + seed, 6);
+        let took = until_free_after_restarts(seed, true, false);
+        assert!(took >= LOCK_LEASE, "{took:?}, seed {seed}");
+        assert!(took < SETTLE * 2, "{took:?}, seed {seed}");
+    }
+}
+
+#[test]
+fn replicas_that_are_killed_know_what_they_have_granted_and_what_was_given_up() {
+    for seed in 0..6 {
+        let took = until_free_after_restarts(seed, false, false);
+        assert!(took >= LOCK_LEASE, "{took:?}, seed {seed}");
+        assert!(took < LOCK_LEASE + 3 * SECOND, "{took:?}, seed {seed}");
+        let took = until_free_after_restarts(seed, false, true);
+        assert!(took < LOCK_LEASE - SECOND, "{took:?}, seed {seed}");
+    }
+}
+
+/// A node whose machine has crashed, and that is then killed, has not learned in between what it had forgotten.
+#[test]
+fn a_replica_that_is_killed_while_it_waits_goes_on_waiting() {
+    for seed in 0..6 {
+        let mut ring = Ring::new(7700 + seed, 6);
         let key = key(seed as u8);
         let set = ring.replica_set(&key);
         let outside: Vec<usize> = (0..6).filter(|at| !set.contains(at)).collect();
-        User::new(&ring, outside[0], key).take(&ring).expect("free");
+        let mut holder = User::new(&ring, outside[0], key);
+        holder.take(&ring).expect("free");
         let taken_at = ring.sim.now();
-        for at in set {
+        let root = ring.root(&key);
+        for at in set.into_iter().filter(|at| *at != root) {
+            ring.crash(at);
+            ring.members[at].durable.crash_machine();
+            ring.restart(at);
             ring.crash(at);
             ring.restart(at);
+            ring.sim.run_for(3 * SECOND);
         }
-        let mut waiter = User::new(&ring, outside[1], key);
-        waiter.wait(&ring);
+        User::new(&ring, outside[1], key).wait(&ring);
         let took = ring.sim.now().since(taken_at);
         assert!(took >= LOCK_LEASE, "{took:?}, seed {seed}");
-        assert!(took < SETTLE * 2, "{took:?}, seed {seed}");
+    }
+}
+
+/// Of five nodes, one is killed every ten seconds and started again four seconds later. Locks of several keys are
+/// taken all the time, each by two users.
+#[test]
+fn locks_are_had_while_nodes_are_killed_and_started_again() {
+    for (seed, killed, crashes) in
+        [(0, &[4][..], false), (1, &[3, 4], false), (2, &[2, 3, 4], false), (3, &[2, 3, 4], true)]
+    {
+        let mut ring = Ring::new(7800 + seed, 5);
+        let env = ring.sim.outside();
+        let locks: Vec<Arc<Mutex<Beliefs>>> = (0..8).map(|_| Arc::default()).collect();
+        for (n, beliefs) in locks.iter().enumerate() {
+            let mut all = beliefs.lock().expect("no panics");
+            (all.until, all.got_at) = (vec![Instant::default(); 2], ring.sim.now());
+            for at in 0..2 {
+                let user = User::new(&ring, at, key(n as u8));
+                let used = use_lock(env.clone(), user, at, beliefs.clone(), 3_000);
+                env.spawn(Box::pin(used));
+            }
+        }
+        for at in killed.iter().cycle().take(18) {
+            ring.sim.run_for(6 * SECOND);
+            ring.crash(*at);
+            ring.sim.run_for(4 * SECOND);
+            if crashes {
+                ring.members[*at].durable.crash_machine();
+            }
+            ring.restart(*at);
+        }
+        let locks = locks.iter().map(|beliefs| beliefs.lock().expect("no user has panicked"));
+        let longest =
+            locks.map(|beliefs| beliefs.longest_wait.max(ring.sim.now().since(beliefs.got_at)));
+        let longest = longest.max().expect("eight locks");
+        println!("{killed:?}: a lock could not be taken for {longest:?}");
+        // A node is away for four seconds, and a user may hold the lock for three or die with it.
+        assert_eq!(longest < 12 * SECOND, !crashes, "{longest:?}, seed {seed}");
     }
 }
 
@@ -299,7 +423,7 @@ fn a_lock_that_is_renewed_outlives_the_nodes_that_granted_it() {
         for at in set {
             ring.crash(at);
             ring.join(Arc::new(MemoryStore::new(ROOMY)));
-            for _ in 0..4 {
+            for _ in 0..6 {
                 ring.sim.run_for(LOCK_RENEW_EVERY);
                 let renewed = holder.now(&ring, LockStep::Renew);
                 assert!(renewed.is_ok(), "{renewed:?}, seed {seed}");

@@ -2,7 +2,8 @@
 //! `ring/` in the node's directory, written as everything that matters there.
 //!
 //! Pointers to blocks that other nodes keep for this one are in a small log of their own,
-//! `pointers/`: what the node contributes may be full, or files that vanish, when one is written.
+//! `pointers/`: what the node contributes may be full, or files that vanish, when one is written. What need
+//! not survive the machine is in a journal (`super::journal`).
 //!
 //! A record that cannot be read counts as missing and is reported in the log; it is replaced
 //! at the next save.
@@ -10,9 +11,11 @@
 use std::sync::Arc;
 
 use atoll_dht::durable::DurableState;
-use atoll_env::BoxFuture;
+use atoll_dht::journal::Journal;
+use atoll_env::{BoxFuture, Env};
 use atoll_store::{BlockStore, DiskConfig, DiskStore};
 
+use super::journal::DirJournal;
 use crate::config::StartError;
 use crate::dir::{NodeDir, make_private_dir, read_small, write_atomically};
 
@@ -27,6 +30,7 @@ const POINTER_RESERVE_BYTES: u64 = 4 << 20;
 pub(crate) struct DirState {
     dir: NodeDir,
     pointers: Arc<DiskStore>,
+    journal: Arc<DirJournal>,
 }
 
 impl DirState {
@@ -48,7 +52,10 @@ impl DirState {
         };
         let pointers = DiskStore::open(&dir.pointers(), config)
             .map_err(|error| StartError::Store(format!("pointers: {error}")))?;
-        Ok(DirState { dir: dir.clone(), pointers: Arc::new(pointers) })
+        let journal = DirJournal::open(&dir.ring_state())
+            .map_err(|error| StartError::Store(format!("journal: {error}")))?;
+        let (pointers, journal) = (Arc::new(pointers), Arc::new(journal));
+        Ok(DirState { dir: dir.clone(), pointers, journal })
     }
 
     /// The pointers' log, to be flushed and closed with the node.
@@ -82,6 +89,10 @@ impl DurableState for DirState {
 
     fn pointers(&self) -> Arc<dyn BlockStore> {
         self.pointers.clone()
+    }
+
+    fn journal(&self, _: &Env) -> Arc<dyn Journal> {
+        self.journal.clone()
     }
 }
 

@@ -5,6 +5,7 @@
 mod disk_watch;
 pub(crate) mod durable;
 mod inspect;
+mod journal;
 
 use std::sync::Arc;
 
