@@ -19,6 +19,15 @@ impl Moment {
     pub(crate) fn after_ms(&self) -> u64 {
         self.unix_ms.saturating_add(self.unix_ms % 1000 / 999)
     }
+
+    /// Why nothing is kept of it.
+    pub(crate) fn why_nothing_is_kept(&self) -> &'static str {
+        let since = SystemTime::UNIX_EPOCH + Duration::from_millis(self.unix_ms);
+        match since > SystemTime::now() {
+            true => "that time is to come",
+            false => "nothing is kept of that time",
+        }
+    }
 }
 
 impl FromStr for Moment {
@@ -71,6 +80,13 @@ pub(crate) fn split(text: &str) -> (&str, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_to_come_is_not_one_of_which_nothing_is_kept() {
+        let why = |text: &str| text.parse::<Moment>().expect("a time").why_nothing_is_kept();
+        assert_eq!(why("9999-01-01"), "that time is to come");
+        assert_eq!(why("2001-01-01"), "nothing is kept of that time");
+    }
 
     #[test]
     fn times_are_read_and_written() {

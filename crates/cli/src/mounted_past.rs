@@ -59,7 +59,7 @@ impl InMount {
             Ok(_) => Ok(state.join(&self.below)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Err(Failure::new(Exit::NotFound, what)
-                    .because("nothing is kept of that time")
+                    .because(at.why_nothing_is_kept())
                     .advice(format!("`ls {}` lists what is.", self.root.join(HISTORY).display())))
             }
             Err(error) => Err(Failure::io(what, &error)),

@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Target::Name(name, None) if args.spool.is_some_and(|bytes| bytes < MIN_SPOOL_BYTES) => {
             return Err(Failure::new(Exit::Usage, format!("cannot mount {name}"))
                 .because("a spool of less than 1MiB is full at once")
-                .advice("With --sync close(2) waits until the ring has what was written."));
+                .advice("Leave --spool out, or give it more."));
         }
         target @ (Target::Address(_) | Target::Name(_, Some(_)))
             if args.take_over || args.keep.is_some() || args.sync || args.spool.is_some() =>
@@ -326,7 +326,7 @@ async fn state_at(fs: &SharedFs, at: Moment, what: &str) -> Result<PastFs, Failu
             let states = fs.states();
             let kept = states.first().map(|oldest| moment::written(*oldest));
             let why = kept.map_or("it keeps no old states".to_owned(), |oldest| {
-                format!("nothing is kept of that time; the oldest state is of {oldest}")
+                format!("{}; the oldest state is of {oldest}", at.why_nothing_is_kept())
             });
             Err(Failure::new(Exit::NotFound, what).because(why))
         }
