@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::Blocks;
+use atoll_dht::{Blocks, PutError};
 use atoll_env::{Env, Instant, TokioRuntime};
-use atoll_key::{VolumeId, VolumeInvitation};
+use atoll_key::{SecretKey, VolumeId, VolumeInvitation};
 use atoll_volume::shared::access::groups::{renew, renew_volume};
-use atoll_volume::shared::access::{AccessError, ReadAccess, Renewal, read_volume};
+use atoll_volume::shared::access::{AccessError, ReadAccess, Renewal, VolumeRecord, read_volume};
 use atoll_volume::shared::inode::InodeKey;
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::upkeep::{self, Kept};
@@ -77,11 +77,10 @@ impl Upkeep {
         &mut self,
         env: &Env,
         blocks: &Arc<dyn Blocks>,
-        (volume, root): (VolumeId, InodeKey),
-        sealing: &Sealing,
+        walk: &Walk,
     ) -> Result<(), String> {
-        let now = env.now();
-        let kept = upkeep::keep(env, blocks, volume, root, sealing).await;
+        let (now, volume) = (env.now(), walk.volume);
+        let kept = walk.keep(env, blocks).await;
         let Kept { inodes, renewed, lacking, unread, named } = kept.map_err(|e| e.to_string())?;
         self.done.insert(volume, now);
         self.walked.insert(volume, now);
@@ -96,13 +95,46 @@ impl Upkeep {
     }
 }
 
+/// Where a walk through a shared volume begins, and how its blocks are opened.
+pub(crate) struct Walk {
+    volume: VolumeId,
+    root: InodeKey,
+    sealing: Sealing,
+}
+
+impl Walk {
+    /// Through a volume whose key is here.
+    pub(crate) fn of_owner(key: &SecretKey, record: &VolumeRecord) -> Walk {
+        let sealing = Sealing::of_owner(key, record.read_epoch());
+        Walk { volume: key.volume_id(), root: record.root, sealing }
+    }
+
+    /// Through a volume that was joined.
+    pub(crate) async fn of_member(
+        env: &Env,
+        blocks: &Arc<dyn Blocks>,
+        VolumeInvitation { volume, user }: VolumeInvitation,
+    ) -> Result<Walk, String> {
+        let record = read_volume(blocks, volume).await.map_err(|error| error.to_string())?;
+        let (_, record) = record.ok_or("it is not on the ring")?;
+        let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), Some(user));
+        let reading = reading.await.map_err(|error| error.to_string())?;
+        Ok(Walk { volume, root: record.root, sealing: reading.sealing().clone() })
+    }
+
+    /// Extends the leases of all that it finds.
+    pub(crate) async fn keep(&self, env: &Env, blocks: &Arc<dyn Blocks>) -> Result<Kept, PutError> {
+        upkeep::keep(env, blocks, self.volume, self.root, &self.sealing).await
+    }
+}
+
 /// Runs until it is aborted.
 pub(crate) async fn run(node: PathBuf) {
     let env: Env = Arc::new(TokioRuntime::current());
     let mut kept = Upkeep::new(&env);
     tokio::time::sleep(FIRST_AFTER).await;
     loop {
-        match renew_all(&node, &mut kept).await {
+        match renew_all(&node, &env, &mut kept).await {
             Ok(failed) => failed.iter().for_each(|(of, why)| {
                 tracing::warn!("certificates or leases of {of} were not renewed: {why}");
             }),
@@ -113,8 +145,12 @@ pub(crate) async fn run(node: PathBuf) {
 }
 
 /// Renews what is due; says what could not be, and why.
-async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, String>, Failure> {
-    let (env, client) = connection::to_node_in(node).await?;
+async fn renew_all(
+    node: &Path,
+    env: &Env,
+    kept: &mut Upkeep,
+) -> Result<BTreeMap<String, String>, Failure> {
+    let (_, client) = connection::to_node_in(node).await?;
     let blocks: Arc<dyn Blocks> = client.clone();
     let mut failed = BTreeMap::new();
     let mut note = |of: String, outcome: Result<Renewal, String>| match outcome {
@@ -137,25 +173,23 @@ async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, St
                 continue;
             }
         };
-        let outcome = renew_volume(&env, &blocks, &key, &record).await;
+        let outcome = renew_volume(env, &blocks, &key, &record).await;
         note(format!("volume {name}"), outcome.map_err(|error| error.to_string()));
         if kept.is_done(key.volume_id(), env.now()) {
             continue;
         }
-        let sealing = Sealing::of_owner(&key, record.read_epoch());
-        let walk = (key.volume_id(), record.root);
-        let outcome = kept.keep(&env, &blocks, walk, &sealing).await;
+        let outcome = kept.keep(env, &blocks, &Walk::of_owner(&key, &record)).await;
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     for name in user::joined_names(node) {
-        let outcome = keep_joined(node, &name, &env, &blocks, kept).await;
+        let outcome = keep_joined(node, &name, env, &blocks, kept).await;
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     let names = user::groups(node);
     if let Some(user) = user::key(node)? {
         for name in names {
             let outcome = match OwnGroup::of(node, &user, &name) {
-                Ok(group) => renew(&env, &blocks, &group.key).await.map_err(|e| e.to_string()),
+                Ok(group) => renew(env, &blocks, &group.key).await.map_err(|e| e.to_string()),
                 Err(failure) => Err(failure.to_string()),
             };
             note(format!("group {name}"), outcome);
@@ -173,7 +207,8 @@ async fn keep_joined(
     kept: &mut Upkeep,
 ) -> Result<(), String> {
     let invitation = user::joined(node, name).map_err(|failure| failure.to_string())?;
-    let Some(VolumeInvitation { volume, user }) = invitation else { return Ok(()) };
+    let Some(invitation) = invitation else { return Ok(()) };
+    let volume = invitation.volume;
     let (now, into_day) = (env.now(), Duration::from_millis(env.unix_ms() % DAY_MS));
     if !kept.is_due(volume, now, into_day) {
         return Ok(());
@@ -182,18 +217,11 @@ async fn keep_joined(
         kept.done.insert(volume, now);
         return Ok(());
     }
-    let told = |error: AccessError| error.to_string();
-    let (_, record) =
-        read_volume(blocks, volume).await.map_err(told)?.ok_or("it is not on the ring")?;
-    let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), Some(user));
-    let reading = reading.await.map_err(|error| error.to_string())?;
-    kept.keep(env, blocks, (volume, record.root), reading.sealing()).await
+    kept.keep(env, blocks, &Walk::of_member(env, blocks, invitation).await?).await
 }
 
 #[cfg(test)]
 mod tests {
-    use atoll_key::SecretKey;
-
     use super::*;
 
     #[test]

@@ -2,17 +2,27 @@
 //!
 //! The node does so by itself, a third of a lease after the last time (CFS §3.1, §5.5);
 //! this command is for users who will switch it off for long, or had it off for too long.
+//!
+//! Of a shared volume the node renews the record, and the command walks the rest from the root directory, as the node
+//! does once a day. So it does for volumes that were joined.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::Blocks;
+use atoll_env::Env;
 use atoll_node::{Client, ClientOptions, VolumeStatus};
+use atoll_volume::shared::access::{AccessError, read_volume};
+use atoll_volume::shared::upkeep::Kept;
 
+use crate::certificates::Walk;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
 use crate::output::Output;
 use crate::progress::Share;
-use crate::units;
+use crate::{shared_volume, units, user};
 
 /// How long the renewal of one volume may take: millions of blocks. A guess.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -38,31 +48,102 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// A volume that was renewed.
+#[derive(serde::Serialize)]
+struct Report {
+    #[serde(flatten)]
+    volume: VolumeStatus,
+    /// What was found by walking it, if it is a shared one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared: Option<SharedReport>,
+}
+
+/// What was found in a shared volume.
+#[derive(Default, serde::Serialize)]
+struct SharedReport {
+    inodes: u64,
+    unread_inodes: u64,
+    /// The first of these, and why.
+    unread: Vec<String>,
+}
+
 /// Renews them, one after another.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = patient(global).await?;
+    let dir = global.dir()?;
     let mut names = args.names.clone();
     if names.is_empty() {
         let volumes = client.volumes().await.map_err(connection::failure)?;
         let published = volumes.into_iter().filter(|volume| volume.root_version > 0);
         names.extend(published.map(|volume| volume.name));
+        names.extend(user::joined_names(&dir));
         if names.is_empty() && !args.json {
             eprintln!("nothing is published from this node; `atoll publish DIR` does that");
         }
     }
+    let (env, ring) = connection::to_node(global).await?;
     let mut output = Output::new();
     let mut worst = None;
     for name in names {
-        let volume = renew_watched(&client, &name, args.json).await?;
+        let report = renew(&env, (&client, &ring), &dir, &name, args.json).await?;
         if args.json {
-            output.json(&volume)?;
+            output.json(&report)?;
         } else {
-            output.line(describe(&volume))?;
+            output.line(describe(&report))?;
         }
         output.flush()?;
-        worst = problem(&volume).or(worst);
+        worst = problem(&report).or(worst);
     }
     worst.map_or(Ok(()), Err)
+}
+
+/// Renews all of a volume.
+async fn renew(
+    env: &Env,
+    (client, ring): (&Client, &Arc<Client>),
+    dir: &Path,
+    name: &str,
+    quiet: bool,
+) -> Result<Report, Failure> {
+    let blocks: Arc<dyn Blocks> = ring.clone();
+    let what = format!("the leases of volume {name} were not renewed");
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    let is_here = volumes.iter().any(|volume| volume.name == name);
+    if !is_here && let Some(invitation) = user::joined(dir, name)? {
+        let walk = Walk::of_member(env, &blocks, invitation).await;
+        let walk = walk.map_err(|why| Failure::new(Exit::Failed, what.clone()).because(why))?;
+        let volume = VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
+        return walked(env, &blocks, &walk, volume, &what).await;
+    }
+    let volume = renew_watched(client, name, quiet).await?;
+    if volume.source.is_some() || volume.trouble.is_some() {
+        return Ok(Report { volume, shared: None });
+    }
+    let key = client.named_volume(name).await.map_err(connection::failure)?.key;
+    match read_volume(&blocks, key.volume_id()).await {
+        Ok(Some((_, record))) => {
+            walked(env, &blocks, &Walk::of_owner(&key, &record), volume, &what).await
+        }
+        // One writer's.
+        Ok(None) | Err(AccessError::Bad { .. }) => Ok(Report { volume, shared: None }),
+        Err(error) => Err(shared_volume::failure(&what, error)),
+    }
+}
+
+/// Walks a shared volume; what is kept of it.
+async fn walked(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    walk: &Walk,
+    mut volume: VolumeStatus,
+    what: &str,
+) -> Result<Report, Failure> {
+    let kept = walk.keep(env, blocks).await.map_err(|error| Failure::put(what, &error))?;
+    let Kept { inodes, renewed, lacking, unread, named } = kept;
+    (volume.kept_blocks, volume.lost_blocks) = (renewed + lacking, lacking);
+    volume.refreshed_unix_secs = env.unix_ms() / 1000;
+    let shared = SharedReport { inodes, unread_inodes: unread, unread: named };
+    Ok(Report { volume, shared: Some(shared) })
 }
 
 async fn patient(global: &Global) -> Result<Client, Failure> {
@@ -101,32 +182,47 @@ async fn renew_watched(client: &Client, name: &str, quiet: bool) -> Result<Volum
     renewed.map_err(connection::failure)
 }
 
-fn describe(volume: &VolumeStatus) -> String {
+fn describe(report: &Report) -> String {
+    let volume = &report.volume;
     let mut blocks = units::counted(volume.kept_blocks, "block", "blocks");
-    let until = units::unix_date(volume.lease_expires_unix_secs);
-    if volume.trouble.is_some() {
-        return format!("{}: {blocks} not renewed; kept until {until} UTC", volume.name);
-    }
     if volume.lost_blocks > 0 {
         let there = volume.kept_blocks.saturating_sub(volume.lost_blocks);
         blocks = format!("{} of {blocks}", units::count(there));
     }
-    format!("{}: {blocks} kept until {until} UTC", volume.name)
+    let name = &volume.name;
+    if volume.trouble.is_some() {
+        let until = units::unix_date(volume.lease_expires_unix_secs);
+        return format!("{name}: {blocks} not renewed; kept until {until} UTC");
+    }
+    if let Some(shared) = &report.shared {
+        return format!("{name}: {blocks} of {} renewed", shared_volume::inodes(shared.inodes));
+    }
+    format!("{name}: {blocks} kept until {} UTC", units::unix_date(volume.lease_expires_unix_secs))
 }
 
 /// What is still wrong with a volume.
-fn problem(volume: &VolumeStatus) -> Option<Failure> {
+fn problem(report: &Report) -> Option<Failure> {
+    let volume = &report.volume;
     let name = &volume.name;
     if let Some(trouble) = &volume.trouble {
         let what = format!("the leases of volume {name} were not renewed");
         return Some(Failure::new(Exit::Unavailable, what).because(trouble).advice(TRY_AGAIN));
     }
+    if let Some(shared) = report.shared.as_ref().filter(|shared| shared.unread_inodes > 0) {
+        let unread = shared_volume::inodes(shared.unread_inodes);
+        let what = format!("{unread} of volume {name} cannot be read, so not all was renewed");
+        return Some(Failure::new(Exit::Incomplete, what).because(shared.unread.join("; ")));
+    }
     if volume.lost_blocks > 0 {
         let lost = units::counted(volume.lost_blocks, "block", "blocks");
-        let source = volume.source.as_deref().unwrap_or("its directory");
         let what = format!("no node that can be reached has {lost} of volume {name}");
+        let failure = Failure::new(Exit::NotFound, what);
+        if report.shared.is_some() {
+            return Some(failure.advice("Start the nodes that have them."));
+        }
+        let source = volume.source.as_deref().unwrap_or("its directory");
         return Some(
-            Failure::new(Exit::NotFound, what).advice(format!(
+            failure.advice(format!(
                 "If no node is missing, `atoll publish {source}` brings them back."
             )),
         );
@@ -140,15 +236,23 @@ mod tests {
 
     #[test]
     fn what_could_not_be_kept_is_a_failure() {
+        let report = |volume: &VolumeStatus| Report { volume: volume.clone(), shared: None };
         let good = VolumeStatus { name: "docs".into(), kept_blocks: 2, ..VolumeStatus::default() };
-        assert!(problem(&good).is_none());
-        assert_eq!(describe(&good), "docs: 2 blocks kept until 1970-01-01 00:00:00 UTC");
+        assert!(problem(&report(&good)).is_none());
+        assert_eq!(describe(&report(&good)), "docs: 2 blocks kept until 1970-01-01 00:00:00 UTC");
         let lost = VolumeStatus { lost_blocks: 1, source: Some("/srv/d".into()), ..good.clone() };
-        assert_eq!(describe(&lost), "docs: 1 of 2 blocks kept until 1970-01-01 00:00:00 UTC");
-        let failure = problem(&lost).expect("lost");
+        let shown = describe(&report(&lost));
+        assert_eq!(shown, "docs: 1 of 2 blocks kept until 1970-01-01 00:00:00 UTC");
+        let failure = problem(&report(&lost)).expect("lost");
         assert_eq!(failure.exit, Exit::NotFound);
         assert!(failure.to_string().contains("1 block of volume docs"), "{failure}");
-        let silent = VolumeStatus { trouble: Some("nobody answers".into()), ..good };
-        assert_eq!(problem(&silent).expect("not renewed").exit, Exit::Unavailable);
+        let silent = VolumeStatus { trouble: Some("nobody answers".into()), ..good.clone() };
+        assert_eq!(problem(&report(&silent)).expect("not renewed").exit, Exit::Unavailable);
+        let found = SharedReport { inodes: 1, unread_inodes: 0, unread: Vec::new() };
+        let mut shared = Report { volume: good, shared: Some(found) };
+        assert_eq!(describe(&shared), "docs: 2 blocks of 1 file or directory renewed");
+        assert!(problem(&shared).is_none());
+        shared.shared.as_mut().expect("shared").unread_inodes = 1;
+        assert_eq!(problem(&shared).expect("unread").exit, Exit::Incomplete);
     }
 }

@@ -52,7 +52,9 @@ fn a_shared_volume_is_granted_and_revoked() {
     owner.atoll(["volume", "create", "work", "--shared"]).failed(1, &["has a volume of that name"]);
     let listed = owner.atoll(["volume", "list", "--json"]).ok().json();
     assert!(listed["root_version"].as_u64() > Some(0), "the node keeps it: {listed}");
-    assert_eq!(owner.atoll(["renew", "work", "--json"]).ok().json()["lost_blocks"], 0);
+    let renewed = owner.atoll(["renew", "work", "--json"]).ok().json();
+    assert_eq!(renewed["lost_blocks"], 0);
+    assert_eq!(renewed["shared"]["inodes"], 1, "it walks from the root directory: {renewed}");
     assert_eq!(members(owner, "work"), ["owner"]);
 
     let alice = user(guest);
@@ -479,6 +481,47 @@ fn ring_addr(ring: &Ring, at: usize) -> String {
         .as_str()
         .expect("text")
         .to_owned()
+}
+
+/// The story: a user who was shut out of a path went on writing files that were moved or linked out of it.
+#[test]
+fn a_user_is_shut_out_of_what_has_left_the_path() {
+    if !can_mount("a_user_is_shut_out_of_what_has_left_the_path") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let address = ring.nodes[0].atoll(["volume", "create", "work", "--shared"]).ok();
+    let address = address.last_line().to_owned();
+    let (alice, bob) = (user(&ring.nodes[1]), user(&ring.nodes[2]));
+    let owner = ring.mount(0, "work", &[]);
+    fs::create_dir_all(owner.join("plans/sub")).expect("makes");
+    for name in ["plans/moved", "plans/linked", "plans/sub/deep"] {
+        fs::write(owner.join(name), "owner's").expect("writes");
+    }
+    for (label, key) in [("alice", &alice), ("bob", &bob)] {
+        ring.nodes[0].atoll(["grant", "work/plans", &format!("{label}={key}")]).ok();
+    }
+    let (one, two) = (ring.mount(1, &address, &[]), ring.mount(2, &address, &[]));
+    fs::rename(owner.join("plans/moved"), owner.join("moved")).expect("moves");
+    fs::rename(owner.join("plans/sub"), owner.join("out")).expect("moves");
+    fs::hard_link(owner.join("plans/linked"), owner.join("linked")).expect("links");
+    fs::remove_file(owner.join("plans/linked")).expect("removes");
+    let outside = ["moved", "linked", "out/deep"];
+    for name in outside {
+        until("both see it", || one.join(name).exists() && two.join(name).exists());
+        fs::write(one.join(name), "alice's").expect("its groups are as they were");
+    }
+    ring.nodes[0].atoll(["revoke", "work/plans", "alice", "--now"]).ok();
+    for name in outside {
+        until("alice cannot write", || fs::write(one.join(name), "late").is_err());
+        until("bob can", || fs::write(two.join(name), "bob's").is_ok());
+    }
+    assert!(fs::write(one.join("out/new"), "late").is_err());
+    ring.nodes[0].atoll(["revoke", "work/plans", "bob"]).ok();
+    for name in outside {
+        until("bob cannot write", || fs::write(two.join(name), "late").is_err());
+        fs::write(owner.join(name), "owner's").expect("the owner can");
+    }
 }
 
 /// A part of a volume is granted to a user by name, and taken away again.

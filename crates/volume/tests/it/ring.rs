@@ -24,8 +24,8 @@ pub(crate) fn env() -> Env {
     Arc::new(TokioRuntime::current())
 }
 
-/// A runtime whose wall clock goes as the test's time does.
-struct Clocked(TokioRuntime);
+/// A runtime whose wall clock goes as the test's time does, from when it was made.
+struct Clocked(TokioRuntime, Instant);
 
 impl Runtime for Clocked {
     fn now(&self) -> Instant {
@@ -33,7 +33,7 @@ impl Runtime for Clocked {
     }
 
     fn unix_ms(&self) -> u64 {
-        1_700_000_000_000 + self.0.now().as_nanos() / 1_000_000
+        1_700_000_000_000 + self.0.now().since(self.1).as_millis() as u64
     }
 
     fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
@@ -50,7 +50,9 @@ impl Runtime for Clocked {
 }
 
 pub(crate) fn clocked() -> Env {
-    Arc::new(Clocked(TokioRuntime::current()))
+    let real = TokioRuntime::current();
+    let began = real.now();
+    Arc::new(Clocked(real, began))
 }
 
 pub(crate) fn secret() -> SecretKey {
