@@ -26,6 +26,7 @@ mod bridge;
 mod convert;
 mod directory;
 mod dispatch;
+mod executing;
 mod flags;
 mod groups;
 mod invalidations;

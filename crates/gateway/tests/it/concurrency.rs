@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -18,14 +18,17 @@ pub(crate) struct Script {
     pub place: Place,
     pub gate: watch::Sender<bool>,
     pub waiting: watch::Receiver<usize>,
+    pub lengths: Arc<Mutex<Vec<&'static str>>>,
 }
 
 pub(crate) fn scripted(options: &MountOptions) -> Option<Script> {
     let (gate, opened) = watch::channel(false);
     let (begun, waiting) = watch::channel(0);
-    let fs = Scripted { gate: opened, waiting: begun, held: Arc::default() };
+    let lengths: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+    let (held, told) = (Arc::default(), lengths.clone());
+    let fs = Scripted { gate: opened, waiting: begun, held, lengths: told };
     let place = Place::with(options, |_| Arc::new(fs))?;
-    Some(Script { place, gate, waiting })
+    Some(Script { place, gate, waiting, lengths })
 }
 
 fn errno_of<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
@@ -34,7 +37,7 @@ fn errno_of<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
 
 #[test]
 fn a_slow_read_does_not_block_others() {
-    let Some(Script { place, gate, mut waiting }) = scripted(&MountOptions::default()) else {
+    let Some(Script { place, gate, mut waiting, .. }) = scripted(&MountOptions::default()) else {
         return;
     };
     // More slow reads than there are threads of any kind.
@@ -61,7 +64,7 @@ fn a_slow_read_does_not_block_others() {
 #[test]
 fn reads_that_keep_all_threads_but_one_waiting_do_not_block_others() {
     let options = MountOptions { threads: 4.try_into().unwrap(), ..MountOptions::default() };
-    let Some(Script { place, gate, mut waiting }) = scripted(&options) else { return };
+    let Some(Script { place, gate, mut waiting, .. }) = scripted(&options) else { return };
     let mut blocked = Vec::new();
     while blocked.len() < 3 {
         assert_eq!(fs::read(place.join("quick")).unwrap().len(), 4096);
@@ -111,6 +114,19 @@ fn a_file_system_that_delays_no_errors_is_asked_for_them_once() {
         file.write_all_at(b"whatever", 0).unwrap();
     }
     assert_eq!(*waiting.borrow(), 1);
+    place.unmount();
+}
+
+/// The story: the kernel truncated a file after the open, as truncate(2) does. A file system that writes such a change at
+/// once showed others an empty file until the writer had closed it, for ever if that was killed.
+#[test]
+fn a_file_is_emptied_by_the_open_that_says_so() {
+    let Some(Script { place, lengths, .. }) = scripted(&MountOptions::default()) else { return };
+    let path = place.join("writable");
+    drop(File::create(&path).unwrap());
+    assert_eq!(*lengths.lock().unwrap(), ["open that empties"]);
+    File::options().write(true).open(&path).unwrap().set_len(5).unwrap();
+    assert_eq!(*lengths.lock().unwrap(), ["open that empties", "ftruncate"]);
     place.unmount();
 }
 
@@ -171,7 +187,7 @@ fn what_cannot_be_looked_up_is_listed_and_its_use_fails() {
 #[test]
 fn requests_beyond_the_limit_wait_their_turn() {
     let options = MountOptions { max_requests: 3, ..MountOptions::default() };
-    let Some(Script { place, gate, mut waiting }) = scripted(&options) else { return };
+    let Some(Script { place, gate, mut waiting, .. }) = scripted(&options) else { return };
     let slow: Vec<_> = (0..12)
         .map(|_| {
             let path = place.join("slow");

@@ -19,7 +19,7 @@ fn open_direct(path: &std::path::Path) -> File {
 /// asynchronous one begins, but not when that ends.
 #[test]
 fn an_asynchronous_direct_write_is_seen_by_who_read_meanwhile() {
-    let Some(Script { place, gate, mut waiting }) = scripted(&MountOptions::default()) else {
+    let Some(Script { place, gate, mut waiting, .. }) = scripted(&MountOptions::default()) else {
         return;
     };
     let path = place.join("held");

@@ -1,12 +1,12 @@
 //! A file system that does what its test says: names stand for behaviours.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
-    Handle, InodeNumber, OpenFlags, Opened, StatFs, Writer,
+    Handle, InodeNumber, OpenFlags, Opened, SetAttr, StatFs, Writer,
 };
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -60,6 +60,8 @@ pub(crate) struct Scripted {
     pub waiting: watch::Sender<usize>,
     /// The byte that all of [`HELD`] consists of.
     pub held: Arc<AtomicU8>,
+    /// What arrives about the length of files, in order.
+    pub lengths: Arc<Mutex<Vec<&'static str>>>,
 }
 
 fn attr(inode: InodeNumber) -> Attr {
@@ -118,6 +120,9 @@ impl FileSystem for Scripted {
     }
 
     fn open(&self, _caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        if flags.has(OpenFlags::TRUNCATE) {
+            self.lengths.lock().unwrap().push("open that empties");
+        }
         let cached = matches!(inode, HELD | ONE_PAGE);
         if flags.writes() && inode != WRITABLE && !cached {
             return answer(Err(Errno::EROFS));
@@ -180,6 +185,20 @@ impl FileSystem for Scripted {
             ONE_PAGE => answer(Ok(len.min(4096))),
             _ => answer(Ok(len)),
         }
+    }
+
+    fn setattr(
+        &self,
+        _: Caller,
+        inode: InodeNumber,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        if changes.size_bytes.is_some() {
+            let what = if handle.is_some() { "ftruncate" } else { "truncate" };
+            self.lengths.lock().unwrap().push(what);
+        }
+        answer(Ok(AttrReply { attr: attr(inode), ttl: Duration::ZERO }))
     }
 
     fn flush(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {

@@ -25,12 +25,19 @@ impl Bridge {
         reply: fuser::ReplyOpen,
     ) {
         let (caller, flags) = (convert::caller(request), OpenFlags(flags.0));
-        let is_flushed = self.is_flushed(flags);
-        self.run(
+        if self.executing.forbids(inode(ino), flags) {
+            return reply.error(fuser::Errno::ETXTBSY);
+        }
+        let (is_flushed, executing) = (self.is_flushed(flags), self.executing.clone());
+        // As for a truncation by another call (`privileges`).
+        let reduces_mode = self.reduces_modes && flags.has(OpenFlags::TRUNCATE) && caller.uid != 0;
+        self.run_reducing(
             "open",
+            reduces_mode.then_some((caller, ino)),
             move |fs| fs.open(caller, inode(ino), flags),
             move |outcome| match outcome {
                 Ok(opened) => {
+                    executing.note_open(inode(ino), flags);
                     reply.opened(FileHandle(opened.handle.0), open_flags(opened, is_flushed));
                 }
                 Err(errno) => reply.error(convert::errno(errno)),
@@ -128,7 +135,14 @@ impl Bridge {
         self.dispatcher.run("flush", work, |outcome| reply_empty(reply, outcome));
     }
 
-    pub(super) fn release(&self, ino: INodeNo, fh: FileHandle, reply: ReplyEmpty) {
+    pub(super) fn release(
+        &self,
+        ino: INodeNo,
+        fh: FileHandle,
+        flags: fuser::OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.executing.note_close(inode(ino), OpenFlags(flags.0));
         let (fs, locks) = (self.fs.clone(), self.locks.clone());
         let work = async move {
             if let Some(locks) = locks

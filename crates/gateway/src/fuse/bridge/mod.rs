@@ -21,6 +21,7 @@ use bytes::Bytes;
 use fuser::{FileHandle, INodeNo, InitFlags, Notifier, ReplyEmpty, ReplyXattr};
 
 use super::dispatch::Dispatcher;
+use super::executing::Executing;
 use super::locks::{Holder, MountLocks};
 use super::privileges;
 
@@ -43,6 +44,7 @@ pub(super) struct Bridge {
     skips_opendir: bool,
     /// It is ours to take away set-user-ID and set-group-ID bits.
     reduces_modes: bool,
+    executing: Executing,
 }
 
 fn inode(number: INodeNo) -> InodeNumber {
@@ -68,7 +70,15 @@ impl Bridge {
         notifier: Arc<OnceLock<Notifier>>,
     ) -> Bridge {
         let locks = fs.locks().map(|locks| Arc::new(MountLocks::new(locks)));
-        Bridge { fs, dispatcher, locks, notifier, skips_opendir: false, reduces_modes: false }
+        Bridge {
+            fs,
+            dispatcher,
+            locks,
+            notifier,
+            skips_opendir: false,
+            reduces_modes: false,
+            executing: Executing::default(),
+        }
     }
 
     /// Whether something is to be done at each close of a file opened so: a delayed error to be
@@ -139,9 +149,11 @@ impl fuser::Filesystem for Bridge {
         // Not FUSE_ASYNC_DIO. With it the kernel takes what an asynchronous direct write replaces
         // out of its cache when the write begins, but not when it ends: a read in between
         // brings the old bytes back, for good. And a write cut short by a full disk is EIO to it.
-        // Not FUSE_ATOMIC_O_TRUNC. With it the file is emptied before the kernel finds that it may not
-        // be, for instance because it is a program that runs.
+        // With FUSE_ATOMIC_O_TRUNC an open empties the file, so a file system that shows others a file when it is closed
+        // does not show an empty one before. Without, the kernel truncates it after the open as truncate(2) does, and
+        // the two cannot be told apart. `executing` has what the kernel leaves to us then.
         for wanted in [
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
@@ -250,9 +262,9 @@ impl fuser::Filesystem for Bridge {
         flush(_request, ino: INodeNo, fh: FileHandle, lock_owner: fuser::LockOwner,
             reply: ReplyEmpty)
             => (ino, fh, lock_owner, reply);
-        release(_request, ino: INodeNo, fh: FileHandle, _flags: fuser::OpenFlags,
+        release(_request, ino: INodeNo, fh: FileHandle, flags: fuser::OpenFlags,
             _lock_owner: Option<fuser::LockOwner>, _flush: bool, reply: ReplyEmpty)
-            => (ino, fh, reply);
+            => (ino, fh, flags, reply);
         fsync(_request, ino: INodeNo, fh: FileHandle, data_only: bool, reply: ReplyEmpty)
             => (ino, fh, data_only, reply);
         getlk(_request, ino: INodeNo, fh: FileHandle, lock_owner: fuser::LockOwner, start: u64,
