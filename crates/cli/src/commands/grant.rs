@@ -376,7 +376,6 @@ async fn revoke_on_path(
     (what, global): (&str, &Global),
 ) -> Result<(), Failure> {
     let failed = |error| shared_volume::failure(what, error);
-    let (_, path) = split(&args.target);
     let member = record.members.get(&user);
     let is_last = record.members.keys().all(|other| *other == user);
     let mut done = Done {
@@ -405,14 +404,15 @@ async fn revoke_on_path(
     for former in group.former() {
         let_read_no_more(env, &owned, former, what).await?;
     }
-    if is_last {
+    // Wherever it is now: what was moved or linked out of the path is bound to its group too.
+    done.rebound = if is_last {
         let without = |groups: &[GroupId]| group.without(groups);
-        done.rebound = rebind_at(env, &owned, path, &without, (what, global)).await?;
+        rebind_at(env, &owned, "", &without, (what, global)).await?
     } else {
         let_read(env, &owned, group.id(), what).await?;
         let renewed = |groups: &[GroupId]| group.renewed(groups);
-        done.rebound = rebind_at(env, &owned, path, &renewed, (what, global)).await?;
-    }
+        rebind_at(env, &owned, "", &renewed, (what, global)).await?
+    };
     done.group = Some(GroupAddress(group.id()).to_string());
     let mut lines = vec![format!("{}: shut out, {} changed", args.target, done.rebound)];
     match (owned.record.is_encrypted, args.now) {
