@@ -13,6 +13,7 @@
 //!
 //! Invariants: no leaf is empty, entries ascend within leaves and from leaf to leaf.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
@@ -205,6 +206,23 @@ impl Entries {
     /// How many name directories.
     pub(super) fn subdirectories(&self) -> usize {
         self.leaves.iter().map(|leaf| leaf.subdirectories).sum()
+    }
+
+    /// Of directories that several entries name, all entries but the one that leads, as siblings do: the highest, of two
+    /// equal ones that added later, then that of the greater writer.
+    pub(super) fn surplus_names(&self) -> Vec<Entry> {
+        if self.subdirectories() < 2 {
+            return Vec::new();
+        }
+        let leaves = self.leaves.iter().filter(|leaf| leaf.subdirectories > 0);
+        let entries = leaves.flat_map(|leaf| &leaf.entries);
+        let mut named: Vec<&Entry> = entries.filter(|entry| is_directory(entry)).collect();
+        named.sort_unstable_by_key(|entry| {
+            let Entry { added, time_ms, name, inode, .. } = *entry;
+            (*inode, Reverse((added.height, *time_ms, added.writer)), name)
+        });
+        let next = named.windows(2).filter(|two| two[0].inode == two[1].inode);
+        next.map(|two| two[1].clone()).collect()
     }
 
     /// How many bytes they have when encoded.

@@ -10,6 +10,9 @@
 //! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the write that leads in the same order are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
 //!
+//! A directory has one name in another: of several that writers gave it at the same time, the one that leads, in that order,
+//! counts, and the others are gone. Any writer who has seen both leaves them out.
+//!
 //! If two entries of a directory have one name, the one that was added first has it, and the other
 //! appears as `NAME~USER~TIME` ([`names`]). Both follow from the entries alone, so that all mounts that
 //! see the same siblings show the same.
@@ -124,7 +127,12 @@ pub fn merge(
     };
     let (contents, conflicts) = match contents {
         Contents::Regular { .. } => files(&read, contents),
-        Contents::Directory(_) => (contents, Vec::new()),
+        Contents::Directory(mut entries) => {
+            for surplus in entries.surplus_names() {
+                entries.remove(&surplus);
+            }
+            (Contents::Directory(entries), Vec::new())
+        }
         contents => {
             let conflict = |(sibling, inode): &(&Sibling, Inode)| Conflict {
                 dot: sibling.dot,

@@ -1,5 +1,5 @@
 //! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
-//! `renames` moves them, `removals` removes inodes, `listing` lists directories, `ahead` reads inodes ahead of
+//! `renames` moves them, `places` leaves a directory one name, `removals` removes inodes, `listing` lists directories, `ahead` reads inodes ahead of
 //! lookups, `files` reads and writes,
 //! `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
 //! written at the same time;
@@ -21,6 +21,7 @@ mod names;
 mod near;
 mod newborns;
 mod offline;
+mod places;
 mod releases;
 mod removals;
 mod renames;
@@ -188,6 +189,8 @@ struct Shared {
     /// Directories that were removed here a short while ago, each with its parent, its name, and when.
     removed: Mutex<Vec<(InodeKey, inode::Entry, Instant)>>,
     removals: Removals,
+    /// Directories of which names are being dropped that do not count.
+    settling: Mutex<BTreeSet<InodeKey>>,
     releases: Releases,
     /// Files that were written a moment ago.
     written: Mutex<Places>,
@@ -276,6 +279,7 @@ impl SharedFs {
             trouble: Mutex::default(),
             removed: Mutex::default(),
             removals: Removals::default(),
+            settling: Mutex::default(),
             releases: Releases::default(),
             written: Mutex::default(),
             ahead: Mutex::default(),

@@ -172,8 +172,12 @@ impl Shared {
         freshness: Freshness,
     ) -> Result<Entry, Fault> {
         let (directory_key, directory) = self.directory(parent, freshness).await?;
-        let key = directory.entry(name)?.ok_or(Errno::ENOENT)?.inode;
+        let named = directory.entry(name)?.ok_or(Errno::ENOENT)?;
+        let key = named.inode;
         self.read_ahead((directory_key, &directory), name, key);
+        if named.file_kind() == FileKind::Directory {
+            self.check_place(key, directory_key).await?;
+        }
         let found = self.entry(key, self.names_age()).await?;
         self.table().place(&key, directory_key, name);
         Ok(found)

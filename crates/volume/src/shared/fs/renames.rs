@@ -105,7 +105,12 @@ impl Shared {
 
     /// Moves a directory to another one, or exchanges it with something there, while nobody else moves one.
     async fn move_directory(&self, steps: &Steps<'_>) -> Result<(), Fault> {
-        let ((from, ..), (to, ..)) = (steps.from, steps.to);
+        let ((from, _, name), (to, ..)) = (steps.from, steps.to);
+        // Another mount may have moved it until now.
+        let above = self.inodes.read(from, Freshness::Latest).await?;
+        if above.entry(name)?.is_none_or(|entry| entry.inode != steps.moved.0) {
+            return Err(Errno::EAGAIN.into());
+        }
         self.check_no_circle(steps.moved.0, to).await?;
         if let Some((target, FileKind::Directory)) = steps.target.filter(|_| steps.is_exchange) {
             self.check_no_circle(target, from).await?;
@@ -212,7 +217,7 @@ impl Shared {
         }
     }
 
-    async fn add_link(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {
+    pub(super) async fn add_link(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {
         let now = self.now();
         let linked = self.change(key, |inode, added: Dot| {
             inode.links.insert(Link { added, directory });

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_key::BlockHash;
 use atoll_key::kinds::certified::CertifiedBlock;
+use atoll_vfs::FileKind;
 use atoll_volume::shared::entries::{Entries, Leaves};
 use atoll_volume::shared::inode::{Contents, Entry, FileData, Inode, InodeKey, Link, Written};
 use atoll_volume::shared::merged::{self, ConflictName, Merged, conflict_name, names};
@@ -71,6 +72,42 @@ fn names_added_and_removed_at_the_same_time_all_count() {
     // Who has seen both leaves one version.
     let seen = add(&both, 3, "last", 5);
     assert_eq!(listed(&joined(&seen, &both)), ["last", "left", "right", "two"]);
+}
+
+/// The story: a directory that two mounts renamed at the same time had both names, and `rm -r` of one emptied the other.
+#[test]
+fn a_directory_renamed_twice_at_the_same_time_has_one_name_and_a_file_both() {
+    let of = |name: &'static str, kind, added| {
+        Entry::new(Bytes::from_static(name.as_bytes()), (InodeKey([1; 32]), kind), added, NOW_MS)
+    };
+    for kind in [FileKind::Directory, FileKind::Regular] {
+        let before = [of("a", kind, dot(1, 1))].into_iter().collect::<Entries>();
+        let before = create(&inode(Contents::Directory(before)));
+        let rename = |seen: &CertifiedBlock, n: u8, to: &'static str| {
+            let added = seen.next_dot(writer(n));
+            change(seen, n, |entries| {
+                let gone: Vec<Entry> = entries.iter().cloned().collect();
+                gone.iter().for_each(|entry| assert!(entries.remove(entry)));
+                entries.insert(of(to, kind, added));
+            })
+        };
+        let (left, right) = (rename(&before, 2, "left"), rename(&before, 3, "right"));
+        let both = joined(&left, &right);
+        let expected: &[&str] = match kind {
+            FileKind::Directory if writer(3) > writer(2) => &["right"],
+            FileKind::Directory => &["left"],
+            _ => &["left", "right"],
+        };
+        assert_eq!(listed(&both), expected);
+        assert_eq!(listed(&joined(&right, &left)), expected, "whoever joins them");
+        if kind == FileKind::Directory {
+            // One who has seen one name only goes on: the later name counts for all.
+            let third = rename(&left, 2, "third");
+            let seen_both = change(&both, 4, |_| {});
+            assert_eq!(listed(&joined(&third, &seen_both)), ["third"]);
+            assert_eq!(listed(&joined(&third, &both)), ["third"]);
+        }
+    }
 }
 
 #[test]

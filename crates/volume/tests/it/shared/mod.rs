@@ -18,6 +18,7 @@ mod mounts;
 mod newborns;
 mod offline;
 mod past;
+mod places;
 mod releases;
 mod removals;
 mod sealing;

@@ -179,14 +179,14 @@ impl Machine {
 }
 
 /// A ring with a machine of user 1, and mounts of users 2 and 3 elsewhere.
-struct Setting {
+pub(super) struct Setting {
     ring: Ring,
-    machine: Machine,
-    others: Vec<SharedFs>,
+    pub(super) machine: Machine,
+    pub(super) others: Vec<SharedFs>,
 }
 
 impl Setting {
-    fn new(seed: u64) -> Setting {
+    pub(super) fn new(seed: u64) -> Setting {
         Setting::with(seed, SharedOptions::default(), false)
     }
 
@@ -210,20 +210,20 @@ impl Setting {
         all
     }
 
-    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.ring.sim.block_on(LONG, work).expect("calls have deadlines")
     }
 
-    fn wait(&self, time: Duration) {
+    pub(super) fn wait(&self, time: Duration) {
         self.ring.sim.run_for(time);
     }
 
-    fn mounted(&self) -> SharedFs {
+    pub(super) fn mounted(&self) -> SharedFs {
         self.run(self.machine.mounted())
     }
 
     /// The ring is back, and has what was spooled.
-    fn reconnect(&self) {
+    pub(super) fn reconnect(&self) {
         self.machine.node.start();
         self.wait(MINUTE * 2);
     }
@@ -240,7 +240,7 @@ fn status(fs: &SharedFs) -> String {
 }
 
 /// Replaces what is in a file of a directory, which is made if it is not there. What the close answers.
-async fn write(
+pub(super) async fn write(
     fs: &SharedFs,
     parent: InodeNumber,
     name: &str,
@@ -279,7 +279,11 @@ async fn names(fs: &SharedFs, directory: InodeNumber) -> Result<BTreeSet<String>
 }
 
 /// All files below a directory, by path, with their contents. That each name leads to a file is checked besides.
-fn tree(fs: &SharedFs, at: InodeNumber, path: String) -> BoxFuture<'_, BTreeMap<String, Bytes>> {
+pub(super) fn tree(
+    fs: &SharedFs,
+    at: InodeNumber,
+    path: String,
+) -> BoxFuture<'_, BTreeMap<String, Bytes>> {
     Box::pin(async move {
         let mut all = BTreeMap::new();
         for name in names(fs, at).await.expect("lists") {

@@ -1,0 +1,159 @@
+//! Directories that two mounts rename or move at the same time: one name stays, and all that is below it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, RenameFlags};
+use atoll_volume::shared::SharedFs;
+use bytes::Bytes;
+use futures_util::future::join;
+
+use super::offline::{Setting, tree, write};
+
+const ROOT: InodeNumber = InodeNumber::ROOT;
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn me() -> Caller {
+    Caller::default()
+}
+
+async fn mkdir(fs: &SharedFs, parent: InodeNumber, name: &str) -> InodeNumber {
+    fs.mkdir(me(), parent, name.as_bytes(), 0o755).await.expect("makes").attr.inode
+}
+
+async fn find(fs: &SharedFs, parent: InodeNumber, name: &str) -> Result<InodeNumber, Errno> {
+    Ok(fs.lookup(me(), parent, name.as_bytes()).await?.attr.inode)
+}
+
+async fn rename(
+    fs: &SharedFs,
+    (from, name): (InodeNumber, &str),
+    (to, new_name): (InodeNumber, &str),
+) -> Result<(), Errno> {
+    let flags = RenameFlags::default();
+    find(fs, from, name).await?;
+    fs.rename(me(), from, name.as_bytes(), to, new_name.as_bytes(), flags).await
+}
+
+/// All mounts show one name of the directory and what is in it, and nothing else; that name.
+fn settled(all: &Setting, mounts: &[&SharedFs], names: &[&str], context: &str) -> String {
+    for fs in mounts {
+        all.run(tree_of_what_is_there(fs));
+    }
+    all.wait(MINUTE);
+    let trees = mounts.iter().map(|fs| all.run(tree(fs, ROOT, String::new())));
+    let trees: Vec<BTreeMap<String, Bytes>> = trees.collect();
+    assert!(trees.iter().all(|tree| *tree == trees[0]), "{context}: {trees:?}");
+    let paths: Vec<&String> = trees[0].keys().collect();
+    assert_eq!(paths.len(), 1, "{context}: {paths:?}");
+    let name = names.iter().find(|name| *paths[0] == format!("/{name}/f"));
+    (*name.unwrap_or_else(|| panic!("{context}: {paths:?}"))).to_owned()
+}
+
+/// Looks up what is listed, as `ls -R` does. Names that do not count any more may be listed for a moment.
+async fn tree_of_what_is_there(fs: &SharedFs) {
+    let mut waiting = vec![ROOT];
+    while let Some(directory) = waiting.pop() {
+        let handle = fs.opendir(me(), directory).await.expect("opens").handle;
+        let listed = fs.readdir(directory, handle, 0, 1000, false).await.expect("lists");
+        fs.closedir(directory, handle).await.expect("it is open");
+        for entry in listed {
+            let found = fs.lookup(me(), directory, &entry.name).await;
+            let found = found.ok().filter(|it| it.attr.kind == atoll_vfs::FileKind::Directory);
+            waiting.extend(found.map(|found| found.attr.inode));
+        }
+    }
+}
+
+#[test]
+fn two_mounts_that_rename_one_directory_at_once_leave_it_one_name() {
+    for seed in 0..6 {
+        let all = Setting::new(9700 + seed);
+        let [one, two] = [&all.others[0], &all.others[1]];
+        let inside = all.run(mkdir(one, ROOT, "a"));
+        all.run(write(one, inside, "f", "x")).expect("is written");
+        let renames =
+            join(rename(one, (ROOT, "a"), (ROOT, "one")), rename(two, (ROOT, "a"), (ROOT, "two")));
+        let renamed = all.run(renames);
+        assert!(renamed.0.is_ok() || renamed.1.is_ok(), "seed {seed}: {renamed:?}");
+        settled(&all, &[one, two], &["one", "two"], &format!("seed {seed}, {renamed:?}"));
+    }
+}
+
+#[test]
+fn a_directory_renamed_offline_and_elsewhere_keeps_one_name() {
+    for seed in 0..3 {
+        let all = Setting::new(9710 + seed);
+        let (fs, other) = (all.mounted(), &all.others[0]);
+        let inside = all.run(mkdir(&fs, ROOT, "a"));
+        all.run(write(&fs, inside, "f", "x")).expect("is written");
+        all.run(find(other, ROOT, "a")).expect("is seen");
+        all.machine.node.stop();
+        all.run(rename(&fs, (ROOT, "a"), (ROOT, "off"))).expect("is spooled");
+        all.run(rename(other, (ROOT, "a"), (ROOT, "on"))).expect("is renamed");
+        all.reconnect();
+        settled(&all, &[&fs, other], &["off", "on"], &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn a_directory_renamed_offline_that_was_moved_elsewhere_is_where_it_was_moved_to() {
+    for seed in 0..3 {
+        let all = Setting::new(9720 + seed);
+        let (fs, other) = (all.mounted(), &all.others[0]);
+        let inside = all.run(mkdir(&fs, ROOT, "a"));
+        all.run(write(&fs, inside, "f", "x")).expect("is written");
+        all.run(mkdir(&fs, ROOT, "b"));
+        let b = all.run(find(other, ROOT, "b")).expect("is seen");
+        all.run(find(&fs, ROOT, "b")).expect("is seen");
+        all.machine.node.stop();
+        all.run(rename(&fs, (ROOT, "a"), (ROOT, "off"))).expect("is spooled");
+        all.run(rename(other, (ROOT, "a"), (b, "on"))).expect("is moved");
+        all.reconnect();
+        let gone = all.run(find(other, ROOT, "off"));
+        assert_eq!(gone, Err(Errno::ENOENT), "seed {seed}: it is elsewhere");
+        let name = settled(&all, &[&fs, other], &["off", "b/on"], &format!("seed {seed}"));
+        assert_eq!(name, "b/on");
+    }
+}
+
+#[test]
+fn two_mounts_that_move_one_directory_to_two_places_leave_it_in_one() {
+    for seed in 0..6 {
+        let all = Setting::new(9730 + seed);
+        let [one, two] = [&all.others[0], &all.others[1]];
+        let inside = all.run(mkdir(one, ROOT, "a"));
+        all.run(write(one, inside, "f", "x")).expect("is written");
+        let into = ["b", "c"].map(|name| {
+            all.run(mkdir(one, ROOT, name));
+            [one, two].map(|fs| all.run(find(fs, ROOT, name)).expect("there"))
+        });
+        let moved = all.run(join(
+            rename(one, (ROOT, "a"), (into[0][0], "one")),
+            rename(two, (ROOT, "a"), (into[1][1], "two")),
+        ));
+        let is_one = matches!(moved, (Ok(()), Err(Errno::ENOENT)) | (Err(Errno::ENOENT), Ok(())));
+        assert!(is_one, "seed {seed}: {moved:?}");
+        settled(&all, &[one, two], &["b/one", "c/two"], &format!("seed {seed}"));
+    }
+}
+
+/// The one that renames does not wait for the lock of those that move.
+#[test]
+fn a_directory_renamed_where_it_was_while_it_moves_is_in_one_place() {
+    for seed in 0..8 {
+        let all = Setting::new(9740 + seed);
+        let [one, two] = [&all.others[0], &all.others[1]];
+        let inside = all.run(mkdir(one, ROOT, "a"));
+        all.run(write(one, inside, "f", "x")).expect("is written");
+        all.run(mkdir(one, ROOT, "b"));
+        let into = all.run(find(one, ROOT, "b")).expect("there");
+        all.run(find(two, ROOT, "a")).expect("there");
+        let done = all.run(join(
+            rename(one, (ROOT, "a"), (into, "one")),
+            rename(two, (ROOT, "a"), (ROOT, "two")),
+        ));
+        assert!(done.0.is_ok() || done.1.is_ok(), "seed {seed}: {done:?}");
+        settled(&all, &[one, two], &["b/one", "two"], &format!("seed {seed}, {done:?}"));
+    }
+}
