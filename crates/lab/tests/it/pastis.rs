@@ -15,22 +15,19 @@ const SETTINGS: [&str; 2] = ["paper", "default"];
 const PHASES: [&str; 5] = ["mkdir", "copy", "stat", "read", "make"];
 
 /// Pastis §5.2: "the total execution time increases only by 13.5% between 16 … and 32 768 nodes". At
-/// 16 nodes no block is looked up here; at 256 each is, once.
+/// 16 nodes no block is looked up here; in the paper's settings each is at 256.
 #[test]
 fn a_larger_network_costs_lookups_and_no_more() {
     let rows = rows(&quick(&["pastis-fig4"]).remove(0));
     let total = |case, nodes: &str| {
         one(&rows, &[("case", case), ("nodes", nodes), ("phase", "total")]).number("mean_secs")
     };
-    for (case, most) in [("paper", 3.2), ("default", 2.2), ("default-over-tcp", 2.5)] {
+    for (case, most) in [("paper", 3.2), ("default", 1.5), ("default-over-tcp", 2.0)] {
         let grown = total(case, "256") / total(case, "16");
         assert!((0.9..most).contains(&grown), "{case}: {grown}");
     }
     for nodes in ["16", "128", "256"] {
         assert!(total("default", nodes) < total("paper", nodes), "{nodes} nodes");
-        // Among 16 nodes inodes lie elsewhere in the two cases, which makes more of a difference than connections do.
-        let is_slower = total("default", nodes) < total("default-over-tcp", nodes);
-        assert!(is_slower || nodes == "16", "{nodes} nodes");
         let phase = |phase| {
             one(&rows, &[("case", "default"), ("nodes", nodes), ("phase", phase)])
                 .number("mean_secs")
@@ -39,6 +36,10 @@ fn a_larger_network_costs_lookups_and_no_more() {
         assert!((sum - total("default", nodes)).abs() < 0.01, "{sum}");
     }
     assert!(total("paper-with-fingers", "256") > total("paper", "256"));
+    // In smaller rings it makes more of a difference that inodes lie elsewhere in the two cases.
+    assert!(total("default", "256") < total("default-over-tcp", "256"));
+    // One put instead of a lookup and two.
+    assert!(total("default", "256") < 0.5 * total("default-not-near", "256"));
 }
 
 /// Pastis §5.3: the nearest replica comes nearer with their number and the farthest goes away; so do
@@ -86,10 +87,7 @@ fn clients_hardly_wait_for_each_other() {
         };
         for clients in ["4", "16"] {
             let grown = total(clients) / total("1");
-            // The sixteen come to put the same blocks at the same moment, and what nodes put at once is bounded: without
-            // the bound 5 % more.
-            let most = if (setting, clients) == ("default", "16") { 1.5 } else { 1.113 };
-            assert!((0.9..most).contains(&grown), "{setting}, {clients} clients: {grown}");
+            assert!((0.9..1.113).contains(&grown), "{setting}, {clients} clients: {grown}");
         }
     }
 }
@@ -120,6 +118,8 @@ fn reading_ones_own_writes_is_faster_and_so_is_remembering_replica_sets() {
         assert!((sum / all - 1.0).abs() < 0.02, "{setting}: {sum} of {all}: waiting for the ring");
         let of_sets = |case: &str| secs(&sets, case, "all");
         assert!(of_sets("sets remembered") < of_sets("sets looked up"), "{setting}");
-        assert!(of_sets("sets remembered") < of_sets("10 % out of date"), "{setting}");
+        // By default hardly any set is used that the client has not looked up a moment ago.
+        let costs_more = of_sets("sets remembered") < of_sets("10 % out of date");
+        assert!(costs_more || setting == "default", "{setting}");
     }
 }
