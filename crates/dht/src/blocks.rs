@@ -205,8 +205,9 @@ pub trait Blocks: Send + Sync + 'static {
     /// mutable block is refused if the ring holds a version that it does not supersede.
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>>;
 
-    /// Stores a few mutable blocks as [`Blocks::put_blocks`] does, in their order: no node has one of them and not
-    /// those before it, as far as these belong there. If one is not stored, those after it have its outcome.
+    /// Stores a few mutable blocks as [`Blocks::put_blocks`] does, in their order: a node that is sent several stores
+    /// none without those before it, and none is sent alone before a majority has those before it. If one is not
+    /// stored, those after it have its outcome.
     fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>>;
 
     /// Extends leases; one outcome for each block, in their order.

@@ -405,22 +405,23 @@ async fn revoke_on_path(
         let_read_no_more(env, &owned, former, what).await?;
     }
     // Wherever it is now: what was moved or linked out of the path is bound to its group too.
-    done.rebound = if is_last {
+    let rebound = if is_last {
         let without = |groups: &[GroupId]| group.without(groups);
-        rebind_at(env, &owned, "", &without, (what, global)).await?
+        rebind_at(env, &owned, "", &without, (what, global)).await
     } else {
         let_read(env, &owned, group.id(), what).await?;
         let renewed = |groups: &[GroupId]| group.renewed(groups);
-        rebind_at(env, &owned, "", &renewed, (what, global)).await?
+        rebind_at(env, &owned, "", &renewed, (what, global)).await
     };
+    // Also if something could not be rebound: the user is not to read on for that.
+    if owned.record.is_encrypted && args.now {
+        done.rebound = shut_out(env, &mut owned, user, true, (what, global)).await?;
+    }
+    done.rebound += rebound?;
     done.group = Some(GroupAddress(group.id()).to_string());
     let mut lines = vec![format!("{}: shut out, {} changed", args.target, done.rebound)];
-    match (owned.record.is_encrypted, args.now) {
-        (true, true) => {
-            done.rebound += shut_out(env, &mut owned, user, true, (what, global)).await?
-        }
-        (true, false) => lines.push(READS_ON.into()),
-        (false, _) => {}
+    if owned.record.is_encrypted && !args.now {
+        lines.push(READS_ON.into());
     }
     output::show(args.json, &done, lines)
 }

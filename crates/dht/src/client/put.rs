@@ -129,9 +129,14 @@ fn common_set(client: &Arc<Client>, pending: &[Pending]) -> Option<NamedNodes> {
     let same = KeyRange::new(key.previous(), *named.nodes.first()?.id.key());
     let goes_along = |one: &Pending| {
         let BlockHeader { key, lease_secs, .. } = one.block.header;
-        one.block.is_mutable() && same.contains(&key) && lease_secs == last.block.header.lease_secs
+        let joins = one.block.header.kind.joins() == last.block.header.kind.joins();
+        one.block.is_mutable()
+            && joins
+            && same.contains(&key)
+            && lease_secs == last.block.header.lease_secs
     };
-    if !pending.iter().all(goes_along) {
+    let keys: BTreeSet<Key> = pending.iter().map(|one| one.block.header.key).collect();
+    if !pending.iter().all(goes_along) || keys.len() < pending.len() {
         return None;
     }
     let bytes: usize = pending.iter().map(|one| one.block.bytes.len()).sum();

@@ -139,6 +139,13 @@ impl LeaseJournal {
                 records.iter().map(|bytes| from_header(bytes).ok()).collect();
             recovered(records?)
         });
+        // Times that are to come are of another clock, as in a container that shares the machine's boot and
+        // counts its own time.
+        let lasting = LOCK_LEASE.max(PROMISE_TIME);
+        let read = read.filter(|(began, known)| {
+            let is_past = *began <= now && known.sets.noted() <= now;
+            is_past && known.forgotten_until <= now + lasting
+        });
         let mut state = State::default();
         let is_whole = read.is_some();
         let recovered = match read {
@@ -149,7 +156,6 @@ impl LeaseJournal {
                 recovered
             }
             None => {
-                let lasting = LOCK_LEASE.max(PROMISE_TIME);
                 let forgotten_until = if may_have_granted { now + lasting } else { now };
                 Recovered { forgotten_until, ..Recovered::default() }
             }

@@ -152,6 +152,11 @@ fn is_long(now: Instant, since: Option<u64>) -> bool {
 type Seen = ([u8; 64], [u8; 64], Vec<PeerId>);
 
 impl Sets {
+    /// When they were looked at last.
+    pub(crate) fn noted(&self) -> Instant {
+        Instant(self.noted)
+    }
+
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.sets.is_empty()

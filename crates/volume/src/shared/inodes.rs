@@ -47,7 +47,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 pub(super) use self::bring::OutOfReach;
 pub(super) use self::leases::{MAX_BASE_AGE, ReplacedLeaves};
-use self::together::Child;
+use self::together::{Child, Unrecorded};
 use super::access::{Credentials, ReadAccess};
 use super::consistency::Consistency;
 use super::entries::{self, Leaf, Leaves};
@@ -147,7 +147,8 @@ impl Version {
 
 /// What a mount knows of one inode.
 struct State {
-    writer: WriterId,
+    /// The name under which versions are signed.
+    writer: Mutex<WriterId>,
     /// Held while the inode is put.
     turn: futures_util::lock::Mutex<()>,
     /// Held while a version of it is made and signed.
@@ -173,6 +174,10 @@ struct Known {
 }
 
 impl State {
+    fn writer(&self) -> WriterId {
+        *self.writer.lock().expect("no holder of this lock panics")
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("no holder of this lock panics")
     }
@@ -226,6 +231,8 @@ struct Next<'a> {
     /// The version that the caller's change was for, if replicas hold newer ones.
     refused_base: Option<&'a Version>,
     covers_conflicts: bool,
+    /// Whether later versions cover it in any case. Else the caller says so when the ring has it.
+    is_recorded: bool,
 }
 
 /// A version that was signed.
@@ -286,6 +293,11 @@ impl Inodes {
         }
     }
 
+    fn new_writer(&self) -> WriterId {
+        let user = self.credentials.user().unwrap_or(UserId([0; 32]));
+        WriterId::new(&user, self.env.random_u64().to_be_bytes())
+    }
+
     fn state(&self, key: InodeKey) -> Arc<State> {
         let mut states = self.states.lock().expect("no holder of this lock panics");
         if let Some(state) = states.get(&key) {
@@ -300,8 +312,7 @@ impl Inodes {
             });
             self.has_forgotten.store(true, Ordering::Relaxed);
         }
-        let user = self.credentials.user().unwrap_or(UserId([0; 32]));
-        let writer = WriterId::new(&user, self.env.random_u64().to_be_bytes());
+        let writer = Mutex::new(self.new_writer());
         let known = Mutex::default();
         let state = State { writer, turn: Default::default(), signing: Default::default(), known };
         let state = Arc::new(state);
@@ -456,7 +467,7 @@ impl Inodes {
 
     /// Whether this mount has signed the version of an inode that has this name.
     pub(super) fn is_own(&self, key: InodeKey, dot: &Dot) -> bool {
-        self.state(key).writer == dot.writer
+        self.state(key).writer() == dot.writer
     }
 
     /// Whether the ring was asked for an inode within `age`.
@@ -515,9 +526,9 @@ impl Inodes {
         let key = InodeKey::of(&binding.key());
         let state = self.state(key);
         let turn = state.turn.lock().await;
-        let author = self.credentials.author(groups, state.writer).await?;
+        let author = self.credentials.author(groups, state.writer()).await?;
         let sealer = self.reading.sealer().await?;
-        let inode = inode(Dot { writer: state.writer, height: 1 });
+        let inode = inode(Dot { writer: state.writer(), height: 1 });
         let payload = sealer.seal_inode(inode.encode()?)?;
         let made = CertifiedBlock::create(binding, &author, self.env.unix_ms(), &payload);
         let made = made.ok_or(Fault::new(Errno::EIO, "a new inode cannot be signed"))?;
@@ -592,7 +603,11 @@ impl Inodes {
             };
             let began = self.env.now();
             let signing = state.signing.lock().await;
-            let next = Next { version: &version, refused_base, covers_conflicts };
+            // A version that names a child counts only if the ring has the child; none is signed over it before.
+            let tried = child.as_ref().filter(|child| child.is_to_be_put());
+            let tried = tried.map(|_| Unrecorded { inodes: self, state, is_recorded: false });
+            let is_recorded = tried.is_none();
+            let next = Next { version: &version, refused_base, covers_conflicts, is_recorded };
             let Signed { block, inode, leaves, value, is_removed } =
                 self.sign_next(state, next, &mut edit).await?;
             let unsent: Vec<NewContent> = {
@@ -600,13 +615,17 @@ impl Inodes {
                 let leaves = known.unsent.values().map(|(_, content)| content);
                 leaves.chain(known.unsent_past.values()).cloned().collect()
             };
-            drop(signing);
+            let signing = Some(signing).filter(|_| tried.is_some());
             self.check_reused(state, &leaves).await?;
             self.put_leaves(state, unsent).await?;
             let put = self.put_after(child.as_deref_mut(), &block).await;
             if child.as_ref().is_some_and(|child| child.is_refused()) {
                 return Err(put.err().map_or(Errno::EIO.into(), Fault::from));
             }
+            if let Some(tried) = tried {
+                tried.record(&block);
+            }
+            drop(signing);
             match put {
                 Ok(()) => {
                     let merged = Merged { inode, conflicts: Vec::new(), unreadable: Vec::new() };
@@ -633,7 +652,7 @@ impl Inodes {
     async fn sign_next<T>(
         &self,
         state: &State,
-        Next { version, refused_base, covers_conflicts }: Next<'_>,
+        Next { version, refused_base, covers_conflicts, is_recorded }: Next<'_>,
         edit: &mut impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<Signed<T>, Fault> {
         let over = match &state.known().signed {
@@ -654,18 +673,18 @@ impl Inodes {
         }
         // A base that was refused gives way to the newest version: other contents of that are kept
         // elsewhere before anything covers them.
-        let is_unseen =
-            refused_base.is_some_and(|base| has_other_contents(base, &merged, &over, state.writer));
+        let is_unseen = refused_base
+            .is_some_and(|base| has_other_contents(base, &merged, &over, state.writer()));
         if (is_unseen || !merged.conflicts.is_empty()) && !covers_conflicts {
             return Err(Fault::conflict());
         }
-        let author = self.credentials.author(over.groups(), state.writer).await?;
+        let author = self.credentials.author(over.groups(), state.writer()).await?;
         let sealer = self.reading.sealer().await?;
         let time_ms = self.env.unix_ms();
         let replaced = Replaced { block: &over, inode: &merged.inode, ended_ms: time_ms };
         let kept = self.keep_replaced(state, replaced, &sealer).await;
         let mut inode = Inode { past: kept.past, ..merged.inode };
-        let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer))?;
+        let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer()))?;
         state.known().unsent_past.extend(kept.blocks.into_iter().map(|block| (block.hash, block)));
         let mut leaves = Leaves::new();
         let block = if is_removed {
@@ -692,7 +711,9 @@ impl Inodes {
             over.write(&author, time_ms, Some(&sealer.seal_inode(inode.encode()?)?))
         };
         let block = block.ok_or(Fault::new(Errno::EIO, "the inode cannot be signed"))?;
-        state.known().signed = Some(block.clone());
+        if is_recorded {
+            state.known().signed = Some(block.clone());
+        }
         Ok(Signed { block, inode, leaves, value, is_removed })
     }
 

@@ -84,7 +84,7 @@ impl Bridge {
     /// Whether something is to be done at each close of a file opened so: a delayed error to be
     /// reported, locks to be given up.
     fn is_flushed(&self, flags: OpenFlags) -> bool {
-        flags.writes() || self.locks.is_some()
+        flags.writes() || flags.has(OpenFlags::TRUNCATE) || self.locks.is_some()
     }
 
     /// Calls the file system inside the request's own future, so that even a call that

@@ -151,7 +151,7 @@ impl Credentials {
 
     /// Something was read that members of `groups` may write: the user may want to, when their records cannot be read.
     pub fn saw(&self, groups: &[GroupId]) {
-        let is_known = groups.iter().any(|group| self.lock().contains_key(group));
+        let is_known = groups.iter().all(|group| self.lock().contains_key(group));
         let mut unknown = self.unknown.lock().expect("no holder of this lock panics");
         if self.user.is_some() && !is_known && unknown.len() < MAX_UNKNOWN {
             unknown.insert(groups.to_vec());
@@ -161,12 +161,13 @@ impl Credentials {
     /// Looks for the certificates of groups that [`Credentials::saw`] has been told of.
     pub async fn look_ahead(&self) {
         let unknown = self.unknown.lock().expect("no holder of this lock panics").clone();
-        for groups in unknown {
+        let looks = unknown.into_iter().map(|groups| async move {
             let found = self.check(&groups).await;
             if !matches!(found, Err(NotAllowed::Unknown { .. })) {
                 self.unknown.lock().expect("no holder of this lock panics").remove(&groups);
             }
-        }
+        });
+        join_all(looks).await;
     }
 
     /// Whether the user may write where members of `groups` may, as far as is known now.

@@ -399,13 +399,13 @@ async fn retry(shared: Weak<Shared>) {
         if !shared.spool.is_offline() {
             shared.restore_removed(RETRY_EVERY).await;
         }
-        shared.name_old_newborns().await;
         shared.finish_removals().await;
         shared.check_written().await;
         shared.inodes.credentials.look_ahead().await;
         if round < publish_at {
             continue;
         }
+        shared.name_old_newborns().await;
         // What failed is told by the status.
         match shared.publish_all(true).await {
             Err(error) if error.is_for_room => {
@@ -781,7 +781,11 @@ impl FileSystem for Present {
         self.answer(move |fs| async move {
             let flags = fs.table().flags(inode.0, handle.0)?;
             fs.check_lock(inode.0, handle.0)?;
-            if flags.writes() { fs.publish(inode.0).await } else { fs.name_newborn(inode.0).await }
+            // An open may empty a file that it does not write.
+            match flags.writes() || flags.has(OpenFlags::TRUNCATE) {
+                true => fs.publish(inode.0).await,
+                false => fs.name_newborn(inode.0).await,
+            }
         })
     }
 

@@ -240,8 +240,11 @@ impl Shared {
         };
         let add = |key, inode: &mut Inode, dot| {
             let newborn = self.table().newborn(directory_key, name);
-            if named(inode, name)?.is_some() || newborn.is_some() {
-                return Err(Errno::EEXIST);
+            match named(inode, name)? {
+                // By an attempt before.
+                Some(found) if found.iter().any(|entry| entry.inode == key) => return Ok(()),
+                found if found.is_some() || newborn.is_some() => return Err(Errno::EEXIST),
+                _ => {}
             }
             let entry = inode::Entry::new(name.clone(), (key, kind), dot, time_ms);
             entries(inode)?.insert(entry);

@@ -17,7 +17,7 @@ use atoll_env::sleep;
 use atoll_vfs::Errno;
 
 use super::names::{entries, modified, names_of, take_away};
-use super::{Freshness, Shared};
+use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{InodeKey, Link};
 use crate::shared::inodes::Base;
@@ -52,6 +52,9 @@ impl Shared {
         if links.iter().all(|link| link.directory == found_in) {
             return Ok(());
         }
+        if !self.has_say(&version, found_in).await {
+            return Ok(());
+        }
         self.settle_soon(key, found_in);
         for place in places(links, found_in) {
             if place == found_in {
@@ -63,6 +66,16 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Whether all who may write a directory may write the one that it was found in: nobody else takes its name away
+    /// there.
+    async fn has_say(&self, version: &Version, found_in: InodeKey) -> bool {
+        let above = self.inodes.read(found_in, self.names_age()).await;
+        above.is_ok_and(|above| {
+            let writers = above.block.groups();
+            version.block.groups().iter().all(|group| writers.contains(group))
+        })
     }
 
     /// Drops names of a directory that do not count, after the call.
@@ -110,7 +123,12 @@ impl Shared {
             self.add_link(key, *kept).await?;
         }
         let now = self.now();
+        let mut is_done = true;
         for place in others {
+            if !self.has_say(&version, *place).await {
+                is_done = false;
+                continue;
+            }
             let dropped = self.inodes.update(*place, Base::Newest, |above, dot| {
                 let of = entries(above)?.iter().filter(|entry| entry.inode == key);
                 let found: Vec<_> = of.cloned().collect();
@@ -123,7 +141,7 @@ impl Shared {
                 "a directory that was renamed and moved at the same time keeps one name"
             );
         }
-        if links.iter().any(|link| link.directory != *kept) {
+        if is_done && links.iter().any(|link| link.directory != *kept) {
             let changed = self.change(key, |inode, _| {
                 inode.links.retain(|link| link.directory == *kept);
                 Ok(())

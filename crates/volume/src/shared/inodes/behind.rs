@@ -38,7 +38,12 @@ impl Inodes {
         let known = state.known().version.clone();
         let (version, at) = known.ok_or(Errno::ESTALE)?;
         let version = if version.block.includes(&read.block) { version } else { read };
-        let next = Next { version: &version, refused_base: None, covers_conflicts: false };
+        let next = Next {
+            version: &version,
+            refused_base: None,
+            covers_conflicts: false,
+            is_recorded: true,
+        };
         let mut edit = |inode: &mut Inode, dot: Dot| Ok((edit(inode, dot)?, false));
         let Signed { block, inode, leaves, value, .. } =
             self.sign_next(&state, next, &mut edit).await?;

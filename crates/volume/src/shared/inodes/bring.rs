@@ -258,7 +258,7 @@ impl Inodes {
         };
         let signed = state.known().signed.clone();
         let mut over = match &signed {
-            Some(signed) if sibling.dot.writer == state.writer => {
+            Some(signed) if sibling.dot.writer == state.writer() => {
                 block.join(signed).ok_or(Errno::EIO)?
             }
             _ => block.clone(),

@@ -90,7 +90,7 @@ impl Inodes {
         if content.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let author = self.credentials.author(inode.groups(), self.state(key).writer).await?;
+        let author = self.credentials.author(inode.groups(), self.state(key).writer()).await?;
         let all: Vec<BlockHash> = content.iter().copied().collect();
         let mut left = BTreeSet::new();
         for some in all.chunks(MAX_RELEASED) {

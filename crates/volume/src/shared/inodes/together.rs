@@ -1,9 +1,12 @@
 //! Putting an inode and the directory that comes to name it together.
 //!
-//! The inode goes first ([`atoll_dht::Blocks::put_in_order`]): no replica has a name that leads nowhere because of it. If
-//! both have one replica set, that takes one round trip.
+//! The inode goes first ([`atoll_dht::Blocks::put_in_order`]): a replica that has the name has the inode, or a majority
+//! has. If both have one replica set, that takes one round trip.
 //!
-//! Invariant: the turn of the inode is taken before its directory's, by all who hold both.
+//! Invariants:
+//!
+//! - The turn of the inode is taken before its directory's, by all who hold both.
+//! - No version of a directory covers one whose child the ring did not take.
 
 use atoll_dht::{NewBlock, PutError};
 use atoll_key::GroupId;
@@ -60,7 +63,7 @@ impl Inodes {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
         let signing = state.signing.lock().await;
-        let next = Next { version, refused_base: None, covers_conflicts: false };
+        let next = Next { version, refused_base: None, covers_conflicts: false, is_recorded: true };
         let mut edit = |inode: &mut Inode, dot: Dot| Ok((edit(inode, dot)?, false));
         let signed = self.sign_next(&state, next, &mut edit).await?;
         let unsent = state.known().unsent_past.values().cloned().collect();
@@ -124,7 +127,38 @@ impl Inodes {
     }
 }
 
+/// A version of a directory that names a child, from when it is signed. If the ring does not take the child, or the
+/// call is given up, the version is forgotten: what a later one covers would be named without an inode. Should a
+/// replica have both all the same, this mount joins them like another's, since it goes on under a new name.
+pub(super) struct Unrecorded<'a> {
+    pub(super) inodes: &'a Inodes,
+    pub(super) state: &'a State,
+    pub(super) is_recorded: bool,
+}
+
+impl Unrecorded<'_> {
+    /// The ring has the child.
+    pub(super) fn record(mut self, block: &CertifiedBlock) {
+        self.state.known().signed = Some(block.clone());
+        self.is_recorded = true;
+    }
+}
+
+impl Drop for Unrecorded<'_> {
+    fn drop(&mut self) {
+        if !self.is_recorded {
+            let mut writer = self.state.writer.lock().expect("no holder of this lock panics");
+            *writer = self.inodes.new_writer();
+        }
+    }
+}
+
 impl Child<'_> {
+    /// Whether it has not been put yet.
+    pub(super) fn is_to_be_put(&self) -> bool {
+        self.outcome.is_none()
+    }
+
     /// Whether it was put in vain.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self.outcome, Some(Err(_)))
