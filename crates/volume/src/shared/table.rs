@@ -245,10 +245,11 @@ impl Table {
         its.map(|((_, name), number)| (name.clone(), *number)).collect()
     }
 
-    /// Newborns that were created at least `age` ago.
+    /// Open newborns that were created at least `age` ago.
     pub(super) fn newborns_before(&self, now: Instant, age: Duration) -> Vec<u64> {
         let is_old = |number: &u64| {
-            let place = self.nodes.get(number).and_then(|node| node.birthplace.as_ref());
+            let node = self.nodes.get(number).filter(|node| node.opens > 0);
+            let place = node.and_then(|node| node.birthplace.as_ref());
             place.is_some_and(|place| now.since(place.at) >= age)
         };
         self.newborns.values().copied().filter(is_old).collect()
