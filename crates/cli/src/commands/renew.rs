@@ -116,7 +116,8 @@ async fn renew(
         return walked(env, &blocks, &walk, volume, &what).await;
     }
     let volume = renew_watched(client, name, quiet).await?;
-    if volume.source.is_some() || volume.trouble.is_some() {
+    // The key of one that is on its way to another node is not for use here.
+    if volume.source.is_some() || volume.trouble.is_some() || volume.is_moved {
         return Ok(Report { volume, shared: None });
     }
     let key = client.named_volume(name).await.map_err(connection::failure)?.key;

@@ -351,6 +351,7 @@ mod tests {
             assert_eq!(recovered.sets == sets, secs >= 3);
         }
         // What was looked at after a change, and that alone.
+        files.at(100);
         journal.note_sets(at(100), false, || panic!("they are known"));
         sets.note(at(100));
         assert_eq!(LeaseJournal::open(files.killed(false), true).1.sets, sets);
