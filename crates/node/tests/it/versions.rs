@@ -92,7 +92,8 @@ async fn a_node_that_speaks_no_common_version_says_which_ones_there_are() {
     assert!(!other.status().joined);
     let told = "speaks protocol version 1, this node version 2";
     until("it says so", || other.status().warnings.iter().any(|w| w.contains(told))).await;
-    assert!(founder.status().refusals.contains_key("wrong_version"));
+    let counts = || founder.status().refusals.contains_key("wrong_version");
+    until("the founder counts it", counts).await;
     other.stop().await;
     founder.stop().await;
 }
