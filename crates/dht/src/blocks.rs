@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use atoll_env::{BoxFuture, Notify};
-use atoll_key::kinds::certified::Release;
+use atoll_key::kinds::certified::{CertifiedBlock, Release};
 use atoll_key::{BlockHash, BlockId, BlockKind, InvalidBlock, Key, NotAdmitted, SignedBlock};
 use bytes::Bytes;
 
@@ -92,6 +92,12 @@ pub struct NewBlock {
 impl From<(BlockHash, Bytes)> for NewBlock {
     fn from((hash, bytes): (BlockHash, Bytes)) -> NewBlock {
         NewBlock { id: hash.id(), bytes, lease_secs: None }
+    }
+}
+
+impl From<&CertifiedBlock> for NewBlock {
+    fn from(block: &CertifiedBlock) -> NewBlock {
+        NewBlock { id: block.id(), bytes: block.bytes().clone(), lease_secs: None }
     }
 }
 

@@ -265,7 +265,7 @@ pub(crate) struct Said {
     pub statuses: Vec<PutStatus>,
     /// The tag of the first one's replica set, if the node is its root.
     pub set: Option<u64>,
-    /// What it says of the readers of the mutable blocks that it has stored.
+    /// The node's promises to readers of the mutable blocks that it has stored, one for each block.
     pub promises: Vec<PromisesReply>,
 }
 

@@ -10,6 +10,9 @@
 //! named before: another root names others only after those of before have been away for long. So a lease
 //! outlives the nodes that granted it, if they go one after another.
 //!
+//! Not covered: the same root may name others meanwhile, if it is there and this node alone cannot reach it
+//! (`docs/design/dht.md`).
+//!
 //! What was granted in vain is given back at once, so that of two callers which each got a part of
 //! the set, one may be served when both ask again.
 
@@ -160,7 +163,7 @@ struct Said {
 }
 
 impl Said {
-    /// What the root has said of this set.
+    /// The root's answer, if the root believes in the same set.
     fn root(&self) -> Option<&LockReply> {
         match &self.of[0] {
             Some(Ok(reply)) if reply.set == Some(self.tag) => Some(reply),

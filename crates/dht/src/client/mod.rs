@@ -40,7 +40,7 @@ pub(crate) struct Client {
     fetch_times: BlockTimes,
     /// Of mutable blocks.
     known_sets: KnownSets,
-    /// Of the replica sets that keep locks.
+    /// The voters of the replica sets that keep locks.
     known_voters: KnownVoters,
     /// Mutable blocks are not read below these versions.
     seen: Arc<SeenVersions>,

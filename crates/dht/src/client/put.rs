@@ -81,26 +81,19 @@ pub(crate) async fn put_in_order(
     client: &Arc<Client>,
     blocks: Vec<NewBlock>,
 ) -> Vec<Result<(), PutError>> {
-    let count = blocks.len();
-    let mut outcomes = vec![Ok(()); count];
+    let mut outcomes = vec![Ok(()); blocks.len()];
     let mut pending = pending(client, blocks, &mut outcomes);
-    let first_bad = outcomes.iter().position(Result::is_err).unwrap_or(count);
-    pending.retain(|one| one.place < first_bad);
-    if pending.len() == count && client.config.mechanisms.joint_puts {
+    if outcomes.iter().all(Result::is_ok) && client.config.mechanisms.joint_puts {
         put_jointly(client, &mut pending, &mut outcomes).await;
     }
-    let mut refused: Option<PutError> = None;
-    for at in 0..count {
-        if let Some(one) = pending.iter().position(|one| one.place == at) {
-            let one = pending.swap_remove(one);
-            if refused.is_none() {
-                put_all(client, vec![one], &mut outcomes).await;
-            }
+    for one in pending {
+        if outcomes[..one.place].iter().all(Result::is_ok) {
+            put_all(client, vec![one], &mut outcomes).await;
         }
-        match &refused {
-            Some(why) => outcomes[at] = Err(why.clone()),
-            None => refused = outcomes[at].as_ref().err().cloned(),
-        }
+    }
+    if let Some(first) = outcomes.iter().position(Result::is_err) {
+        let refused = outcomes[first].clone();
+        outcomes[first..].fill(refused);
     }
     outcomes
 }
@@ -128,12 +121,9 @@ fn common_set(client: &Arc<Client>, pending: &[Pending]) -> Option<NamedNodes> {
     let named = KnownSets::known(client, &key, false)?;
     let same = KeyRange::new(key.previous(), *named.nodes.first()?.id.key());
     let goes_along = |one: &Pending| {
-        let BlockHeader { key, lease_secs, .. } = one.block.header;
-        let joins = one.block.header.kind.joins() == last.block.header.kind.joins();
-        one.block.is_mutable()
-            && joins
-            && same.contains(&key)
-            && lease_secs == last.block.header.lease_secs
+        let BlockHeader { key, kind, lease_secs } = one.block.header;
+        let is_alike = kind == last.block.header.kind && lease_secs == last.block.header.lease_secs;
+        kind.is_mutable() && is_alike && same.contains(&key)
     };
     let keys: BTreeSet<Key> = pending.iter().map(|one| one.block.header.key).collect();
     if !pending.iter().all(goes_along) || keys.len() < pending.len() {
