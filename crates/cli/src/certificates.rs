@@ -95,7 +95,7 @@ impl Upkeep {
     }
 }
 
-/// Where a walk through a shared volume begins, and how its blocks are opened.
+/// A walk through a shared volume, from its root directory, with the keys that open its blocks.
 pub(crate) struct Walk {
     volume: VolumeId,
     root: InodeKey,
@@ -134,7 +134,7 @@ pub(crate) async fn run(node: PathBuf) {
     let mut kept = Upkeep::new(&env);
     tokio::time::sleep(FIRST_AFTER).await;
     loop {
-        match renew_all(&node, &env, &mut kept).await {
+        match renew_all(&node, &mut kept).await {
             Ok(failed) => failed.iter().for_each(|(of, why)| {
                 tracing::warn!("certificates or leases of {of} were not renewed: {why}");
             }),
@@ -145,12 +145,8 @@ pub(crate) async fn run(node: PathBuf) {
 }
 
 /// Renews what is due; says what could not be, and why.
-async fn renew_all(
-    node: &Path,
-    env: &Env,
-    kept: &mut Upkeep,
-) -> Result<BTreeMap<String, String>, Failure> {
-    let (_, client) = connection::to_node_in(node).await?;
+async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, String>, Failure> {
+    let (env, client) = connection::to_node_in(node).await?;
     let blocks: Arc<dyn Blocks> = client.clone();
     let mut failed = BTreeMap::new();
     let mut note = |of: String, outcome: Result<Renewal, String>| match outcome {
@@ -173,23 +169,23 @@ async fn renew_all(
                 continue;
             }
         };
-        let outcome = renew_volume(env, &blocks, &key, &record).await;
+        let outcome = renew_volume(&env, &blocks, &key, &record).await;
         note(format!("volume {name}"), outcome.map_err(|error| error.to_string()));
         if kept.is_done(key.volume_id(), env.now()) {
             continue;
         }
-        let outcome = kept.keep(env, &blocks, &Walk::of_owner(&key, &record)).await;
+        let outcome = kept.keep(&env, &blocks, &Walk::of_owner(&key, &record)).await;
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     for name in user::joined_names(node) {
-        let outcome = keep_joined(node, &name, env, &blocks, kept).await;
+        let outcome = keep_joined(node, &name, &env, &blocks, kept).await;
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     let names = user::groups(node);
     if let Some(user) = user::key(node)? {
         for name in names {
             let outcome = match OwnGroup::of(node, &user, &name) {
-                Ok(group) => renew(env, &blocks, &group.key).await.map_err(|e| e.to_string()),
+                Ok(group) => renew(&env, &blocks, &group.key).await.map_err(|e| e.to_string()),
                 Err(failure) => Err(failure.to_string()),
             };
             note(format!("group {name}"), outcome);

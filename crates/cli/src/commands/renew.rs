@@ -3,8 +3,8 @@
 //! The node does so by itself, a third of a lease after the last time (CFS §3.1, §5.5);
 //! this command is for users who will switch it off for long, or had it off for too long.
 //!
-//! Of a shared volume the node renews the record, and the command walks the rest from the root directory, as the node
-//! does once a day. So it does for volumes that were joined.
+//! The node renews the record of a shared volume. The command then walks the volume from its root directory, as the
+//! node does once a day, and also walks volumes that this node has joined.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,12 +53,12 @@ pub(crate) struct Args {
 struct Report {
     #[serde(flatten)]
     volume: VolumeStatus,
-    /// What was found by walking it, if it is a shared one.
+    /// The result of walking it, if it is a shared one.
     #[serde(skip_serializing_if = "Option::is_none")]
     shared: Option<SharedReport>,
 }
 
-/// What was found in a shared volume.
+/// The result of walking a shared volume.
 #[derive(Default, serde::Serialize)]
 struct SharedReport {
     inodes: u64,

@@ -89,7 +89,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let blocks = blocks_of(&path, if args.all { usize::MAX } else { BLOCKS_LOOKED_AT });
     let ring = match connection::to_node(global).await {
         Ok((_, client)) => ask_ring(&client, &state, blocks.as_ref().ok()).await,
-        // What it advises is on a line of its own.
+        // The first line is the error, the next ones advise.
         Err(failure) => Err(failure.to_string().lines().take(1).collect()),
     };
     let beside = beside(&path);

@@ -139,8 +139,8 @@ fn outcome(found: &Found, sizes: &[usize], seeds: Vec<u64>) -> Outcome {
         comparison,
         notes: vec![
             "With 16 nodes every node knows the place of all others, and no block is looked up. In a \
-             large ring each inode is looked up before its replica is asked first, and again when the \
-             replica set that is remembered is a minute old; in the paper's settings each time."
+             large ring the paper's settings look each inode up each time; the default ones look up directories \
+             and what others have made, and again when the replica set that is remembered is a minute old."
                 .into(),
             aside(
                 Case::NotNear,
