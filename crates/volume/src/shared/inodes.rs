@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, NewBlock, PutError, Wanted};
+use atoll_dht::{Blocks, GetError, PutError, Wanted};
 use atoll_env::{Env, Instant};
 use atoll_key::kinds::certified::{Binding, CertifiedBlock, Dot, WriterId};
 use atoll_key::{BlockHash, BlockId, GroupId, NotAdmitted, UserId, VolumeId};
@@ -605,7 +605,7 @@ impl Inodes {
             let signing = state.signing.lock().await;
             // A version that names a child counts only if the ring has the child; none is signed over it before.
             let tried = child.as_ref().filter(|child| child.is_to_be_put());
-            let tried = tried.map(|_| Unrecorded { inodes: self, state, is_recorded: false });
+            let tried = tried.map(|_| Unrecorded::of(self, state));
             let is_recorded = tried.is_none();
             let next = Next { version: &version, refused_base, covers_conflicts, is_recorded };
             let Signed { block, inode, leaves, value, is_removed } =
@@ -762,8 +762,7 @@ impl Inodes {
     }
 
     async fn put(&self, block: &CertifiedBlock) -> Result<(), PutError> {
-        let (id, bytes) = (block.id(), block.bytes().clone());
-        let put = self.blocks.put_blocks(vec![NewBlock { id, bytes, lease_secs: None }]);
+        let put = self.blocks.put_blocks(vec![block.into()]);
         let none = || Err(PutError::Unavailable("the put has no outcome".into()));
         put.await.pop().unwrap_or_else(none)
     }

@@ -151,20 +151,24 @@ impl Credentials {
 
     /// Something was read that members of `groups` may write: the user may want to, when their records cannot be read.
     pub fn saw(&self, groups: &[GroupId]) {
-        let is_known = groups.iter().all(|group| self.lock().contains_key(group));
-        let mut unknown = self.unknown.lock().expect("no holder of this lock panics");
-        if self.user.is_some() && !is_known && unknown.len() < MAX_UNKNOWN {
+        let is_known =
+            |looks: &BTreeMap<GroupId, Look>| groups.iter().all(|of| looks.contains_key(of));
+        if self.user.is_none() || is_known(&self.lock()) {
+            return;
+        }
+        let mut unknown = self.unknown();
+        if unknown.len() < MAX_UNKNOWN {
             unknown.insert(groups.to_vec());
         }
     }
 
     /// Looks for the certificates of groups that [`Credentials::saw`] has been told of.
     pub async fn look_ahead(&self) {
-        let unknown = self.unknown.lock().expect("no holder of this lock panics").clone();
+        let unknown = self.unknown().clone();
         let looks = unknown.into_iter().map(|groups| async move {
             let found = self.check(&groups).await;
             if !matches!(found, Err(NotAllowed::Unknown { .. })) {
-                self.unknown.lock().expect("no holder of this lock panics").remove(&groups);
+                self.unknown().remove(&groups);
             }
         });
         join_all(looks).await;
@@ -247,6 +251,10 @@ impl Credentials {
             NotAllowed::Unknown { .. } => 3,
         };
         reasons.max_by_key(telling).unwrap_or(NotAllowed::NotMember)
+    }
+
+    fn unknown(&self) -> MutexGuard<'_, BTreeSet<Vec<GroupId>>> {
+        self.unknown.lock().expect("no holder of this lock panics")
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<GroupId, Look>> {

@@ -268,11 +268,7 @@ impl Shared {
         self.note(failed.as_ref());
         match failed {
             None => Ok(()),
-            Some(Fault { errno, why, .. }) => {
-                let files = self.table().changed(abandoned).len();
-                let is_for_room = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
-                Err(EndError { files, why: why.unwrap_or_else(|| errno.to_string()), is_for_room })
-            }
+            Some(fault) => Err(EndError::of(self.table().changed(abandoned).len(), fault)),
         }
     }
 

@@ -1,7 +1,6 @@
 //! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
-//! `renames` moves them, `places` leaves a directory one name, `removals` removes inodes, `listing` lists directories, `ahead` reads inodes ahead of
-//! lookups, `files` reads and writes,
-//! `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
+//! `near` says where they lie, `renames` moves them, `places` leaves a directory one name, `removals` removes inodes,
+//! `listing` lists directories, `ahead` reads inodes ahead of lookups, `files` reads and writes, `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
 //! written at the same time;
 //! `lost` shows names without inodes, and names files again that were removed while they were written;
 //! `offline` brings to the ring what was written while it was out of reach; `locks` keeps programs of all mounts
@@ -74,7 +73,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// How often what could not be written when its file was closed is tried again. Guess.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// What the ring has no room for is tried again after so many times that. A guess.
-const MOST_ROUNDS_BETWEEN: u64 = 24;
+const MOST_ROUNDS_BETWEEN: u32 = 24;
 
 /// The attribute of the root directory that says whether the mount works, and why not.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
@@ -145,7 +144,14 @@ pub struct EndError {
     /// What was said of the last one.
     pub why: String,
     /// Whether it was that there is no room.
-    pub is_for_room: bool,
+    is_for_room: bool,
+}
+
+impl EndError {
+    fn of(files: usize, Fault { errno, why, .. }: Fault) -> EndError {
+        let is_for_room = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
+        EndError { files, why: why.unwrap_or_else(|| errno.to_string()), is_for_room }
+    }
 }
 
 /// See the module. Cheap to clone.
@@ -351,11 +357,7 @@ impl SharedFs {
         shared.publish_all(false).await?;
         shared.check_written().await;
         let removed = shared.put_removals().await;
-        removed.map_err(|Fault { errno, why, .. }| EndError {
-            files: shared.inodes.behind().len(),
-            why: why.unwrap_or_else(|| errno.to_string()),
-            is_for_room: matches!(errno, Errno::ENOSPC | Errno::EDQUOT),
-        })
+        removed.map_err(|fault| EndError::of(shared.inodes.behind().len(), fault))
     }
 
     /// What waits on disk for the ring, if anything does.
@@ -387,9 +389,8 @@ impl Present {
 /// Brings files to the ring that could not be written when they were closed, until the mount ends. While it has no
 /// room it is tried less and less often: each time costs the line of all that waits.
 async fn retry(shared: Weak<Shared>) {
-    let (mut round, mut rounds_between, mut publish_at) = (0u64, 1, 0);
+    let (mut pause, mut rounds_left) = (1, 0);
     loop {
-        round += 1;
         let Some(env) = shared.upgrade().map(|shared| shared.env.clone()) else { return };
         sleep(&*env, RETRY_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
@@ -402,18 +403,17 @@ async fn retry(shared: Weak<Shared>) {
         shared.finish_removals().await;
         shared.check_written().await;
         shared.inodes.credentials.look_ahead().await;
-        if round < publish_at {
+        if rounds_left > 0 {
+            rounds_left -= 1;
             continue;
         }
         shared.name_old_newborns().await;
         // What failed is told by the status.
-        match shared.publish_all(true).await {
-            Err(error) if error.is_for_room => {
-                rounds_between = (2 * rounds_between).min(MOST_ROUNDS_BETWEEN);
-            }
-            _ => rounds_between = 1,
-        }
-        publish_at = round + rounds_between;
+        pause = match shared.publish_all(true).await {
+            Err(error) if error.is_for_room => (2 * pause).min(MOST_ROUNDS_BETWEEN),
+            _ => 1,
+        };
+        rounds_left = pause - 1;
     }
 }
 

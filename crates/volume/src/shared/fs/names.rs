@@ -232,7 +232,7 @@ impl Shared {
             FileKind::Directory => self.random_number(),
             _ => self.number_near(directory_key, &directory, groups).await,
         };
-        let made = |added| Inode {
+        let made = |added: Dot| Inode {
             attributes: attributes.clone(),
             links: BTreeSet::from([Link { added, directory: directory_key }]),
             past: None,
@@ -251,17 +251,21 @@ impl Shared {
             modified(inode, now);
             Ok(())
         };
-        let base = || Base::Version(&directory);
-        let both = self.inodes.create_in((groups, number), made, (directory_key, base()), add);
-        let (key, version, added) = match both.await? {
+        let create = |number| {
+            let above = (directory_key, Base::Version(&directory));
+            self.inodes.create_in((groups, number), &made, above, add)
+        };
+        let mut both = create(number).await?;
+        if matches!(both.1, Together::Refused(_)) {
+            // With a certificate that is read anew, and under another number: two versions of a writer must not have
+            // one height.
+            both = create(self.random_number()).await?;
+        }
+        let (key, version, added) = match both {
             (key, Together::Stored(version, added)) => (key, version, added),
-            (_, Together::Neither(fault)) => return Err(fault),
-            (_, Together::Refused) => {
-                // Under a number of its own: two versions of a writer must not have one height.
-                let (key, version) = self.inodes.create(groups, self.random_number(), made).await?;
-                let edit = |inode: &mut Inode, dot| add(key, inode, dot);
-                let added = self.inodes.update(directory_key, base(), edit).await;
-                (key, version, added.map(|((), _)| ()))
+            (_, Together::Neither(fault) | Together::Refused(fault)) => {
+                self.note_refused(directory_key, &fault);
+                return Err(fault);
             }
         };
         if let Err(fault) = added {

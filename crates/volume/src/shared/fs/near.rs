@@ -14,13 +14,15 @@
 //! It does not know what is put.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{GroupId, Key, KeyRange};
+use atoll_vfs::Errno;
 
 use super::{Shared, Version};
+use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, InodeKey};
 
 /// Files of larger directories lie anywhere. A guess.
@@ -64,7 +66,31 @@ impl Shared {
             self.inodes.block_of(groups, *number).is_some_and(|id| near.contains(&id.key))
         };
         let numbers = (0..MAX_TRIED).map(|n| first.wrapping_add(n.into()).to_be_bytes());
-        numbers.into_iter().find(is_near).unwrap_or(first.to_be_bytes())
+        numbers.into_iter().find(is_near).unwrap_or_else(|| {
+            self.lie_anywhere(directory);
+            first.to_be_bytes()
+        })
+    }
+
+    /// An inode near a directory, or the directory, was not stored: if there is no room on these nodes, there may be
+    /// elsewhere.
+    pub(super) fn note_refused(&self, directory: InodeKey, fault: &Fault) {
+        if matches!(fault.errno, Errno::ENOSPC | Errno::EDQUOT) {
+            self.lie_anywhere(directory);
+        }
+    }
+
+    /// For a while no number is tried for new files of a directory.
+    fn lie_anywhere(&self, directory: InodeKey) {
+        self.note_until(directory, None);
+    }
+
+    fn note_until(&self, directory: InodeKey, until: Option<Key>) {
+        let (now, mut near) = (self.env.now(), self.near_keys());
+        near.retain(|_, (_, at)| now.since(*at) < KEPT);
+        if near.len() < MAX_DIRECTORIES || near.contains_key(&directory) {
+            near.insert(directory, (until, now));
+        }
     }
 
     async fn same_set_until(&self, directory: InodeKey) -> Option<Key> {
@@ -75,15 +101,11 @@ impl Shared {
             return *until;
         }
         let until = self.blocks.same_set_until(directory.key()).await;
-        let mut near = self.near_keys();
-        near.retain(|_, (_, at)| now.since(*at) < KEPT);
-        if near.len() < MAX_DIRECTORIES {
-            near.insert(directory, (until, now));
-        }
+        self.note_until(directory, until);
         until
     }
 
-    fn near_keys(&self) -> std::sync::MutexGuard<'_, BTreeMap<InodeKey, (Option<Key>, Instant)>> {
+    fn near_keys(&self) -> MutexGuard<'_, BTreeMap<InodeKey, (Option<Key>, Instant)>> {
         self.near.until.lock().expect("no holder of this lock panics")
     }
 }

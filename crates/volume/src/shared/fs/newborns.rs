@@ -248,8 +248,13 @@ impl Shared {
                 Ok(Some((version, self.note_named(waiting, named))))
             }
             // The directory has been removed: what becomes of the file is found out step by step.
-            Together::Neither(Fault { errno: Errno::ESTALE, .. }) | Together::Refused => Ok(None),
-            Together::Neither(fault) => Err(fault),
+            Together::Neither(Fault { errno: Errno::ESTALE, .. }) | Together::Refused(_) => {
+                Ok(None)
+            }
+            Together::Neither(fault) => {
+                self.note_refused(directory, &fault);
+                Err(fault)
+            }
         }
     }
 

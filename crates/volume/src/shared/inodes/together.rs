@@ -8,11 +8,12 @@
 //! - The turn of the inode is taken before its directory's, by all who hold both.
 //! - No version of a directory covers one whose child the ring did not take.
 
-use atoll_dht::{NewBlock, PutError};
+use std::sync::Arc;
+
+use atoll_dht::PutError;
 use atoll_key::GroupId;
 use atoll_key::kinds::certified::{CertifiedBlock, Dot};
 use atoll_vfs::Errno;
-use std::sync::Arc;
 
 use super::{Base, Inodes, Next, State, Version};
 use crate::shared::fault::Fault;
@@ -31,13 +32,13 @@ pub(in crate::shared) enum Together<T> {
     Stored(Arc<Version>, Result<T, Fault>),
     /// The inode is not there, and no name.
     Neither(Fault),
-    /// Replicas did not take the inode as it was signed; it is to be tried again, by itself.
-    Refused,
+    /// Replicas did not take the inode as it was signed, and there is no name; another version may do.
+    Refused(Fault),
 }
 
 impl Inodes {
     /// Makes an inode that members of `groups` may write, and puts it with the next version of a directory: what `edit`
-    /// makes of it. `named` is given the key of the inode.
+    /// makes of it, which is given the key of the inode.
     pub(in crate::shared) async fn create_in<T>(
         &self,
         (groups, number): (&[GroupId], [u8; 16]),
@@ -93,15 +94,12 @@ impl Inodes {
                 self.note_put(key, state, &version);
                 Ok(Together::Stored(version, named.map(|(value, _)| value)))
             }
-            Some(Err(PutError::NotAdmitted(_) | PutError::Superseded { .. })) => {
+            Some(Err(error @ (PutError::NotAdmitted(_) | PutError::Superseded { .. }))) => {
                 self.credentials.forget(block.groups());
-                Ok(Together::Refused)
+                Ok(Together::Refused(error.into()))
             }
             Some(Err(error)) => Ok(Together::Neither(error.into())),
-            None => {
-                let fault = named.err().unwrap_or(Errno::EIO.into());
-                Ok(Together::Neither(fault))
-            }
+            None => Ok(Together::Neither(named.err().unwrap_or(Errno::EIO.into()))),
         }
     }
 
@@ -111,14 +109,10 @@ impl Inodes {
         child: Option<&mut Child<'_>>,
         block: &CertifiedBlock,
     ) -> Result<(), PutError> {
-        let Some(child) = child.filter(|child| child.outcome.is_none()) else {
+        let Some(child) = child.filter(|child| child.is_to_be_put()) else {
             return self.put(block).await;
         };
-        let new = |block: &CertifiedBlock| {
-            let (id, bytes) = (block.id(), block.bytes().clone());
-            NewBlock { id, bytes, lease_secs: None }
-        };
-        let outcomes = self.blocks.put_in_order(vec![new(child.block), new(block)]).await;
+        let outcomes = self.blocks.put_in_order(vec![child.block.into(), block.into()]).await;
         let mut outcomes = outcomes.into_iter();
         let none = || Err(PutError::Unavailable("the put has no outcome".into()));
         let (first, second) = (outcomes.next().unwrap_or_else(none), outcomes.next());
@@ -131,12 +125,16 @@ impl Inodes {
 /// call is given up, the version is forgotten: what a later one covers would be named without an inode. Should a
 /// replica have both all the same, this mount joins them like another's, since it goes on under a new name.
 pub(super) struct Unrecorded<'a> {
-    pub(super) inodes: &'a Inodes,
-    pub(super) state: &'a State,
-    pub(super) is_recorded: bool,
+    inodes: &'a Inodes,
+    state: &'a State,
+    is_recorded: bool,
 }
 
-impl Unrecorded<'_> {
+impl<'a> Unrecorded<'a> {
+    pub(super) fn of(inodes: &'a Inodes, state: &'a State) -> Unrecorded<'a> {
+        Unrecorded { inodes, state, is_recorded: false }
+    }
+
     /// The ring has the child.
     pub(super) fn record(mut self, block: &CertifiedBlock) {
         self.state.known().signed = Some(block.clone());

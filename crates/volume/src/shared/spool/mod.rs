@@ -234,8 +234,7 @@ impl SpooledBlocks {
 
     /// Puts a version that waits.
     pub(super) async fn send(&self, block: &CertifiedBlock) -> Result<(), PutError> {
-        let new = NewBlock { id: block.id(), bytes: block.bytes().clone(), lease_secs: None };
-        let sent = self.inner.put_to_ring(vec![new], Order::Any).await.pop();
+        let sent = self.inner.put_to_ring(vec![block.into()], Order::Any).await.pop();
         let sent = sent.unwrap_or_else(|| Err(PutError::Unavailable("no outcome".into())));
         match (sent, &self.inner.spool) {
             (Ok(()), Some(spool)) => {

@@ -1,6 +1,6 @@
 //! Files that are created: one mount sees them at once, the others when they have been closed.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ struct Counted {
     absent: Arc<Mutex<Option<Key>>>,
     /// How many calls put a few in their order.
     together: Arc<AtomicUsize>,
+    /// Whether the nodes have no room for a few blocks in their order.
+    is_full: Arc<AtomicBool>,
     /// The last of the keys that have one replica set with any other.
     until: Arc<Mutex<Option<Key>>>,
 }
@@ -79,6 +81,10 @@ impl Blocks for Counted {
 
     fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         self.together.fetch_add(1, Ordering::Relaxed);
+        if self.is_full.load(Ordering::Relaxed) {
+            let full = vec![Err(PutError::Full("they are".into())); blocks.len()];
+            return Box::pin(async { full });
+        }
         self.put_blocks(blocks)
     }
 
@@ -176,7 +182,7 @@ async fn names(fs: &SharedFs) -> Vec<String> {
 }
 
 /// D2 §1: "related blocks on few nodes". The inode and the name go there in one put.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_new_file_lies_near_its_directory_and_is_put_with_its_name() {
     let (counted, one, _) = two_mounts().await;
     one.mkdir(me(), ROOT, b"directory", 0o755).await.expect("makes");
@@ -198,6 +204,17 @@ async fn a_new_file_lies_near_its_directory_and_is_put_with_its_name() {
         assert!(near.contains(&put[0]), "file {n} lies at {:?}", put[0]);
     }
     assert_eq!(counted.together.load(Ordering::Relaxed) - before, 20);
+    // Other nodes may have room.
+    counted.is_full.store(true, Ordering::Relaxed);
+    let refused = two.symlink(me(), directory, b"refused", b"target").await;
+    assert_eq!(refused.map(drop), Err(Errno::ENOSPC));
+    counted.is_full.store(false, Ordering::Relaxed);
+    for n in 20..24 {
+        made(&two, directory, &format!("file{n}"), "contents").await;
+    }
+    let put = counted.take();
+    assert!(put.iter().step_by(2).any(|key| !near.contains(key)), "{put:?}");
+    tokio::time::sleep(Duration::from_secs(31)).await;
     two.symlink(me(), directory, b"link", b"target").await.expect("makes");
     assert!(near.contains(&counted.take()[0]), "so does a symbolic link");
     two.mkdir(me(), directory, b"below", 0o755).await.expect("makes");
