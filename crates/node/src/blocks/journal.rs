@@ -28,15 +28,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time;
+use std::time::Duration;
 
 use atoll_dht::journal::{Journal, MAX_JOURNAL_RECORD_BYTES};
 use atoll_env::{BoxFuture, Instant};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
 use crate::dir::create_private_file;
@@ -50,7 +50,6 @@ const MAX_GENERATION_BYTES: u64 = 256 << 20;
 
 /// See the module.
 pub(crate) struct DirJournal {
-    clock: BootClock,
     recovered: Mutex<Option<Vec<Vec<u8>>>>,
     state: Mutex<Appending>,
     written: watch::Receiver<Written>,
@@ -100,7 +99,6 @@ impl DirJournal {
             .name("journal".to_owned())
             .spawn(move || writer.goes_on(end).run(&commands, &tell))?;
         Ok(DirJournal {
-            clock: BootClock::new(),
             recovered: Mutex::new(recovered),
             state: Mutex::new(Appending { to: Some(to), count: 0 }),
             written,
@@ -129,8 +127,11 @@ impl Drop for DirJournal {
 }
 
 impl Journal for DirJournal {
+    /// Time since the machine started, also while it slept.
     fn now(&self) -> Instant {
-        self.clock.now()
+        let since = clock_gettime(ClockId::Boottime);
+        let since = Duration::try_from(since).unwrap_or_default();
+        Instant(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
     }
 
     fn recover(&self) -> Option<Vec<Vec<u8>>> {
@@ -153,41 +154,6 @@ impl Journal for DirJournal {
             done.failure.clone().map_or(Ok(()), Err)
         })
     }
-}
-
-/// Time since the machine started, also while it slept.
-struct BootClock {
-    /// `/proc/uptime`.
-    uptime: Option<File>,
-    /// A moment by this clock and by the process's own, for when the file cannot be read.
-    began: (u64, time::Instant),
-}
-
-impl BootClock {
-    fn new() -> BootClock {
-        let uptime = File::open("/proc/uptime").ok();
-        let nanos = uptime.as_ref().and_then(read_uptime).unwrap_or(0);
-        BootClock { uptime, began: (nanos, time::Instant::now()) }
-    }
-
-    fn now(&self) -> Instant {
-        let by_process = || {
-            let (nanos, at) = self.began;
-            nanos.saturating_add(u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX))
-        };
-        Instant(self.uptime.as_ref().and_then(read_uptime).unwrap_or_else(by_process))
-    }
-}
-
-/// Nanoseconds; the file shows hundredths of a second.
-fn read_uptime(file: &File) -> Option<u64> {
-    let mut text = [0; 64];
-    let len = file.read_at(&mut text, 0).ok()?;
-    let text = std::str::from_utf8(&text[..len]).ok()?;
-    let (secs, rest) = text.split_once('.')?;
-    let hundredths: u64 = rest.get(..2)?.parse().ok()?;
-    let secs: u64 = secs.parse().ok()?;
-    secs.checked_mul(1_000_000_000)?.checked_add(hundredths * 10_000_000)
 }
 
 /// Which start of the machine this is.
@@ -595,10 +561,9 @@ mod tests {
 
     #[test]
     fn the_clock_goes_on_from_one_incarnation_to_the_next() {
-        let (before, after) = (BootClock::new(), BootClock::new());
-        let since_boot = before.now();
-        assert!(since_boot > Instant(0) && after.now() >= since_boot);
-        let broken = BootClock { uptime: None, ..before };
-        assert!(broken.now().since(since_boot) < time::Duration::from_secs(3600));
+        let temp = tempfile::tempdir().expect("a temporary directory");
+        let now = || DirJournal::open(temp.path()).expect("a thread").now();
+        let since_boot = now();
+        assert!(since_boot > Instant(0) && now() >= since_boot);
     }
 }
