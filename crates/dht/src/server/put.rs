@@ -49,31 +49,35 @@ impl Handle<Put> for Arc<Server> {
             true => store_as_root(self, &from, &origin, blocks).await?,
             false => store_put(self, &from, &origin, blocks).await?,
         };
-        let mut promises = Vec::new();
-        for (at, (block, status)) in joined.iter().zip(&statuses).enumerate() {
-            if matches!(status, PutStatus::Stored { .. }) {
-                let number = put.promises.0.get(at).copied();
-                promises.push(promised(self, &from, block, number).await);
-            }
+        let stored = joined.iter().zip(&statuses).enumerate();
+        let stored = stored.filter(|(_, (_, status))| matches!(status, PutStatus::Stored { .. }));
+        // Before what is held is looked at: no change is missed.
+        let made: Vec<(&Block, bool)> = stored
+            .map(|(at, (block, _))| {
+                let number = put.promises.0.get(at);
+                (block, number.is_some_and(|n| self.promise(block.header.key, from, *n)))
+            })
+            .collect();
+        let is_any_made = made.iter().any(|(_, is_made)| *is_made);
+        let is_written = !is_any_made || self.lease_journal.written().await.is_ok();
+        let mut promises = Vec::with_capacity(made.len());
+        for (block, is_made) in made {
+            promises.push(promised(self, &from, block, is_made && is_written).await);
         }
         Ok((PutReply { statuses: statuses.into(), set, promises: promises.into() }, Vec::new()))
     }
 }
 
-/// What the writer of a stored block is told of its readers. The writer gets a promise if what is held is what
-/// it has put, and no more.
+/// What the writer of a stored block is told of its readers. The writer gets the promise that `is_made` if what is held
+/// is what it has put, and no more.
 async fn promised(
     server: &Arc<Server>,
     writer: &Peer,
     Block { header, bytes }: &Block,
-    number: Option<u64>,
+    is_made: bool,
 ) -> PromisesReply {
     let (journal, key) = (&server.lease_journal, header.key);
-    // Before what is held is looked at: no change is missed.
-    let is_made = number.is_some_and(|number| server.promise(key, *writer, number));
-    let is_promised = is_made
-        && server.read(&key).await.is_some_and(|held| held.bytes == bytes)
-        && journal.written().await.is_ok();
+    let is_promised = is_made && server.read(&key).await.is_some_and(|held| held.bytes == bytes);
     let holders = server.promises.holders(journal.now(), &key, &writer.id).into();
     let forgotten_ms = journal.forgotten().as_millis().try_into().unwrap_or(u64::MAX);
     PromisesReply { is_promised, holders, forgotten_ms }
