@@ -121,10 +121,15 @@ pub(crate) fn tag_for_put(context: &Context, blocks: &[Block]) -> Option<u64> {
     of_all.map(|(root, _)| set_tag(&replica_set(context, root)))
 }
 
+/// A key's replica set, if this node is its root.
+pub(crate) fn own_set(context: &Context, key: &Key) -> Option<Vec<Node>> {
+    let groups = context.overlay.group_by_own_root(std::slice::from_ref(key));
+    groups.first().map(|(root, _)| replica_set(context, root))
+}
+
 /// The tag of a key's replica set, if this node is its root.
 pub(crate) fn own_set_tag(context: &Context, key: &Key) -> Option<u64> {
-    let groups = context.overlay.group_by_own_root(std::slice::from_ref(key));
-    groups.first().map(|(root, _)| set_tag(&replica_set(context, root)))
+    own_set(context, key).map(|set| set_tag(&set))
 }
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.

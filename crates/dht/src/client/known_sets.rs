@@ -90,6 +90,11 @@ impl KnownSets {
         }
     }
 
+    /// The root does not answer: the set is looked up when it is used next.
+    pub(super) fn forget(client: &Arc<Client>, key: &Key) {
+        client.known_sets.lock().forget(key);
+    }
+
     /// By a lookup, which tells `named` of each root and its successors that a node on the way names. They are
     /// unverified.
     ///

@@ -27,6 +27,10 @@ impl<T, const MOST: usize> Recent<T, MOST> {
         }
     }
 
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.noted.remove(key);
+    }
+
     /// All entries, the least recently noted first.
     pub(super) fn oldest_first(&self) -> Vec<(&Key, &T)> {
         let mut all: Vec<_> = self.noted.iter().collect();

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
-use atoll_overlay::Neighbourhood;
+use atoll_overlay::{Neighbourhood, Node};
 use minicbor::{Decode, Encode};
 
 use crate::locks::SETTLE;
@@ -307,23 +307,28 @@ impl SetHistory {
         if sets.sets == before { Noted::Same } else { Noted::Changed }
     }
 
-    /// Which members of a key's replica set, the root being the lowest bit, are its voters;
-    /// none if this node has not been its root for [`SETTLE`]. As of the last [`note`](SetHistory::note).
-    pub(crate) fn settled(&self, now: Instant, key: &Key) -> u64 {
+    /// Which nodes of a key's replica set, the first being the lowest bit, are its voters; none if this node
+    /// has not been its root for [`SETTLE`]. `None` if it is not its root as of the last
+    /// [`note`](SetHistory::note): a node that has lost its predecessor may take itself for the root of more keys.
+    pub(crate) fn voters(&self, now: Instant, key: &Key, set: &[Node]) -> Option<u64> {
         let state = self.lock();
+        if state.is_resumed {
+            return None;
+        }
         let mut present = state.sets.sets.iter().filter(|set| set.gone.is_none());
-        let found = present.find_map(|set| Some((set, set.part(key)?)));
-        let Some((set, _)) = found.filter(|(_, part)| is_long(now, part.since)) else { return 0 };
-        let votes = |member: &Member| set.voters.iter().any(|voter| voter.peer == member.peer);
-        let members = set.members.iter().take(MAX_MEMBERS).enumerate();
-        members.filter(|(_, member)| votes(member)).fold(0, |all, (at, _)| all | 1 << at)
+        let (known, part) = present.find_map(|set| Some((set, set.part(key)?)))?;
+        if !is_long(now, part.since) {
+            return Some(0);
+        }
+        let votes = |node: &Node| known.voters.iter().any(|voter| voter.peer == node.peer.id.0);
+        let nodes = set.iter().take(MAX_MEMBERS).enumerate();
+        Some(nodes.filter(|(_, node)| votes(node)).fold(0, |all, (at, _)| all | 1 << at))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use atoll_net::Peer;
-    use atoll_overlay::Node;
 
     use super::*;
 
@@ -383,9 +388,13 @@ mod tests {
             self.look(secs);
         }
 
+        fn voters(&self, secs: u64, key: &Key) -> Option<u64> {
+            self.history.voters(at(secs), key, &self.hood.replica_set(3))
+        }
+
         fn settled(&mut self, secs: u64, key: &Key) -> u64 {
             self.until(secs);
-            self.history.settled(at(secs), key)
+            self.voters(secs, key).expect("it is the root")
         }
     }
 
@@ -442,16 +451,43 @@ mod tests {
         assert_eq!(root.settled(77, &taken_over), 0b111);
     }
 
+    /// It cannot reach its predecessor, which is still the root of its own keys for all others.
+    #[test]
+    fn a_root_that_has_lost_its_predecessor_vouches_for_its_former_keys_alone() {
+        let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 4]));
+        root.note(30, hood(None, &[2, 3, 4]));
+        root.until(90);
+        assert_eq!(root.voters(90, &mine()), Some(0b111));
+        assert_eq!(root.voters(90, node(9).id.key()), None);
+    }
+
+    /// The set that is asked about may have changed since this node has looked at it.
+    #[test]
+    fn voters_are_told_by_their_place_in_the_set_that_is_asked_about() {
+        let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+        assert_eq!(root.settled(30, &mine()), 0b111);
+        let voters = |set: &[u8]| {
+            let set: Vec<Node> = set.iter().copied().map(node).collect();
+            root.history.voters(at(30), &mine(), &set)
+        };
+        assert_eq!(voters(&[1, 4, 3]), Some(0b101));
+        assert_eq!(voters(&[1, 3]), Some(0b11));
+    }
+
     #[test]
     fn who_begins_a_ring_has_always_been_its_root() {
         let key = Key::hashed([7; 32]);
         for (begins, settled) in [(true, 1), (false, 0)] {
-            let history = SetHistory::default();
+            let (history, alone) = (SetHistory::default(), hood(None, &[]));
             let begins_ring = begins;
-            history.note(at(0), &Surroundings { begins_ring, ..around(0, &[hood(None, &[])]) });
-            assert_eq!(history.settled(at(0), &key), settled);
-            history.note(at(1), &around(1, &[hood(Some(2), &[2])]));
-            assert_eq!(history.settled(at(2), &mine()), settled, "2 is new");
+            let around_it = around(0, std::slice::from_ref(&alone));
+            history.note(at(0), &Surroundings { begins_ring, ..around_it });
+            let set = alone.replica_set(3);
+            assert_eq!(history.voters(at(0), &key, &set), Some(settled));
+            let two = hood(Some(2), &[2]);
+            history.note(at(1), &around(1, std::slice::from_ref(&two)));
+            let set = two.replica_set(3);
+            assert_eq!(history.voters(at(2), &mine(), &set), Some(settled), "2 is new");
         }
     }
 
@@ -466,8 +502,11 @@ mod tests {
             let few = [hood(Some(9), &[9])];
             let alone = Surroundings { has_majority: false, ..around(8, &few) };
             assert_eq!(again.note(at(32), &alone), Noted::Nowhere);
-            again.note(at(back), &around(9, &[hood(Some(9), &[4, 3, 9])]));
-            assert_eq!(again.settled(at(back), &mine()), votes);
+            let now = hood(Some(9), &[4, 3, 9]);
+            let set = now.replica_set(3);
+            assert_eq!(again.voters(at(33), &mine(), &set), None, "it has not looked yet");
+            again.note(at(back), &around(9, std::slice::from_ref(&now)));
+            assert_eq!(again.voters(at(back), &mine(), &set), Some(votes));
         }
     }
 
@@ -480,6 +519,7 @@ mod tests {
         let alone = Surroundings { has_majority: false, ..around(8, &none) };
         assert_eq!(root.history.note(at(31), &alone), Noted::Changed);
         assert_eq!(root.history.note(at(32), &alone), Noted::Nowhere);
+        assert_eq!(root.voters(32, &mine()), None);
         assert_eq!(root.settled(33, &mine()), 0);
         assert_eq!(root.settled(56, &mine()), 0b111, "since it was looked at again");
     }
@@ -489,8 +529,8 @@ mod tests {
         let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
         assert_eq!(root.settled(30, &mine()), 0b111);
         assert_eq!(root.look(40), Noted::Same);
-        assert_eq!(root.history.settled(at(40), &mine()), 0b111);
+        assert_eq!(root.voters(40, &mine()), Some(0b111));
         assert_eq!(root.look(51), Noted::Changed);
-        assert_eq!(root.history.settled(at(51), &mine()), 0);
+        assert_eq!(root.voters(51, &mine()), Some(0));
     }
 }

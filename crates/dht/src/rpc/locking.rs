@@ -49,11 +49,11 @@ pub struct LockReply {
     /// Another holder has asked for the lock in vain a short while ago.
     #[n(1)]
     pub is_wanted: bool,
-    /// The tag of the lock's replica set, if this node is its root.
+    /// The tag of the lock's replica set, if this node is its root, and has noted that it is.
     #[n(2)]
     pub set: Option<u64>,
     /// Of the root: which members of that set, the root being the lowest bit, are its voters
-    /// (`holdings::set_history`).
+    /// (`holdings::set_history`); none if it is too new to have any, or if a lease is given up.
     #[n(3)]
     pub settled: u64,
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::Handle;
 use crate::holdings::lock_leases::Outcome;
 use crate::locks::LockStep;
-use crate::placement::own_set_tag;
+use crate::placement::{own_set, set_tag};
 use crate::rpc::{
     Answered, AskUses, BlockReader, Lock, LockReply, LockStatus, LockUse, MAX_LOCK_HOLDERS,
     UsesReply,
@@ -46,11 +46,7 @@ impl Handle<Lock> for Arc<Server> {
                 true => self.ask(&from, ask)?,
             }
         };
-        let set = own_set_tag(self, &ask.key);
-        let settled = match set {
-            Some(_) => self.set_history.settled(self.lease_journal.now(), &ask.key),
-            None => 0,
-        };
+        let (set, settled) = self.word_of_root(&ask);
         // The next incarnation must know it.
         self.lease_journal.written().await.map_err(|_| disk_failed())?;
         Ok((LockReply { status, is_wanted, set, settled }, Vec::new()))
@@ -85,6 +81,17 @@ impl Handle<AskUses> for Arc<Server> {
 }
 
 impl Server {
+    /// If this node is the root of the lock: the tag of its replica set, and which members are its voters.
+    fn word_of_root(&self, ask: &Lock) -> (Option<u64>, u64) {
+        let Some(set) = own_set(self, &ask.key) else { return (None, 0) };
+        let voters = match ask.step {
+            // It has not looked who they are.
+            LockStep::Release => Some(0),
+            _ => self.set_history.voters(self.lease_journal.now(), &ask.key, &set),
+        };
+        voters.map_or((None, 0), |voters| (Some(set_tag(&set)), voters))
+    }
+
     fn ask(&self, from: &Peer, ask: Lock) -> Result<(LockStatus, bool), Refusal> {
         let (outcome, record) =
             self.lock_leases.ask(self.lease_journal.now(), from.id, &ask.into());

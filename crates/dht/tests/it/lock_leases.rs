@@ -14,15 +14,15 @@ use atoll_store::MemoryStore;
 
 use crate::ring::{MINUTE, ROOMY, Ring, prompt};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-fn key(n: u8) -> Key {
+pub(crate) fn key(n: u8) -> Key {
     Key::hashed(*blake3::hash(&[n]).as_bytes())
 }
 
 /// A user of one lock at one node.
 #[derive(Clone)]
-struct User {
+pub(crate) struct User {
     dht: Arc<Dht>,
     key: Key,
     holder: [u8; 16],
@@ -31,12 +31,12 @@ struct User {
 }
 
 impl User {
-    fn new(ring: &Ring, at: usize, key: Key) -> User {
+    pub(crate) fn new(ring: &Ring, at: usize, key: Key) -> User {
         let dht = ring.members[at].dht.clone();
         User { dht, key, holder: [at as u8; 16], number: 0, mode: LockMode::Exclusive }
     }
 
-    async fn step(&mut self, step: LockStep) -> Result<LockGrant, LockRefusal> {
+    pub(crate) async fn step(&mut self, step: LockStep) -> Result<LockGrant, LockRefusal> {
         self.number += 4;
         let User { key, holder, number, mode, .. } = *self;
         self.dht.lock_lease(LockLease { key, holder, number, step, mode }).await
@@ -67,19 +67,19 @@ impl User {
 
 /// What the users of one lock believe, and how often they had it.
 #[derive(Default)]
-struct Beliefs {
+pub(crate) struct Beliefs {
     /// Of each user, until when it has the lock.
-    until: Vec<Instant>,
-    had: u64,
-    lost: u64,
+    pub until: Vec<Instant>,
+    pub had: u64,
+    pub lost: u64,
     /// When any of them got it last, and the longest time for which none did.
-    got_at: Instant,
-    longest_wait: Duration,
+    pub got_at: Instant,
+    pub longest_wait: Duration,
 }
 
 impl Beliefs {
     /// A user has the lock until then.
-    fn has(&mut self, user: usize, now: Instant, until: Instant) {
+    pub(crate) fn has(&mut self, user: usize, now: Instant, until: Instant) {
         self.until[user] = until;
         let others = self.until.iter().enumerate().filter(|(other, _)| *other != user);
         for (other, its) in others {
@@ -88,7 +88,7 @@ impl Beliefs {
     }
 
     /// A user gets the lock.
-    fn gets(&mut self, user: usize, now: Instant, until: Instant) {
+    pub(crate) fn gets(&mut self, user: usize, now: Instant, until: Instant) {
         self.has(user, now, until);
         self.had += 1;
         self.longest_wait = self.longest_wait.max(now.since(self.got_at));
@@ -97,7 +97,13 @@ impl Beliefs {
 }
 
 /// Takes a lock again and again, and holds it for a random time, `held_ms` at most.
-async fn use_lock(env: Env, mut user: User, me: usize, beliefs: Arc<Mutex<Beliefs>>, held_ms: u64) {
+pub(crate) async fn use_lock(
+    env: Env,
+    mut user: User,
+    me: usize,
+    beliefs: Arc<Mutex<Beliefs>>,
+    held_ms: u64,
+) {
     let up_to = |ms: u64| Duration::from_millis(env.random_u64() % ms);
     loop {
         let asked = env.now();
@@ -297,10 +303,20 @@ fn a_lock_is_free_again_one_lease_after_its_holder_died() {
     }
 }
 
-/// A lock is taken, and all nodes that keep it are killed and started again; or the machines of all but the root, which
-/// still knows its voters, crash. How long it was until it could be taken by another user.
-fn until_free_after_restarts(seed: u64, crashes: bool, is_released: bool) -> Duration {
-    let mut ring = Ring::new(7300 + seed, 6);
+/// How the nodes that keep a lock are started again, one after another.
+#[derive(Clone, Copy, PartialEq)]
+enum Restarts {
+    /// All of them are killed.
+    Killed,
+    /// The machines of all but the root crash, which still knows its voters.
+    Crashed,
+    /// And these nodes are then killed.
+    CrashedAndKilled,
+}
+
+/// A lock is taken, and the nodes that keep it are started again. How long it was until it could be taken by another user.
+fn until_free_after(restarts: Restarts, seed: u64, is_released: bool) -> Duration {
+    let mut ring = Ring::new(seed, 6);
     let key = key(seed as u8);
     let set = ring.replica_set(&key);
     let outside: Vec<usize> = (0..6).filter(|at| !set.contains(at)).collect();
@@ -311,24 +327,27 @@ fn until_free_after_restarts(seed: u64, crashes: bool, is_released: bool) -> Dur
         holder.now(&ring, LockStep::Release).expect("healthy");
     }
     let root = ring.root(&key);
-    for at in set.into_iter().filter(|at| !crashes || *at != root) {
+    for at in set.into_iter().filter(|at| restarts == Restarts::Killed || *at != root) {
         ring.crash(at);
-        if crashes {
+        if restarts != Restarts::Killed {
             ring.members[at].durable.crash_machine();
         }
         ring.restart(at);
+        if restarts == Restarts::CrashedAndKilled {
+            ring.crash(at);
+            ring.restart(at);
+        }
         ring.sim.run_for(3 * SECOND);
     }
-    let mut waiter = User::new(&ring, outside[1], key);
-    waiter.wait(&ring);
+    User::new(&ring, outside[1], key).wait(&ring);
     ring.sim.now().since(taken_at)
 }
 
 /// What the nodes have forgotten they must not grant anew.
 #[test]
 fn replicas_whose_machines_crash_grant_nothing_before_former_leases_have_ended() {
-    for seed in 0..6 {
-        let took = until_free_after_restarts(seed, true, false);
+    for seed in 7300..7306 {
+        let took = until_free_after(Restarts::Crashed, seed, false);
         assert!(took >= LOCK_LEASE, "{took:?}, seed {seed}");
         assert!(took < SETTLE * 2, "{took:?}, seed {seed}");
     }
@@ -336,11 +355,11 @@ fn replicas_whose_machines_crash_grant_nothing_before_former_leases_have_ended()
 
 #[test]
 fn replicas_that_are_killed_know_what_they_have_granted_and_what_was_given_up() {
-    for seed in 0..6 {
-        let took = until_free_after_restarts(seed, false, false);
+    for seed in 7300..7306 {
+        let took = until_free_after(Restarts::Killed, seed, false);
         assert!(took >= LOCK_LEASE, "{took:?}, seed {seed}");
         assert!(took < LOCK_LEASE + 3 * SECOND, "{took:?}, seed {seed}");
-        let took = until_free_after_restarts(seed, false, true);
+        let took = until_free_after(Restarts::Killed, seed, true);
         assert!(took < LOCK_LEASE - SECOND, "{took:?}, seed {seed}");
     }
 }
@@ -348,25 +367,8 @@ fn replicas_that_are_killed_know_what_they_have_granted_and_what_was_given_up() 
 /// A node whose machine has crashed, and that is then killed, has not learned in between what it had forgotten.
 #[test]
 fn a_replica_that_is_killed_while_it_waits_goes_on_waiting() {
-    for seed in 0..6 {
-        let mut ring = Ring::new(7700 + seed, 6);
-        let key = key(seed as u8);
-        let set = ring.replica_set(&key);
-        let outside: Vec<usize> = (0..6).filter(|at| !set.contains(at)).collect();
-        let mut holder = User::new(&ring, outside[0], key);
-        holder.take(&ring).expect("free");
-        let taken_at = ring.sim.now();
-        let root = ring.root(&key);
-        for at in set.into_iter().filter(|at| *at != root) {
-            ring.crash(at);
-            ring.members[at].durable.crash_machine();
-            ring.restart(at);
-            ring.crash(at);
-            ring.restart(at);
-            ring.sim.run_for(3 * SECOND);
-        }
-        User::new(&ring, outside[1], key).wait(&ring);
-        let took = ring.sim.now().since(taken_at);
+    for seed in 7700..7706 {
+        let took = until_free_after(Restarts::CrashedAndKilled, seed, false);
         assert!(took >= LOCK_LEASE, "{took:?}, seed {seed}");
     }
 }

@@ -28,6 +28,7 @@ mod inspect;
 mod kinds;
 mod leases;
 mod lock_leases;
+mod lock_links;
 mod losses;
 mod malicious;
 mod many_servers;
