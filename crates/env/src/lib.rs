@@ -7,6 +7,7 @@
 //!
 //! It knows nothing of peers, blocks or files.
 
+mod moment;
 mod notify;
 // This is the one place where a real clock is read.
 #[allow(clippy::disallowed_methods)]
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 
+pub use moment::Moment;
 pub use notify::Notify;
 pub use tokio_runtime::TokioRuntime;
 
@@ -60,7 +62,7 @@ pub trait Runtime: Send + Sync + 'static {
     fn now(&self) -> Instant;
 
     /// Wall-clock time, milliseconds since 1970. May jump; used only for the times of
-    /// receipts and for what people read.
+    /// receipts, for what people read, and beside the steady clock in a [`Moment`].
     fn unix_ms(&self) -> u64;
 
     /// Resolves at `at`, or at once if that has passed. Cancel-safe.

@@ -5,7 +5,8 @@
 //!
 //! - A block is kept only if a majority of its replica set has made a promise and no replica that answered has
 //!   refused one, and for [`KEPT_TIME`] from before the first of them was asked. That is less than the promise
-//!   lasts by the replicas' clocks, which may run at other rates.
+//!   lasts by the replicas' clocks, which may run at other rates, and is measured by both clocks of this node: it may
+//!   have slept.
 //! - Once a writer has told this node of a change, no block is kept that was asked for before: what is
 //!   kept is dropped, and reads under way keep nothing. A put by this node's own clients counts as told.
 //!
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::Instant;
+use atoll_env::Moment;
 use atoll_key::{Key, PeerId};
 use bytes::Bytes;
 
@@ -54,7 +55,7 @@ struct State {
 struct Kept {
     place: u64,
     block: HeldBlock,
-    until: Instant,
+    until: Moment,
 }
 
 fn cost(bytes: &Bytes) -> usize {
@@ -68,7 +69,7 @@ impl State {
         }
     }
 
-    fn keep(&mut self, key: Key, block: HeldBlock, until: Instant) {
+    fn keep(&mut self, key: Key, block: HeldBlock, until: Moment) {
         self.drop_kept(&key);
         let place = self.next_place;
         self.next_place += 1;
@@ -101,14 +102,14 @@ impl Promised {
     }
 
     /// The block, if it can be shown without asking.
-    pub(crate) fn get(&self, key: &Key, now: Instant) -> Option<HeldBlock> {
+    pub(crate) fn get(&self, key: &Key, now: Moment) -> Option<HeldBlock> {
         let state = self.state();
-        let kept = state.kept.get(key).filter(|kept| now < kept.until)?;
+        let kept = state.kept.get(key).filter(|kept| !now.until(kept.until).is_zero())?;
         Some(kept.block.clone())
     }
 
     /// A read or put of the block begins `now`, which asks for promises of this `number`.
-    pub(crate) fn ask(&self, key: Key, number: u64, now: Instant) -> Asking {
+    pub(crate) fn ask(&self, key: Key, number: u64, now: Moment) -> Asking {
         self.state().asking.insert((key, number), false);
         Asking { state: self.state.clone(), place: (key, number), until: now + KEPT_TIME }
     }
@@ -141,7 +142,7 @@ impl Promised {
 pub(crate) struct Asking {
     state: Arc<Mutex<State>>,
     place: (Key, u64),
-    until: Instant,
+    until: Moment,
 }
 
 impl Asking {
@@ -184,8 +185,8 @@ mod tests {
         HeldBlock { version, bytes: vec![0; len].into() }
     }
 
-    fn at(secs: u64) -> Instant {
-        Instant::default() + Duration::from_secs(secs)
+    fn at(secs: u64) -> Moment {
+        Moment::default() + Duration::from_secs(secs)
     }
 
     fn kept(promised: &Promised, n: u8, secs: u64) -> Option<u64> {
@@ -198,6 +199,9 @@ mod tests {
         promised.ask(key(1), 7, at(0)).keep(block(3, 10));
         assert_eq!((kept(&promised, 1, 13), kept(&promised, 1, 14)), (Some(3), None));
         assert!(promised.state().asking.is_empty());
+        let woken = Moment { unix_ms: 14_000, ..at(1) };
+        promised.ask(key(1), 8, at(0)).keep(block(3, 10));
+        assert!(promised.get(&key(1), woken).is_none(), "this node has slept");
     }
 
     #[test]

@@ -20,7 +20,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use atoll_env::{BoxFuture, Instant, Notify, sleep};
+use atoll_env::{BoxFuture, Instant, Moment, Notify, sleep};
 use atoll_key::{BlockId, Key};
 use atoll_net::CallError;
 use atoll_overlay::walk::{WalkError, may_follow};
@@ -59,7 +59,7 @@ pub(crate) async fn get_mutable(
     wanted: Wanted,
 ) -> Result<HeldBlock, GetError> {
     add(&client.counters.gets, 1);
-    if let Some(held) = client.promised.get(&id.key, client.env.now())
+    if let Some(held) = client.promised.get(&id.key, Moment::now(&*client.env))
         && id.kind.reaches(held.version, wanted.least())
     {
         return held.unless_removed(id);
@@ -534,7 +534,7 @@ async fn ask(
 /// any.
 pub(super) fn ask_for_promises(client: &Client, id: BlockId) -> Option<Asking> {
     let asks = client.config.mechanisms.call_backs && id.kind.joins();
-    asks.then(|| client.promised.ask(id.key, client.env.random_u64(), client.env.now()))
+    asks.then(|| client.promised.ask(id.key, client.env.random_u64(), Moment::now(&*client.env)))
 }
 
 /// A verified block, if it is of the right kind.

@@ -1,8 +1,7 @@
 //! The lock leases of one mount: each is renewed for as long as it is held, and lost if that fails.
 //!
 //! A lease lasts [`LOCK_HOLD`] from before it was asked for. That time is measured by both clocks of
-//! the machine, since the steady one stands still while the machine sleeps: whichever has advanced
-//! further counts. A lease that has run out stays lost, also if a renewal is granted later: another
+//! the machine ([`Moment`]). A lease that has run out stays lost, also if a renewal is granted later: another
 //! mount may have had the lock in between.
 //!
 //! It does not know what is locked.
@@ -13,7 +12,7 @@ use std::time::Duration;
 
 use atoll_dht::locks::{LOCK_HOLD, LOCK_RENEW_EVERY};
 use atoll_dht::{Blocks, LockGrant, LockLease, LockMode, LockRefusal, LockStep};
-use atoll_env::{Env, Instant, Notify, sleep, timeout};
+use atoll_env::{Env, Moment, Notify, sleep, timeout};
 use atoll_key::Key;
 
 /// How soon a renewal that failed is made again.
@@ -43,29 +42,13 @@ struct Inner {
 
 struct State {
     mode: LockMode,
-    until: Deadline,
+    until: Moment,
     is_over: bool,
 }
 
-/// A moment by both clocks.
-#[derive(Clone, Copy)]
-struct Deadline {
-    steady: Instant,
-    wall_ms: u64,
-}
-
-impl Deadline {
-    /// That of a lease that is asked for now.
-    fn of_lease(env: &Env) -> Deadline {
-        let wall_ms = env.unix_ms() + LOCK_HOLD.as_millis() as u64;
-        Deadline { steady: env.now() + LOCK_HOLD, wall_ms }
-    }
-
-    /// How long it is until then; zero if it has passed.
-    fn left(&self, env: &Env) -> Duration {
-        let wall = Duration::from_millis(self.wall_ms.saturating_sub(env.unix_ms()));
-        self.steady.since(env.now()).min(wall)
-    }
+/// When a lease ends that is asked for now.
+fn end_of_lease(env: &Env) -> Moment {
+    Moment::now(&**env) + LOCK_HOLD
 }
 
 impl Lessee {
@@ -99,7 +82,7 @@ impl Lessee {
         mode: LockMode,
     ) -> Result<Held, LockRefusal> {
         let lessee = self.clone();
-        let until = Deadline::of_lease(&self.env);
+        let until = end_of_lease(&self.env);
         let asked = self.ask((key, holder), LockStep::Take, mode);
         run(&self.env, async move {
             asked.await?;
@@ -133,7 +116,7 @@ async fn renew(inner: Arc<Inner>) {
     let mut pause = LOCK_RENEW_EVERY;
     loop {
         sleep(&**env, pause.min(inner.left())).await;
-        let until = Deadline::of_lease(env);
+        let until = end_of_lease(env);
         let mode = inner.state().mode;
         if inner.left().is_zero() {
             inner.changed.notify();
@@ -155,11 +138,9 @@ impl Inner {
     /// How long the lease still lasts; a lease that was found to have run out stays so.
     fn left(&self) -> Duration {
         let mut state = self.state();
-        if !state.is_over && !state.until.left(&self.lessee.env).is_zero() {
-            return state.until.left(&self.lessee.env);
-        }
-        state.is_over = true;
-        Duration::ZERO
+        let left = Moment::now(&*self.lessee.env).until(state.until);
+        state.is_over |= left.is_zero();
+        if state.is_over { Duration::ZERO } else { left }
     }
 }
 
@@ -191,7 +172,7 @@ impl Held {
             LockMode::Exclusive => LockStep::Upgrade,
             LockMode::Shared => LockStep::Renew,
         };
-        let until = Deadline::of_lease(&env);
+        let until = end_of_lease(&env);
         let asked = inner.lessee.ask((inner.key, inner.holder), step, mode);
         let change = async move {
             asked.await?;
