@@ -43,7 +43,7 @@ impl Transport for SimTransport {
         })
     }
 
-    /// With [`crate::Connections::Instant`] there are no connections, so none is known.
+    /// With [`crate::Connections::Instant`] a connection takes no time to make: all hosts that run have one.
     fn remote_ip(&self, peer: &PeerId) -> Option<IpAddr> {
         self.shared.with(|world| {
             let other = *world.host_by_id.get(peer)?;

@@ -55,7 +55,9 @@ impl Origin {
                 return bad("this node did not make the receipt in its name".to_owned());
             }
         } else {
-            accounting.confirm(from, publisher, Some(receipt.digest())).await?;
+            // What the publisher itself has sent it has made: the connection has proven its key.
+            let shown = (publisher.id != from.id).then(|| receipt.digest());
+            accounting.confirm(from, publisher, shown).await?;
         }
         let owner = owner_of(&publisher.id, publisher.addr.ip());
         Ok(Origin::Publisher { receipt, owner })

@@ -5,7 +5,8 @@
 //! publisher: the node at the claimed address must prove the publisher's key and say that it made
 //! the receipt. In between nothing is asked. An open connection that ends at the claimed IP address
 //! has proven the key there, whichever side made it ([`Transport::remote_ip`]); only without one is
-//! the publisher dialled ([`Transport::reach`]).
+//! the publisher dialled ([`Transport::reach`]). A publisher that shows its receipt itself is not asked whether
+//! it made it.
 //!
 //! Nodes cannot be made to call others at random: only a receipt with a valid signature leads to a
 //! call; one call serves all requests that show it meanwhile; calls are limited for each address

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use super::network::transmission_ns;
 use super::{Grave, Shared, World};
+use crate::Connections;
 use crate::flow::{Flow, Mark};
 use crate::schedule::{Hop, Leg, What};
 use crate::tcp::TcpModel;
@@ -237,6 +238,9 @@ impl World {
 
     /// Whether `host` has an open connection with `other`, whose handshake is over.
     pub(crate) fn is_connected(&self, host: u32, other: u32) -> bool {
+        if self.config.connections == Connections::Instant {
+            return self.host(host).is_up && self.host(other).is_up;
+        }
         let known = self.connection_of.get(&sorted(host, other));
         known.and_then(|connection| self.connections.find(*connection)).is_some_and(|known| {
             let side = &known.sides[known.side_from(host)];

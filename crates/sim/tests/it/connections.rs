@@ -98,6 +98,15 @@ fn both_hosts_know_the_address_at_the_other_end_while_a_connection_is_open() {
 }
 
 #[test]
+fn connections_that_take_no_time_are_always_there() {
+    let (sim, h) = hosts(SimConfig::default(), None, 2);
+    let knows = || sim.transport(h[0]).remote_ip(&sim.peer(h[1]).id);
+    assert_eq!(knows(), Some(sim.peer(h[1]).addr.ip()));
+    sim.crash(h[1]);
+    assert_eq!(knows(), None);
+}
+
+#[test]
 fn a_long_transfer_fills_the_link_whatever_the_control() {
     let len = 60_000_000;
     for control in [Control::Reno, Control::Cubic, Control::Bbr] {
