@@ -6,7 +6,8 @@
 //! root that lies could keep up a set that it no longer heads, so a set is forgotten after
 //! [`MAX_AGE`] in any case.
 //!
-//! A set that is used shortly before it would be forgotten is looked up again in the background.
+//! A set that is used shortly before it would be forgotten is looked up again in the background, and so is one that a
+//! caller will use soon ([`same_set_until`]).
 //!
 //! The table is bounded: beyond [`MAX_SETS`] the set looked up longest ago is forgotten.
 
@@ -139,12 +140,15 @@ impl KnownSets {
 }
 
 /// The last of the keys that have the same replica set as this one, beginning with it, as far as this node knows
-/// without asking others.
+/// without asking others; if it does not, the set is looked up in the background.
 pub(crate) fn same_set_until(client: &Arc<Client>, key: &Key) -> Option<Key> {
     if !client.config.mechanisms.joint_puts {
         return None;
     }
-    let named = KnownSets::known(client, key, false)?;
+    let Some(named) = KnownSets::known(client, key, false) else {
+        look_up_ahead(client, *key);
+        return None;
+    };
     Some(*named.nodes.first()?.id.key())
 }
 

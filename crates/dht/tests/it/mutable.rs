@@ -198,6 +198,19 @@ fn a_replica_set_in_use_is_not_waited_for_each_minute() {
     }
 }
 
+#[test]
+fn a_replica_set_that_is_asked_about_is_looked_up_before_it_is_used() {
+    let ring = large_ring(12);
+    let block = signed(1, 1, b"payload");
+    let writer = outside(&ring, block.id());
+    let same_set_until = || run(&ring, ring.members[writer].dht.same_set_until(block.id().key));
+    assert_eq!(same_set_until(), None);
+    ring.sim.run_for(Duration::from_secs(2));
+    assert!(same_set_until().is_some());
+    let (stored, took) = timed(&ring, ring.members[writer].dht.put_signed(block.clone()));
+    assert_eq!((stored, took), (Ok(()), ROUND_TRIP));
+}
+
 /// A writer and a reader remember a replica set; then its root dies, or a node joins before it.
 #[test]
 fn a_remembered_replica_set_that_has_changed_is_looked_up_again() {

@@ -291,6 +291,7 @@ impl SharedFs {
         if root.inode().contents.kind() != FileKind::Directory {
             return Err(OpenError::Directory("it is not one".into()));
         }
+        shared.draw_directory(root.block.groups());
         shared.env.spawn(Box::pin(retry(Arc::downgrade(&shared))));
         shared.env.spawn(Box::pin(releases::run(Arc::downgrade(&shared))));
         let past = PastFs::of(shared.clone());

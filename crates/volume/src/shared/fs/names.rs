@@ -229,7 +229,7 @@ impl Shared {
         // Whoever may write the directory may write what is made in it (design §4).
         let groups = directory.block.groups();
         let number = match kind {
-            FileKind::Directory => self.random_number(),
+            FileKind::Directory => self.number_of_directory(groups),
             _ => self.number_near(directory_key, &directory, groups).await,
         };
         let made = |added: Dot| Inode {
@@ -273,6 +273,9 @@ impl Shared {
                 self.drop_unnamed(key, &version).await;
             }
             return Err(fault);
+        }
+        if kind == FileKind::Directory {
+            self.draw_directory(groups);
         }
         Ok(self.hold(key, &version))
     }

@@ -6,7 +6,8 @@
 //!
 //! Directories lie anywhere, and so do files of a directory with more than [`MAX_NEAR`] names: a volume uses all
 //! nodes' disks, and no directory more than some 64 MiB of a set's for its small files. (The content of larger files
-//! lies anywhere, too.)
+//! lies anywhere, too.) The number of the next directory is drawn when a mount begins and when it has made one, and the
+//! node looks its replica set up meanwhile.
 //!
 //! **Not promised:** that the place of an inode is random. Whoever makes a file has a choice of numbers in any case, and
 //! thereby of the nodes that hold it; each node bounds what a user may keep on it.
@@ -40,6 +41,8 @@ const MAX_DIRECTORIES: usize = 64;
 pub(super) struct NearKeys {
     /// The last key, if it is known, and since when.
     until: Mutex<BTreeMap<InodeKey, (Option<Key>, Instant)>>,
+    /// The number of the next directory that those groups may write.
+    next_directory: Mutex<Option<(Vec<GroupId>, [u8; 16])>>,
 }
 
 impl Shared {
@@ -70,6 +73,23 @@ impl Shared {
             self.lie_anywhere(directory);
             first.to_be_bytes()
         })
+    }
+
+    /// The number of a directory's inode that is to be made, which `groups` may write.
+    pub(super) fn number_of_directory(&self, groups: &[GroupId]) -> [u8; 16] {
+        let drawn = self.next_directory().take_if(|(of, _)| of == groups);
+        drawn.map_or_else(|| self.random_number(), |(_, number)| number)
+    }
+
+    /// Draws the number of the next directory that `groups` may write.
+    pub(super) fn draw_directory(&self, groups: &[GroupId]) {
+        let number = self.random_number();
+        let Some(id) = self.inodes.block_of(groups, number) else { return };
+        *self.next_directory() = Some((groups.to_vec(), number));
+        let looked_up = self.blocks.same_set_until(id.key);
+        self.env.spawn(Box::pin(async move {
+            looked_up.await;
+        }));
     }
 
     /// An inode near a directory, or the directory, was not stored: if there is no room on these nodes, there may be
@@ -103,6 +123,10 @@ impl Shared {
         let until = self.blocks.same_set_until(directory.key()).await;
         self.note_until(directory, until);
         until
+    }
+
+    fn next_directory(&self) -> MutexGuard<'_, Option<(Vec<GroupId>, [u8; 16])>> {
+        self.near.next_directory.lock().expect("no holder of this lock panics")
     }
 
     fn near_keys(&self) -> MutexGuard<'_, BTreeMap<InodeKey, (Option<Key>, Instant)>> {

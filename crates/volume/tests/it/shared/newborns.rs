@@ -37,6 +37,8 @@ struct Counted {
     is_full: Arc<AtomicBool>,
     /// The last of the keys that have one replica set with any other.
     until: Arc<Mutex<Option<Key>>>,
+    /// The keys whose replica sets were asked for.
+    asked: Arc<Mutex<Vec<Key>>>,
 }
 
 impl Counted {
@@ -95,7 +97,8 @@ impl Blocks for Counted {
         self.blocks.renew_blocks(renewal)
     }
 
-    fn same_set_until(&self, _: Key) -> BoxFuture<'static, Option<Key>> {
+    fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
+        self.asked.lock().expect("unpoisoned").push(key);
         let until = *self.until.lock().expect("unpoisoned");
         Box::pin(async move { until })
     }
@@ -182,6 +185,21 @@ async fn names(fs: &SharedFs) -> Vec<String> {
 }
 
 /// D2 §1: "related blocks on few nodes". The inode and the name go there in one put.
+/// A directory lies anywhere, and nobody waits until its place is found.
+#[tokio::test(start_paused = true)]
+async fn the_replica_set_of_the_next_directory_is_looked_up_before_it_is_made() {
+    let (counted, one, two) = two_mounts().await;
+    for n in 0..3 {
+        let fs = if n == 2 { &two } else { &one };
+        counted.take();
+        fs.mkdir(me(), ROOT, format!("directory{n}").as_bytes(), 0o755).await.expect("makes");
+        let before = counted.asked.lock().expect("unpoisoned").clone();
+        let put = counted.take();
+        assert!(before.contains(&put[0]), "directory {n}: {put:?}, {before:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_file_lies_near_its_directory_and_is_put_with_its_name() {
     let (counted, one, _) = two_mounts().await;
