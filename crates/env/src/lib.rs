@@ -17,6 +17,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -125,6 +126,19 @@ pub async fn timeout<F: Future>(
         Either::Left((output, _)) => Ok(output),
         Either::Right(((), _)) => Err(Elapsed),
     }
+}
+
+/// Lets other tasks of the thread run, once: for work that takes long and waits for nothing.
+pub async fn yield_now() {
+    let mut has_yielded = false;
+    let once = std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    });
+    once.await;
 }
 
 /// A random number below `bound`, without bias that matters (bound is far below 2^64).

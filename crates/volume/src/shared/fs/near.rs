@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::Instant;
+use atoll_env::{Instant, yield_now};
 use atoll_key::{GroupId, Key, KeyRange};
 use atoll_vfs::Errno;
 
@@ -31,6 +31,8 @@ const MAX_NEAR: usize = 4096;
 /// Numbers that are tried. A directory's key and its root have half of a node's share of the ring between them in the mean:
 /// 30,000 nodes take some 60,000 numbers.
 const MAX_TRIED: u64 = 1 << 18;
+/// Numbers that are tried before other tasks have their turn. A guess: some 0.1 ms.
+const TRIED_AT_ONCE: u64 = 1 << 10;
 /// How long it is believed which keys have a directory's replica set. A guess: less than a node remembers a set for.
 const KEPT: Duration = Duration::from_secs(30);
 /// Directories of which that is remembered. A guess: those that files are made in at one time.
@@ -68,11 +70,16 @@ impl Shared {
         let is_near = |number: &[u8; 16]| {
             self.inodes.block_of(groups, *number).is_some_and(|id| near.contains(&id.key))
         };
-        let numbers = (0..MAX_TRIED).map(|n| first.wrapping_add(n.into()).to_be_bytes());
-        numbers.into_iter().find(is_near).unwrap_or_else(|| {
-            self.lie_anywhere(directory);
-            first.to_be_bytes()
-        })
+        for from in (0..MAX_TRIED).step_by(TRIED_AT_ONCE as usize) {
+            let tried = from..from + TRIED_AT_ONCE;
+            let mut numbers = tried.map(|n| first.wrapping_add(n.into()).to_be_bytes());
+            if let Some(number) = numbers.find(is_near) {
+                return number;
+            }
+            yield_now().await;
+        }
+        self.lie_anywhere(directory);
+        first.to_be_bytes()
     }
 
     /// The number of a directory's inode that is to be made, which `groups` may write.

@@ -241,6 +241,26 @@ async fn a_new_file_lies_near_its_directory_and_is_put_with_its_name() {
     assert!(!near.contains(&put[0]) || !near.contains(&put[2]), "directories lie anywhere");
 }
 
+/// A quarter of a million hashes would hold up a thread of the runtime for tens of milliseconds.
+#[tokio::test(start_paused = true)]
+async fn other_tasks_go_on_while_a_place_for_a_file_is_looked_for() {
+    let (counted, one, _) = two_mounts().await;
+    let directory = one.mkdir(me(), ROOT, b"directory", 0o755).await.expect("makes").attr.inode;
+    // No number leads there, to the directory's own key.
+    *counted.until.lock().expect("unpoisoned") = Some(counted.take()[0]);
+    let turns = Arc::new(AtomicUsize::new(0));
+    let counting = turns.clone();
+    let other = tokio::spawn(async move {
+        loop {
+            counting.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    });
+    made(&one, directory, "file", "contents").await;
+    other.abort();
+    assert!(turns.load(Ordering::Relaxed) > 200, "{} turns", turns.load(Ordering::Relaxed));
+}
+
 #[tokio::test]
 async fn a_file_is_written_once_and_then_its_name() {
     let (counted, one, two) = two_mounts().await;
