@@ -1,5 +1,5 @@
 //! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
-//! `near` says where they lie, `renames` moves them, `places` leaves a directory one name, `removals` removes inodes,
+//! `near` and `drawn` say where they lie, `renames` moves them, `places` leaves a directory one name, `removals` removes inodes,
 //! `listing` lists directories, `ahead` reads inodes ahead of lookups, `files` reads and writes, `calls` has the calls of a file system, `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
 //! written at the same time;
 //! `lost` shows names without inodes, and names files again that were removed while they were written;
@@ -12,6 +12,7 @@ mod ahead;
 mod attributes;
 mod calls;
 mod conflicts;
+mod drawn;
 mod files;
 mod history;
 mod listing;
@@ -38,6 +39,7 @@ use atoll_key::{SecretKey, VolumeId};
 use atoll_vfs::{Answer, Attr, AttrReply, Entry, Errno, FileKind, FileTime, InvalidationQueue};
 
 use self::ahead::LookupAhead;
+use self::drawn::Drawn;
 pub use self::history::PastFs;
 use self::locks::FileLocks;
 use self::lost::Places;
@@ -195,6 +197,7 @@ struct Shared {
     written: Mutex<Places>,
     ahead: Mutex<LookupAhead>,
     near: NearKeys,
+    drawn: Drawn,
     has_ended: AtomicBool,
 }
 
@@ -283,6 +286,7 @@ impl SharedFs {
             written: Mutex::default(),
             ahead: Mutex::default(),
             near: NearKeys::default(),
+            drawn: Drawn::default(),
             has_ended: AtomicBool::new(false),
         });
         let root = shared.inodes.read(record.root, Freshness::Newest).await;
@@ -291,7 +295,14 @@ impl SharedFs {
         if root.inode().contents.kind() != FileKind::Directory {
             return Err(OpenError::Directory("it is not one".into()));
         }
-        shared.draw_directory(root.block.groups());
+        shared.env.spawn(Box::pin({
+            let (shared, groups) = (shared.clone(), root.block.groups().to_vec());
+            async move {
+                if shared.inodes.credentials.may_write(&groups).await {
+                    shared.draw_directories(&groups);
+                }
+            }
+        }));
         shared.env.spawn(Box::pin(retry(Arc::downgrade(&shared))));
         shared.env.spawn(Box::pin(releases::run(Arc::downgrade(&shared))));
         let past = PastFs::of(shared.clone());

@@ -214,7 +214,7 @@ impl Shared {
 
     /// Makes a file, and counts one lookup of it.
     pub(super) async fn make(
-        &self,
+        self: &Arc<Self>,
         caller: Caller,
         (parent, name): (u64, &Bytes),
         birth: Birth,
@@ -275,7 +275,7 @@ impl Shared {
             return Err(fault);
         }
         if kind == FileKind::Directory {
-            self.draw_directory(groups);
+            self.draw_directories(groups);
         }
         Ok(self.hold(key, &version))
     }

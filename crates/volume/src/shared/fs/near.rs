@@ -6,8 +6,7 @@
 //!
 //! Directories lie anywhere, and so do files of a directory with more than [`MAX_NEAR`] names: a volume uses all
 //! nodes' disks, and no directory more than some 64 MiB of a set's for its small files. (The content of larger files
-//! lies anywhere, too.) The number of the next directory is drawn when a mount begins and when it has made one, and the
-//! node looks its replica set up meanwhile.
+//! lies anywhere, too.)
 //!
 //! **Not promised:** that the place of an inode is random. Whoever makes a file has a choice of numbers in any case, and
 //! thereby of the nodes that hold it; each node bounds what a user may keep on it.
@@ -28,8 +27,8 @@ use crate::shared::inode::{Contents, InodeKey};
 
 /// Files of larger directories lie anywhere. A guess.
 const MAX_NEAR: usize = 4096;
-/// Numbers that are tried. A directory's key and its root have half of a node's share of the ring between them in the mean:
-/// 30,000 nodes take some 60,000 numbers.
+/// Numbers that are tried. A directory's key and its root have a node's share of the ring between them in the mean:
+/// 30,000 nodes take some 30,000 numbers.
 const MAX_TRIED: u64 = 1 << 18;
 /// Numbers that are tried before other tasks have their turn. A guess: some 0.1 ms.
 const TRIED_AT_ONCE: u64 = 1 << 10;
@@ -43,8 +42,21 @@ const MAX_DIRECTORIES: usize = 64;
 pub(super) struct NearKeys {
     /// The last key, if it is known, and since when.
     until: Mutex<BTreeMap<InodeKey, (Option<Key>, Instant)>>,
-    /// The number of the next directory that those groups may write.
-    next_directory: Mutex<Option<(Vec<GroupId>, [u8; 16])>>,
+}
+
+/// How many numbers are tried in the mean until one has a key in the range.
+fn tries(near: &KeyRange) -> f64 {
+    near.fraction().recip()
+}
+
+/// The keys from that of a directory on that have its replica set, `until` being the last of them.
+fn near_keys(directory: &Key, until: &Key) -> KeyRange {
+    KeyRange::new(directory.previous(), *until)
+}
+
+/// Whether files of a directory with this key find a number as good as always.
+pub(super) fn are_enough(directory: &Key, until: &Key) -> bool {
+    tries(&near_keys(directory, until)) <= MAX_TRIED as f64 / 8.0
 }
 
 impl Shared {
@@ -66,7 +78,11 @@ impl Shared {
         let Some(until) = self.same_set_until(directory).await else {
             return first.to_be_bytes();
         };
-        let near = KeyRange::new(directory.key().previous(), until);
+        let near = near_keys(&directory.key(), &until);
+        // A directory so close to its root is not worth the work.
+        if tries(&near) > MAX_TRIED as f64 / 2.0 {
+            return first.to_be_bytes();
+        }
         let is_near = |number: &[u8; 16]| {
             self.inodes.block_of(groups, *number).is_some_and(|id| near.contains(&id.key))
         };
@@ -78,25 +94,7 @@ impl Shared {
             }
             yield_now().await;
         }
-        self.lie_anywhere(directory);
         first.to_be_bytes()
-    }
-
-    /// The number of a directory's inode that is to be made, which `groups` may write.
-    pub(super) fn number_of_directory(&self, groups: &[GroupId]) -> [u8; 16] {
-        let drawn = self.next_directory().take_if(|(of, _)| of == groups);
-        drawn.map_or_else(|| self.random_number(), |(_, number)| number)
-    }
-
-    /// Draws the number of the next directory that `groups` may write.
-    pub(super) fn draw_directory(&self, groups: &[GroupId]) {
-        let number = self.random_number();
-        let Some(id) = self.inodes.block_of(groups, number) else { return };
-        *self.next_directory() = Some((groups.to_vec(), number));
-        let looked_up = self.blocks.same_set_until(id.key);
-        self.env.spawn(Box::pin(async move {
-            looked_up.await;
-        }));
     }
 
     /// An inode near a directory, or the directory, was not stored: if there is no room on these nodes, there may be
@@ -113,7 +111,7 @@ impl Shared {
     }
 
     fn note_until(&self, directory: InodeKey, until: Option<Key>) {
-        let (now, mut near) = (self.env.now(), self.near_keys());
+        let (now, mut near) = (self.env.now(), self.until());
         near.retain(|_, (_, at)| now.since(*at) < KEPT);
         if near.len() < MAX_DIRECTORIES || near.contains_key(&directory) {
             near.insert(directory, (until, now));
@@ -122,7 +120,7 @@ impl Shared {
 
     async fn same_set_until(&self, directory: InodeKey) -> Option<Key> {
         let now = self.env.now();
-        if let Some((until, at)) = self.near_keys().get(&directory)
+        if let Some((until, at)) = self.until().get(&directory)
             && now.since(*at) < KEPT
         {
             return *until;
@@ -132,11 +130,7 @@ impl Shared {
         until
     }
 
-    fn next_directory(&self) -> MutexGuard<'_, Option<(Vec<GroupId>, [u8; 16])>> {
-        self.near.next_directory.lock().expect("no holder of this lock panics")
-    }
-
-    fn near_keys(&self) -> MutexGuard<'_, BTreeMap<InodeKey, (Option<Key>, Instant)>> {
+    fn until(&self) -> MutexGuard<'_, BTreeMap<InodeKey, (Option<Key>, Instant)>> {
         self.near.until.lock().expect("no holder of this lock panics")
     }
 }
