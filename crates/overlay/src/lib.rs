@@ -21,6 +21,7 @@ pub mod walk;
 pub mod wire;
 
 use std::fmt;
+use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant};
 use atoll_key::{IdProfile, Key, NodeId};
@@ -208,6 +209,13 @@ pub trait Overlay: Send + Sync + 'static {
     fn neighbours_of(&self, own: &Node, successors: usize) -> Vec<Node> {
         let hood = self.neighbourhoods().into_iter().find(|hood| hood.me.id == own.id);
         hood.map_or_else(Vec::new, |hood| hood.neighbours(successors))
+    }
+
+    /// Whether another node may have the place of this virtual server of this node: for so long its predecessor has not
+    /// called it as its successor, or, if it knows no predecessor, its successor has not named it as its predecessor. That is
+    /// so where two neighbours cannot reach each other.
+    fn is_passed_over(&self, _own: &Node, _span: Duration) -> bool {
+        false
     }
 
     /// Those of `keys` whose root is a virtual server of this node, as their numbers, by that

@@ -23,8 +23,7 @@
 //!   its former keys was away then). A set has no more members than copies, so majorities within it have a node in common.
 //! - Another node that becomes the root has no voters before it has been the root for [`SETTLE`].
 //!
-//! It holds if only one node takes itself for the root and has voters. Two may do so if the root and one
-//! of its neighbours on the ring cannot reach each other and something else fails (`docs/design/dht.md`).
+//! It holds if only one node takes itself for the root and has voters, which the roots see to (`docs/design/dht.md`, *One root*).
 //!
 //! What was granted in vain is given back at once, so that of two callers which each got a part of
 //! the set, one may be served when both ask again.
@@ -120,7 +119,11 @@ async fn ask_set(
     anew: bool,
 ) -> Result<LockGrant, LockRefusal> {
     let place = place(&ask.key);
-    let named = KnownSets::find(client, &place, anew).await;
+    // This node's tables may name a node that the root does not reach.
+    let named = match KnownSets::known(client, &place, anew).filter(|_| !anew) {
+        Some(named) => Ok(named),
+        None => KnownSets::look_up(client, &place, Box::new(|_| {})).await,
+    };
     let named = named.map_err(|error| LockRefusal::NoMajority(error.to_string()))?;
     let set = distinct_peers(&named.nodes, client.config.replicas);
     let wanted = u32::try_from(size_of(client, &set)).expect("k is small");

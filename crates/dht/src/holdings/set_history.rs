@@ -11,7 +11,8 @@
 //! The root of a key is the one node that sees each change of its replica set. If the root itself is
 //! new, it can vouch for nobody until [`SETTLE`] has passed. One that was killed and is back within [`MAX_GAP`]
 //! is not new: a node that took its place meanwhile could vouch for nobody yet. One that does not see most of the
-//! network's nodes may have been replaced long ago, and may take itself for the root of others' keys: it begins anew.
+//! network's nodes may have been replaced long ago, and may take itself for the root of others' keys: it begins anew. So does
+//! one that its neighbours pass over ([`MAX_PASSED_OVER`]).
 //!
 //! Invariants:
 //!
@@ -24,7 +25,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::Instant;
-use atoll_key::{Key, PeerId};
+use atoll_key::{Key, NodeId, PeerId};
 use atoll_overlay::{Neighbourhood, Node};
 use minicbor::{Decode, Encode};
 
@@ -34,6 +35,11 @@ use crate::locks::SETTLE;
 /// is missed, perhaps ten seconds before it dies (see [`SETTLE`]), and vouches for its voters 25 s later: then
 /// this one has been back for five.
 const MAX_GAP: Duration = Duration::from_secs(10);
+
+/// A node that neither neighbour has confirmed for so long ([`atoll_overlay::Overlay::is_passed_over`]) is the root of nothing.
+/// Another node may have been the root for as long, and has no voters yet. These are the ten seconds of [`SETTLE`] in which former
+/// roots notice that they are none; Chord calls successors every four seconds at least.
+pub(crate) const MAX_PASSED_OVER: Duration = Duration::from_secs(10);
 
 /// The most members of a set of which something is said.
 const MAX_MEMBERS: usize = 64;
@@ -50,8 +56,9 @@ pub(crate) struct SetHistory {
 #[derive(Debug, Default)]
 struct State {
     sets: Sets,
-    /// The overlay's epoch when they were looked at last.
-    epoch: Option<u64>,
+    /// The overlay's epoch when they were looked at last, and those of this node's virtual servers that were not
+    /// passed over.
+    seen: Option<(u64, Vec<NodeId>)>,
     /// Whether they were ever, in this incarnation or, as far as it knows, before.
     was_noted: bool,
     /// Whether an earlier incarnation was the last one to look at them.
@@ -124,7 +131,10 @@ struct Voter {
 pub(crate) struct Surroundings<'a> {
     /// The overlay's.
     pub epoch: u64,
+    /// Of its virtual servers that are not passed over.
     pub hoods: &'a [Neighbourhood],
+    /// Whether none is.
+    pub are_all: bool,
     /// How many copies of a block there are.
     pub copies: usize,
     /// Whether these are most of the network's nodes.
@@ -247,7 +257,7 @@ impl SetHistory {
     /// With what the last incarnation has noted.
     pub(crate) fn remembering(sets: Sets) -> SetHistory {
         let was_noted = !sets.is_empty();
-        let state = State { sets, epoch: None, was_noted, is_resumed: true };
+        let state = State { sets, seen: None, was_noted, is_resumed: true };
         SetHistory { state: Mutex::new(state) }
     }
 
@@ -262,9 +272,10 @@ impl SetHistory {
 
     /// Notes this node's surroundings as they are `now`.
     pub(crate) fn note(&self, now: Instant, surroundings: &Surroundings<'_>) -> Noted {
-        let Surroundings { epoch, hoods, copies, has_majority, begins_ring } = *surroundings;
+        let Surroundings { epoch, hoods, are_all, copies, has_majority, begins_ring } =
+            *surroundings;
         let mut state = self.lock();
-        let State { sets, epoch: known, was_noted, is_resumed } = &mut *state;
+        let State { sets, seen: known, was_noted, is_resumed } = &mut *state;
         if !has_majority {
             // One that has just come back has not heard of all yet.
             if *is_resumed || sets.is_empty() {
@@ -276,12 +287,14 @@ impl SetHistory {
         if now.since(Instant(sets.noted)) > MAX_GAP {
             sets.sets.clear();
         }
-        let is_known = *known == Some(epoch) && !sets.is_empty();
+        let before = sets.sets.clone();
+        sets.sets.retain(|set| set.gone.is_none_or(|at| now.since(Instant(at)) <= MAX_GAP));
+        let looked_at = Some((epoch, hoods.iter().map(|hood| hood.me.id).collect()));
+        let is_known = *known == looked_at && !sets.is_empty();
         let seen = if is_known { Vec::new() } else { sets.seen(hoods, copies, *is_resumed) };
-        if !is_known && seen.is_empty() {
+        if !is_known && seen.is_empty() && are_all {
             return Noted::Nowhere;
         }
-        let before = sets.sets.clone();
         if !is_known {
             let is_first = !*was_noted && begins_ring && seen.iter().all(|set| set.2.len() == 1);
             let since = (!is_first).then_some(now.as_nanos());
@@ -289,11 +302,7 @@ impl SetHistory {
                 let gone = set.gone.or(Some(now.as_nanos()));
                 set.gone = gone.filter(|_| seen.iter().all(|one| one.0 != set.root));
             }
-            let lasts = |set: &Set| {
-                let is_gone = |at| now.since(Instant(at)) > MAX_GAP;
-                !set.gone.is_some_and(is_gone) && set.voters.len() <= copies
-            };
-            sets.sets.retain(lasts);
+            sets.sets.retain(|set| set.voters.len() <= copies);
             for one in &seen {
                 match sets.sets.iter_mut().find(|set| set.root == one.0) {
                     Some(set) => set.update(now, one),
@@ -303,7 +312,7 @@ impl SetHistory {
         }
         sets.sets.iter_mut().for_each(|set| set.replace_voters(now, copies));
         sets.noted = now.as_nanos();
-        (*known, *was_noted, *is_resumed) = (Some(epoch), true, false);
+        (*known, *was_noted, *is_resumed) = (looked_at, true, false);
         if sets.sets == before { Noted::Same } else { Noted::Changed }
     }
 
@@ -353,7 +362,8 @@ mod tests {
     }
 
     fn around(epoch: u64, hoods: &[Neighbourhood]) -> Surroundings<'_> {
-        Surroundings { epoch, hoods, copies: 3, has_majority: true, begins_ring: false }
+        let (copies, has_majority, begins_ring) = (3, true, false);
+        Surroundings { epoch, hoods, are_all: true, copies, has_majority, begins_ring }
     }
 
     /// A root whose surroundings change from time to time and are looked at all the time.
@@ -459,6 +469,23 @@ mod tests {
         root.until(90);
         assert_eq!(root.voters(90, &mine()), Some(0b111));
         assert_eq!(root.voters(90, node(9).id.key()), None);
+    }
+
+    /// Its predecessor takes another node for its successor, which was away and which this one cannot reach.
+    #[test]
+    fn a_root_that_is_passed_over_vouches_for_nobody_and_begins_anew_after_ten_seconds() {
+        for (back, votes) in [(40, 0b111), (41, 0)] {
+            let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+            assert_eq!(root.settled(30, &mine()), 0b111);
+            let none = Surroundings { are_all: false, ..around(1, &[]) };
+            for secs in 30..back {
+                root.history.note(at(secs), &none);
+                assert_eq!(root.voters(secs, &mine()), None);
+            }
+            assert_eq!(root.look(back), Noted::Changed);
+            assert_eq!(root.voters(back, &mine()), Some(votes));
+            assert_eq!(root.settled(back + 25, &mine()), 0b111);
+        }
     }
 
     /// The set that is asked about may have changed since this node has looked at it.

@@ -247,6 +247,55 @@ fn a_holder_whose_root_dies_keeps_the_lock() {
     }
 }
 
+/// What happens besides while the root of a lock and the node after it cannot reach each other.
+#[derive(Clone, Copy, Debug)]
+enum Besides {
+    Nothing,
+    /// The root and the node before it cannot reach each other either, for a while: that one takes the node after the root
+    /// for its successor.
+    OtherNeighbour,
+    /// The root is killed and started again: for the others it is the root as before.
+    Restart,
+}
+
+/// Each of the two may take itself for the root; one of them has voters.
+#[test]
+fn two_neighbours_that_cannot_reach_each_other_are_not_both_the_root() {
+    for besides in [Besides::Nothing, Besides::OtherNeighbour, Besides::Restart] {
+        for (seed, nodes) in [(1, 8), (2, 24), (5, 8), (6, 24)] {
+            let mut linked = Linked::new(8300 + seed, nodes);
+            let env = linked.ring.sim.outside();
+            let key = key(seed as u8);
+            let order = linked.in_order(&key);
+            let until = vec![Instant::default(); 5];
+            let beliefs = Arc::new(Mutex::new(Beliefs { until, ..Beliefs::default() }));
+            for (me, at) in order[1..6].iter().enumerate() {
+                let user = User::new(&linked.ring, *at, key);
+                env.spawn(Box::pin(use_lock(env.clone(), user, me, beliefs.clone(), 3_000)));
+            }
+            linked.cut(order[0], order[1]);
+            linked.ring.sim.run_for(SECOND * 40);
+            match besides {
+                Besides::Nothing => {}
+                Besides::OtherNeighbour => {
+                    linked.cut(order[nodes - 1], order[0]);
+                    linked.ring.sim.run_for(SECOND * 15);
+                    linked.heal();
+                    linked.cut(order[0], order[1]);
+                }
+                Besides::Restart => {
+                    linked.ring.crash(order[0]);
+                    linked.ring.sim.run_for(SECOND * 3);
+                    linked.ring.restart(order[0]);
+                }
+            }
+            linked.ring.sim.run_for(MINUTE * 10);
+            let had = beliefs.lock().expect("no user has panicked").had;
+            assert!(had > 100, "had {had} times, seed {seed}, {besides:?}");
+        }
+    }
+}
+
 /// Five users of a lock, three of which are at nodes that keep it, while one link at a time is cut, and nodes that are
 /// not on that link are killed and started again.
 #[test]

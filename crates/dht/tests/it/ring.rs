@@ -154,8 +154,19 @@ impl Ring {
             None => chord.create(),
             Some(first) => {
                 let bootstrap = vec![self.sim.peer(first.host)];
-                let joined = self.sim.block_on(Duration::from_secs(120), chord.join(bootstrap));
-                joined.expect("joining ends").expect("the bootstrap node answers");
+                let join = || {
+                    let joined = chord.join(bootstrap.clone());
+                    self.sim.block_on(Duration::from_secs(120), joined).expect("joining ends")
+                };
+                // Those it is sent to may have died a moment ago. A node tries again.
+                let mut joined = join();
+                for _ in 0..10 {
+                    if joined.is_err() {
+                        self.sim.run_for(Duration::from_secs(1));
+                        joined = join();
+                    }
+                }
+                joined.expect("the bootstrap node answers");
             }
         }
         dht.start();

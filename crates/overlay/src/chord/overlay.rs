@@ -1,6 +1,7 @@
 //! Chord's implementation of the [`Overlay`] trait, for the crates above.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_env::BoxFuture;
 use atoll_key::Key;
@@ -24,6 +25,10 @@ impl Overlay for Chord {
 
     fn epoch(&self) -> u64 {
         self.lock().servers.epoch()
+    }
+
+    fn is_passed_over(&self, own: &Node, span: Duration) -> bool {
+        self.lock().servers.is_passed_over(own, self.env.now(), span)
     }
 
     fn peer_book(&self) -> &PeerBook {

@@ -56,6 +56,9 @@ pub struct VirtualServer {
     pub(in crate::chord) audits: AuditSchedule,
     /// When the predecessor was last heard as such.
     pub(in crate::chord) predecessor_heard: Instant,
+    /// When it last took this node for its successor; without one, when the successor last took this node for
+    /// its predecessor.
+    confirmed: Instant,
 }
 
 /// See the module.
@@ -146,6 +149,7 @@ impl Servers {
             continuation: None,
             audits: AuditSchedule::default(),
             predecessor_heard: Instant::default(),
+            confirmed: Instant::default(),
         });
     }
 

@@ -52,6 +52,10 @@ impl Servers {
         let SuccessorAnswer { epoch, predecessor, successors, doubt } = answer;
         if let Some(server) = self.server_mut(index) {
             server.doubt = doubt;
+            let is_followed = predecessor.is_some_and(|node| node.id == server.state.me().id);
+            if is_followed && server.state.predecessor().is_none() {
+                server.confirmed = now;
+            }
         }
         let Some(successors) = successors else {
             let newer = |state: &mut ChordState, judge: &Judge<'_>| {
@@ -129,6 +133,11 @@ impl Servers {
         recently: Duration,
     ) -> Option<Node> {
         self.predecessor_lives(index, &claimant, now);
+        if let Some(server) = self.server_mut(index)
+            && server.state.predecessor().is_some_and(|p| p.id == claimant.id)
+        {
+            server.confirmed = now;
+        }
         // One that is known and suspected has been pinged since it called.
         let claim = self.with(index, now, |state, judge| {
             (judge(&claimant) == Verdict::Welcome).then(|| state.notified(claimant))
@@ -149,6 +158,15 @@ impl Servers {
         }
     }
 
+    /// See [`crate::Overlay::is_passed_over`].
+    pub fn is_passed_over(&self, own: &Node, now: Instant, span: Duration) -> bool {
+        let server = self.own(own).and_then(|index| self.server(index));
+        let Some(server) = server else { return false };
+        let neighbour = server.state.predecessor().or(server.state.head());
+        neighbour.is_some_and(|node| node.peer.id != self.peer.id)
+            && now.since(server.confirmed) >= span
+    }
+
     /// Takes in again the lists that had to wait. Returns the nodes that are still unchecked, with
     /// the peer that named them.
     pub fn take_waiting(&mut self, now: Instant) -> Vec<(PeerId, Vec<Node>)> {
@@ -163,5 +181,60 @@ impl Servers {
             }
         }
         unknown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use atoll_net::Peer;
+
+    use super::*;
+    use crate::chord::trust::admission::Rules;
+
+    #[test]
+    fn a_node_is_passed_over_when_neither_neighbour_takes_it_for_its_own() {
+        let now = |secs: u64| Instant::default() + Duration::from_secs(secs);
+        let span = Duration::from_secs(10);
+        let peer = |n: u8| {
+            let addr = SocketAddr::from((Ipv4Addr::new(10, 77, 0, n), 7000));
+            Peer { id: PeerId([n; 32]), addr }
+        };
+        let mut servers = Servers::new(peer(1), 1, Rules::default(), 4.into(), 0);
+        let own = servers.position(0);
+        let mut others = [2, 3].map(|n| Node::of(peer(n)));
+        others.iter().for_each(|node| servers.admit(node.peer, 1, now(5)));
+        others.sort_unstable_by_key(|node| node.id.key().distance_from(own.id.key()));
+        let [after, before] = others;
+        let told = Told { predecessor: Some(before), successors: vec![before] };
+        servers.with(0, now(5), |state, judge| state.join(after, &told, judge));
+        servers.settle(now(5));
+        let state = servers.state(0).expect("it runs");
+        assert_eq!((state.head(), state.predecessor()), (Some(after), Some(before)));
+        assert!(!servers.is_passed_over(&own, now(14), span), "it may be called soon");
+        assert!(servers.is_passed_over(&own, now(15), span));
+        // The predecessor answers its pings, and stabilises with another node.
+        let answer = |predecessor| {
+            let (epoch, successors) = (1, Some(Vec::new()));
+            SuccessorAnswer { epoch, predecessor, successors, doubt: None }
+        };
+        servers.predecessor_lives(0, &before, now(16));
+        servers.take_in(0, &after, answer(Some(own)), now(16));
+        assert!(servers.is_passed_over(&own, now(16), span));
+        servers.rectify(0, before, now(17), span);
+        assert!(!servers.is_passed_over(&own, now(26), span));
+        assert!(servers.is_passed_over(&own, now(27), span));
+        // It is out of reach. The successor may take another node for its predecessor.
+        servers.forget(&|node| *node == before);
+        servers.settle(now(30));
+        servers.take_in(0, &after, answer(Some(before)), now(39));
+        assert!(!servers.is_passed_over(&own, now(39), span));
+        assert!(servers.is_passed_over(&own, now(40), span));
+        servers.take_in(0, &after, answer(Some(own)), now(41));
+        assert!(!servers.is_passed_over(&own, now(50), span));
+        servers.forget(&|_| true);
+        servers.settle(now(60));
+        assert!(!servers.is_passed_over(&own, now(90), span), "it is alone");
     }
 }
