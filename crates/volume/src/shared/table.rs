@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::BlockHash;
-use atoll_vfs::{Attr, Errno, FileKind, InodeNumber, OpenFlags};
+use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber, OpenFlags};
 use bytes::Bytes;
 
 use super::inline_blocks::Pin;
@@ -395,6 +395,19 @@ impl View {
             kept_at: now,
             version,
         })
+    }
+
+    /// Changes the contents, in memory.
+    pub(super) fn change<E>(
+        &mut self,
+        now: FileTime,
+        change: impl FnOnce(&mut Content) -> Result<(), E>,
+    ) -> Result<(), E> {
+        change(&mut self.content)?;
+        self.attributes.mtime = now;
+        self.attributes.ctime = now;
+        self.changes += 1;
+        Ok(())
     }
 
     pub(super) fn has_changes(&self) -> bool {

@@ -4,6 +4,7 @@ use atoll_vfs::{Errno, FileKind, OpenFlags, SetAttr, SetTime, XattrFlags};
 use bytes::Bytes;
 
 use super::Shared;
+use super::files::Held;
 use super::state::VirtualXattr;
 use crate::format::xattrs;
 use crate::shared::consistency;
@@ -58,13 +59,9 @@ impl Shared {
             return self.change_content(number, |content, l| content.resize(size_bytes, l)).await;
         }
         let opened = self.open(number, OpenFlags::READ_WRITE).await?;
-        let resized = self.change_content(number, |content, l| content.resize(size_bytes, l)).await;
-        let published = match resized {
-            Ok(()) => self.publish(number).await,
-            Err(fault) => Err(fault),
-        };
-        self.table().close(number, opened.handle.0)?;
-        published
+        let _held = Held { shared: self, number, lookups: 0, handle: Some(opened.handle.0) };
+        self.change_content(number, |content, l| content.resize(size_bytes, l)).await?;
+        self.publish(number).await
     }
 
     /// Changes the attributes of a file: in memory if it has changes there, else on the ring.

@@ -55,42 +55,42 @@ impl Shared {
             }
             (node.key, node.turn.clone())
         };
-        let handle = {
-            let _turn = turn.lock().await;
-            let is_changed = {
-                let table = self.table();
-                let node = table.node(number)?;
-                node.orphan.is_some() || node.view.as_ref().is_some_and(View::has_changes)
-            };
-            let newest = match is_changed {
-                true => None,
-                false => Some(self.read_without_conflicts(key).await?),
-            };
-            let changes = flags.writes() || flags.has(OpenFlags::TRUNCATE);
-            if let Some(version) = newest.as_ref().filter(|_| changes) {
-                self.check_may_write(version).await?;
-            }
-            let mut table = self.table();
-            let version = match newest {
-                Some(version) => Some(version),
-                // Its last name is gone, and it was not open.
-                None => {
-                    let node = table.node(number)?;
-                    node.orphan.clone().filter(|_| node.view.is_none())
-                }
-            };
-            if let Some(version) = version {
-                table.set_view(number, self.view(version)?)?;
-            }
-            table.open(number, Open::File(number, flags))?
+        let _turn = turn.lock().await;
+        let is_changed = {
+            let table = self.table();
+            let node = table.node(number)?;
+            node.orphan.is_some() || node.view.as_ref().is_some_and(View::has_changes)
         };
-        if flags.has(OpenFlags::TRUNCATE)
-            && let Err(fault) = self.change_content(number, |content, l| content.resize(0, l)).await
-        {
-            self.table().close(number, handle)?;
-            return Err(fault);
+        let newest = match is_changed {
+            true => None,
+            false => Some(self.read_without_conflicts(key).await?),
+        };
+        let empties = flags.has(OpenFlags::TRUNCATE);
+        if let Some(version) = newest.as_ref().filter(|_| flags.writes() || empties) {
+            self.check_may_write(version).await?;
         }
+        // From here on nothing is waited for: an open that is given up leaves no handle.
+        let now = self.now();
         let mut table = self.table();
+        let version = match newest {
+            Some(version) => Some(version),
+            // Its last name is gone, and it was not open.
+            None => {
+                let node = table.node(number)?;
+                node.orphan.clone().filter(|_| node.view.is_none())
+            }
+        };
+        if let Some(version) = version {
+            table.set_view(number, self.view(version)?)?;
+        }
+        if empties {
+            // Of a file that is emptied no block is needed.
+            let emptied = |view: &mut View| {
+                view.change(now, |content| content.resize(0, &LoadedContent::default()))
+            };
+            table.on_view(number, emptied)?.map_err(|_| Errno::EIO)?;
+        }
+        let handle = table.open(number, Open::File(number, flags))?;
         let stored = table.on_view(number, |view| view.content.stored)?;
         let before = table.node_mut(number)?.in_kernel.replace(stored);
         Ok(Opened { handle: Handle(handle), keep_cache: before == Some(stored), direct_io: false })
@@ -211,15 +211,11 @@ impl Shared {
         let mut loaded = LoadedContent::default();
         for _ in 0..MAX_LOADS {
             let now = self.now();
-            let done = self.table().on_view(number, |view| {
-                change(&mut view.content, &loaded)?;
-                view.attributes.mtime = now;
-                view.attributes.ctime = now;
-                view.changes += 1;
-                Ok(view.pin.clone())
-            })?;
+            let done = self
+                .table()
+                .on_view(number, |view| view.change(now, |content| change(content, &loaded)))?;
             match done {
-                Ok(_) => return Ok(()),
+                Ok(()) => return Ok(()),
                 Err(ContentStop::Errno(errno)) => return Err(errno.into()),
                 Err(ContentStop::Need(need)) => {
                     let _pin = self.table().on_view(number, |view| view.pin.clone())?;
@@ -468,6 +464,25 @@ impl Shared {
                 Ok(version)
             }
         }
+    }
+}
+
+/// Lookups and an open of a file that only this call knows: they end with it, also if it is given up.
+pub(super) struct Held<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) number: u64,
+    pub(super) lookups: u64,
+    pub(super) handle: Option<u64>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut table = self.shared.table();
+        if let Some(handle) = self.handle {
+            // It is open, since nobody else knows the handle.
+            let _ = table.close(self.number, handle);
+        }
+        table.forget(self.number, self.lookups);
     }
 }
 

@@ -21,6 +21,7 @@ use atoll_key::kinds::certified::Dot;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, Handle, OpenFlags, Opened, check_name};
 use bytes::Bytes;
 
+use super::files::Held;
 use super::names::{entries, modified, named, new_attributes};
 use super::{Shared, Version};
 use crate::shared::fault::Fault;
@@ -47,10 +48,12 @@ impl Shared {
             Err(Fault { errno: Errno::EEXIST, .. }) if !flags.has(OpenFlags::EXCLUSIVE) => {
                 let entry = self.lookup(parent, name).await?;
                 let number = entry.attr.inode.0;
-                let opened = self.open(number, flags).await;
-                // The lookup is taken back if the open has failed.
-                let opened = opened.inspect_err(|_| self.table().forget(number, 1))?;
+                // The lookup is taken back if the open fails or is given up.
+                let mut held = Held { shared: self, number, lookups: 1, handle: None };
+                let opened = self.open(number, flags).await?;
+                held.handle = Some(opened.handle.0);
                 let attr = self.attr(number).await?;
+                std::mem::forget(held);
                 Ok((Entry { attr, ..entry }, opened))
             }
             made => made,
@@ -67,16 +70,17 @@ impl Shared {
     ) -> Result<(Entry, Opened), Fault> {
         let (entry, opened) = self.create(caller, (parent, name), mode, flags).await?;
         let number = entry.attr.inode.0;
+        let held = Held { shared: self, number, lookups: 1, handle: Some(opened.handle.0) };
+        let unnamed = Unnamed { shared: self, number };
         if let Err(fault) = self.name_newborn(number).await {
             // The caller hears that there is no such file.
             if let Err(kept) = self.unlink_newborn(parent, name).await {
                 tracing::debug!("a file that was not created may get its name: {kept:?}");
             }
-            let mut table = self.table();
-            table.close(number, opened.handle.0)?;
-            table.forget(number, 1);
+            std::mem::forget(unnamed);
             return Err(fault);
         }
+        std::mem::forget((unnamed, held));
         Ok((entry, opened))
     }
 
@@ -165,8 +169,10 @@ impl Shared {
         let now = self.env.now();
         let old = self.table().newborns_before(now, MAX_AGE);
         for number in old {
-            if let Err(fault) = self.name_newborn(number).await {
-                self.note(Some(&fault));
+            match self.name_newborn(number).await {
+                // It may have been closed meanwhile.
+                Ok(()) => self.table().reap(number),
+                Err(fault) => self.note(Some(&fault)),
             }
         }
     }
@@ -304,6 +310,24 @@ impl Shared {
                 Err(Errno::ENOENT.into())
             }
             Err(fault) => Err(fault),
+        }
+    }
+}
+
+/// A newborn whose creation is given up: it gets no name, unless its inode is on the ring already.
+struct Unnamed<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for Unnamed<'_> {
+    fn drop(&mut self) {
+        let mut table = self.shared.table();
+        let place = table.node(self.number).ok().and_then(|node| node.birthplace.as_ref());
+        if place.is_some_and(|place| !place.is_stored) {
+            table.name(self.number);
+            // It is there.
+            let _ = table.make_orphan(self.number);
         }
     }
 }

@@ -8,6 +8,7 @@ mod consistency;
 mod encrypted;
 mod entries;
 mod fs;
+mod given_up;
 mod inodes;
 mod liars;
 mod locks;
