@@ -46,7 +46,7 @@ use atoll_vfs::Errno;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-pub(super) use self::bring::OutOfReach;
+pub(super) use self::bring::{Brought, OutOfReach};
 pub(super) use self::leases::{MAX_BASE_AGE, ReplacedLeaves};
 use self::write::{Next, Signed};
 use super::access::{Credentials, ReadAccess};
@@ -246,6 +246,8 @@ pub(super) struct Inodes {
     has_forgotten: AtomicBool,
     /// Leaves that the versions written here have replaced.
     replaced_leaves: Mutex<Vec<ReplacedLeaves>>,
+    /// What has come to the ring from the spool.
+    brought: Mutex<Vec<Brought>>,
 }
 
 impl Inodes {
@@ -270,6 +272,7 @@ impl Inodes {
             unput: Mutex::default(),
             has_forgotten: AtomicBool::new(false),
             replaced_leaves: Mutex::default(),
+            brought: Mutex::default(),
         }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | entries of a directory, links of a file | merge as [add-wins sets](super::add_wins); a removal of the inode takes all links away that its writer had seen |
+//! | entries of a directory, links of a file | merge as [add-wins sets](super::add_wins); a removal of the inode takes all away that its writer had seen |
 //! | attributes, past versions | those of the *leading* sibling: the highest, of two equal ones that written later, then that of the greater writer |
 //! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the write that leads in the same order are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
@@ -92,10 +92,10 @@ pub fn merge(
     };
     let (attributes, past) = (leading.attributes.clone(), leading.past);
     let links = read.iter().map(|(sibling, inode)| (*sibling, &inode.links));
-    // A removal does not count for the inode, which somebody wrote at the same time; that a name is gone does.
-    let no_links = BTreeSet::new();
-    let removals = block.siblings().iter().filter(|sibling| sibling.is_removal);
-    let links = links.chain(removals.map(|removal| (removal, &no_links)));
+    // A removal does not count for the inode, which somebody wrote at the same time; that names are gone does.
+    let (no_links, no_entries) = (BTreeSet::new(), BTreeSet::new());
+    let removals = || block.siblings().iter().filter(|sibling| sibling.is_removal);
+    let links = links.chain(removals().map(|removal| (removal, &no_links)));
     let links = links.map(|(sibling, elements)| Version {
         dot: sibling.dot,
         context: &sibling.context,
@@ -104,7 +104,9 @@ pub fn merge(
     let links = add_wins::merge(&links.collect::<Vec<_>>());
     let contents = match &leading.contents {
         // As in most cases: nothing is to be merged, and no leaf to be made anew.
-        Contents::Directory(entries) if read.len() == 1 => Contents::Directory(entries.clone()),
+        Contents::Directory(entries) if read.len() == 1 && removals().next().is_none() => {
+            Contents::Directory(entries.clone())
+        }
         Contents::Directory(_) => {
             let sets: Vec<(&Sibling, BTreeSet<Entry>)> = read
                 .iter()
@@ -115,7 +117,9 @@ pub fn merge(
                     _ => None,
                 })
                 .collect();
-            let versions = sets.iter().map(|(sibling, elements)| Version {
+            let sets = sets.iter().map(|(sibling, elements)| (*sibling, elements));
+            let sets = sets.chain(removals().map(|removal| (removal, &no_entries)));
+            let versions = sets.map(|(sibling, elements)| Version {
                 dot: sibling.dot,
                 context: &sibling.context,
                 elements,

@@ -29,6 +29,8 @@ use crate::blocks::content::{Content, Stored};
 pub(super) const ROOT: u64 = InodeNumber::ROOT.0;
 /// Numbers above are those of the past.
 const MOST_NUMBER: u64 = u64::MAX >> 1;
+/// Directories above one, at most. A guess: paths have 4,096 bytes.
+const MAX_DEPTH: usize = 2048;
 
 /// An open file as this mount shows it.
 pub(super) struct View {
@@ -223,6 +225,21 @@ impl Table {
     pub(super) fn place(&mut self, key: &InodeKey, directory: InodeKey, name: &Bytes) {
         let node = self.by_key.get(key).and_then(|number| self.nodes.get_mut(number));
         node.into_iter().for_each(|node| node.place = Some((directory, name.clone())));
+    }
+
+    /// The directories that lead to a name, as they were found last, the nearest first; each with a name in it: the first
+    /// `name`, of each other one the directory before.
+    pub(super) fn path_to(&self, directory: InodeKey, name: Bytes) -> Vec<(InodeKey, Bytes)> {
+        let mut path = vec![(directory, name)];
+        // What is moved while it is followed may lead in a circle.
+        while path.len() < MAX_DEPTH
+            && let Some(last) = path.last()
+            && let Some(node) = self.number_of(&last.0).and_then(|number| self.nodes.get(&number))
+            && let Some(place) = &node.place
+        {
+            path.push(place.clone());
+        }
+        path
     }
 
     /// A newborn has its name now, or will have none.

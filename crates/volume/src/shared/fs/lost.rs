@@ -10,26 +10,41 @@
 //! again. Nodes that have taken a write, and nothing beside it, promise to tell of changes, so this look costs no
 //! call to other nodes in most cases.
 //!
-//! Not covered: a partition that lasts longer than the look takes, a mount that ends before it, and a directory that
-//! was removed as well: the file stays without a name.
+//! **What has waited in the spool** is looked at in the same way when the ring has it, and directories with it: a directory
+//! that others have removed meanwhile, and in which something was made here, gets its own name back. What has another
+//! name by now, since it was renamed while another mount removed it, gets its link back.
+//!
+//! The name goes into the directory where the file was, or the nearest one above that is there; if this mount does not know what
+//! was above, into the root directory.
+//!
+//! Not covered: a partition that lasts longer than the look takes, and a mount that ends before it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-use atoll_vfs::{Entry, Errno};
+use atoll_vfs::{Entry, Errno, FileKind};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::names::{entries, names_of};
-use super::{Freshness, Shared, Version, entry};
+use super::{Freshness, ROOT, Shared, Version, entry};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Contents, InodeKey, Link, Written};
-use crate::shared::inodes::Base;
+use crate::shared::inodes::{Base, Brought};
 use crate::shared::merged;
 use crate::shared::table::attr_of_lost;
 
-/// Files that are looked at, each with its directory and its name there.
-pub(super) type Places = BTreeMap<InodeKey, (InodeKey, Bytes)>;
+/// The directories that lead to an inode, the nearest first, with the names in them ([`Table::path_to`]).
+///
+/// [`Table::path_to`]: crate::shared::table::Table::path_to
+pub(super) type Path = Vec<(InodeKey, Bytes)>;
+
+/// Inodes that are looked at.
+pub(super) type Places = BTreeMap<InodeKey, Path>;
+
+/// The names that files and directories get of which this mount does not know any.
+const UNKNOWN_FILE: &[u8] = b"file";
+const UNKNOWN_DIRECTORY: &[u8] = b"directory";
 
 impl Shared {
     /// The entry of a name that the newest version of its directory has, whether or not its inode has been removed,
@@ -53,59 +68,138 @@ impl Shared {
             let table = self.table();
             let node = table.node(number).ok();
             node.and_then(|node| Some((node.key, node.place.clone()?)))
+                .map(|(key, (directory, name))| (key, table.path_to(directory, name)))
         };
-        if let Some((key, place)) = place {
-            self.written.lock().expect("no holder of this lock panics").insert(key, place);
+        if let Some((key, path)) = place {
+            self.written().insert(key, path);
         }
     }
 
-    /// Looks at the files that were written since.
+    fn written(&self) -> MutexGuard<'_, Places> {
+        self.written.lock().expect("no holder of this lock panics")
+    }
+
+    /// What has waited in the spool is on the ring: it is looked at.
+    pub(super) fn note_brought(&self) {
+        for Brought { key, kind, directories } in self.inodes.take_brought() {
+            let table = self.table();
+            let node = table.number_of(&key).and_then(|number| table.node(number).ok());
+            let place = node.and_then(|node| node.place.clone());
+            let unknown = || match kind {
+                FileKind::Directory => Bytes::from_static(UNKNOWN_DIRECTORY),
+                _ => Bytes::from_static(UNKNOWN_FILE),
+            };
+            let place = place.or_else(|| Some((*directories.first()?, unknown())));
+            // The root directory is in none.
+            let Some((directory, name)) = place else { continue };
+            let path = table.path_to(directory, name);
+            self.written().entry(key).or_insert(path);
+        }
+    }
+
+    /// Looks at what was written since.
     pub(super) async fn check_written(&self) {
         if self.spool.is_offline() {
             return;
         }
-        let written =
-            std::mem::take(&mut *self.written.lock().expect("no holder of this lock panics"));
-        let checks = written.iter().map(|(key, place)| self.check_named(*key, place));
+        let written = std::mem::take(&mut *self.written());
+        let checks = written.iter().map(|(key, path)| self.check_named(*key, path));
         join_all(checks).await;
     }
 
-    /// Names a file again if it was removed by somebody who had not seen its contents.
-    pub(super) async fn check_named(&self, key: InodeKey, place: &(InodeKey, Bytes)) {
-        match self.name_again(key, place).await {
+    /// Names an inode again if it was removed by somebody who had not seen what is in it.
+    pub(super) async fn check_named(&self, key: InodeKey, path: &Path) {
+        match self.name_again(key, path).await {
             Ok(()) | Err(Fault { errno: Errno::ESTALE, .. }) => {}
-            Err(fault) => tracing::debug!("a file may have no name: {fault:?}"),
+            Err(fault @ Fault { errno: Errno::ETIMEDOUT | Errno::ENOSPC | Errno::EDQUOT, .. }) => {
+                tracing::debug!("a file may have no name, and is looked at again: {fault:?}");
+                self.written().entry(key).or_insert_with(|| path.clone());
+            }
+            Err(fault) => tracing::warn!("a file may have no name: {fault:?}"),
         }
     }
 
-    async fn name_again(
-        &self,
-        key: InodeKey,
-        (directory, name): &(InodeKey, Bytes),
-    ) -> Result<(), Fault> {
+    async fn name_again(&self, key: InodeKey, path: &Path) -> Result<(), Fault> {
         let version = self.inodes.read(key, Freshness::Newest).await?;
         let removals: Vec<_> =
             version.block.siblings().iter().filter(|sibling| sibling.is_removal).collect();
         if removals.is_empty() || !version.inode().links.is_empty() {
             return Ok(());
         }
-        let Contents::Regular { written: Written { dot, time_ms }, .. } = version.inode().contents
-        else {
+        // It was renamed at the same time.
+        let (directory, name) = path.first().ok_or(Errno::ESTALE)?;
+        let above = self.inodes.read(*directory, Freshness::Newest).await;
+        if above.is_ok_and(|above| names_of(above.inode(), key) > 0) {
+            self.link_alone(key, *directory).await?;
+            self.show_named(key);
+            self.drop_surplus_links(key, *directory).await;
+            return Ok(());
+        }
+        let kept = match &version.inode().contents {
+            Contents::Regular { written: Written { dot, time_ms }, .. } => {
+                let is_seen = removals.iter().any(|removal| removal.context.includes(dot));
+                (!is_seen).then_some((*dot, *time_ms))
+            }
+            Contents::Directory(entries) if !entries.is_empty() => {
+                let living = version.block.siblings().iter().filter(|one| !one.is_removal);
+                living.map(|one| (one.dot, one.time_ms)).max_by_key(|(dot, _)| dot.height)
+            }
+            _ => None,
+        };
+        let Some(written) = kept else {
             return self.remove_again(key, &version).await;
         };
-        if removals.iter().any(|removal| removal.context.includes(&dot)) {
-            return self.remove_again(key, &version).await;
-        }
-        let directory = *directory;
-        let name = merged::conflict_name(name, &dot, time_ms, 1);
-        let linked = self.change(key, |inode, added| {
-            if inode.links.is_empty() {
-                inode.links.insert(Link { added, directory });
-            }
-            Ok(())
-        });
-        linked.await?;
         let kind = version.inode().contents.kind();
+        let root = self.table().node(ROOT)?.key;
+        let above = path.iter().map(|(directory, _)| *directory).chain([root]);
+        let mut refused = None;
+        for (at, into) in above.enumerate() {
+            // A directory gets the name back that its own one had for it, so all mounts give it the same.
+            let is_its_own = at == 0 && kind == FileKind::Directory && *name != UNKNOWN_DIRECTORY;
+            let name = match is_its_own {
+                true => name.clone(),
+                false => merged::conflict_name(name, &written.0, written.1, 1),
+            };
+            match self.name_in(into, (key, kind), &name, written.1).await {
+                Ok(()) => {}
+                Err(Fault { errno: Errno::ESTALE, .. }) => continue,
+                // Whoever may write the inode need not be one who may write what is above it.
+                Err(fault @ Fault { errno: Errno::EACCES | Errno::EROFS | Errno::EPERM, .. }) => {
+                    refused = Some(fault);
+                    continue;
+                }
+                Err(fault) => return Err(fault),
+            }
+            tracing::info!(
+                "what was written while its name was removed is kept as {}",
+                String::from_utf8_lossy(&name)
+            );
+            self.show_named(key);
+            self.drop_surplus_links(key, into).await;
+            // That one may have lost its name in the same way.
+            if into != root
+                && let Ok(above) = self.inodes.read(into, Freshness::Newest).await
+                && above.inode().links.is_empty()
+                && let Some(path) = path.get(at + 1..).filter(|path| !path.is_empty())
+            {
+                self.written().entry(into).or_insert_with(|| path.to_vec());
+            }
+            return Ok(());
+        }
+        Err(refused.unwrap_or(Errno::ESTALE.into()))
+    }
+
+    /// Links an inode that has lost its links to a directory: first the link, then the name.
+    async fn name_in(
+        &self,
+        directory: InodeKey,
+        (key, kind): (InodeKey, FileKind),
+        name: &Bytes,
+        time_ms: u64,
+    ) -> Result<(), Fault> {
+        let above = self.inodes.read(directory, Freshness::Newest).await?;
+        self.inodes.credentials.check(above.block.groups()).await?;
+        self.link_alone(key, directory).await?;
         let named = self.inodes.update(directory, Base::Newest, |above, dot| {
             let entries = entries(above)?;
             if entries.iter().all(|entry| entry.inode != key) {
@@ -113,21 +207,40 @@ impl Shared {
             }
             Ok(())
         });
-        named.await?;
-        tracing::info!(
-            "a file that was written while its name was removed is kept as {}",
-            String::from_utf8_lossy(&name)
-        );
-        self.show_named(key);
-        self.drop_surplus_links(key, directory).await;
-        Ok(())
+        match named.await {
+            Ok(_) => Ok(()),
+            Err(fault) => {
+                let unlinked = self.change(key, |inode, _| {
+                    inode.links.retain(|link| link.directory != directory);
+                    Ok(())
+                });
+                unlinked.await?;
+                Err(fault)
+            }
+        }
     }
 
-    /// Removes an inode of which somebody has changed attributes while its last name was removed.
+    /// Gives an inode without links one to a directory.
+    async fn link_alone(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {
+        let linked = self.change(key, |inode, added| {
+            if inode.links.is_empty() {
+                inode.links.insert(Link { added, directory });
+            }
+            Ok(())
+        });
+        linked.await
+    }
+
+    /// Removes an inode of which somebody has changed attributes while its last name was removed. A directory stays in which
+    /// somebody has made a name: that it needs one is found with that name.
     async fn remove_again(&self, key: InodeKey, version: &Arc<Version>) -> Result<(), Fault> {
-        let removed = self
-            .inodes
-            .write(key, Base::Version(version), |inode, _| Ok(((), inode.links.is_empty())));
+        let removed = self.inodes.write(key, Base::Version(version), |inode, _| {
+            let is_empty = match &inode.contents {
+                Contents::Directory(entries) => entries.is_empty(),
+                _ => true,
+            };
+            Ok(((), inode.links.is_empty() && is_empty))
+        });
         removed.await.map(drop)
     }
 

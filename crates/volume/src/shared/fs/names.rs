@@ -178,6 +178,7 @@ impl Shared {
         if named.file_kind() == FileKind::Directory {
             self.check_place(key, directory_key).await?;
         }
+        self.show_named_unused(key);
         let found = self.entry(key, self.names_age()).await?;
         self.table().place(&key, directory_key, name);
         Ok(found)
@@ -277,7 +278,9 @@ impl Shared {
         if kind == FileKind::Directory {
             self.draw_directories(groups);
         }
-        Ok(self.hold(key, &version))
+        let made = self.hold(key, &version);
+        self.table().place(&key, directory_key, name);
+        Ok(made)
     }
 
     /// Removes an inode that was made and has got no name. If that fails, it ends with its lease.

@@ -2,8 +2,8 @@
 //!
 //! What programs write goes to the spool, durably, before the call returns. A task brings it to the ring: it tries
 //! every few seconds, less often the longer that fails. What needs to see what others have done meanwhile
-//! waits for it: inodes that have lost their last names are removed, and directories that were removed are looked at
-//! again, when the mount is online.
+//! waits for it: inodes that have lost their last names are removed, directories that were removed are looked at
+//! again, and what others have removed while it was written here is [named again](super::lost), when the mount is online.
 //!
 //! It does not know files on disk, nor in which order inodes reach the ring.
 
@@ -62,7 +62,11 @@ impl Shared {
         if self.spool.is_out_of_reach() && !self.spool.probe().await {
             return Err(OutOfReach);
         }
-        self.inodes.bring_spooled().await
+        let brought = self.inodes.bring_spooled().await;
+        // What others have removed meanwhile needs a name.
+        self.note_brought();
+        self.check_written().await;
+        brought
     }
 
     /// What waits in the spool, if anything does.

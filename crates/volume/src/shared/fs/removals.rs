@@ -15,6 +15,7 @@ use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use super::lost::Path;
 use super::names::{entries, names_of};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
@@ -62,7 +63,7 @@ impl Shared {
                 self.note(Some(&fault));
             }
             self.drop_link(key, place.0, lost_names).await;
-            return self.check_named(key, &place).await;
+            return self.check_named(key, &self.path_to(&place)).await;
         }
         self.going().insert(key);
         waiting().push_back(Removal { key, place, lost_names });
@@ -88,6 +89,10 @@ impl Shared {
         true
     }
 
+    fn path_to(&self, (directory, name): &(InodeKey, Bytes)) -> Path {
+        self.table().path_to(*directory, name.clone())
+    }
+
     fn going(&self) -> MutexGuard<'_, BTreeSet<InodeKey>> {
         self.removals.going.lock().expect("no holder of this lock panics")
     }
@@ -107,6 +112,15 @@ impl Shared {
         let mut table = self.table();
         let node = table.number_of(&key).and_then(|number| table.node_mut(number).ok());
         node.into_iter().for_each(|node| node.orphan = None);
+    }
+
+    /// The same of one whose name was found, if no program here has it open as it was when its last name went: another
+    /// mount has named it since.
+    pub(super) fn show_named_unused(&self, key: InodeKey) {
+        let mut table = self.table();
+        let node = table.number_of(&key).and_then(|number| table.node_mut(number).ok());
+        let unused = node.filter(|node| node.opens == 0 && node.view.is_none());
+        unused.into_iter().for_each(|node| node.orphan = None);
     }
 
     /// Has the ring hear that a directory has lost names.
@@ -156,7 +170,7 @@ impl Shared {
             let removals = next.into_iter().map(|removal| async move {
                 let Removal { key, place, lost_names } = removal;
                 self.drop_link(key, place.0, lost_names).await;
-                self.check_named(key, &place).await;
+                self.check_named(key, &self.path_to(&place)).await;
                 self.going().remove(&key);
             });
             join_all(removals).await;

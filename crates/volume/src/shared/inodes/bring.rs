@@ -19,14 +19,14 @@
 //! height.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::NotAdmitted;
 use atoll_key::kinds::certified::CertifiedBlock;
-use atoll_vfs::Errno;
+use atoll_vfs::{Errno, FileKind};
 use futures_util::stream::{self, StreamExt};
 
 use super::{Inodes, MAX_ATTEMPTS, State};
@@ -48,8 +48,16 @@ const MAX_TRIES: usize = 8;
 /// The ring cannot be reached.
 pub(in crate::shared) struct OutOfReach;
 
+/// An inode of which the ring has a version now that has waited.
+pub(in crate::shared) struct Brought {
+    pub(in crate::shared) key: InodeKey,
+    pub(in crate::shared) kind: FileKind,
+    /// The directories that name it, as that version says; none of the root directory.
+    pub(in crate::shared) directories: Vec<InodeKey>,
+}
+
 /// What became of an inode that waits.
-enum Brought {
+enum Outcome {
     /// The ring has it, or does not take it.
     Done,
     /// It names inodes that have to be there before it.
@@ -127,7 +135,7 @@ impl Inodes {
         Box::pin(async move {
             above.insert(key);
             for _ in 0..MAX_TRIES {
-                let Brought::Names(below) = self.bring(key, &above).await? else { return Ok(()) };
+                let Outcome::Names(below) = self.bring(key, &above).await? else { return Ok(()) };
                 for inode in &below {
                     self.bring_below(*inode, above.clone()).await?;
                 }
@@ -146,7 +154,7 @@ impl Inodes {
         &self,
         key: InodeKey,
         above: &BTreeSet<InodeKey>,
-    ) -> Result<Brought, OutOfReach> {
+    ) -> Result<Outcome, OutOfReach> {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
         // A version that was signed last and is in no spool covers the one that is.
@@ -166,7 +174,7 @@ impl Inodes {
         }
         below.retain(|inode| !above.contains(inode) && self.spool.is_living_waiting(inode));
         if !below.is_empty() {
-            return Ok(Brought::Names(below.into_iter().collect()));
+            return Ok(Outcome::Names(below.into_iter().collect()));
         }
         // The blocks of these versions are in the spool at the latest now.
         match self.spool.send_contents().await {
@@ -175,18 +183,40 @@ impl Inodes {
             Err(error) => return self.not_brought(key, error.into()),
         }
         for block in versions {
+            let brought = self.described(key, &block);
             if let Err(fault) = self.send(&state, block).await {
                 return self.not_brought(key, fault);
             }
+            self.brought().extend(brought);
         }
-        Ok(Brought::Done)
+        Ok(Outcome::Done)
+    }
+
+    fn brought(&self) -> MutexGuard<'_, Vec<Brought>> {
+        self.brought.lock().expect("no holder of this lock panics")
+    }
+
+    /// What was brought since this was asked last.
+    pub(in crate::shared) fn take_brought(&self) -> Vec<Brought> {
+        std::mem::take(&mut self.brought())
+    }
+
+    /// What a version of one writer says of an inode that is not removed.
+    fn described(&self, key: InodeKey, block: &CertifiedBlock) -> Option<Brought> {
+        let living = block.siblings().iter().find(|sibling| !sibling.is_removal)?;
+        let inode = self.reading.sealing().inode(&living.payload).ok()?;
+        let mut directories: Vec<InodeKey> =
+            inode.links.iter().map(|link| link.directory).collect();
+        // The one that it was linked to last, first.
+        directories.reverse();
+        Some(Brought { key, kind: inode.contents.kind(), directories })
     }
 
     /// The inodes that a directory's version names.
     async fn names_below(&self, block: &CertifiedBlock) -> Result<Vec<InodeKey>, Fault> {
         let is_directory = |payload| {
             let inode = self.reading.sealing().inode(payload);
-            inode.is_ok_and(|inode| inode.contents.kind() == atoll_vfs::FileKind::Directory)
+            inode.is_ok_and(|inode| inode.contents.kind() == FileKind::Directory)
         };
         if !block.siblings().iter().any(|one| !one.is_removal && is_directory(&one.payload)) {
             return Ok(Vec::new());
@@ -200,12 +230,12 @@ impl Inodes {
         })
     }
 
-    fn not_brought(&self, key: InodeKey, fault: Fault) -> Result<Brought, OutOfReach> {
+    fn not_brought(&self, key: InodeKey, fault: Fault) -> Result<Outcome, OutOfReach> {
         if fault.errno == Errno::ETIMEDOUT {
             return Err(OutOfReach);
         }
         self.spool.refuse(key, fault.why.unwrap_or_else(|| fault.errno.to_string()));
-        Ok(Brought::Done)
+        Ok(Outcome::Done)
     }
 
     /// Puts a version that waits, signed again if need be. The caller has the inode's turn.

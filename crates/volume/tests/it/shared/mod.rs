@@ -18,6 +18,7 @@ mod model;
 mod mounts;
 mod newborns;
 mod offline;
+mod offline_removed;
 mod past;
 mod places;
 mod releases;

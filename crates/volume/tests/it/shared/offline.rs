@@ -180,7 +180,7 @@ impl Machine {
 
 /// A ring with a machine of user 1, and mounts of users 2 and 3 elsewhere.
 pub(super) struct Setting {
-    ring: Ring,
+    pub(super) ring: Ring,
     pub(super) machine: Machine,
     pub(super) others: Vec<SharedFs>,
 }
@@ -190,7 +190,7 @@ impl Setting {
         Setting::with(seed, SharedOptions::default(), false)
     }
 
-    fn with(seed: u64, options: SharedOptions, is_encrypted: bool) -> Setting {
+    pub(super) fn with(seed: u64, options: SharedOptions, is_encrypted: bool) -> Setting {
         let sim = SimConfig { seed, jitter: 0.3, ..SimConfig::default() };
         let ring = Ring::with(sim, DhtConfig::default(), 7);
         let options = SharedOptions { names_max_age: Duration::ZERO, ..options };
@@ -228,15 +228,14 @@ impl Setting {
         self.wait(MINUTE * 2);
     }
 
-    fn is_spool_empty(&self) -> bool {
+    pub(super) fn status(&self, fs: &SharedFs) -> String {
+        let told = self.run(fs.getxattr(ROOT, b"user.atoll.status")).expect("a text");
+        String::from_utf8_lossy(&told).into_owned()
+    }
+
+    pub(super) fn is_spool_empty(&self) -> bool {
         self.machine.disk.names().is_empty()
     }
-}
-
-fn status(fs: &SharedFs) -> String {
-    let told = futures_util::FutureExt::now_or_never(fs.getxattr(ROOT, b"user.atoll.status"));
-    let told = told.expect("it waits for nothing").expect("a text");
-    String::from_utf8_lossy(&told).into_owned()
 }
 
 /// Replaces what is in a file of a directory, which is made if it is not there. What the close answers.
@@ -260,7 +259,7 @@ pub(super) async fn write(
     written
 }
 
-async fn read(fs: &SharedFs, parent: InodeNumber, name: &str) -> Result<Bytes, Errno> {
+pub(super) async fn read(fs: &SharedFs, parent: InodeNumber, name: &str) -> Result<Bytes, Errno> {
     let entry = fs.lookup(me(), parent, name.as_bytes()).await?;
     let number = entry.attr.inode;
     let handle = fs.open(me(), number, OpenFlags::default()).await?.handle;
@@ -270,7 +269,10 @@ async fn read(fs: &SharedFs, parent: InodeNumber, name: &str) -> Result<Bytes, E
     bytes
 }
 
-async fn names(fs: &SharedFs, directory: InodeNumber) -> Result<BTreeSet<String>, Errno> {
+pub(super) async fn names(
+    fs: &SharedFs,
+    directory: InodeNumber,
+) -> Result<BTreeSet<String>, Errno> {
     let handle = fs.opendir(me(), directory).await?.handle;
     let listed = fs.readdir(directory, handle, 0, 10_000, false).await;
     fs.closedir(directory, handle).await?;
@@ -304,7 +306,7 @@ pub(super) fn tree(
     })
 }
 
-fn large(seed: u8) -> Bytes {
+pub(super) fn large(seed: u8) -> Bytes {
     (0..300_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
 }
 
@@ -317,7 +319,7 @@ fn what_is_written_offline_is_seen_there_at_once_and_elsewhere_later() {
         write(&fs, ROOT, "goes", "away").await.expect("is written");
         fs.mkdir(me(), ROOT, b"old", 0o755).await.expect("is made").attr.inode
     });
-    assert_eq!(status(&fs), "ok");
+    assert_eq!(all.status(&fs), "ok");
     all.machine.node.stop();
     all.run(async {
         write(&fs, ROOT, "small", "x").await.expect("is spooled");
@@ -331,7 +333,7 @@ fn what_is_written_offline_is_seen_there_at_once_and_elsewhere_later() {
         moved.await.expect("is spooled");
         fs.fsyncdir(ROOT, Handle(0), false).await.expect("is durable");
     });
-    let told = status(&fs);
+    let told = all.status(&fs);
     assert!(told.contains("files wait in the spool") && told.contains("offline since"), "{told}");
     let there = [
         ("/before", Bytes::from_static(b"offline")),
@@ -344,7 +346,7 @@ fn what_is_written_offline_is_seen_there_at_once_and_elsewhere_later() {
     assert_eq!(all.run(tree(&fs, ROOT, String::new())), there);
     assert_eq!(all.run(names(&all.others[0], ROOT)).expect("lists").len(), 3);
     all.reconnect();
-    assert_eq!(status(&fs), "ok");
+    assert_eq!(all.status(&fs), "ok");
     assert!(all.is_spool_empty(), "{:?}", all.machine.disk.names());
     for fs in [&fs, &all.others[0]] {
         assert_eq!(all.run(tree(fs, ROOT, String::new())), there);
@@ -461,7 +463,7 @@ fn what_has_waited_for_hours_is_signed_again() {
     drop(fs);
     let fs = all.mounted();
     all.reconnect();
-    assert_eq!(status(&fs), "ok");
+    assert_eq!(all.status(&fs), "ok");
     for fs in [&fs, &all.others[0]] {
         assert_eq!(all.run(read(fs, ROOT, "f")).expect("reads"), "new");
         assert_eq!(all.run(read(fs, ROOT, "g")).expect("reads"), large(3));
@@ -499,7 +501,7 @@ fn a_mount_that_goes_on_writing_while_the_ring_comes_back_loses_nothing() {
             }
         }
         all.reconnect();
-        assert_eq!(status(&fs), "ok", "seed {seed}");
+        assert_eq!(all.status(&fs), "ok", "seed {seed}");
         for fs in [&fs, &all.others[0]] {
             assert_eq!(all.run(tree(fs, ROOT, String::new())), last, "seed {seed}");
         }
@@ -680,7 +682,7 @@ fn what_a_full_ring_refuses_is_sent_again_less_and_less_often() {
     }
 }
 
-async fn rebind_all(all: &Setting, from: GroupId, to: GroupId) {
+pub(super) async fn rebind_all(all: &Setting, from: GroupId, to: GroupId) {
     let env = all.ring.sim.env(all.ring.members[6].host);
     let blocks: Arc<dyn Blocks> = all.ring.members[6].dht.clone();
     let (key, owner) = (volume(), Some(user(9)));
@@ -719,12 +721,12 @@ fn what_a_member_may_not_write_any_more_stays_in_the_spool() {
         all.reconnect();
         let theirs = &all.others[0];
         if !is_shut_out {
-            assert_eq!(status(&fs), "ok");
+            assert_eq!(all.status(&fs), "ok");
             assert_eq!(all.run(read(theirs, ROOT, "f")).expect("reads"), "new");
             assert_eq!(all.run(read(theirs, ROOT, "g")).expect("reads"), large(5));
             continue;
         }
-        let told = status(&fs);
+        let told = all.status(&fs);
         assert!(told.contains("does not take") && told.contains("copy them out"), "{told}");
         assert_eq!(all.run(read(theirs, ROOT, "f")).expect("reads"), "old");
         assert_eq!(all.run(read(theirs, ROOT, "g")).err(), Some(Errno::ENOENT));
@@ -746,7 +748,7 @@ fn what_a_member_may_not_write_any_more_stays_in_the_spool() {
         let owner = (&volume(), &record);
         all.run(groups::add_volume_member(&env, &blocks, owner, member, 0)).expect("is added");
         all.wait(Duration::from_secs(600));
-        assert_eq!(all.run(read(theirs, ROOT, "f")).expect("reads"), "new", "{}", status(&fs));
+        assert_eq!(all.run(read(theirs, ROOT, "f")).expect("reads"), "new", "{}", all.status(&fs));
     }
 }
 
@@ -786,7 +788,7 @@ fn files_that_are_not_a_mounts_own_are_set_aside() {
     all.machine.disk.flip(inodes.last().expect("some"), 500);
     all.machine.node.start();
     let fs = all.mounted();
-    let told = status(&fs);
+    let told = all.status(&fs);
     assert!(told.contains("1 files of the spool were damaged"), "{told}");
     all.wait(MINUTE * 2);
     assert_eq!(all.run(read(&all.others[0], ROOT, "f")).expect("reads"), "y");
@@ -826,7 +828,7 @@ fn a_mount_cut_off_with_its_node_spools_until_it_is_back() {
     all.run(write(&fs, ROOT, "g", large(8))).expect("is spooled");
     all.ring.sim.heal();
     all.wait(Duration::from_secs(1200));
-    assert_eq!(status(&fs), "ok");
+    assert_eq!(all.status(&fs), "ok");
     assert_eq!(all.run(read(&all.others[0], ROOT, "f")).expect("reads"), "y");
     assert_eq!(all.run(read(&all.others[0], ROOT, "g")).expect("reads"), large(8));
 }
