@@ -12,7 +12,7 @@ use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::concurrency::{Script, scripted};
-use crate::place::Two;
+use crate::place::{Two, until};
 use crate::raw::{LockBy, conflict, set_lock};
 
 /// A file system in memory, mounted twice, with a file.
@@ -99,9 +99,7 @@ fn another_process() {
 
 /// Waits until a process is seen waiting within the kernel for FUSE.
 fn wait_until_it_waits(fs: &MemoryFs, waiting: usize) {
-    while fs.lock_table().waiting() < waiting {
-        std::thread::yield_now();
-    }
+    until(|| fs.lock_table().waiting() >= waiting);
 }
 
 #[test]
@@ -144,10 +142,8 @@ fn locks_of_two_mounts_exclude_each_other() {
     // `a` open until it runs its program.
     rustix::fs::flock(&b, FlockOperation::LockExclusive).unwrap();
     drop(b);
-    while !two.fs.lock_table().is_empty() {
-        // The last close is not waited for.
-        std::thread::yield_now();
-    }
+    // The last close is not waited for.
+    until(|| two.fs.lock_table().is_empty());
     two.unmount();
 }
 

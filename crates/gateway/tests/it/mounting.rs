@@ -14,7 +14,7 @@ use atoll_gateway::fuse::{
 };
 use rustix::mount::MountFlags;
 
-use crate::place::{Place, fuse_is_here, memory, runtime, unmount_unused};
+use crate::place::{Place, fuse_is_here, memory, runtime, unmount_unused, until};
 
 fn is_mounted(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -96,9 +96,7 @@ fn a_mount_that_is_drained_serves_open_files_until_they_are_closed() {
     assert!(next().contains("in use: waiting up to 0 s"));
     assert!(next().contains("open files are served"));
     // The lazy unmount follows.
-    while is_mounted(&path) {
-        std::thread::yield_now();
-    }
+    until(|| !is_mounted(&path));
     file.write_all(b"still here").unwrap();
     assert!(!draining.is_finished());
     drop(file);
@@ -135,9 +133,7 @@ fn a_copy_in_another_mount_namespace_is_told_of() {
         return;
     };
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).unwrap();
-    while namespace(&other.id().to_string()) == namespace("self") {
-        std::thread::yield_now();
-    }
+    until(|| namespace(&other.id().to_string()) != namespace("self"));
     let ours = OurMount::at(place.path()).unwrap();
     assert_eq!(ours.source, "atoll");
     assert_eq!(ours.mounted_elsewhere(), Some(other.id()));

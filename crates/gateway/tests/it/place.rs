@@ -106,6 +106,14 @@ impl Two {
     }
 }
 
+/// Waits until `seen` is so; for ever, if that does not come. It looks seldom: looking without a pause keeps locks of the
+/// kernel for which invalidations wait, and a processor that the mounts may need.
+pub(crate) fn until(mut seen: impl FnMut() -> bool) {
+    while !seen() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Unmounts, which fails if anything stays in use. (A program that another test starts holds, for a
 /// moment, all that this process has open.)
 pub(crate) fn unmount_unused(runtime: &Runtime, mounted: &mut Mounted) {

@@ -7,19 +7,12 @@ use std::time::Duration;
 
 use atoll_gateway::fuse::MountOptions;
 
-use crate::place::Two;
+use crate::place::{Two, until};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn two() -> Option<Two> {
     Two::new(|fs| fs.caching(HOUR, true), &MountOptions::default())
-}
-
-/// Waits until `seen` is so; for ever, if the kernel is not told.
-fn until(mut seen: impl FnMut() -> bool) {
-    while !seen() {
-        std::thread::yield_now();
-    }
 }
 
 #[test]
