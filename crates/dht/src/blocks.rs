@@ -162,8 +162,8 @@ pub enum GetError {
 /// Why a block could not be stored, or its lease not be extended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PutError {
-    /// The nodes that should hold them have no room.
-    #[error("no room on the ring: {0}")]
+    /// The nodes that should hold them have no room, or what keeps them for these until they can be reached; which.
+    #[error("no room: {0}")]
     Full(String),
     /// The publisher has used up its share of the nodes that should hold them (CFS §5.4).
     #[error("over quota: {who} uses {used_bytes} of {allowed_bytes} bytes allowed")]

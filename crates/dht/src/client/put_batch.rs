@@ -44,7 +44,7 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
         }
         PutStatus::NotRoot => again(format!("{root} is not its root any more")),
         PutStatus::Failed => again(format!("the disk of {root} failed")),
-        PutStatus::Full => Outcome::Refused(PutError::Full(format!("{root} is full"))),
+        PutStatus::Full => Outcome::Refused(PutError::Full(format!("{root} of the ring is full"))),
         PutStatus::OverQuota { used_bytes, allowed_bytes, of } => {
             Outcome::Refused(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))
         }

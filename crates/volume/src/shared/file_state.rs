@@ -144,6 +144,15 @@ pub struct PendingChanges {
     /// Why what was written last could not be brought to the ring.
     #[n(7)]
     pub trouble: Option<String>,
+    /// Whether its last version waits in the spool for the ring.
+    #[n(8)]
+    pub is_spooled: bool,
+    /// Whether that of a directory that names it does.
+    #[n(9)]
+    pub name_is_spooled: bool,
+    /// Why the ring does not take what waits there of the file or of such a directory.
+    #[n(10)]
+    pub spool_refused: Option<String>,
 }
 
 impl FileState {

@@ -14,6 +14,7 @@ use super::locks::SharedLocks;
 use super::names::{self, Birth};
 use super::state::VirtualXattr;
 use super::{Freshness, Present, STATUS_XATTR, reply};
+use crate::format::MAX_FILE_BYTES;
 use crate::shared::entries::Entries;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, InodeKey};
@@ -305,17 +306,21 @@ impl FileSystem for Present {
     }
 
     fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
-        let block_size_bytes = 1 << self.shared.block_size_log2;
-        // Nobody counts what a volume holds, nor what the ring has room for.
-        let unknown = u64::MAX >> 32;
+        let block_size_log2 = self.shared.block_size_log2;
+        // Nobody counts what a volume holds, nor what the ring has room for: what is known is how large one file may be.
+        // Offline there is room in the spool.
+        let (bytes, used) = self.shared.spool.room_offline().unwrap_or((MAX_FILE_BYTES, 0));
+        let (blocks, free) =
+            (bytes >> block_size_log2, bytes.saturating_sub(used) >> block_size_log2);
         Box::pin(async move {
             Ok(StatFs {
-                block_size_bytes,
-                blocks: unknown,
-                blocks_free: unknown,
-                blocks_available: unknown,
-                files: unknown,
-                files_free: unknown,
+                block_size_bytes: 1 << block_size_log2,
+                blocks,
+                blocks_free: free,
+                blocks_available: free,
+                // As of file systems that have no number of inodes to share out.
+                files: 0,
+                files_free: 0,
                 max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
             })
         })
@@ -325,7 +330,7 @@ impl FileSystem for Present {
         let name = Bytes::copy_from_slice(name);
         self.answer(move |fs| async move {
             if inode.0 == ROOT && &name[..] == STATUS_XATTR {
-                return Ok(fs.status().into());
+                return Ok(fs.status().await.into());
             }
             if let Some(xattr) = VirtualXattr::of(&name) {
                 return fs.virtual_xattr(inode.0, xattr).await;

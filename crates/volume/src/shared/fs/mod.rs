@@ -47,7 +47,7 @@ use self::near::NearKeys;
 pub use self::offline::Spooled;
 use self::releases::Releases;
 use self::removals::Removals;
-use super::access::{Credentials, NotReader, ReadAccess, VolumeRecord};
+use super::access::{Credentials, NotAllowed, NotReader, ReadAccess, VolumeRecord};
 use super::consistency::Consistency;
 use super::fault::Fault;
 use super::inline_blocks::InlineBlocks;
@@ -70,6 +70,8 @@ const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// What the ring has no room for is tried again after so many times that. A guess.
 const MOST_ROUNDS_BETWEEN: u32 = 24;
 
+/// How long the status may wait for the ring, to say whether the user may write. A guess.
+const STATUS_LIMIT: Duration = Duration::from_secs(5);
 /// The attribute of the root directory that says whether the mount works, and why not.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
 
@@ -540,7 +542,31 @@ impl Shared {
         entry(here.unwrap_or_else(|| attr_of(number, version.inode(), self.block_size_log2)))
     }
 
-    fn status(&self) -> String {
+    /// What the attribute of the root directory says: `ok` if the mount works.
+    async fn status(&self) -> String {
+        let told = self.pending_status();
+        match self.why_not_written().await {
+            Some(why) if told == "ok" => format!("the root directory cannot be written: {why}"),
+            Some(why) => format!("{told}; the root directory cannot be written: {why}"),
+            None => told,
+        }
+    }
+
+    /// Why a user who has a key may not write the root directory; `None` if that is not known now.
+    async fn why_not_written(&self) -> Option<NotAllowed> {
+        let credentials = &self.inodes.credentials;
+        if self.spool.is_offline() || credentials.user().is_none() {
+            return None;
+        }
+        let allowed = async {
+            let (_, root) = self.directory(ROOT, self.names_age()).await.ok()?;
+            credentials.check(root.block.groups()).await.err()
+        };
+        let why = timeout(&*self.env, STATUS_LIMIT, allowed).await.ok().flatten();
+        why.filter(|why| !matches!(why, NotAllowed::Unknown { .. }))
+    }
+
+    fn pending_status(&self) -> String {
         let (changed, held) = {
             let table = self.table();
             (table.changed(false).len() + self.inodes.behind().len(), table.held_bytes())
@@ -549,7 +575,10 @@ impl Shared {
         if let Some(Spooled { files, bytes, why }) = self.spooled() {
             let told = trouble.map(|why| format!("; {changed} files are in memory alone: {why}"));
             let told = told.filter(|_| changed > 0).unwrap_or_default();
-            return format!("{files} files wait in the spool ({bytes} bytes); {why}{told}");
+            return match files {
+                0 => format!("no file waits in the spool; {why}{told}"),
+                _ => format!("{files} files wait in the spool ({bytes} bytes); {why}{told}"),
+            };
         }
         match (trouble, changed) {
             (Some(why), 1..) => {

@@ -154,7 +154,10 @@ impl Shared {
         version: &Version,
     ) -> Result<(u64, PendingChanges), Fault> {
         let behind = self.inodes.behind();
-        let links = version.inode().links.iter().map(|link| link.directory);
+        let links = || version.inode().links.iter().map(|link| link.directory);
+        let (is_spooled, refused) = self.spool.waits(&key);
+        let above: Vec<_> = links().map(|directory| self.spool.waits(&directory)).collect();
+        let refused_above = above.iter().find_map(|(_, refused)| refused.clone());
         let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
         let mount_removals = self.removals_under_way() as u64;
         let table = self.table();
@@ -166,10 +169,13 @@ impl Shared {
             changed_bytes: changed.map_or(0, |view| view.content.held_bytes),
             is_unnamed: node.birthplace.is_some(),
             is_removed: node.orphan.is_some(),
-            removes_names: links.chain([key]).any(|directory| behind.contains(&directory)),
+            removes_names: links().chain([key]).any(|directory| behind.contains(&directory)),
             mount_changes,
             mount_removals,
             trouble: trouble.filter(|_| mount_changes + mount_removals > 0),
+            is_spooled,
+            name_is_spooled: above.iter().any(|(waits, _)| *waits),
+            spool_refused: refused.or(refused_above),
         };
         Ok((node.opens, pending))
     }

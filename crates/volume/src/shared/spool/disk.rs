@@ -337,6 +337,10 @@ impl Disk {
         inodes.into_iter().map(|(_, key)| key).collect()
     }
 
+    pub(super) fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
     pub(super) fn has_versions(&self, key: &InodeKey) -> bool {
         self.index().versions.contains_key(key)
     }

@@ -207,6 +207,18 @@ impl SpooledBlocks {
         Some(SpoolStatus { inodes, bytes, damaged, offline: state.offline.clone(), refused })
     }
 
+    /// While the mount is offline: how many bytes the spool may have, and how many it has.
+    pub(super) fn room_offline(&self) -> Option<(u64, u64)> {
+        let spool = self.inner.spool.as_ref().filter(|_| self.is_offline())?;
+        Some((spool.disk.max_bytes(), spool.disk.counts().1))
+    }
+
+    /// Whether a version of an inode waits, and why the ring does not take it.
+    pub(super) fn waits(&self, key: &InodeKey) -> (bool, Option<String>) {
+        let Some(spool) = &self.inner.spool else { return (false, None) };
+        (spool.disk.has_versions(key), spool.state().refused.get(key).cloned())
+    }
+
     /// The inodes with versions in the spool, in the order in which the last ones were kept.
     pub(super) fn waiting(&self) -> Vec<InodeKey> {
         self.inner.spool.as_ref().map_or(Vec::new(), |spool| spool.disk.inodes())
@@ -508,10 +520,10 @@ fn hash_of(id: &BlockId) -> BlockHash {
 fn not_kept(error: KeepError) -> PutError {
     match error {
         KeepError::NoRoom { max_bytes } => PutError::Full(format!(
-            "the ring cannot be reached, and the spool has no room: it may have {max_bytes} bytes"
+            "the ring cannot be reached, and the spool on this machine is full, which may have {max_bytes} bytes (--spool)"
         )),
         KeepError::Io(error) if error.kind() == io::ErrorKind::StorageFull => {
-            PutError::Full("the ring cannot be reached, and the spool's disk is full".into())
+            PutError::Full("the ring cannot be reached, and the disk of the spool is full".into())
         }
         KeepError::Io(error) => PutError::Unavailable(format!(
             "the ring cannot be reached, and the spool fails: {error}"

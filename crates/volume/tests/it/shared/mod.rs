@@ -25,6 +25,7 @@ mod releases;
 mod removals;
 mod sealing;
 mod state;
+mod status;
 mod stopped;
 mod upkeep;
 

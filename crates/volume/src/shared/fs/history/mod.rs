@@ -410,7 +410,7 @@ impl FileSystem for PastFs {
         let name = Bytes::copy_from_slice(name);
         self.answer(move |fs| async move {
             if inode.0 == ROOT && &name[..] == STATUS_XATTR {
-                return Ok(fs.shared.status().into());
+                return Ok(fs.shared.status().await.into());
             }
             let (place, found) = fs.found(inode.0)?;
             if let Place::Inode { key, .. } = place

@@ -1,0 +1,160 @@
+//! What a mount says of itself: whether it works, how much room there is, and what of a file waits in the spool.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::Blocks;
+use atoll_key::volume_group;
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
+use atoll_volume::shared::access::groups;
+use atoll_volume::shared::file_state::{FileState, PendingChanges, STATE_XATTR};
+use atoll_volume::shared::{SharedFs, SharedOptions};
+
+use super::mounts::{user, volume};
+use super::offline::{Setting, large, read, rebind_all, write};
+
+const ROOT: InodeNumber = InodeNumber::ROOT;
+
+fn me() -> Caller {
+    Caller::default()
+}
+
+#[test]
+fn the_status_of_a_member_who_was_shut_out_says_so() {
+    let all = Setting::new(9710);
+    let fs = all.mounted();
+    let env = all.ring.sim.env(all.ring.members[6].host);
+    let blocks: Arc<dyn Blocks> = all.ring.members[6].dht.clone();
+    assert_eq!((all.status(&fs), all.status(&all.others[0])), ("ok".into(), "ok".into()));
+    all.run(async {
+        let begun = groups::begin_epoch(&env, &blocks, &volume(), user(1).user_id()).await;
+        let (_, record) = begun.expect("begins");
+        let group = |epoch| volume_group(&volume(), epoch).group_id();
+        rebind_all(&all, group(0), group(record.group_epoch)).await;
+    });
+    let told = all.status(&fs);
+    assert!(told.contains("you are not a member"), "{told}");
+    assert_eq!(all.status(&all.others[0]), "ok");
+}
+
+#[test]
+fn a_spool_with_nothing_in_it_is_not_told_as_files() {
+    let all = Setting::new(9711);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "before", "x")).expect("is written");
+    all.machine.node.stop();
+    assert_eq!(all.run(fs.lookup(me(), ROOT, b"x")).err(), Some(Errno::ENOENT));
+    let told = all.status(&fs);
+    assert!(told.starts_with("no file waits in the spool; offline since"), "{told}");
+    all.run(write(&fs, ROOT, "x", "x")).expect("is spooled");
+    let told = all.status(&fs);
+    assert!(told.starts_with("2 files wait in the spool"), "{told}");
+}
+
+/// `ENOSPC` alone says nothing of where there is no room.
+#[test]
+fn a_full_spool_is_named_with_its_limit() {
+    let options = SharedOptions { max_spool_bytes: 400_000, ..SharedOptions::default() };
+    let all = Setting::with(9712, options, false);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "f", "x")).expect("is written");
+    all.machine.node.stop();
+    all.run(write(&fs, ROOT, "fits", large(6))).expect("is spooled");
+    assert_eq!(all.run(write(&fs, ROOT, "does not", large(7))).err(), Some(Errno::ENOSPC));
+    let told = all.status(&fs);
+    assert!(told.contains("the spool on this machine is full"), "{told}");
+    assert!(told.contains("400000 bytes") && !told.contains("room on the ring"), "{told}");
+}
+
+/// Nobody counts what the ring has room for.
+#[test]
+fn the_room_is_that_of_the_largest_file_or_of_the_spool() {
+    let options = SharedOptions { max_spool_bytes: 1 << 20, ..SharedOptions::default() };
+    let all = Setting::with(9713, options, false);
+    let fs = all.mounted();
+    let bytes = || {
+        let figures = all.run(fs.statfs(ROOT)).expect("always");
+        assert_eq!((figures.files, figures.files_free), (0, 0));
+        let block = u64::from(figures.block_size_bytes);
+        (figures.blocks * block, figures.blocks_available * block)
+    };
+    let largest = (i64::MAX as u64) >> 16 << 16;
+    all.run(write(&fs, ROOT, "before", "x")).expect("is written");
+    assert_eq!(bytes(), (largest, largest));
+    all.machine.node.stop();
+    all.run(write(&fs, ROOT, "f", large(8))).expect("is spooled");
+    let (whole, left) = bytes();
+    assert_eq!(whole, 1 << 20);
+    assert!(left < whole - 200_000, "{left}");
+    all.reconnect();
+    assert_eq!(bytes(), (largest, largest));
+}
+
+async fn pending(fs: &SharedFs, name: &str) -> PendingChanges {
+    let inode = fs.lookup(me(), ROOT, name.as_bytes()).await.expect("is there").attr.inode;
+    let state = fs.getxattr(inode, STATE_XATTR.as_bytes()).await.expect("is told");
+    fs.forget(inode, 1);
+    FileState::decode(&state).expect("is one").pending
+}
+
+#[test]
+fn what_of_a_file_waits_in_the_spool_is_told() {
+    let all = Setting::new(9714);
+    let fs = all.mounted();
+    for name in ["before", "old"] {
+        all.run(write(&fs, ROOT, name, "x")).expect("is written");
+        all.run(read(&fs, ROOT, name)).expect("reads");
+    }
+    all.machine.node.stop();
+    all.run(write(&fs, ROOT, "old", "y")).expect("is spooled");
+    let told = all.run(pending(&fs, "old"));
+    assert!(told.is_spooled && !told.name_is_spooled, "{told:?}");
+    all.run(write(&fs, ROOT, "new", "y")).expect("is spooled");
+    let told = all.run(pending(&fs, "new"));
+    assert!(told.is_spooled && told.name_is_spooled, "{told:?}");
+    let told = all.run(pending(&fs, "before"));
+    assert!(!told.is_spooled && told.name_is_spooled, "{told:?}");
+    all.reconnect();
+    assert_eq!(all.run(pending(&fs, "new")), PendingChanges::default());
+}
+
+#[test]
+fn why_the_ring_does_not_take_a_file_is_told_with_it() {
+    let all = Setting::new(9715);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "f", "old")).expect("is written");
+    all.machine.node.stop();
+    all.run(write(&fs, ROOT, "f", "new")).expect("is spooled");
+    let env = all.ring.sim.env(all.ring.members[6].host);
+    let blocks: Arc<dyn Blocks> = all.ring.members[6].dht.clone();
+    all.run(async {
+        let begun = groups::begin_epoch(&env, &blocks, &volume(), user(1).user_id()).await;
+        let (_, record) = begun.expect("begins");
+        let group = |epoch| volume_group(&volume(), epoch).group_id();
+        rebind_all(&all, group(0), group(record.group_epoch)).await;
+    });
+    all.wait(Duration::from_secs(900));
+    all.reconnect();
+    let told = all.run(pending(&fs, "f"));
+    assert!(told.is_spooled, "{told:?}");
+    assert!(told.spool_refused.is_some_and(|why| why.contains("not a member")));
+}
+
+/// What is open is not spooled before it is closed.
+#[test]
+fn what_is_not_closed_does_not_wait_in_the_spool() {
+    let all = Setting::new(9716);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "f", "old")).expect("is written");
+    all.machine.node.stop();
+    all.run(async {
+        let inode = fs.lookup(me(), ROOT, b"f").await.expect("is there").attr.inode;
+        let handle = fs.open(me(), inode, OpenFlags::READ_WRITE).await.expect("opens").handle;
+        fs.write(Writer::At(me()), inode, handle, 0, "new".into()).await.expect("writes");
+        let told = pending(&fs, "f").await;
+        assert!(told.is_changed && !told.is_spooled, "{told:?}");
+        fs.flush(inode, handle).await.expect("is spooled");
+        let told = pending(&fs, "f").await;
+        assert!(!told.is_changed && told.is_spooled, "{told:?}");
+    });
+}
