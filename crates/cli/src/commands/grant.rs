@@ -85,6 +85,9 @@ A user's certificate is not renewed any more, and ends within a week. With --now
 get certificates of a new group, and everything in the volume is bound to that: the user can write nothing
 from then on. That takes two messages a file; run it again if it was interrupted. A group can write
 nothing any more as soon as the command has ended, and so does the last user who was granted a path.
+A group is taken away from the path down: what was moved or linked out of the path keeps it, since the group
+may have been granted elsewhere too. `atoll revoke NAME GROUP` takes it away in all of the volume. A user who was
+granted a path by name loses what is elsewhere by now, too.
 Of an encrypted volume a user can read what is written until somebody is shut out with --now; with it,
 nothing that is written after the command has ended.")]
 pub(crate) struct RevokeArgs {
@@ -235,7 +238,7 @@ async fn grant_on_path(
         readers,
         ..done_with_group(&owned.name, group.id(), rebound)
     };
-    let who = if label.is_empty() { "the user" } else { label };
+    let who = called(label);
     let until = shared_volume::until_text(until_secs);
     let line = format!(
         "{}: {who} may write it {until}, as a member of {}; {rebound} changed",
@@ -246,6 +249,14 @@ async fn grant_on_path(
         eprintln!("the volume has one read key at a time: {who} can read all of it");
     }
     Ok(())
+}
+
+/// What a user is called in a line.
+fn called(label: &str) -> String {
+    match label.is_empty() {
+        true => "the user".to_owned(),
+        false => output::escaped(label.as_bytes()),
+    }
 }
 
 async fn grant_user(
@@ -273,7 +284,7 @@ async fn grant_user(
         ..Done::default()
     };
     let may = if args.read { "may read it" } else { "may write it" };
-    let who = if label.is_empty() { "the user" } else { label };
+    let who = called(label);
     let until = shared_volume::until_text(until_secs);
     output::show(args.json, &done, [format!("{}: {who} {may} {until}", owned.name)])
 }
@@ -309,6 +320,12 @@ pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Fai
     let done = done_with_group(volume, group, rebound);
     let mut lines =
         vec![format!("{}: the group may not write it any more, {rebound} changed", args.target)];
+    if !is_whole(path) {
+        lines.push(format!(
+            "what was moved or linked out of the path keeps the group; `atoll revoke {volume} GROUP` takes it away \
+             everywhere"
+        ));
+    }
     if owned.record.is_encrypted {
         lines.push(match is_whole(path) {
             true => {
@@ -625,6 +642,14 @@ fn group(named: &Grantee, global: &Global, what: &str) -> Result<GroupId, Failur
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A label comes from whoever sent the user's name.
+    #[test]
+    fn a_label_does_not_act_on_the_terminal() {
+        assert_eq!(called("alice"), "alice");
+        assert_eq!(called(""), "the user");
+        assert!(!called("\x1b[2J\r\n").contains(char::is_control));
+    }
 
     #[test]
     fn a_path_may_follow_the_name() {

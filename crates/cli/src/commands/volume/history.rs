@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
-use crate::moment;
+use crate::moment::{self, Moment};
 use crate::output::Output;
 use crate::own_volume;
 use crate::reading::Reading;
@@ -105,7 +105,8 @@ async fn shared(
 fn show_shared(record: &VolumeRecord, now_ms: u64, json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     for unix_ms in record.keep.states(record.created_unix_ms, now_ms).into_iter().rev() {
-        let time = moment::written(unix_ms);
+        // As the names in .atoll/history.
+        let time = Moment { unix_ms }.to_string();
         match json {
             true => output.json(&JsonSharedState { time, unix_ms })?,
             false => output.line(time)?,

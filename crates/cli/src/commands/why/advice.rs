@@ -110,6 +110,12 @@ fn pending(report: &Report, todo: &mut Vec<String>) {
              seconds."
         ));
     }
+    if let Some(why) = &pending.spool_refused {
+        todo.push(format!(
+            "Copy it elsewhere if it is needed: the ring does not take what waits in the spool ({why}). `atoll grant`, by the \
+             volume's owner, lets you write; `atoll volume recover NAME --discard` gives up what waits."
+        ));
+    }
     if pending.removed {
         todo.push(
             "Copy it elsewhere if it is needed: its last name was removed, and it ends when it is closed.".into(),

@@ -132,6 +132,9 @@ pub(super) struct Pending {
     pub mount_changes: u64,
     pub mount_removals: u64,
     pub trouble: Option<String>,
+    pub spooled: bool,
+    pub name_spooled: bool,
+    pub spool_refused: Option<String>,
 }
 
 /// Who may write.
@@ -322,6 +325,9 @@ fn pending(of: &PendingChanges) -> Pending {
         mount_changes: of.mount_changes,
         mount_removals: of.mount_removals,
         trouble: of.trouble.clone(),
+        spooled: of.is_spooled,
+        name_spooled: of.name_is_spooled,
+        spool_refused: of.spool_refused.clone(),
     }
 }
 
@@ -451,6 +457,15 @@ impl Pending {
             let bytes = units::size(self.changed_bytes);
             lines.push(format!("{bytes} of changes that are not on the ring yet"));
         }
+        if self.spooled {
+            lines.push("its last version waits in the spool, on this machine's disk".to_owned());
+        }
+        if self.name_spooled {
+            lines.push("changes of its directory's names wait in the spool".to_owned());
+        }
+        lines.extend(
+            self.spool_refused.as_ref().map(|why| format!("the ring does not take them: {why}")),
+        );
         if self.removes_names {
             lines.push("changes of its directory's names are not on the ring yet".to_owned());
         }
