@@ -522,6 +522,11 @@ fn a_user_is_shut_out_of_what_has_left_the_path() {
         until("bob cannot write", || fs::write(two.join(name), "late").is_err());
         fs::write(owner.join(name), "owner's").expect("the owner can");
     }
+    // A group that was made otherwise may have been granted elsewhere as well.
+    ring.nodes[0].atoll(["group", "create", "band"]).ok();
+    ring.nodes[0].atoll(["grant", "work/out", "band"]).ok();
+    let said = ring.nodes[0].atoll(["revoke", "work/out", "band"]).ok().stdout;
+    assert!(said.contains("moved or linked out of the path keeps the group"), "{said}");
 }
 
 /// A part of a volume is granted to a user by name, and taken away again.

@@ -32,6 +32,8 @@ fn what_was_there_a_minute_ago_is_shown_logged_and_restored() {
     until("a minute ends", || states(&mount).len() > before);
     let state = states(&mount).pop().expect("it has just come");
     let then = mount.join(".atoll/history").join(&state);
+    let listed = ring.nodes[0].atoll(["volume", "history", "team"]).ok().stdout;
+    assert!(listed.lines().any(|line| line == state), "{state}: {listed}");
     fs::write(mount.join("plans/one"), "second").expect("writes");
     fs::remove_file(mount.join("plans/two")).expect("removes");
 

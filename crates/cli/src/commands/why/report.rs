@@ -703,6 +703,22 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_in_the_spool_is_named() {
+        let mut state = state();
+        state.pending.is_spooled = true;
+        state.pending.name_is_spooled = true;
+        state.pending.spool_refused = Some("you are not a member".into());
+        let told = report(state, Err("no node runs".into()), 0);
+        let lines = told.pending.lines().join("\n");
+        for part in
+            ["its last version waits in the spool", "names wait in the spool", "not a member"]
+        {
+            assert!(lines.contains(part), "{part}: {lines}");
+        }
+        assert!(told.todo.join("\n").contains("--discard"), "{:?}", told.todo);
+    }
+
+    #[test]
     fn each_thing_that_is_not_well_is_named_with_what_to_do() {
         let inode = copies([Some(VERSION), Some(6 << 24), None]);
         let data = [copies([Some(0); 3]), copies([Some(0), None, None]), copies([None; 3])];

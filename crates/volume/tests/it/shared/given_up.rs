@@ -1,4 +1,4 @@
-//! Calls that are given up before the ring has answered: nothing stays open of which the kernel has heard nothing.
+//! Opens: what stays of those that are given up before the ring has answered, and when others see what they empty.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,4 +132,25 @@ fn an_open_that_empties_and_is_given_up_leaves_nothing_open() {
     });
     fs.forget(inode, 1);
     assert_eq!(fs.files_in_memory(), before);
+}
+
+/// A mount that is killed between the two would leave an empty file, and others would see one.
+#[tokio::test]
+async fn a_file_that_an_open_empties_is_empty_for_others_when_it_is_closed() {
+    let (silent, one) = mounts().await;
+    let two = mounted(&env(), &(Arc::new(silent) as Arc<dyn Blocks>), 2).await;
+    let inode = made(&one, b"file").await;
+    let seen = || async {
+        let inode = two.lookup(me(), ROOT, b"file").await.expect("is there").attr.inode;
+        let opened = two.open(me(), inode, OpenFlags::READ).await.expect("opens");
+        let read = two.read(inode, opened.handle, 0, 100).await.expect("reads");
+        two.close(inode, opened.handle).await.expect("closes");
+        read
+    };
+    let opened = one.open(me(), inode, EMPTIES).await.expect("opens");
+    assert_eq!(one.getattr(inode, None).await.expect("is open").attr.size_bytes, 0);
+    assert_eq!(seen().await, "text");
+    one.flush(inode, opened.handle).await.expect("is stored");
+    assert_eq!(seen().await, "");
+    one.close(inode, opened.handle).await.expect("closes");
 }
