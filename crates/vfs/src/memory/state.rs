@@ -40,11 +40,28 @@ pub(super) enum Body {
     Special,
 }
 
-/// An open file, or a directory's names as they were when it was opened.
+/// The names of a directory.
+type Listing = Arc<Vec<(Bytes, InodeNumber, FileKind)>>;
+
+/// An open file, or a directory's names as they were when it was read from its beginning.
 #[derive(Debug, Clone)]
 pub(super) enum Open {
     File { inode: InodeNumber, flags: OpenFlags },
-    Directory { inode: InodeNumber, names: Arc<Vec<(Bytes, InodeNumber, FileKind)>> },
+    Directory { inode: InodeNumber, names: Listing },
+}
+
+/// The time of a change: `now`, or just after the change before if that was within the same millisecond. By a
+/// directory's time a kernel tells whether a listing that it keeps is of today, since it is not told of a name that it
+/// does not know.
+fn after(before: FileTime, now: FileTime) -> FileTime {
+    let millisecond = |time: FileTime| (time.secs, time.nanos / 1_000_000);
+    match millisecond(before) == millisecond(now) && before >= now {
+        true if before.nanos % 1_000_000 < 999_999 => {
+            FileTime { nanos: before.nanos + 1, ..before }
+        }
+        true => before,
+        false => now,
+    }
 }
 
 /// What a new file is to be.
@@ -200,8 +217,9 @@ impl State {
 
     fn touch(&mut self, inode: InodeNumber, now: FileTime) {
         if let Some(node) = self.nodes.get_mut(&inode) {
-            node.attr.mtime = now;
-            node.attr.ctime = now;
+            let time = after(node.attr.mtime, now);
+            node.attr.mtime = time;
+            node.attr.ctime = time;
             self.changed.push(Invalidation::Attributes(inode));
         }
     }
@@ -477,11 +495,16 @@ impl State {
     }
 
     pub(super) fn open_directory(&mut self, inode: InodeNumber) -> Result<Opened, Errno> {
+        let names = self.listing(inode)?;
+        self.open(inode, Open::Directory { inode, names })
+    }
+
+    fn listing(&self, inode: InodeNumber) -> Result<Listing, Errno> {
         let mut names = Vec::new();
         for (name, &child) in self.names(inode)? {
             names.push((name.clone(), child, self.node(child)?.attr.kind));
         }
-        self.open(inode, Open::Directory { inode, names: Arc::new(names) })
+        Ok(Arc::new(names))
     }
 
     pub(super) fn opened(&self, inode: InodeNumber, handle: Handle) -> Result<&Open, Errno> {
@@ -514,7 +537,13 @@ impl State {
         let Open::Directory { names, .. } = self.opened(inode, handle)? else {
             return Err(Errno::ENOTDIR);
         };
-        let names = names.clone();
+        let mut names = names.clone();
+        if cookie == 0 {
+            // From its beginning a directory is listed as it is now (POSIX, `rewinddir`). A kernel keeps the listing with
+            // the directory's time, which it asks for after it has opened the directory.
+            names = self.listing(inode)?;
+            self.opens.insert(handle, Open::Directory { inode, names: names.clone() });
+        }
         let first = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());
         let mut entries = Vec::new();
         for (index, (name, child, kind)) in names.iter().enumerate().skip(first) {

@@ -52,6 +52,38 @@ pub(crate) async fn filled(tree: &Tree, read_only: bool) -> Arc<MemoryFs> {
     fs
 }
 
+/// Two mounts of one file system hung in tests: the kernel of one asked for a directory's time after it had opened it, and
+/// kept the listing, which was older, with that time for ever.
+#[tokio::test]
+async fn a_directory_is_listed_as_it_is_when_it_is_read_from_its_beginning() {
+    let fs = MemoryFs::new(Arc::new(TokioRuntime::current()));
+    let opened = fs.opendir(Caller::default(), InodeNumber::ROOT).await.expect("opens");
+    let list = || async {
+        let listed = fs.readdir(InodeNumber::ROOT, opened.handle, 0, 10, false).await;
+        listed.expect("lists").len()
+    };
+    assert_eq!(list().await, 0);
+    fs.mkdir(Caller::default(), InodeNumber::ROOT, b"d", 0o755).await.expect("makes");
+    assert_eq!(list().await, 1);
+    fs.closedir(InodeNumber::ROOT, opened.handle).await.expect("closes");
+}
+
+/// The same, since the kernel told two changes within a millisecond not apart.
+#[tokio::test]
+async fn two_changes_of_a_directory_at_a_time_have_two_times() {
+    let fs = MemoryFs::new(Arc::new(TokioRuntime::current()));
+    let mut times = Vec::new();
+    for n in 0..100 {
+        let name = n.to_string();
+        fs.mkdir(Caller::default(), InodeNumber::ROOT, name.as_bytes(), 0o755)
+            .await
+            .expect("makes");
+        let attr = fs.getattr(InodeNumber::ROOT, None).await.expect("is there").attr;
+        times.push(attr.mtime);
+    }
+    assert!(times.is_sorted_by(|before, after| before < after), "{times:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_the_read_suite_read_only() {
     let report = run_read_suite(&Memory { read_only: true }).await;
