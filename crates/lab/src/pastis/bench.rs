@@ -260,7 +260,7 @@ impl Run {
         let mut clients = Vec::new();
         for number in 0..self.clients {
             let env = env(number);
-            let observed = Observed::new(env.clone(), blocks(number));
+            let observed = Observed::new(env.clone(), blocks(number), self.upkeep);
             let (id, user) = (volume.volume_id(), Some(user(number)));
             let opened =
                 SharedFs::open(env.clone(), observed.clone(), id, user, self.options()).await;

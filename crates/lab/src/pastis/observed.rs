@@ -5,12 +5,18 @@
 //! moment is charged to one kind: to reading an inode if one is being read, else to writing one, else
 //! to content blocks. The parts add up to the time in which the client waits for the ring.
 //!
+//! Lock leases are asked for only where all nodes do their upkeep: others grant none, since they do not know how long
+//! they have been the roots of their keys.
+//!
 //! It does not know files.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_dht::{Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
+    PutError, Renewed, Wanted,
+};
 use atoll_env::{BoxFuture, Env, Instant};
 use atoll_key::{BlockId, Key};
 use bytes::Bytes;
@@ -61,6 +67,8 @@ struct State {
 pub(super) struct Observed {
     blocks: Arc<dyn Blocks>,
     env: Env,
+    /// Whether lock leases are asked for.
+    locks: bool,
     state: Arc<Mutex<State>>,
 }
 
@@ -105,9 +113,9 @@ impl Drop for Operation {
 }
 
 impl Observed {
-    /// Watches what is asked of `blocks`.
-    pub(super) fn new(env: Env, blocks: Arc<dyn Blocks>) -> Arc<Observed> {
-        Arc::new(Observed { blocks, env, state: Arc::default() })
+    /// Watches what is asked of `blocks`; lock leases are asked for if `locks` says so.
+    pub(super) fn new(env: Env, blocks: Arc<dyn Blocks>, locks: bool) -> Arc<Observed> {
+        Arc::new(Observed { blocks, env, locks, state: Arc::default() })
     }
 
     /// What was spent so far.
@@ -185,6 +193,13 @@ impl Blocks for Observed {
 
     fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
         self.blocks.same_set_until(key)
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        if self.locks {
+            return self.blocks.lock_lease(ask);
+        }
+        Box::pin(async { Err(LockRefusal::NoMajority("no node knows its neighbours".into())) })
     }
 
     fn watch(
