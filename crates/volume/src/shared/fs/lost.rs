@@ -75,6 +75,12 @@ impl Shared {
         }
     }
 
+    /// A file has another name in its directory: it is looked at a moment later.
+    pub(super) fn note_renamed(&self, key: InodeKey, (directory, name): (InodeKey, &Bytes)) {
+        let path = self.table().path_to(directory, name.clone());
+        self.written().insert(key, path);
+    }
+
     fn written(&self) -> MutexGuard<'_, Places> {
         self.written.lock().expect("no holder of this lock panics")
     }

@@ -192,6 +192,8 @@ impl Shared {
         directory: InodeKey,
         lost_names: usize,
     ) -> Result<(), Fault> {
+        // Before the directory: a mount that gives the file another name there changes the file afterwards.
+        let newest = self.inodes.read(key, Freshness::Newest).await?;
         // As the directory is now that the ring has heard of the removal: another mount may have given the file
         // another name, and whoever does so from now on finds that the one here is gone.
         let left_names = match self.inodes.read(directory, Freshness::Latest).await {
@@ -210,7 +212,6 @@ impl Shared {
             }
             inode.attributes.ctime = now;
         };
-        let newest = self.inodes.read(key, Freshness::Newest).await?;
         let mut left = newest.inode().clone();
         keep(&mut left);
         if !left.links.is_empty() && left.links == newest.inode().links {

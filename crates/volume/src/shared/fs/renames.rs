@@ -6,13 +6,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_key::kinds::certified::Dot;
 use atoll_vfs::{Errno, FileKind, RenameFlags, check_name};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::names::{entries, modified, named, take_away};
+use super::names::{entries, modified, named, names_of, take_away};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Inode, InodeKey, Link};
@@ -88,9 +89,14 @@ impl Shared {
         };
         let other_kind = steps.target.filter(|_| steps.is_exchange).map(|(_, kind)| kind);
         if from_key == to_key {
-            let touched = [Some(key), other].into_iter().flatten().map(|key| self.touch(key));
-            let (renamed, _) = futures_util::join!(self.rename_within(&steps), join_all(touched));
-            renamed?;
+            let renamed = join_all([Some(key), other].into_iter().flatten().map(async |key| {
+                (key, self.inodes.read(key, Freshness::Within(Duration::MAX)).await.ok())
+            }));
+            let renamed = renamed.await;
+            self.rename_within(&steps).await?;
+            let touched = renamed.iter().map(|(key, before)| self.touch(*key, before, to_key));
+            join_all(touched).await;
+            self.note_renamed(key, (to_key, new_name));
         } else if [Some(kind), other_kind].contains(&Some(FileKind::Directory)) {
             self.while_no_directory_moves(self.move_directory(&steps)).await?;
         } else {
@@ -205,16 +211,45 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives a file the time of its renaming, as ext4 does; nothing depends on it.
-    async fn touch(&self, key: InodeKey) {
+    /// Gives a file the time of its renaming, as ext4 does, when its directory has the new name. Another mount that removes
+    /// the file at the same time has either found that name, or has not seen this change; then the file stays. It stays as it was
+    /// `before` if it was removed already and the directory names it.
+    async fn touch(&self, key: InodeKey, before: &Option<Arc<Version>>, directory: InodeKey) {
         let now = self.now();
         let touched = self.change(key, |inode, _| {
             inode.attributes.ctime = now;
             Ok(())
         });
-        if let Err(fault) = touched.await {
+        let touched = match (touched.await, before) {
+            (Err(Fault { errno: Errno::ESTALE, .. }), Some(before)) => {
+                self.keep_removed(key, before, directory).await
+            }
+            (touched, _) => touched,
+        };
+        if let Err(fault) = touched {
             tracing::debug!("a renamed file has its old time: {fault:?}");
         }
+    }
+
+    async fn keep_removed(
+        &self,
+        key: InodeKey,
+        before: &Arc<Version>,
+        directory: InodeKey,
+    ) -> Result<(), Fault> {
+        let above = self.inodes.read(directory, Freshness::Newest).await?;
+        if names_of(above.inode(), key) == 0 {
+            return Ok(());
+        }
+        let now = self.now();
+        let kept = self.inodes.update(key, Base::Version(before), |inode, added| {
+            inode.links.insert(Link { added, directory });
+            inode.attributes.ctime = now;
+            Ok(())
+        });
+        kept.await?;
+        self.show_named(key);
+        Ok(())
     }
 
     pub(super) async fn add_link(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use atoll_env::sleep;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, RenameFlags};
 use atoll_volume::shared::SharedFs;
 use bytes::Bytes;
 use futures_util::future::join;
 
-use super::offline::{Setting, tree, write};
+use super::offline::{Setting, read, tree, write};
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -156,4 +157,41 @@ fn a_directory_renamed_where_it_was_while_it_moves_is_in_one_place() {
         assert!(done.0.is_ok() || done.1.is_ok(), "seed {seed}: {done:?}");
         settled(&all, &[one, two], &["b/one", "two"], &format!("seed {seed}, {done:?}"));
     }
+}
+
+/// `mv f n` on one mount and `rm f` on another could both succeed, and leave a name without a file.
+#[test]
+fn a_file_that_is_renamed_while_another_mount_removes_it_stays() {
+    let mut both = 0;
+    for seed in 0..6 {
+        let all = Setting::new(9740 + seed);
+        let [one, two] = [&all.others[0], &all.others[1]];
+        let mut done = Vec::new();
+        for n in 0..25u64 {
+            let (name, new) = (format!("f{n}"), format!("n{n}"));
+            all.run(write(one, ROOT, &name, "x")).expect("is written");
+            all.run(find(two, ROOT, &name)).expect("is seen");
+            let env = &all.machine.env;
+            let removing = async {
+                sleep(&**env, Duration::from_millis(150)).await;
+                two.unlink(me(), ROOT, name.as_bytes()).await
+            };
+            let renaming = async {
+                sleep(&**env, Duration::from_millis(12 * n)).await;
+                rename(one, (ROOT, &name), (ROOT, &new)).await
+            };
+            let (renamed, removed) = all.run(join(renaming, removing));
+            both += u32::from(renamed.is_ok() && removed.is_ok());
+            done.push((new, renamed, removed));
+        }
+        all.wait(MINUTE);
+        for (name, renamed, removed) in done {
+            let expected = if renamed.is_ok() { Ok("x".into()) } else { Err(Errno::ENOENT) };
+            for fs in [one, two] {
+                let found = all.run(read(fs, ROOT, &name));
+                assert_eq!(found, expected, "seed {seed}, {name}: {renamed:?}, {removed:?}");
+            }
+        }
+    }
+    assert!(both > 0, "no race");
 }
