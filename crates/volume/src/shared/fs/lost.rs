@@ -14,6 +14,10 @@
 //! that others have removed meanwhile, and in which something was made here, gets its own name back. What has another
 //! name by now, since it was renamed while another mount removed it, gets its link back.
 //!
+//! **A file that is renamed while another mount removes it** stays. The renamer changes the inode when its directory has the
+//! new name, and the remover reads the inode before the directory: the removal has found that name, or does not cover
+//! that change. A renamer that comes after the removal writes the inode as it was.
+//!
 //! The name goes into the directory where the file was, or the nearest one above that is there; if this mount does not know what
 //! was above, into the root directory.
 //!
@@ -79,6 +83,28 @@ impl Shared {
     pub(super) fn note_renamed(&self, key: InodeKey, (directory, name): (InodeKey, &Bytes)) {
         let path = self.table().path_to(directory, name.clone());
         self.written().insert(key, path);
+    }
+
+    /// Makes an inode again as it was `before` another mount removed it, if the directory names it.
+    pub(super) async fn restore_renamed(
+        &self,
+        key: InodeKey,
+        before: &Arc<Version>,
+        directory: InodeKey,
+    ) -> Result<(), Fault> {
+        let above = self.inodes.read(directory, Freshness::Newest).await?;
+        if names_of(above.inode(), key) == 0 {
+            return Ok(());
+        }
+        let now = self.now();
+        let restored = self.inodes.update(key, Base::Version(before), |inode, added| {
+            inode.links.insert(Link { added, directory });
+            inode.attributes.ctime = now;
+            Ok(())
+        });
+        restored.await?;
+        self.show_named(key);
+        Ok(())
     }
 
     fn written(&self) -> MutexGuard<'_, Places> {

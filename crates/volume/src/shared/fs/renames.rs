@@ -13,7 +13,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags, check_name};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::names::{entries, modified, named, names_of, take_away};
+use super::names::{entries, modified, named, take_away};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Inode, InodeKey, Link};
@@ -97,6 +97,9 @@ impl Shared {
             let touched = renamed.iter().map(|(key, before)| self.touch(*key, before, to_key));
             join_all(touched).await;
             self.note_renamed(key, (to_key, new_name));
+            if let Some(other) = other {
+                self.note_renamed(other, (from_key, name));
+            }
         } else if [Some(kind), other_kind].contains(&Some(FileKind::Directory)) {
             self.while_no_directory_moves(self.move_directory(&steps)).await?;
         } else {
@@ -222,34 +225,13 @@ impl Shared {
         });
         let touched = match (touched.await, before) {
             (Err(Fault { errno: Errno::ESTALE, .. }), Some(before)) => {
-                self.keep_removed(key, before, directory).await
+                self.restore_renamed(key, before, directory).await
             }
             (touched, _) => touched,
         };
         if let Err(fault) = touched {
             tracing::debug!("a renamed file has its old time: {fault:?}");
         }
-    }
-
-    async fn keep_removed(
-        &self,
-        key: InodeKey,
-        before: &Arc<Version>,
-        directory: InodeKey,
-    ) -> Result<(), Fault> {
-        let above = self.inodes.read(directory, Freshness::Newest).await?;
-        if names_of(above.inode(), key) == 0 {
-            return Ok(());
-        }
-        let now = self.now();
-        let kept = self.inodes.update(key, Base::Version(before), |inode, added| {
-            inode.links.insert(Link { added, directory });
-            inode.attributes.ctime = now;
-            Ok(())
-        });
-        kept.await?;
-        self.show_named(key);
-        Ok(())
     }
 
     pub(super) async fn add_link(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {
