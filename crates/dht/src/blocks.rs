@@ -245,7 +245,8 @@ pub trait Blocks: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>>;
 
     /// The last of the keys that have the same replica set as `key`, beginning with that, if it is known without
-    /// asking the ring; if not, the set is looked up, for the next question. Mutable blocks with such keys are put in order in one round trip.
+    /// asking the ring. If not, the set is looked up for the next question. Mutable blocks with such keys are put in
+    /// order in one round trip.
     ///
     /// Provided for rings where blocks have no places.
     fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {

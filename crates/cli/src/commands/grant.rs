@@ -251,7 +251,7 @@ async fn grant_on_path(
     Ok(())
 }
 
-/// What a user is called in a line.
+/// A user's label as it is printed, or words for a user without one.
 fn called(label: &str) -> String {
     match label.is_empty() {
         true => "the user".to_owned(),

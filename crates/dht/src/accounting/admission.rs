@@ -55,7 +55,7 @@ impl Origin {
                 return bad("this node did not make the receipt in its name".to_owned());
             }
         } else {
-            // What the publisher itself has sent it has made: the connection has proven its key.
+            // A publisher that sends its receipt itself has made it: the connection has proven its key.
             let shown = (publisher.id != from.id).then(|| receipt.digest());
             accounting.confirm(from, publisher, shown).await?;
         }

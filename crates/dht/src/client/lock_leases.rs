@@ -182,7 +182,7 @@ async fn ask_set(
     outcome
 }
 
-/// What is to be learned of the voters from the answers to one request.
+/// Collects what the answers to one request say about the voters.
 struct Voters {
     client: Arc<Client>,
     place: Key,
@@ -329,7 +329,7 @@ mod tests {
         Some(Ok(LockReply { status, is_wanted: false, set, settled: 0 }))
     }
 
-    /// What came of a request to nodes 1 to 3, of which `voters` count.
+    /// The outcome of a request to nodes 1 to 3, of which the grants of `voters` count.
     fn outcome(
         step: LockStep,
         voters: &[u8],

@@ -131,9 +131,9 @@ struct Voter {
 pub(crate) struct Surroundings<'a> {
     /// The overlay's.
     pub epoch: u64,
-    /// Of its virtual servers that are not passed over.
+    /// The neighbourhoods of this node's virtual servers, without those that are passed over.
     pub hoods: &'a [Neighbourhood],
-    /// Whether none is.
+    /// Whether none is passed over.
     pub are_all: bool,
     /// How many copies of a block there are.
     pub copies: usize,

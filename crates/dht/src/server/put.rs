@@ -68,8 +68,8 @@ impl Handle<Put> for Arc<Server> {
     }
 }
 
-/// What the writer of a stored block is told of its readers. The writer gets the promise that `is_made` if what is held
-/// is what it has put, and no more.
+/// The answer to the writer of a stored block about its readers. The writer gets the promise that `is_made` only if the
+/// block held is the one that it has put.
 async fn promised(
     server: &Arc<Server>,
     writer: &Peer,

@@ -247,7 +247,7 @@ fn a_holder_whose_root_dies_keeps_the_lock() {
     }
 }
 
-/// What happens besides while the root of a lock and the node after it cannot reach each other.
+/// A second fault, while the root of a lock and the node after it cannot reach each other.
 #[derive(Clone, Copy, Debug)]
 enum Besides {
     Nothing,

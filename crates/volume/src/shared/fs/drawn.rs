@@ -1,8 +1,8 @@
 //! Numbers of directories that are drawn before they are needed.
 //!
-//! A directory lies anywhere. If its number is known before it is made, nobody waits until its replica set is looked up;
-//! and files can be made near it ([`super::near`]): of those that are drawn only such are kept as share their set with
-//! enough keys. They are drawn when a mount begins, and when one was used.
+//! A directory lies anywhere. A mount draws its number before it is made, so that `mkdir` does not wait for the lookup of its
+//! replica set. The mount keeps a number only if the directory shares its set with enough keys, so that files can lie near it
+//! ([`super::near`]). It draws numbers when it begins, and after each directory that it has made.
 //!
 //! It does not know when a directory will be made. A replica set is remembered for a minute, so after a longer pause the
 //! first directory waits for a lookup.
@@ -18,7 +18,7 @@ use super::{Shared, near};
 /// Numbers that are kept. A guess: a tree that is copied begins with a few directories, and each takes two round trips,
 /// as long as a lookup.
 const MAX_DRAWN: usize = 4;
-/// For each of them so many are drawn at most: on 32,768 nodes every third does.
+/// The most draws for one number. On 32,768 nodes some three are needed in the mean.
 const MAX_DRAWS: usize = 8;
 /// How often it is asked whether a lookup has ended, and how many times.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
