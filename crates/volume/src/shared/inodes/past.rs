@@ -12,6 +12,7 @@ use std::sync::Arc;
 use atoll_dht::{GetError, Wanted};
 use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_key::{BlockHash, GroupId, UserId};
+use bytes::Bytes;
 use atoll_vfs::Errno;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
@@ -79,7 +80,7 @@ impl Inodes {
         }
         let before = match replaced.inode.past {
             None => None,
-            Some(hash) => match self.read_past(Some(state), hash).await {
+            Some(hash) => match self.read_past(state, hash).await {
                 Ok(before) => before.map(|before| (hash, before)),
                 Err(fault) => {
                     tracing::warn!("the version that is replaced is not kept: {fault:?}");
@@ -107,23 +108,30 @@ impl Inodes {
         Kept { past, blocks }
     }
 
-    /// The block of a past version; `None` if it is not there any more.
+    /// A past version of the inode of `state`; `None` if its block is not there any more.
     async fn read_past(
         &self,
-        state: Option<&State>,
+        state: &State,
         hash: BlockHash,
     ) -> Result<Option<PastVersion>, Fault> {
-        let unsent = state.and_then(|state| {
-            state.known().unsent_past.get(&hash).map(|block| block.plain.clone())
-        });
-        let bytes = match unsent {
-            Some(plain) => plain,
-            None => match self.cache.get(hash, pace::Wanted::Now(PAST_BYTES)).await {
-                Err(BlockError::Fetch(GetError::NotFound { .. })) => return Ok(None),
-                bytes => bytes?,
-            },
-        };
-        Ok(Some(PastVersion::decode(&bytes)?))
+        match self.past_bytes(state, hash, PAST_BYTES).await {
+            Err(BlockError::Fetch(GetError::NotFound { .. })) => Ok(None),
+            bytes => Ok(Some(PastVersion::decode(&bytes?)?)),
+        }
+    }
+
+    /// A block of a past version, also one that is not on the ring yet. `about`: its length in bytes.
+    async fn past_bytes(
+        &self,
+        state: &State,
+        hash: BlockHash,
+        about: u64,
+    ) -> Result<Bytes, BlockError> {
+        let unsent = state.known().unsent_past.get(&hash).map(|block| block.plain.clone());
+        match unsent {
+            Some(plain) => Ok(plain),
+            None => self.cache.get(hash, pace::Wanted::Now(about)).await,
+        }
     }
 
     /// What an inode was just before `time_ms`; `None` if it was not there then, or that is not kept.
@@ -137,13 +145,14 @@ impl Inodes {
             return Ok(head.present.and_then(|present| PastInode::present(&present)));
         }
         let Some(newest) = head.past else { return Ok(None) };
-        let Some(newest) = self.read_past(None, newest).await? else { return Ok(None) };
+        let state = self.state(key);
+        let Some(newest) = self.read_past(&state, newest).await? else { return Ok(None) };
         match newest.at(time_ms, self.env.unix_ms()) {
             None => Ok(None),
-            Some(Place::Here) => self.past_inode(newest).await.map(Some),
-            Some(Place::Earlier(hash)) => match self.read_past(None, hash).await? {
+            Some(Place::Here) => self.past_inode(&state, newest).await.map(Some),
+            Some(Place::Earlier(hash)) => match self.read_past(&state, hash).await? {
                 None => Ok(None),
-                Some(past) => self.past_inode(past).await.map(Some),
+                Some(past) => self.past_inode(&state, past).await.map(Some),
             },
         }
     }
@@ -160,7 +169,7 @@ impl Inodes {
                 removed = user.map(|user| (past::began_ms(&head.block), user));
             }
         }
-        for past in self.kept_versions(head.past).await? {
+        for past in self.kept_versions(key, head.past).await? {
             versions.push(PastInode::unread(&past)?);
         }
         Ok(Log { versions, removed, groups: head.block.groups().to_vec() })
@@ -169,14 +178,19 @@ impl Inodes {
     /// The versions of an inode that were replaced and are kept, each with until when, milliseconds since 1970. The
     /// entries of large directories are not read.
     pub(in crate::shared) async fn kept(&self, key: InodeKey) -> Result<Vec<(u64, Inode)>, Fault> {
-        let kept = self.kept_versions(self.head(key).await?.past).await?;
+        let kept = self.kept_versions(key, self.head(key).await?.past).await?;
         kept.iter().map(|past| Ok((past.span.kept_until_ms, past.inode()?))).collect()
     }
 
     /// The past versions that are kept, the newest first; `newest` is what the inode refers to.
-    async fn kept_versions(&self, newest: Option<BlockHash>) -> Result<Vec<PastVersion>, Fault> {
+    async fn kept_versions(
+        &self,
+        key: InodeKey,
+        newest: Option<BlockHash>,
+    ) -> Result<Vec<PastVersion>, Fault> {
+        let state = self.state(key);
         let newest = match newest {
-            Some(hash) => self.read_past(None, hash).await?,
+            Some(hash) => self.read_past(&state, hash).await?,
             None => None,
         };
         let Some(newest) = newest else { return Ok(Vec::new()) };
@@ -187,7 +201,7 @@ impl Inodes {
         if newest.span.kept_until_ms > now_ms {
             kept.push(newest);
         }
-        let reads = stream::iter(earlier).map(|hash| self.read_past(None, hash));
+        let reads = stream::iter(earlier).map(|hash| self.read_past(&state, hash));
         let mut reads = reads.buffered(READS_AT_ONCE);
         while let Some(read) = reads.next().await {
             kept.extend(read?);
@@ -221,11 +235,11 @@ impl Inodes {
         }
     }
 
-    async fn past_inode(&self, past: PastVersion) -> Result<PastInode, Fault> {
+    async fn past_inode(&self, state: &State, past: PastVersion) -> Result<PastInode, Fault> {
         let mut found = PastInode::unread(&past)?;
         if let Contents::Unread { entries, leaves: hashes } = &found.inode.contents {
             let reads = hashes.iter().map(|hash| async move {
-                let bytes = self.cache.get(*hash, pace::Wanted::Now(LEAF_BYTES)).await?;
+                let bytes = self.past_bytes(state, *hash, LEAF_BYTES).await?;
                 Ok::<_, Fault>((*hash, Leaf::named(*hash, &bytes)?))
             });
             let reads: Vec<_> = reads.collect();

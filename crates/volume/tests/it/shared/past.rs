@@ -228,12 +228,13 @@ impl Runtime for Clock {
     }
 }
 
-/// Blocks in memory; counts content blocks that are put, and can fail to show some.
+/// Blocks in memory; counts content blocks that are put, can take them late, and can fail to show some.
 #[derive(Default)]
 struct Noted {
     memory: MemoryBlocks,
     put: Mutex<Vec<Bytes>>,
     shows_no_past: AtomicBool,
+    is_slow: AtomicBool,
 }
 
 /// A content block begins with its inode.
@@ -270,7 +271,13 @@ impl OverMemory for Noted {
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let content = blocks.iter().filter(|block| !block.id.kind.is_mutable());
         self.put.lock().expect("one thread").extend(content.map(|block| block.bytes.clone()));
-        self.memory.put_blocks(blocks)
+        let (memory, is_slow) = (self.memory.clone(), self.is_slow.load(Ordering::Relaxed));
+        Box::pin(async move {
+            if is_slow {
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+            memory.put_blocks(blocks).await
+        })
     }
 }
 
@@ -524,6 +531,24 @@ async fn a_file_that_lived_for_less_than_an_hour_leaves_nothing() {
     fs.sync().await.expect("is on the ring");
     // The root's and the file's.
     assert_eq!(scene.puts(), (2, 0));
+}
+
+/// A name is removed in memory first, and a state showed its directory only when the ring had that.
+#[tokio::test(start_paused = true)]
+async fn a_state_is_shown_while_what_has_changed_since_is_on_its_way() {
+    let scene = Scene::new("24h", false).await;
+    let fs = scene.mount(1).await;
+    let directory = mkdir(&fs, "d").await;
+    put(&fs, directory, "f", "first").await;
+    put(&fs, directory, "g", "gone").await;
+    scene.at(70).await;
+    scene.noted.is_slow.store(true, Ordering::Relaxed);
+    fs.unlink(me(), directory, b"g").await.expect("removes");
+    for _ in 0..2 {
+        assert_eq!(names_then(&fs, 60, "d").await, ["f", "g"]);
+        assert_eq!(then(&fs, 60, "d/g").await.as_deref(), Ok("gone"));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
