@@ -14,7 +14,7 @@
 //! that others have removed meanwhile, and in which something was made here, gets its own name back. What has another
 //! name by now, since it was renamed while another mount removed it, gets its link back.
 //!
-//! **A file that is renamed while another mount removes it** stays. The renamer changes the inode when its directory has the
+//! **What is renamed while another mount removes it** stays, files and directories. The renamer changes the inode when its directory has the
 //! new name, and the remover reads the inode before the directory: the removal has found that name, or does not cover
 //! that change. A renamer that comes after the removal writes the inode as it was.
 //!

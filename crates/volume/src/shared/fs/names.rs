@@ -386,19 +386,14 @@ impl Shared {
         let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
             if found[0].inode != key {
-                return Err(Errno::EAGAIN);
+                // Its own name was gone before the name meant something else.
+                return Err(Errno::ENOENT);
             }
             take_away(inode, &found, dot)?;
             modified(inode, now);
             Ok(found)
         });
         let (found, _) = removed.await?;
-        if let Err(fault) = self.remove_directory(key).await {
-            // Somebody has made a name in it meanwhile.
-            self.restore_name(directory_key, &found[0]).await?;
-            return Err(fault);
-        }
-        self.watch_removed(directory_key, found[0].clone());
-        Ok(())
+        self.remove_directory(directory_key, &found[0], found.len()).await
     }
 }

@@ -186,15 +186,17 @@ impl Shared {
         }
     }
 
-    async fn try_drop_link(
+    /// The same; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of an inode that was
+    /// removed.
+    pub(super) async fn try_drop_link(
         &self,
         key: InodeKey,
         directory: InodeKey,
         lost_names: usize,
     ) -> Result<(), Fault> {
-        // Before the directory: a mount that gives the file another name there changes the file afterwards.
+        // Before the directory: a mount that gives the inode another name there changes the inode afterwards.
         let newest = self.inodes.read(key, Freshness::Newest).await?;
-        // As the directory is now that the ring has heard of the removal: another mount may have given the file
+        // As the directory is now that the ring has heard of the removal: another mount may have given the inode
         // another name, and whoever does so from now on finds that the one here is gone.
         let left_names = match self.inodes.read(directory, Freshness::Latest).await {
             Ok(version) => names_of(version.inode(), key),
@@ -242,12 +244,21 @@ impl Shared {
         };
         let written = self.inodes.write(key, Base::Version(&newest), |inode, _| {
             keep(inode);
-            Ok(((), inode.links.is_empty()))
+            match &inode.contents {
+                Contents::Directory(entries) if !entries.is_empty() => Err(Errno::ENOTEMPTY),
+                _ => Ok(((), inode.links.is_empty())),
+            }
         });
-        match written.await? {
+        match written.await {
+            Err(fault) => {
+                if newest.inode().contents.kind() == FileKind::Directory {
+                    self.show_named(key);
+                }
+                return Err(fault);
+            }
             // It has got another name here meanwhile.
-            (_, Some(_)) => self.show_named(key),
-            (_, None) => {
+            Ok((_, Some(_))) => self.show_named(key),
+            Ok((_, None)) => {
                 let data = match &newest.inode().contents {
                     Contents::Regular { data, .. } => data.clone(),
                     _ => None,
@@ -304,10 +315,19 @@ impl Shared {
     }
 
     async fn restore_if_living(&self, parent: InodeKey, entry: &inode::Entry) -> Result<(), Fault> {
-        if self.inodes.read(entry.inode, Freshness::Newest).await?.is_empty_directory() {
+        let version = self.inodes.read(entry.inode, Freshness::Newest).await?;
+        if version.is_empty_directory() {
             return Ok(());
         }
         self.show_named(entry.inode);
+        for link in &version.inode().links {
+            match self.inodes.read(link.directory, Freshness::Latest).await {
+                // It was renamed.
+                Ok(above) if names_of(above.inode(), entry.inode) > 0 => return Ok(()),
+                Ok(_) | Err(Fault { errno: Errno::ESTALE, .. }) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
         let linked = self.change(entry.inode, |inode, added| {
             if inode.links.is_empty() {
                 inode.links.insert(Link { added, directory: parent });
@@ -332,49 +352,40 @@ impl Shared {
         }
     }
 
-    /// Removes the inode of a directory whose name is gone; [`Errno::ENOTEMPTY`] if there are names in
-    /// it now.
-    pub(super) async fn remove_directory(&self, key: InodeKey) -> Result<(), Fault> {
-        let newest = match self.inodes.read(key, Freshness::Newest).await {
-            Err(Fault { errno: Errno::ESTALE, .. }) => return Ok(()),
-            newest => newest?,
-        };
-        let removed = self.inodes.write(key, Base::Version(&newest), |inode, _| {
-            match entries(inode)?.is_empty() {
-                true => Ok(((), true)),
-                false => Err(Errno::ENOTEMPTY),
+    /// Removes the inode of a directory whose name is gone. If that fails the directory has its name again: with
+    /// [`Errno::ENOTEMPTY`], if somebody has made a name in it meanwhile.
+    pub(super) async fn remove_directory(
+        &self,
+        parent: InodeKey,
+        entry: &inode::Entry,
+        lost_names: usize,
+    ) -> Result<(), Fault> {
+        match self.try_drop_link(entry.inode, parent, lost_names).await {
+            Ok(()) => self.watch_removed(parent, entry.clone()),
+            Err(Fault { errno: Errno::ESTALE, .. }) => {}
+            Err(fault) => {
+                if let Err(unnamed) = self.restore_name(parent, entry).await {
+                    tracing::warn!("a directory has lost its name for now: {unnamed:?}");
+                    self.watch_removed(parent, entry.clone());
+                }
+                return Err(fault);
             }
-        });
-        removed.await?;
-        let mut table = self.table();
-        if let Some(number) = table.number_of(&key) {
-            table.node_mut(number)?.orphan = Some(newest);
         }
         Ok(())
     }
 
     /// Removes what a rename has replaced.
-    pub(super) async fn replaced(
-        self: &Arc<Self>,
-        target: &inode::Entry,
-        directory: InodeKey,
-    ) -> Result<(), Fault> {
+    pub(super) async fn replaced(self: &Arc<Self>, target: &inode::Entry, directory: InodeKey) {
         match target.file_kind() {
-            FileKind::Directory => match self.remove_directory(target.inode).await {
-                // Somebody has made a name in it meanwhile: it appears beside what replaced it.
-                Err(fault) => {
-                    tracing::warn!("a directory that was replaced had names: {fault:?}");
-                    self.restore_name(directory, target).await
+            FileKind::Directory => {
+                // It appears beside what has replaced it.
+                if let Err(fault) = self.remove_directory(directory, target, 1).await {
+                    tracing::warn!("a directory that was replaced has its name again: {fault:?}");
                 }
-                Ok(()) => {
-                    self.watch_removed(directory, target.clone());
-                    Ok(())
-                }
-            },
+            }
             _ => {
                 let place = (directory, target.name.clone());
                 self.drop_link_soon(target.inode, place, 1).await;
-                Ok(())
             }
         }
     }

@@ -106,10 +106,10 @@ impl Shared {
             self.rename_across(&steps).await?;
         }
         self.table().place(&key, to_key, new_name);
-        match &target {
-            Some(target) if !flags.exchange => self.replaced(target, to_key).await,
-            _ => Ok(()),
+        if let Some(target) = target.as_ref().filter(|_| !flags.exchange) {
+            self.replaced(target, to_key).await;
         }
+        Ok(())
     }
 
     /// Moves a directory to another one, or exchanges it with something there, while nobody else moves one.

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use atoll_dht::{GetError, Wanted};
 use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_key::{BlockHash, GroupId, UserId};
-use bytes::Bytes;
 use atoll_vfs::Errno;
+use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::{Freshness, Inodes, LEAF_BYTES, LEAVES_AT_ONCE, State, Version};

@@ -195,3 +195,56 @@ fn a_file_that_is_renamed_while_another_mount_removes_it_stays() {
     }
     assert!(both > 0, "no race");
 }
+
+/// `mv d n` on one mount and `rmdir d` on another could both succeed, and leave a name without a directory.
+#[test]
+fn a_directory_that_is_renamed_while_another_mount_removes_it_stays() {
+    let mut both = [0, 0];
+    for seed in 0..6 {
+        let all = Setting::new(9760 + seed);
+        let [one, two] = [&all.others[0], &all.others[1]];
+        let into = all.run(mkdir(one, ROOT, "into"));
+        let mut done = Vec::new();
+        for n in 0..24u64 {
+            let moves = n % 2 == 1;
+            let (name, new) = (format!("d{n}"), format!("n{n}"));
+            all.run(mkdir(one, ROOT, &name));
+            all.run(find(two, ROOT, &name)).expect("is seen");
+            let env = &all.machine.env;
+            let removing = async {
+                sleep(&**env, Duration::from_millis(150)).await;
+                two.rmdir(me(), ROOT, name.as_bytes()).await
+            };
+            let renaming = async {
+                sleep(&**env, Duration::from_millis(15 * n)).await;
+                let to = if moves { into } else { ROOT };
+                rename(one, (ROOT, &name), (to, &new)).await?;
+                if n % 3 == 0 {
+                    let inside = find(one, to, &new).await?;
+                    write(one, inside, "f", "x").await?;
+                }
+                Ok::<_, Errno>(())
+            };
+            let (renamed, removed) = all.run(join(renaming, removing));
+            both[usize::from(moves)] += u32::from(renamed.is_ok() && removed.is_ok());
+            done.push((n, moves, new, renamed, removed));
+        }
+        all.wait(MINUTE);
+        for fs in [one, two] {
+            let there = all.run(tree(fs, ROOT, String::new()));
+            let into = all.run(find(fs, ROOT, "into")).expect("there");
+            for (n, moves, name, renamed, removed) in &done {
+                let context = format!("seed {seed}, {name}: {renamed:?}, {removed:?}, {there:?}");
+                let to = if *moves { into } else { ROOT };
+                let found = all.run(find(fs, to, name)).map(drop);
+                assert_eq!(found.is_ok(), renamed.is_ok(), "{found:?}, {context}");
+                let old = all.run(find(fs, ROOT, &format!("d{n}"))).map(drop);
+                let stays = renamed.is_err() && removed.is_err();
+                assert_eq!(old.is_ok(), stays, "old name: {old:?}, {context}");
+                let path = format!("{}/{name}/f", if *moves { "/into" } else { "" });
+                assert_eq!(there.contains_key(&path), renamed.is_ok() && n % 3 == 0, "{context}");
+            }
+        }
+    }
+    assert!(both.iter().all(|both| *both > 0), "no race: {both:?}");
+}
