@@ -5,11 +5,19 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
+use atoll_volume::shared::file_state::STATE_XATTR;
+
 use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 
 /// Where a mounted shared volume shows its old states.
 const HISTORY: &str = ".atoll/history";
+
+/// Whether a file or directory is in a mounted shared volume.
+pub(crate) fn is_in_shared_mount(path: &Path) -> bool {
+    // Without room for the answer this asks for its length.
+    rustix::fs::getxattr(path, STATE_XATTR, &mut [0; 0][..]).is_ok()
+}
 
 /// A path in a mounted shared volume.
 pub(crate) struct InMount {

@@ -7,6 +7,8 @@ use bytesize::ByteSize;
 /// Reads `64KiB`, `10 GiB`, `500MB` or a plain number of bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     match text.trim().parse::<ByteSize>() {
+        // What is more has become this.
+        Ok(ByteSize(u64::MAX)) => Err("a size is less than 16EiB".to_string()),
         Ok(size) => Ok(size.as_u64()),
         Err(_) => Err("a size is a number and a unit, e.g. 64KiB, 10GiB or 500MB".to_string()),
     }
@@ -128,7 +130,7 @@ mod tests {
         for (text, bytes) in cases {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
-        for wrong in ["", "many", "-1", "10 apples"] {
+        for wrong in ["", "many", "-1", "10 apples", "16EiB", "17EiB", "1e30"] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }

@@ -12,6 +12,7 @@ use atoll_volume::shared::merged::ConflictName;
 use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
+use crate::mounted_past::is_in_shared_mount;
 use crate::output::{Output, Part};
 
 /// Arguments of `atoll conflicts`.
@@ -54,9 +55,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let what = format!("{} is not a directory", path.display());
             return Err(Failure::new(Exit::Usage, what));
         }
+        let mut shown = 0;
         walk(path, top.dev(), &mut unread, &mut |directory, conflict| {
-            show(&mut output, args.json, directory, conflict)
+            shown += usize::from(show(&mut output, args.json, directory, conflict)?);
+            Ok(())
         })?;
+        if shown == 0 && !is_in_shared_mount(path) {
+            eprintln!("{} is in no mount of a shared volume, and has none", path.display());
+        }
     }
     output.flush()?;
     match unread.first() {
@@ -104,14 +110,15 @@ fn walk(
     Ok(())
 }
 
-fn show(output: &mut Output, json: bool, directory: &Path, name: &[u8]) -> Result<(), Failure> {
+/// Shows a name if it is one of a conflict; whether it is.
+fn show(output: &mut Output, json: bool, directory: &Path, name: &[u8]) -> Result<bool, Failure> {
     let Some(ConflictName { beside, user, time }) = ConflictName::parse(name) else {
-        return Ok(());
+        return Ok(false);
     };
     let directory = directory.strip_prefix(".").unwrap_or(directory);
     let path = directory.join(std::ffi::OsStr::from_bytes(name));
     if json {
-        return output.json(&Shown {
+        let shown = Shown {
             path: path.to_string_lossy().into_owned(),
             beside: directory
                 .join(std::ffi::OsStr::from_bytes(beside))
@@ -119,12 +126,14 @@ fn show(output: &mut Output, json: bool, directory: &Path, name: &[u8]) -> Resul
                 .into_owned(),
             user: user.to_owned(),
             time: time.to_owned(),
-        });
+        };
+        return output.json(&shown).map(|()| true);
     }
-    output.parts(&[
+    let parts = [
         Part::Name(path.as_os_str().as_bytes()),
         Part::Words("  beside "),
         Part::Name(beside),
         Part::Words(&format!(", written by {user} at {time}")),
-    ])
+    ];
+    output.parts(&parts).map(|()| true)
 }

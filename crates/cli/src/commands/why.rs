@@ -45,7 +45,7 @@ and until when you may; which nodes have read or written it in the last 15 secon
 last lines say what to do, if something is not well.
 The node of --dir is asked, which should be the one of the mount.")]
 pub(crate) struct Args {
-    /// A file or directory in a mounted shared volume
+    /// A file or directory in a mounted shared volume; of a symbolic link, what it leads to
     #[arg(value_name = "PATH")]
     path: PathBuf,
 

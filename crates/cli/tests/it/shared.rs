@@ -395,6 +395,10 @@ fn conflicts_are_listed_by_their_names() {
     let found = conflicts(&["--json", "plans"]).ok().json();
     assert_eq!((&found["beside"], &found["user"]), (&"plans/a~b".into(), &"0a1b2c3d".into()));
     assert_eq!(found["path"], "plans/a~b~0a1b2c3d~20261123T135501Z~12");
+    fs::create_dir(top.join("empty")).expect("makes");
+    let none = conflicts(&["empty"]).ok();
+    assert_eq!(none.stdout, "");
+    assert!(none.stderr.contains("empty is in no mount of a shared volume"), "{}", none.stderr);
     conflicts(&["none"]).failed(4, &["cannot read none"]);
     conflicts(&["plan"]).failed(2, &["not a directory"]);
 }

@@ -96,7 +96,7 @@ impl Shared {
         Ok(Opened { handle: Handle(handle), keep_cache: before == Some(stored), direct_io: false })
     }
 
-    async fn check_may_write(&self, version: &Version) -> Result<(), Fault> {
+    pub(super) async fn check_may_write(&self, version: &Version) -> Result<(), Fault> {
         Ok(self.inodes.credentials.check(version.block.groups()).await?)
     }
 

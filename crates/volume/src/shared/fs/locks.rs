@@ -34,6 +34,9 @@
 //! **Moving a directory** to another one takes the volume's lease of directory moves, and fails with `ENOLCK` where locks
 //! are refused.
 //!
+//! **Who may lock.** Whoever reads takes shared locks; exclusive ones fail with `EACCES` for who may not write the
+//! file, and with `EROFS` without a key.
+//!
 //! Not covered: changes that a program makes without a lock. Two mounts that each share a file's lease
 //! and want it for themselves keep each other out until one of them gives it up, as two programs of one
 //! machine do; the wait is not noticed as a deadlock.
@@ -274,6 +277,9 @@ impl Shared {
         if self.locks.table.conflict(inode, owner, wanted).await.map_err(Fault::from)?.is_some() {
             return Err(NotYet::Here);
         }
+        if wanted.kind == LockKind::Exclusive {
+            self.check_may_lock(number).await?;
+        }
         self.lease_for(number, mode_of(wanted.kind)).await?;
         let taken = self.locks.table.lock(inode, owner, wanted, false).await;
         match taken {
@@ -286,6 +292,19 @@ impl Shared {
             state.files.entry(number).or_default().handles.insert(handle);
         }
         Ok(())
+    }
+
+    /// A user who may not write a file does not keep others from it, as NFS servers have it. The lease itself tells of a
+    /// file that is gone, or of a ring that is out of reach.
+    async fn check_may_lock(&self, number: u64) -> Result<(), Fault> {
+        let key = self.table().node(number)?.key;
+        let Ok(version) = self.inodes.read(key, Freshness::Within(Duration::MAX)).await else {
+            return Ok(());
+        };
+        match self.check_may_write(&version).await {
+            Err(fault) if matches!(fault.errno, Errno::EACCES | Errno::EROFS) => Err(fault),
+            _ => Ok(()),
+        }
     }
 
     /// Has the lease of a file at least in this mode; if it was not here, what the file shows is the

@@ -79,10 +79,14 @@ impl Mounts {
 
     /// Opens a file that is there.
     fn open(&self, at: usize, name: &str) -> Open {
+        self.open_as(at, name, OpenFlags::READ_WRITE)
+    }
+
+    fn open_as(&self, at: usize, name: &str, flags: OpenFlags) -> Open {
         let fs = self.mounts[at].clone();
         self.run(async move {
             let inode = fs.lookup(me(), ROOT, name.as_bytes()).await.expect("there").attr.inode;
-            let opened = fs.open(me(), inode, OpenFlags::READ_WRITE).await.expect("opens");
+            let opened = fs.open(me(), inode, flags).await.expect("opens");
             Open { fs, inode, handle: opened.handle, owner: LockOwner(1) }
         })
     }
@@ -300,6 +304,36 @@ fn mounts_share_a_file_for_reading_and_one_upgrades_when_the_other_is_gone() {
     assert_eq!(all.run(two.lock(rest, false)), Err(Errno::EAGAIN), "another mount");
     all.run(async { join(one.unlock(), neighbour.unlock()).await }).0.expect("given up");
     assert_eq!(all.run(two.lock(SHARED, true)), Ok(()));
+}
+
+/// A member who may only read locked writers out.
+#[test]
+fn who_may_not_write_takes_shared_locks_alone() {
+    let mut all = Mounts::new(8450, 5, 1, Consistency::CloseToOpen);
+    all.run(make(&all.mounts[0], "file", "text"));
+    let (env, blocks) = (all.env(1), all.ring.members[1].dht.clone() as _);
+    let id = super::mounts::volume().volume_id();
+    let options = SharedOptions::default();
+    let keyless = SharedFs::open(env.clone(), std::sync::Arc::clone(&blocks), id, None, options);
+    let keyless = all.run(keyless).expect("opens");
+    let stranger = all.run(mounted_with(&env, &blocks, 77, SharedOptions::default()));
+    all.mounts.extend([stranger, keyless]);
+    let writer = all.open(0, "file");
+    for (at, errno) in [(1, Errno::EACCES), (2, Errno::EROFS)] {
+        let reader = all.open_as(at, "file", OpenFlags::READ);
+        assert_eq!(all.run(reader.lock(EXCLUSIVE, false)), Err(errno));
+        // What the reader had is given back after its call.
+        assert_eq!(all.run(writer.lock(EXCLUSIVE, true)), Ok(()));
+        assert_eq!(all.run(reader.lock(SHARED, false)), Err(Errno::EAGAIN));
+        all.run(writer.unlock()).expect("is free");
+        assert_eq!(all.run(reader.lock(SHARED, false)), Ok(()));
+        assert_eq!(
+            all.run(reader.lock(EXCLUSIVE, false)),
+            Err(errno),
+            "not with a shared one either"
+        );
+        all.run(reader.unlock()).expect("is free");
+    }
 }
 
 /// A program that waits for a lock gets a signal.
