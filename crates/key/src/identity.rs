@@ -11,6 +11,7 @@ use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
 use crate::hash;
 use crate::ring::{Key, NodeId};
+use crate::verified;
 
 /// How a network chooses its node IDs; fixed when the network is made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -83,8 +84,10 @@ impl VolumeId {
 
 /// Strict: malleable signatures and weak keys are refused.
 fn verify(public: &[u8; 32], message: &[u8], signature: &[u8; 64]) -> bool {
-    VerifyingKey::from_bytes(public)
-        .is_ok_and(|key| key.verify_strict(message, &Signature::from_bytes(signature)).is_ok())
+    verified::is_good(public, message, signature, || {
+        VerifyingKey::from_bytes(public)
+            .is_ok_and(|key| key.verify_strict(message, &Signature::from_bytes(signature)).is_ok())
+    })
 }
 
 impl fmt::Debug for VolumeId {

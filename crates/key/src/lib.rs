@@ -18,6 +18,7 @@ pub mod kinds;
 pub mod read_key;
 pub mod ring;
 pub mod text;
+mod verified;
 pub mod volume_secret;
 
 pub use hash::BlockHash;
