@@ -187,7 +187,11 @@ impl FileSystem for Present {
     ) -> Answer<()> {
         let (name, new_name) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
         self.answer(move |fs| async move {
-            fs.rename((parent.0, &name), (new_parent.0, &new_name), flags).await
+            let renamed = fs.rename((parent.0, &name), (new_parent.0, &new_name), flags);
+            match flags.no_replace {
+                true => fs.exclusively((new_parent.0, &new_name), false, renamed).await,
+                false => renamed.await,
+            }
         })
     }
 

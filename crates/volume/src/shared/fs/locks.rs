@@ -28,8 +28,8 @@
 //!
 //! **Exclusive creation** of a name takes the lock lease of the directory and the name, reads the newest
 //! directory under it, and gives it back when the name is there. Where locks are refused, `O_EXCL` fails
-//! with `ENOLCK`; making directories, links and other names goes on without the lease there, and two
-//! names that were made at once appear side by side.
+//! with `ENOLCK`; making directories, links and other names, and renaming with `RENAME_NOREPLACE`, goes on without the
+//! lease there, and two names that were made at once appear side by side.
 //!
 //! **Moving a directory** to another one takes the volume's lease of directory moves, and fails with `ENOLCK` where locks
 //! are refused.

@@ -9,7 +9,7 @@ use atoll_env::{BoxFuture, Env, sleep};
 use atoll_sim::{HostId, Latency, SimConfig};
 use atoll_vfs::{
     Caller, Errno, FileLock, FileSystem, Handle, InodeNumber, LockKind, LockOwner, LockRange,
-    OpenFlags, Writer,
+    OpenFlags, RenameFlags, Writer,
 };
 use atoll_volume::shared::{Consistency, SharedFs, SharedOptions};
 use bytes::Bytes;
@@ -229,6 +229,39 @@ fn one_of_two_mounts_makes_a_name_exclusively() {
 }
 
 /// The first mount is cut off with a lock and with changes that are not on the ring.
+/// `mv -n`, of two files to one name.
+#[test]
+fn one_of_two_mounts_renames_to_a_free_name() {
+    let free = RenameFlags { no_replace: true, ..RenameFlags::default() };
+    for (seed, consistency) in [(1, Consistency::CloseToOpen), (2, Consistency::ReadYourWrites)] {
+        let all = Mounts::new(8150 + seed, 6, 2, consistency);
+        for n in 0..12 {
+            let to = format!("to {n}");
+            let renames =
+                [0, 1].map(|at| {
+                    let (fs, from, to) =
+                        (all.mounts[at].clone(), format!("from {at} {n}"), to.clone());
+                    all.run(make(&fs, &from, &from));
+                    async move {
+                        fs.rename(me(), ROOT, from.as_bytes(), ROOT, to.as_bytes(), free).await
+                    }
+                });
+            let [one, two] = renames;
+            let renamed = all.run(join(one, two));
+            let winner = match renamed {
+                (Ok(()), Err(Errno::EEXIST)) => 0,
+                (Err(Errno::EEXIST), Ok(())) => 1,
+                _ => panic!("{to}: {renamed:?}, seed {seed}"),
+            };
+            for at in [0, 1] {
+                let file = all.open(at, &to);
+                assert_eq!(all.run(file.text()), format!("from {winner} {n}"), "seed {seed}");
+            }
+            assert_eq!(all.run(names(&all.mounts[0])).len(), 2 * (n + 1), "seed {seed}");
+        }
+    }
+}
+
 #[test]
 fn a_mount_that_has_lost_its_lock_replaces_nothing() {
     for seed in 0..4 {
