@@ -528,8 +528,22 @@ async fn revoke_user(
     } else {
         let begins = is_member || !is_unfinished;
         done.rebound = shut_out(env, &mut owned, user, begins, (what, global)).await?;
-        let line = format!("{}: shut out, {} changed", owned.name, done.rebound);
-        output::show(args.json, &done, [line])?;
+        let line = match is_member || is_unfinished {
+            true => format!("{}: shut out, {} changed", owned.name, done.rebound),
+            false => format!(
+                "{}: no member has this key; who was removed before is shut out, {} changed",
+                owned.name, done.rebound
+            ),
+        };
+        let mut lines = vec![line];
+        if !is_member && !is_unfinished {
+            let left = members.members.iter();
+            lines.push("these may write:".into());
+            lines.extend(left.map(|(user, member)| {
+                format!("  {}  {}", UserAddress(*user), output::escaped(member.label.as_bytes()))
+            }));
+        }
+        output::show(args.json, &done, lines)?;
     }
     warn_of_other_groups(&owned, user, what).await
 }

@@ -80,6 +80,9 @@ fn a_shared_volume_is_granted_and_revoked() {
     assert_eq!(shut_out("alice")["rebound"], 1, "the root directory");
     assert_eq!(members(owner, "work"), ["owner"]);
     assert_eq!(shut_out(&alice)["rebound"], 1, "a former member may have a certificate");
+    let said = owner.atoll(["revoke", "work", &alice, "--now"]).ok().stdout;
+    assert!(said.contains("no member has this key") && said.contains("these may write"), "{said}");
+    assert!(said.contains("  owner"), "{said}");
     grant(&[]).ok();
     assert_eq!(members(owner, "work"), ["alice", "owner"], "of the new group");
 

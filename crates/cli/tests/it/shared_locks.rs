@@ -51,6 +51,37 @@ fn no_count_is_lost_between_two_mounts_that_lock() {
     assert_eq!(fs::read_to_string(mounts[0].join("count")).expect("reads"), "36\n");
 }
 
+/// A member who is shut out kept others from a file as long as his program held its lock.
+#[test]
+fn a_member_who_is_shut_out_loses_the_locks_that_he_has() {
+    if !can_mount("a_member_who_is_shut_out_loses_the_locks_that_he_has") {
+        return;
+    }
+    let (ring, mounts) = two_mounts();
+    fs::write(mounts[0].join("lock"), "").expect("writes");
+    until("the other sees it", || mounts[1].join("lock").exists());
+    let mut holder = script(&mounts[1], "exec 9<lock; flock 9; touch held; exec sleep 600");
+    until("it is locked", || mounts[0].join("held").exists());
+    let is_free = || {
+        let mut asked = Command::new("flock");
+        asked.arg("-n").arg(mounts[0].join("lock")).arg("true");
+        asked.status().expect("runs").success()
+    };
+    assert!(!is_free());
+    let shown = ring.nodes[0].atoll(["volume", "show", "work", "--json"]).ok().json();
+    let labels: Vec<&str> = shown["members"]
+        .as_array()
+        .expect("members")
+        .iter()
+        .filter_map(|member| member["label"].as_str())
+        .collect();
+    let member = labels.iter().find(|label| **label != "owner").expect("who was invited");
+    ring.nodes[0].atoll(["revoke", "work", *member, "--now"]).ok();
+    until("the owner can lock it", is_free);
+    holder.kill().expect("it sleeps");
+    holder.wait().expect("it was started here");
+}
+
 /// Two people commit to one repository: git locks by files that it creates exclusively.
 #[test]
 fn two_mounts_commit_to_one_repository() {

@@ -35,7 +35,8 @@
 //! are refused.
 //!
 //! **Who may lock.** Whoever reads takes shared locks; exclusive ones fail with `EACCES` for who may not write the
-//! file, and with `EROFS` without a key.
+//! file, and with `EROFS` without a key. A member who is shut out loses those that he has, as said above, within some
+//! seconds.
 //!
 //! Not covered: changes that a program makes without a lock. Two mounts that each share a file's lease
 //! and want it for themselves keep each other out until one of them gives it up, as two programs of one
@@ -53,7 +54,7 @@ use atoll_vfs::{
     LockTable, Locks,
 };
 use bytes::Bytes;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 
 use super::{CALL_LIMIT, Freshness, Shared};
 use crate::shared::fault::Fault;
@@ -278,7 +279,7 @@ impl Shared {
             return Err(NotYet::Here);
         }
         if wanted.kind == LockKind::Exclusive {
-            self.check_may_lock(number).await?;
+            self.check_may_lock(number, Freshness::Within(Duration::MAX)).await?;
         }
         self.lease_for(number, mode_of(wanted.kind)).await?;
         let taken = self.locks.table.lock(inode, owner, wanted, false).await;
@@ -296,15 +297,33 @@ impl Shared {
 
     /// A user who may not write a file does not keep others from it, as NFS servers have it. The lease itself tells of a
     /// file that is gone, or of a ring that is out of reach.
-    async fn check_may_lock(&self, number: u64) -> Result<(), Fault> {
+    async fn check_may_lock(&self, number: u64, freshness: Freshness) -> Result<(), Fault> {
         let key = self.table().node(number)?.key;
-        let Ok(version) = self.inodes.read(key, Freshness::Within(Duration::MAX)).await else {
+        let Ok(version) = self.inodes.read(key, freshness).await else {
             return Ok(());
         };
         match self.check_may_write(&version).await {
             Err(fault) if matches!(fault.errno, Errno::EACCES | Errno::EROFS) => Err(fault),
             _ => Ok(()),
         }
+    }
+
+    /// Gives up exclusive locks of files that the user may not write any more.
+    pub(super) async fn check_locks(&self) {
+        let held: Vec<u64> = {
+            let state = self.locks.state();
+            let is_exclusive = |file: &LockedFile| {
+                file.lease.as_ref().is_some_and(|lease| lease.mode() == LockMode::Exclusive)
+            };
+            state.files.iter().filter(|(_, file)| is_exclusive(file)).map(|(n, _)| *n).collect()
+        };
+        let checks = held.into_iter().map(async |number| {
+            if let Err(fault) = self.check_may_lock(number, Freshness::Newest).await {
+                tracing::info!("a lock is given up: {fault:?}");
+                self.lose(number);
+            }
+        });
+        join_all(checks).await;
     }
 
     /// Has the lease of a file at least in this mode; if it was not here, what the file shows is the

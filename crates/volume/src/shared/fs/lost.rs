@@ -7,7 +7,8 @@
 //! name is gone all the same. The mount that has written, and the one that has removed, look a moment later at
 //! what the ring has of the inode: if the removal's writer had not seen the contents, the file gets the name
 //! `NAME~USER~TIME`, as contents have that were written at the same time; if it had, the removal is written
-//! again. Nodes that have taken a write, and nothing beside it, promise to tell of changes, so this look costs no
+//! again. An inode without links that was not removed is one whose contents were written after a removal that the ring
+//! heard of later ([`removals`](super::removals)). Nodes that have taken a write, and nothing beside it, promise to tell of changes, so this look costs no
 //! call to other nodes in most cases.
 //!
 //! **What has waited in the spool** is looked at in the same way when the ring has it, and directories with it: a directory
@@ -155,7 +156,7 @@ impl Shared {
         let version = self.inodes.read(key, Freshness::Newest).await?;
         let removals: Vec<_> =
             version.block.siblings().iter().filter(|sibling| sibling.is_removal).collect();
-        if removals.is_empty() || !version.inode().links.is_empty() {
+        if !version.inode().links.is_empty() {
             return Ok(());
         }
         // It was renamed at the same time.

@@ -409,6 +409,7 @@ async fn retry(shared: Weak<Shared>) {
         }
         shared.finish_removals().await;
         shared.check_written().await;
+        shared.check_locks().await;
         shared.inodes.credentials.look_ahead().await;
         if rounds_left > 0 {
             rounds_left -= 1;

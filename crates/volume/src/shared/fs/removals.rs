@@ -5,6 +5,11 @@
 //!
 //! An inode that loses its last name is removed after the call has returned, unless it is open here: nobody finds
 //! it any more. A crash in between leaves an inode that nothing names; it ends with its lease.
+//!
+//! A removal counts for what was written before the call. Contents that another mount has written after it, while the ring did not
+//! know of it, stay beside the name ([`lost`](super::lost)); so do those that were written before, if the ring was out of reach
+//! at the call and they were not known here. Clocks of mounts that differ can keep what was removed, or cover what was written
+//! within that difference.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,7 +24,7 @@ use super::lost::Path;
 use super::names::{entries, names_of};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
-use crate::shared::inode::{self, Contents, Inode, InodeKey, Link};
+use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
 use crate::shared::inodes::Base;
 
 /// Inodes that are removed at once.
@@ -42,6 +47,30 @@ struct Removal {
     key: InodeKey,
     place: (InodeKey, Bytes),
     lost_names: usize,
+    seen: Seen,
+}
+
+/// What a mount knew of an inode when a program took a name away.
+pub(super) struct Seen {
+    version: Option<Arc<Version>>,
+    was_offline: bool,
+    /// Milliseconds since 1970.
+    at_ms: u64,
+}
+
+impl Seen {
+    /// Whether the removal counts for contents of another mount.
+    fn covers(&self, written: &Written) -> bool {
+        let is_known = self.version.as_ref().map(|version| {
+            let mut siblings = version.block.siblings().iter();
+            siblings.any(|one| one.dot == written.dot || one.context.includes(&written.dot))
+        });
+        match is_known {
+            Some(false) if self.was_offline => false,
+            Some(true) => true,
+            _ => written.time_ms <= self.at_ms,
+        }
+    }
 }
 
 impl Shared {
@@ -52,7 +81,8 @@ impl Shared {
         place: (InodeKey, Bytes),
         lost_names: usize,
     ) {
-        let known = self.inodes.known(key).filter(|known| known.inode().links.len() <= 1);
+        let seen = self.seen(key);
+        let known = seen.version.clone().filter(|known| known.inode().links.len() <= 1);
         let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
         let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
         // Whether others have given it another name is to be seen when the ring is within reach.
@@ -62,11 +92,11 @@ impl Shared {
             if let Err(fault) = self.inodes.put_behind(place.0).await {
                 self.note(Some(&fault));
             }
-            self.drop_link(key, place.0, lost_names).await;
+            self.drop_link_as(key, place.0, lost_names, &seen).await;
             return self.check_named(key, &self.path_to(&place)).await;
         }
         self.going().insert(key);
-        waiting().push_back(Removal { key, place, lost_names });
+        waiting().push_back(Removal { key, place, lost_names, seen });
         let shared = self.clone();
         self.env.spawn(Box::pin(async move {
             // Whoever has the turn sees this one too, or the next retry does.
@@ -168,8 +198,8 @@ impl Shared {
                 return put.err().iter().for_each(|fault| self.note(Some(fault)));
             }
             let removals = next.into_iter().map(|removal| async move {
-                let Removal { key, place, lost_names } = removal;
-                self.drop_link(key, place.0, lost_names).await;
+                let Removal { key, place, lost_names, seen } = removal;
+                self.drop_link_as(key, place.0, lost_names, &seen).await;
                 self.check_named(key, &self.path_to(&place)).await;
                 self.going().remove(&key);
             });
@@ -181,18 +211,35 @@ impl Shared {
     /// than the directory's names and those that were lost may be of a name which is just being made. The name is gone
     /// already: what fails here leaves an inode that ends with its lease.
     pub(super) async fn drop_link(&self, key: InodeKey, directory: InodeKey, lost_names: usize) {
-        if let Err(fault) = self.try_drop_link(key, directory, lost_names).await {
-            tracing::debug!("a removed name is still in its inode: {fault:?}");
-        }
+        self.drop_link_as(key, directory, lost_names, &self.seen(key)).await;
     }
 
-    /// The same; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of an inode that was
-    /// removed.
-    pub(super) async fn try_drop_link(
+    /// The same, of a name that was taken away when this mount had `seen` so much.
+    async fn drop_link_as(
         &self,
         key: InodeKey,
         directory: InodeKey,
         lost_names: usize,
+        seen: &Seen,
+    ) {
+        if let Err(fault) = self.try_drop_link(key, directory, lost_names, seen).await {
+            tracing::debug!("a removed name is still in its inode: {fault:?}");
+        }
+    }
+
+    fn seen(&self, key: InodeKey) -> Seen {
+        let (version, was_offline) = (self.inodes.known(key), self.spool.is_offline());
+        Seen { version, was_offline, at_ms: self.env.unix_ms() }
+    }
+
+    /// The same; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of an inode that was
+    /// removed.
+    async fn try_drop_link(
+        &self,
+        key: InodeKey,
+        directory: InodeKey,
+        lost_names: usize,
+        seen: &Seen,
     ) -> Result<(), Fault> {
         // Before the directory: a mount that gives the inode another name there changes the inode afterwards.
         let newest = self.inodes.read(key, Freshness::Newest).await?;
@@ -220,7 +267,14 @@ impl Shared {
             self.show_named(key);
             return Ok(());
         }
-        if !left.links.is_empty() {
+        let is_written_since = match &newest.inode().contents {
+            Contents::Regular { written, .. } => {
+                !self.inodes.has_written(key, &written.dot) && !seen.covers(written)
+            }
+            _ => false,
+        };
+        // Without links it is given a name by whoever looks at it next.
+        if !left.links.is_empty() || is_written_since {
             let kept = self.change(key, |inode, _| {
                 keep(inode);
                 Ok(())
@@ -360,7 +414,7 @@ impl Shared {
         entry: &inode::Entry,
         lost_names: usize,
     ) -> Result<(), Fault> {
-        match self.try_drop_link(entry.inode, parent, lost_names).await {
+        match self.try_drop_link(entry.inode, parent, lost_names, &self.seen(entry.inode)).await {
             Ok(()) => self.watch_removed(parent, entry.clone()),
             Err(Fault { errno: Errno::ESTALE, .. }) => {}
             Err(fault) => {

@@ -135,6 +135,50 @@ fn a_directory_that_is_left_gets_its_own_name_back() {
     check(&all, &fs, &[("/d/s", "old"), ("/d/sub/new", "mine")]);
 }
 
+/// A removal covered whatever the ring had when it heard of it, also what was written hours after the call.
+#[test]
+fn a_removal_offline_keeps_what_others_have_written_meanwhile() {
+    let all = Setting::new(9706);
+    let (fs, theirs) = (all.mounted(), &all.others[0]);
+    let d = all.run(async {
+        let d = mkdir(&fs, ROOT, "d").await;
+        for name in ["removed", "replaced", "before", "replacing", "unchanged"] {
+            write(&fs, d, name, "old").await.expect("is written");
+        }
+        d
+    });
+    all.wait(MINUTE);
+    let there = all.run(async {
+        for name in ["removed", "replaced", "before", "replacing", "unchanged"] {
+            read(&fs, d, name).await.expect("reads");
+        }
+        find(theirs, &["d"]).await
+    });
+    all.machine.node.stop();
+    all.run(write(theirs, there, "before", "new")).expect("is written");
+    all.run(async {
+        for name in ["removed", "before", "unchanged"] {
+            fs.unlink(me(), d, name.as_bytes()).await.expect("is removed here");
+        }
+        let plain = RenameFlags::default();
+        let replaced = fs.rename(me(), d, b"replacing", d, b"replaced", plain).await;
+        replaced.expect("is renamed here");
+    });
+    all.wait(MINUTE);
+    all.run(write(theirs, there, "removed", "new")).expect("is written");
+    all.run(write(theirs, there, "replaced", "new")).expect("is written");
+    check(
+        &all,
+        &fs,
+        &[
+            ("/d/removed~", "new"),
+            ("/d/before~", "new"),
+            ("/d/replaced", "old"),
+            ("/d/replaced~", "new"),
+        ],
+    );
+}
+
 /// Its directory is at hand when it is brought, and in nobody's memory: the root is what is left.
 #[test]
 fn a_later_mount_names_what_was_written_in_a_directory_that_is_gone() {
