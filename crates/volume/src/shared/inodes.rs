@@ -453,11 +453,6 @@ impl Inodes {
         self.state(key).writer() == dot.writer
     }
 
-    /// Whether this mount has written a version of an inode.
-    pub(super) fn has_written(&self, key: InodeKey, dot: &Dot) -> bool {
-        self.state(key).writer() == dot.writer
-    }
-
     /// Whether the ring was asked for an inode within `age`.
     pub(super) fn is_known_within(&self, key: InodeKey, age: Duration, now: Instant) -> bool {
         let states = self.states.lock().expect("no holder of this lock panics");

@@ -232,8 +232,8 @@ impl Shared {
         Seen { version, was_offline, at_ms: self.env.unix_ms() }
     }
 
-    /// The same; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of an inode that was
-    /// removed.
+    /// As [`Shared::drop_link_as`]; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of
+    /// an inode that was removed.
     async fn try_drop_link(
         &self,
         key: InodeKey,
@@ -269,7 +269,7 @@ impl Shared {
         }
         let is_written_since = match &newest.inode().contents {
             Contents::Regular { written, .. } => {
-                !self.inodes.has_written(key, &written.dot) && !seen.covers(written)
+                !self.inodes.is_own(key, &written.dot) && !seen.covers(written)
             }
             _ => false,
         };
