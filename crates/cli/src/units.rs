@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 /// Reads `64KiB`, `10 GiB`, `500MB` or a plain number of bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     match text.trim().parse::<ByteSize>() {
-        // What is more has become this.
+        // The parser cuts every larger size to this one.
         Ok(ByteSize(u64::MAX)) => Err("a size is less than 16EiB".to_string()),
         Ok(size) => Ok(size.as_u64()),
         Err(_) => Err("a size is a number and a unit, e.g. 64KiB, 10GiB or 500MB".to_string()),

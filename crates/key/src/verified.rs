@@ -3,12 +3,12 @@
 //! A node and a mount see the same signatures over and over: a user's certificate comes with each inode that he wrote
 //! ([`Certificate`](crate::kinds::certified::Certificate)), and a block that is read again is checked again. A check takes
 //! some 50 µs, and finding it here takes one hash. Without this, a program that reads 500 small files of a shared volume on five
-//! nodes of two cores took 1.35 ms for each, and with it 1.06 ms; in the order of names, which are read ahead, 1.25 and
+//! nodes of two cores took 1.38 ms for each, and with it 1.07 ms; in the order of names, which are read ahead, 1.25 and
 //! 0.73 ms; writing them took 3.97 and 3.36 ms.
 //!
 //! Invariant: what is here has been checked in this process. The table holds BLAKE3 hashes over key, signature and message, so that
-//! another message or signature is found here only if two hashes are equal. What was found bad is not kept. Whoever
-//! sends many good signatures displaces others, and they are checked again.
+//! another message or signature is found here only if two hashes are equal. What was found bad is not kept. A peer
+//! that sends many good signatures displaces others, and those are checked again.
 
 use std::sync::Mutex;
 

@@ -61,7 +61,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         })?;
         if shown == 0 && !is_in_shared_mount(path) {
-            eprintln!("{} is in no mount of a shared volume, and has none", path.display());
+            eprintln!(
+                "{} is in no mount of a shared volume; no conflicts were found",
+                path.display()
+            );
         }
     }
     output.flush()?;

@@ -531,7 +531,7 @@ async fn revoke_user(
         let line = match is_member || is_unfinished {
             true => format!("{}: shut out, {} changed", owned.name, done.rebound),
             false => format!(
-                "{}: no member has this key; who was removed before is shut out, {} changed",
+                "{}: no member has this key; former members are shut out, {} changed",
                 owned.name, done.rebound
             ),
         };

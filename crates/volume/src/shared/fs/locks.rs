@@ -34,9 +34,9 @@
 //! **Moving a directory** to another one takes the volume's lease of directory moves, and fails with `ENOLCK` where locks
 //! are refused.
 //!
-//! **Who may lock.** Whoever reads takes shared locks; exclusive ones fail with `EACCES` for who may not write the
-//! file, and with `EROFS` without a key. A member who is shut out loses those that he has, as said above, within some
-//! seconds.
+//! **Who may lock.** Every reader can take a shared lock. An exclusive lock fails with `EACCES` if the user may not write the
+//! file, and with `EROFS` if the mount has no key. A member who is shut out loses his exclusive locks, as said above,
+//! within some seconds.
 //!
 //! Not covered: changes that a program makes without a lock. Two mounts that each share a file's lease
 //! and want it for themselves keep each other out until one of them gives it up, as two programs of one

@@ -7,16 +7,16 @@
 //! name is gone all the same. The mount that has written, and the one that has removed, look a moment later at
 //! what the ring has of the inode: if the removal's writer had not seen the contents, the file gets the name
 //! `NAME~USER~TIME`, as contents have that were written at the same time; if it had, the removal is written
-//! again. An inode without links that was not removed is one whose contents were written after a removal that the ring
-//! heard of later ([`removals`](super::removals)). Nodes that have taken a write, and nothing beside it, promise to tell of changes, so this look costs no
-//! call to other nodes in most cases.
+//! again. If a mount wrote the file after the removal, and before the ring knew of that, the remover takes the link from the
+//! inode and leaves the inode itself ([`removals`](super::removals)). Nodes that have taken a write, and nothing beside it,
+//! promise to tell of changes, so this look costs no call to other nodes in most cases.
 //!
 //! **What has waited in the spool** is looked at in the same way when the ring has it, and directories with it: a directory
 //! that others have removed meanwhile, and in which something was made here, gets its own name back. What has another
 //! name by now, since it was renamed while another mount removed it, gets its link back.
 //!
-//! **What is renamed while another mount removes it** stays, files and directories. The renamer changes the inode when its directory has the
-//! new name, and the remover reads the inode before the directory: the removal has found that name, or does not cover
+//! **A file or directory that is renamed while another mount removes it** stays. The renamer changes the inode when its
+//! directory has the new name, and the remover reads the inode before the directory: the removal has found that name, or does not cover
 //! that change. A renamer that comes after the removal writes the inode as it was.
 //!
 //! The name goes into the directory where the file was, or the nearest one above that is there; if this mount does not know what

@@ -386,7 +386,7 @@ impl Shared {
         let removed = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
             if found[0].inode != key {
-                // Its own name was gone before the name meant something else.
+                // Another directory has the name by now; this one had lost it before.
                 return Err(Errno::ENOENT);
             }
             take_away(inode, &found, dot)?;

@@ -50,7 +50,7 @@ struct Removal {
     seen: Seen,
 }
 
-/// What a mount knew of an inode when a program took a name away.
+/// What a mount knew of an inode when a program removed one of its names.
 pub(super) struct Seen {
     version: Option<Arc<Version>>,
     was_offline: bool,
@@ -214,7 +214,7 @@ impl Shared {
         self.drop_link_as(key, directory, lost_names, &self.seen(key)).await;
     }
 
-    /// The same, of a name that was taken away when this mount had `seen` so much.
+    /// The same; `seen` is what this mount knew when the program removed the name.
     async fn drop_link_as(
         &self,
         key: InodeKey,
@@ -273,7 +273,7 @@ impl Shared {
             }
             _ => false,
         };
-        // Without links it is given a name by whoever looks at it next.
+        // `check_named` gives a file without links the name `NAME~USER~TIME`.
         if !left.links.is_empty() || is_written_since {
             let kept = self.change(key, |inode, _| {
                 keep(inode);
@@ -432,7 +432,7 @@ impl Shared {
     pub(super) async fn replaced(self: &Arc<Self>, target: &inode::Entry, directory: InodeKey) {
         match target.file_kind() {
             FileKind::Directory => {
-                // It appears beside what has replaced it.
+                // The directory appears beside the one that has replaced it.
                 if let Err(fault) = self.remove_directory(directory, target, 1).await {
                     tracing::warn!("a directory that was replaced has its name again: {fault:?}");
                 }

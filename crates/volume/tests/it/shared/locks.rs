@@ -355,7 +355,7 @@ fn who_may_not_write_takes_shared_locks_alone() {
     for (at, errno) in [(1, Errno::EACCES), (2, Errno::EROFS)] {
         let reader = all.open_as(at, "file", OpenFlags::READ);
         assert_eq!(all.run(reader.lock(EXCLUSIVE, false)), Err(errno));
-        // What the reader had is given back after its call.
+        // The reader's mount gives its lease back after the call has returned.
         assert_eq!(all.run(writer.lock(EXCLUSIVE, true)), Ok(()));
         assert_eq!(all.run(reader.lock(SHARED, false)), Err(Errno::EAGAIN));
         all.run(writer.unlock()).expect("is free");
