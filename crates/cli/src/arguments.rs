@@ -100,6 +100,7 @@ pub(crate) enum Command {
     /// Make, mount and look after transparent file systems
     Tfs(tfs::Args),
     /// Repeat the papers' experiments on a simulated network
+    #[cfg(feature = "lab")]
     Lab(commands::lab::Args),
     /// Print a shell's completion script
     Completions(commands::completions::Args),

@@ -79,6 +79,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Man(args) => commands::man::run(args, Arguments::command()),
         Command::Tfs(args) => tfs::run(args, &global),
         Command::Contribute(args) => until_done(commands::contribute::run(args, &global)),
+        #[cfg(feature = "lab")]
         Command::Lab(args) => commands::lab::run(args, &global),
         Command::Compare(args) => commands::compare::run(args, &global),
         Command::Invite(args) => until_done(commands::invite::run(args, &global)),

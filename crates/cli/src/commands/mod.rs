@@ -11,6 +11,7 @@ pub(crate) mod grant;
 pub(crate) mod group;
 pub(crate) mod id;
 pub(crate) mod invite;
+#[cfg(feature = "lab")]
 pub(crate) mod lab;
 pub(crate) mod log;
 pub(crate) mod ls;
