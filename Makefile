@@ -1,13 +1,15 @@
 # The commands a developer types; each is a script or a cargo call one can also run alone.
 PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
+MINUTES ?= 60
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test test-upgrade posix lint build install bench bench-andrew bench-wan bench-wan-andrew fuzz
+.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-wan bench-wan-andrew fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
 	@echo 'make test     all tests (what .ci/run calls)'
+	@echo 'make soak     the tests of the simulator with other seeds, for MINUTES=60'
 	@echo 'make test-upgrade  a ring of five goes from one build to another; OLD=, NEW= are commits'
 	@echo 'make posix    pjdfstest, fsx, real programs (and xfstests: XFSTESTS=its directory) on TFS and'
 	@echo '              on a volume beside the kernel'"'"'s ext2 and ext4, as root; says what it skips'
@@ -27,6 +29,9 @@ demo:
 
 test:
 	@scripts/test
+
+soak:
+	@MINUTES=$(MINUTES) scripts/soak
 
 test-upgrade:
 	@scripts/test-upgrade $(OLD) $(NEW)

@@ -10,7 +10,8 @@ use crate::tcp::TcpModel;
 /// A simulated network and how closely it is watched.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// The whole run follows from this number.
+    /// The whole run follows from this number, and from the round if one was asked for
+    /// ([`SEED_ROUND`]).
     pub seed: u64,
     /// How long a message travels.
     pub latency: Latency,
@@ -32,6 +33,22 @@ pub struct SimConfig {
     pub max_steps_per_instant: u64,
     /// The wall clock when the simulation starts, milliseconds since 1970.
     pub unix_epoch_ms: u64,
+}
+
+/// The environment variable that gives every simulation of a process another run of the same seed:
+/// a number, 0 or absent for the usual one. Tests name few seeds, so that they are quick; a soak
+/// runs them in round after round.
+pub const SEED_ROUND: &str = "ATOLL_SEED_ROUND";
+
+/// The round that was asked for.
+pub(crate) fn seed_round() -> u64 {
+    let Ok(round) = std::env::var(SEED_ROUND) else { return 0 };
+    round.parse().unwrap_or_else(|_| panic!("{SEED_ROUND} is a number, not {round:?}"))
+}
+
+/// The seed that a run really has. Round 0 leaves seeds as they are.
+pub(crate) fn seed_of_round(seed: u64, round: u64) -> u64 {
+    seed ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Default for SimConfig {
@@ -100,4 +117,17 @@ pub struct HostConfig {
     /// Its identity, such as that of a real node whose place on a ring it is to have; one
     /// that follows from the seed if none is given. No two hosts may have the same.
     pub identity: Option<PeerId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_round_has_other_seeds_and_round_0_the_usual_ones() {
+        let seeds = |round| (0..100).map(move |seed| seed_of_round(seed, round));
+        assert!(seeds(0).eq(0..100));
+        let all: std::collections::BTreeSet<u64> = (0..100).flat_map(seeds).collect();
+        assert_eq!(all.len(), 100 * 100);
+    }
 }

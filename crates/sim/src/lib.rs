@@ -57,7 +57,7 @@ mod trace;
 mod transport;
 mod world;
 
-pub use config::{Connections, HostConfig, Loss, SimConfig};
+pub use config::{Connections, HostConfig, Loss, SEED_ROUND, SimConfig};
 pub use latency::{Latency, PASTIS_SPHERE_MAX};
 pub use matrix::{MatrixError, RttMatrix};
 pub use report::{MethodStats, PendingCall, Stats, Stuck};

@@ -12,7 +12,7 @@ use atoll_key::PeerId;
 use atoll_net::{Peer, Transport};
 
 use crate::HostId;
-use crate::config::{HostConfig, Loss, SimConfig};
+use crate::config::{HostConfig, Loss, SEED_ROUND, SimConfig, seed_round};
 use crate::report::{PendingCall, Stats, Stuck};
 use crate::runtime::SimRuntime;
 use crate::schedule::What;
@@ -87,7 +87,13 @@ impl Drop for Running<'_> {
         if std::thread::panicking() {
             let Shared { seed, .. } = *self.0.shared;
             let at = Duration::from_nanos(self.0.shared.now().as_nanos());
-            eprintln!("the simulation panicked at {at:?}; seed {seed} replays it; last events:");
+            let round = match seed_round() {
+                0 => String::new(),
+                round => format!(" with {SEED_ROUND}={round}"),
+            };
+            eprintln!(
+                "the simulation panicked at {at:?}; seed {seed}{round} replays it; last events:"
+            );
             for event in self.0.shared.with(|world| world.trace.last()) {
                 eprintln!("  {event}");
             }

@@ -22,7 +22,7 @@ use atoll_net::{CallError, Peer, Reply, Request, Service};
 use self::network::CallSlot;
 use self::streams::{Chunk, Connection, Transfer};
 use crate::HostId;
-use crate::config::{HostConfig, SimConfig};
+use crate::config::{HostConfig, SimConfig, seed_of_round, seed_round};
 use crate::latency::random_point;
 use crate::random::Random;
 use crate::report::{PendingCall, Stats, Stuck};
@@ -118,12 +118,14 @@ pub(crate) struct Shared {
     pub(crate) ready: Arc<Ready>,
     /// A copy of the world's time, read without the lock.
     now: AtomicU64,
+    /// As the caller gave it.
     pub(crate) seed: u64,
 }
 
 impl Shared {
-    pub(crate) fn new(config: SimConfig) -> Shared {
+    pub(crate) fn new(mut config: SimConfig) -> Shared {
         let seed = config.seed;
+        config.seed = seed_of_round(seed, seed_round());
         let world = Mutex::new(World::new(config));
         Shared { world, ready: Arc::new(Ready::default()), now: AtomicU64::new(0), seed }
     }
