@@ -1,7 +1,8 @@
 //! The mounted file system as [`FileSystem`].
 //!
 //! Every call does its work on the thread that polls it first: nothing here waits but for the
-//! device and for mutexes that are held for as long as memory takes.
+//! device and for mutexes that are held for as long as memory takes. One call waits for another:
+//! [`Tfs::set_transparent`] for the end of opens that programs have closed already.
 //!
 //! An image is mounted once, so its files change by this mount's calls alone: locks are left to
 //! the front end (the kernel does them without asking, and finds deadlocks), and there are no
@@ -32,6 +33,11 @@ pub(super) const XATTR_BLOCKS: usize = 12;
 fn answer<T: Send + 'static>(result: Result<T, Errno>) -> Answer<T> {
     Box::pin(ready(result))
 }
+
+/// How long a change of `user.tfs.transparent` waits for a file's last open to end, and how often
+/// it looks. A guess: `close(2)` returns before the kernel has told a FUSE server of it.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
+const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
 fn opened(handle: Handle) -> Opened {
     Opened { handle, keep_cache: true, direct_io: false }
@@ -170,13 +176,6 @@ impl Shared {
             return Err(Errno::E2BIG);
         }
         let number = to_ext2(number)?;
-        if name == TRANSPARENT_XATTR {
-            return match value {
-                Some(b"1") => self.set_transparent(caller, number, true),
-                Some(b"0") | None => self.set_transparent(caller, number, false),
-                Some(_) => Err(Errno::EINVAL),
-            };
-        }
         self.with_space(XATTR_BLOCKS, |core, now| {
             let mut inode = core.live_inode(number)?;
             check_changeable(&inode)?;
@@ -446,6 +445,13 @@ impl FileSystem for Tfs {
         if let Some(kind) = AclKind::of_xattr(name) {
             return answer(self.shared.change_acl(caller, inode, kind, Some(&value)));
         }
+        if name == TRANSPARENT_XATTR {
+            return match &value[..] {
+                b"1" => self.set_transparent(caller, inode, true),
+                b"0" => self.set_transparent(caller, inode, false),
+                _ => answer(Err(Errno::EINVAL)),
+            };
+        }
         answer(self.shared.change_xattr(caller, inode, name, Some(&value), flags))
     }
 
@@ -453,6 +459,29 @@ impl FileSystem for Tfs {
         if let Some(kind) = AclKind::of_xattr(name) {
             return answer(self.shared.change_acl(caller, inode, kind, None));
         }
+        if name == TRANSPARENT_XATTR {
+            return self.set_transparent(caller, inode, false);
+        }
         answer(self.shared.change_xattr(caller, inode, name, None, XattrFlags::default()))
+    }
+}
+
+impl Tfs {
+    /// Makes a file or a directory transparent or ordinary. A file that is open is `EBUSY`, once
+    /// that has lasted longer than a `close` is on its way.
+    fn set_transparent(&self, caller: Caller, inode: InodeNumber, on: bool) -> Answer<()> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let number = to_ext2(inode)?;
+            let until = shared.env.now() + CLOSE_PATIENCE;
+            loop {
+                match shared.set_transparent(caller.clone(), number, on) {
+                    Err(Errno::EBUSY) if shared.env.now() < until => {
+                        atoll_env::sleep(&*shared.env, CLOSE_INTERVAL).await;
+                    }
+                    outcome => return outcome,
+                }
+            }
+        })
     }
 }

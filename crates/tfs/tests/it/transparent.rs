@@ -8,11 +8,14 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, OpenFlags, SetAttr};
+use atoll_vfs::{Errno, FileSystem, OpenFlags, SetAttr, XattrFlags};
+use bytes::Bytes;
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
 use crate::e2fsck::assert_clean;
 use crate::mkfs::options;
+
+const TRANSPARENT: &[u8] = b"user.tfs.transparent";
 
 fn made(mib: usize, block_bytes: u32) -> FaultyDevice {
     let device = FaultyDevice::new(mib << 20, 1);
@@ -201,4 +204,31 @@ async fn a_device_without_room_for_transparent_data_loses_that_file_alone() {
     assert_eq!(read(&tfs, parent, "before").await.unwrap(), owned(1, 50_000));
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "without room");
+}
+
+/// `close(2)` returns before the kernel tells the server of it: of some 450 programs that closed a
+/// file and then made it transparent, one was told that it is open.
+#[tokio::test]
+async fn a_file_can_be_made_transparent_right_after_it_was_closed() {
+    let device = made(32, 1024);
+    let tfs = Arc::new(mount(&device));
+    let (entry, opened) = tfs.create(ME, ROOT, b"file", 0o644, OpenFlags::WRITE).await.unwrap();
+    let number = entry.attr.inode;
+    let set = |value: &'static [u8]| {
+        let value = Bytes::from_static(value);
+        tfs.setxattr(ME, number, TRANSPARENT, value, XattrFlags::default())
+    };
+    let closes_later = async {
+        tokio::task::yield_now().await;
+        tfs.close(number, opened.handle).await
+    };
+    let (made_transparent, closed) = tokio::join!(set(b"1"), closes_later);
+    assert_eq!((made_transparent, closed), (Ok(()), Ok(())));
+    assert_eq!(tfs.getxattr(number, TRANSPARENT).await.as_deref(), Ok(&b"1"[..]));
+
+    let opened = tfs.open(ME, number, OpenFlags::READ).await.unwrap();
+    assert_eq!(set(b"0").await, Err(Errno::EBUSY), "it stays open");
+    tfs.close(number, opened.handle).await.unwrap();
+    assert_eq!(set(b"2").await, Err(Errno::EINVAL));
+    assert_eq!(tfs.removexattr(ME, number, TRANSPARENT).await, Ok(()));
 }
