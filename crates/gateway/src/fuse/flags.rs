@@ -18,9 +18,9 @@
 //! Hints and projects are kept by no file system here: setting one is refused.
 
 use atoll_vfs::{Caller, Errno, FileSystem, InodeFlags, InodeNumber};
-use fuser::{INodeNo, Notifier};
+use fuser::Notifier;
 
-use super::invalidations::ATTRIBUTES_ONLY;
+use super::invalidations::forget_attributes;
 
 /// Linux `include/uapi/linux/fs.h`. The two old commands say that they carry a `long`.
 const GET_FLAGS: u32 = command(READ, b'f', 1, size_of::<usize>());
@@ -99,13 +99,8 @@ impl FlagsCall {
             FlagsCall::SetExtended(bits) => with_extended(fs.inode_flags(inode).await?, bits),
         };
         fs.set_inode_flags(caller, inode, flags).await?;
-        // The kernel keeps the old time of the last change (Linux 6.18), and is told before the
-        // caller goes on.
-        if let Some(notifier) = notifier
-            && let Err(error) = notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0)
-        {
-            tracing::debug!(%error, "the kernel keeps old attributes");
-        }
+        // The kernel keeps the old time of the last change (Linux 6.18).
+        forget_attributes(notifier, inode);
         Ok(Vec::new())
     }
 }

@@ -10,13 +10,23 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use atoll_vfs::{Invalidation, InvalidationQueue};
+use atoll_vfs::{InodeNumber, Invalidation, InvalidationQueue};
 use fuser::{INodeNo, Notifier};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 /// The offset by which `FUSE_NOTIFY_INVAL_INODE` leaves cached pages alone.
-pub(super) const ATTRIBUTES_ONLY: i64 = -1;
+const ATTRIBUTES_ONLY: i64 = -1;
+
+/// The kernel asks for an inode's attributes before it shows them again. Unlike other notifications this one
+/// waits for nothing, so a request may send it before its caller goes on.
+pub(super) fn forget_attributes(notifier: Option<&Notifier>, inode: InodeNumber) {
+    if let Some(notifier) = notifier
+        && let Err(error) = notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0)
+    {
+        tracing::debug!(%error, "the kernel keeps old attributes");
+    }
+}
 
 /// Forwards what comes from `queue`, until `ended` holds something.
 pub(super) fn forward<T: Send + Sync + 'static>(

@@ -6,6 +6,9 @@
 //! instead of before every write. (The kernel itself removes that attribute.)
 
 use atoll_vfs::{Attr, Caller, Errno, FileKind, FileSystem, InodeNumber, SetAttr};
+use fuser::Notifier;
+
+use super::invalidations::forget_attributes;
 
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
@@ -31,14 +34,17 @@ async fn reduced_mode_of(
     Ok(reduced_mode(&fs.getattr(inode, None).await?.attr, caller))
 }
 
-/// Takes the bits of a file away that is written.
+/// Takes the bits of a file away that is written, and tells the kernel, which after a write asks for
+/// sizes and times again, but shows the mode that it knows.
 pub(super) async fn take_away(
     fs: &dyn FileSystem,
+    notifier: Option<&Notifier>,
     caller: Caller,
     inode: InodeNumber,
 ) -> Result<(), Errno> {
     if let mode @ Some(_) = reduced_mode_of(fs, caller, inode).await? {
         fs.setattr(caller, inode, None, SetAttr { mode, ..SetAttr::default() }).await?;
+        forget_attributes(notifier, inode);
     }
     Ok(())
 }

@@ -10,7 +10,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_gateway::fuse::MountOptions;
-use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, OFlags, RenameFlags, SeekFrom as RawSeek, StatxFlags, XattrFlags,
+    statx,
+};
 use rustix::io::Errno;
 
 use crate::place::{Place, memory, skipped};
@@ -223,8 +226,16 @@ fn set_id_bits_go_when_a_file_is_written_cut_off_or_given_away() {
     let mode_after = |mode: u32, change: &dyn Fn()| {
         fs::write(&file, "contents").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        // The kernel knows the mode, and asks for it alone after the change, as `stat -c %a` does:
+        // it showed the bits for as long as it kept attributes.
+        let shown = || {
+            let wanted = StatxFlags::MODE;
+            let answer = statx(CWD, &file, AtFlags::empty(), wanted).unwrap();
+            u32::from(answer.stx_mode) & 0o7777
+        };
+        assert_eq!(shown(), mode);
         change();
-        fs::metadata(&file).unwrap().mode() & 0o7777
+        shown()
     };
     let as_user = |gid: u32, script: &str| {
         let mut shell = Command::new("sh");

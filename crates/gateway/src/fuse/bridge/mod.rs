@@ -107,10 +107,10 @@ impl Bridge {
         call: impl FnOnce(&dyn FileSystem) -> Answer<T> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
-        let fs = self.fs.clone();
+        let (fs, notifier) = (self.fs.clone(), self.notifier.clone());
         let work = async move {
             if let Some((caller, ino)) = reduced {
-                privileges::take_away(&*fs, caller, inode(ino)).await?;
+                privileges::take_away(&*fs, notifier.get(), caller, inode(ino)).await?;
             }
             call(&*fs).await
         };
