@@ -178,3 +178,29 @@ impl DiskFile for RealFile {
         Ok(fdatasync(&self.file)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A disk that said `synced` without asking the system would pass all tests and lose acknowledged blocks with the
+    /// machine's power. Of a device that cannot make anything durable the system says so: the error is proof of the call.
+    #[test]
+    fn a_sync_asks_the_operating_system() -> io::Result<()> {
+        let place = tempfile::tempdir()?;
+        let path = place.path().join("disk");
+        let disk = RealDisk::new(&path)?;
+        disk.create("file")?.sync()?;
+        disk.sync_dir()?;
+        symlink("/dev/null", path.join("device"))?;
+        let refused = disk.open("device")?.sync();
+        assert_eq!(refused.expect_err("fdatasync").kind(), io::ErrorKind::InvalidInput);
+        std::fs::rename(&path, place.path().join("aside"))?;
+        symlink("/dev/null", &path)?;
+        let refused = disk.sync_dir();
+        assert_eq!(refused.expect_err("fsync").kind(), io::ErrorKind::InvalidInput);
+        Ok(())
+    }
+}
