@@ -1,5 +1,6 @@
 # The commands a developer types; each is a script or a cargo call one can also run alone.
 PREFIX ?= /usr/local
+SBINDIR ?= /sbin
 SECONDS_EACH ?= 10
 MINUTES ?= 60
 WAN ?= --out '$(CURDIR)/docs/results'
@@ -15,7 +16,8 @@ help:
 	@echo '              on a volume beside the kernel'"'"'s ext2 and ext4, as root; says what it skips'
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
-	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
+	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX); as root'
+	@echo '              also mount(8)'"'"'s helper in SBINDIR=$(SBINDIR)'
 	@echo 'make bench    the figures in docs/results/ring.md, volume.md and andrew.md'
 	@echo '              AGAINST=atoll-of-before prints ratios to another build'
 	@echo 'make bench-andrew  those of file systems alone (andrew.md), as root'
@@ -46,7 +48,7 @@ build:
 	cargo build --release --locked -p atoll-cli
 
 install: build
-	scripts/install '$(DESTDIR)$(PREFIX)'
+	DESTDIR='$(DESTDIR)' SBINDIR='$(SBINDIR)' scripts/install '$(PREFIX)'
 
 bench: bench-andrew
 	cargo bench --locked -p atoll-cli --bench volume

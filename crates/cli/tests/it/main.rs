@@ -6,6 +6,7 @@
 mod crashes;
 mod encrypted;
 mod full_node;
+mod installing;
 mod keys;
 mod lab;
 mod live;
