@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
-use atoll_node::{Client, ClientError, ClientOptions, Status, VolumeError};
+use atoll_node::{Client, ClientError, ClientOptions, Status, VolumeError, shell_word};
 
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
@@ -65,10 +65,11 @@ pub(crate) fn failure(error: ClientError) -> Failure {
     let what = "the local node cannot be used";
     match error {
         ClientError::NoNode { dir } => {
-            let dir = dir.display();
+            let dir = dir.display().to_string();
             Failure::new(Exit::NoNode, format!("no node runs in {dir}")).advice(format!(
-                "Start one with `atoll up --dir {dir}`, or name another directory with --dir or \
-                 ATOLL_DIR."
+                "Start one with `atoll up --dir {}`, or name another directory with --dir or \
+                 ATOLL_DIR.",
+                shell_word(&dir)
             ))
         }
         ClientError::TimedOut { .. } => {

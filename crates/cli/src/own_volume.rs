@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use atoll_env::{BoxFuture, Env};
 use atoll_gateway::fuse;
 use atoll_key::{BlockHash, SignedBlock, VolumeAddress, VolumeId};
-use atoll_node::{Client, Volume, VolumeStatus};
+use atoll_node::{Client, Volume, VolumeStatus, shell_word};
 use atoll_volume::owned::{FlushError, LeaseKeeper, Root, WritableFs, WriteError};
 
 use crate::address::Address;
@@ -40,7 +40,8 @@ pub(crate) async fn status(
     volumes.into_iter().find(|volume| volume.name == name).ok_or_else(|| {
         Failure::new(Exit::NotFound, what).because("this node has no volume of that name").advice(
             format!(
-                "`atoll volume create {name}` makes one; `atoll volumes` lists those there are."
+                "`atoll volume create {}` makes one; `atoll volumes` lists those there are.",
+                shell_word(name)
             ),
         )
     })

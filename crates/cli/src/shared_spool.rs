@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_key::{UserId, VolumeId};
+use atoll_node::shell_word;
 use atoll_volume::SpoolDirectory;
 
 use crate::failure::{Exit, Failure};
@@ -152,7 +153,8 @@ pub(crate) fn check_empty(node: &Path, volume: VolumeId, what: &str) -> Result<(
         Some(Left { name, .. }) => Err(Failure::new(Exit::Failed, what)
             .because("files that are not in the volume wait on this node")
             .advice(format!(
-                "`atoll volume recover {name}` says more; with --discard it removes them."
+                "`atoll volume recover {}` says more; with --discard it removes them.",
+                shell_word(&name)
             ))),
     }
 }

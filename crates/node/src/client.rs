@@ -32,6 +32,7 @@ use crate::control::volume_error::VolumeError;
 use crate::dir::{self, DirError, NodeDir, SocketAddress};
 use crate::join_code::JoinCode;
 use crate::policy::Policy;
+use crate::shell_word::shell_word;
 use crate::status::{
     ContributionStatus, NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus,
 };
@@ -63,7 +64,11 @@ impl Default for ClientOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No node runs in the directory.
-    #[error("no node runs in {dir}; start one with: atoll up --dir {dir}", dir = dir.display())]
+    #[error(
+        "no node runs in {}; start one with: atoll up --dir {}",
+        dir.display(),
+        shell_word(&dir.display().to_string())
+    )]
     NoNode {
         /// The directory.
         dir: PathBuf,

@@ -36,6 +36,7 @@ mod process;
 mod ring;
 mod scope;
 mod settings;
+mod shell_word;
 mod status;
 mod subsystem;
 mod tree_walk;
@@ -62,6 +63,7 @@ pub use peers::PeerList;
 pub use policy::Policy;
 pub use private::{PrivateDirectory, enclosing};
 pub use process::daemon_runtime;
+pub use shell_word::shell_word;
 pub use status::{
     AskedNode, BlockCopy, BlockReplicas, BlockUser, Cache, Clock, ContributionStatus, Diverted,
     LockUser, Member, MemberList, Moving, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed,

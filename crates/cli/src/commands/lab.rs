@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use atoll_lab::{Comparison, Experiment, InputError, LabError, Options, Outcome, Progress};
+use atoll_node::shell_word;
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -270,7 +271,8 @@ fn repeat(args: &RunArgs, name: &str) -> String {
             command.push_str(&format!(" {option} {value}"));
         }
     };
-    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| quoted(path));
+    let path =
+        |path: &Option<PathBuf>| path.as_ref().map(|path| shell_word(&path.display().to_string()));
     let leaves_nodes_open = atoll_lab::experiments().any(|e| e.name == name && e.nodes.is_some());
     add("--nodes", args.nodes.filter(|_| leaves_nodes_open).map(|n| n.to_string()));
     add("--seed", Some(args.seed.to_string()));
@@ -281,16 +283,6 @@ fn repeat(args: &RunArgs, name: &str) -> String {
         command.push_str(" --quick");
     }
     command
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
-    match text.chars().all(plain) {
-        true => text,
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
 }
 
 fn load<T>(
@@ -411,12 +403,6 @@ impl Progress for Bar {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_path_survives_the_shell() {
-        assert_eq!(quoted(Path::new("/a/b-1.latm.xz")), "/a/b-1.latm.xz");
-        assert_eq!(quoted(Path::new("it's here")), r"'it'\''s here'");
-    }
 
     #[test]
     fn a_long_list_of_seeds_is_shortened() {

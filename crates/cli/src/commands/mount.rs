@@ -19,7 +19,7 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_gateway::fuse::{self, MountError, MountOptions};
 use atoll_key::{SecretKey, UserAddress, VolumeId, VolumeInvitation};
-use atoll_node::Client;
+use atoll_node::{Client, shell_word};
 use atoll_vfs::FileSystem;
 use atoll_volume::keep::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
@@ -488,7 +488,12 @@ fn mount_failure(args: &Args, error: MountError) -> Failure {
     let failure = Failure::new(exit, format!("cannot mount {}", args.target)).because(&error);
     match (error, &args.target) {
         (MountError::NoDevice | MountError::NoHelper, Target::Address(address)) => {
+            let address = shell_word(&address.to_string());
             failure.advice(format!("`atoll get {address} DEST` copies it instead."))
+        }
+        (MountError::Broken { path }, _) => {
+            let path = shell_word(&path.display().to_string());
+            failure.advice(format!("`atoll unmount {path}` takes it away."))
         }
         _ => failure,
     }
@@ -568,7 +573,8 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     {
         eprintln!(
             "earlier changes were set aside, since another writer has changed the volume or the \
-             spool is damaged; `atoll volume recover {name}` tells more"
+             spool is damaged; `atoll volume recover {}` tells more",
+            shell_word(name)
         );
     }
     Ok(())

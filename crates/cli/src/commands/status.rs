@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use atoll_node::{Cache, Clock, Diverted, RingNode, Status};
+use atoll_node::{Cache, Clock, Diverted, RingNode, Status, shell_word};
 use serde::Serialize;
 
 use crate::connection;
@@ -118,7 +118,8 @@ fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
                 }
             });
             let aside = (!set_aside.is_empty()).then(|| {
-                format!("changes to {name} were set aside: `atoll volume recover {name}`")
+                let word = shell_word(name);
+                format!("changes to {name} were set aside: `atoll volume recover {word}`")
             });
             [waits, aside]
         });

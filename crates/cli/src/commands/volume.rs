@@ -9,6 +9,7 @@ mod show;
 
 use atoll_dht::{Blocks, GetError};
 use atoll_key::{ReadAddress, SignedBlock, VolumeAddress, VolumeCipher};
+use atoll_node::shell_word;
 use atoll_volume::keep::Keep;
 use atoll_volume::owned::{LeaseKeeper, empty_root, sealed_root};
 use atoll_volume::shared::access::TooLong;
@@ -203,6 +204,7 @@ fn tell(args: &CreateArgs, global: &Global, address: ReadAddress) -> Result<(), 
     }
     output.line(address)?;
     output.flush()?;
+    let name = shell_word(name);
     if shared && !global.quiet {
         let also = if encrypted { ", with --read only read it" } else { "" };
         eprintln!(

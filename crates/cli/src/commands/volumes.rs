@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use atoll_dht::Blocks;
 use atoll_key::VolumeAddress;
-use atoll_node::VolumeStatus;
+use atoll_node::{VolumeStatus, shell_word};
 use atoll_volume::shared::access::{VolumeRecord, read_volume};
 use futures_util::future::join_all;
 use serde::Serialize;
@@ -99,7 +99,8 @@ fn describe(volume: &VolumeStatus, shared: Option<&VolumeRecord>) -> Vec<String>
     }
     let blocks = units::counted(volume.kept_blocks, "block", "blocks");
     let kept = if left.is_zero() {
-        format!("its lease ran out on {until} UTC; `atoll renew {}` may still save it", volume.name)
+        let name = shell_word(&volume.name);
+        format!("its lease ran out on {until} UTC; `atoll renew {name}` may still save it")
     } else {
         format!("kept until {until} UTC ({}) without this node", units::duration(left))
     };
@@ -107,7 +108,7 @@ fn describe(volume: &VolumeStatus, shared: Option<&VolumeRecord>) -> Vec<String>
         None => vec![format!("version {}, {blocks}, {kept}", volume.root_version)],
         Some(record) => {
             let how = if record.is_encrypted { "shared, encrypted" } else { "shared" };
-            let name = &volume.name;
+            let name = shell_word(&volume.name);
             vec![
                 format!("{how}; `atoll volume show {name}` lists who may use it"),
                 format!("its record {kept}"),
@@ -118,7 +119,7 @@ fn describe(volume: &VolumeStatus, shared: Option<&VolumeRecord>) -> Vec<String>
         lines.insert(0, format!("from {source}"));
     }
     if volume.encrypted {
-        let name = &volume.name;
+        let name = shell_word(&volume.name);
         lines.push(format!(
             "encrypted; `atoll volume show {name} --read-key` shows the address with its read key"
         ));

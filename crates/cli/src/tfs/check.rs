@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use atoll_node::shell_word;
 use atoll_tfs::check::{CheckError, CheckOptions, CheckReport, Damaged, check};
 use serde::Serialize;
 
@@ -91,7 +92,7 @@ pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         return Ok(());
     }
     let failure = Failure::new(Exit::Failed, format!("{} is damaged", args.device.display()));
-    let path = args.device.display();
+    let path = shell_word(&args.device.display().to_string());
     Err(match report.needs_e2fsck() {
         true => failure.advice(format!("e2fsck -f {path} repairs ext2; then check it again.")),
         false => failure.advice(format!("atoll tfs check --repair {path}")),

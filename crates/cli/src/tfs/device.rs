@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
+use atoll_node::shell_word;
 use atoll_tfs::Progress;
 use atoll_tfs::device::{Device, ImageDevice, OpenDeviceError};
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
@@ -118,13 +119,14 @@ pub(super) fn mount_image(path: &Path, read_only: bool) -> Result<Tfs, Failure> 
 fn refused(path: &Path, error: &MountError) -> Failure {
     let failure = Failure::new(Exit::Failed, format!("cannot use {}", path.display()));
     let failure = failure.because(error);
+    let path = shell_word(&path.display().to_string());
     match error {
-        MountError::NeedsCheck => failure.advice(format!("e2fsck -f {}", path.display())),
+        MountError::NeedsCheck => failure.advice(format!("e2fsck -f {path}")),
         MountError::NoRoom(_) => failure.advice("Make room on the file system that holds it."),
         MountError::Io(error) if error.kind() == io::ErrorKind::StorageFull => {
             failure.advice("Make room on the file system that holds it.")
         }
-        MountError::Records(_) => failure.advice(format!("atoll tfs check {}", path.display())),
+        MountError::Records(_) => failure.advice(format!("atoll tfs check {path}")),
         _ => failure,
     }
 }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions};
+use atoll_node::shell_word;
 use atoll_tfs::fs::MountOptions;
 
 use super::device;
@@ -165,7 +166,14 @@ fn mount_failure(args: &Args, error: &MountError) -> Failure {
         MountError::NoMountpoint { .. } => Exit::NotFound,
         _ => Exit::Failed,
     };
-    Failure::new(exit, format!("cannot mount {}", args.device.display())).because(error)
+    let failure = Failure::new(exit, format!("cannot mount {}", args.device.display()));
+    match error {
+        MountError::Broken { path } => failure.because(error).advice(format!(
+            "`atoll tfs unmount {}` takes it away.",
+            shell_word(&path.display().to_string())
+        )),
+        _ => failure.because(error),
+    }
 }
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {

@@ -145,8 +145,8 @@ pub enum MountError {
     /// The mount point is, or lies in, a mount whose process has died.
     #[error(
         "{} is a mount whose process has died (\"Transport endpoint is not connected\"); \
-         take it away first: atoll unmount {}",
-        path.display(), path.display()
+         unmount it first",
+        path.display()
     )]
     Broken {
         /// The dead mount.

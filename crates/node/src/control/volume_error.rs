@@ -6,6 +6,7 @@ use std::path::Path;
 use minicbor::{Decode, Encode};
 
 use crate::dir::DirError;
+use crate::shell_word::shell_word;
 
 /// Why something could not be done with a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Encode, Decode)]
@@ -101,8 +102,9 @@ pub enum VolumeError {
     },
     /// The volume is written from another node from now on.
     #[error(
-        "the volume {name} was moved to another node; `atoll volume move --cancel {name}` keeps it \
-         here, if no node has it yet"
+        "the volume {name} was moved to another node; `atoll volume move --cancel {}` keeps it \
+         here, if no node has it yet",
+        shell_word(name)
     )]
     #[n(9)]
     Moved {

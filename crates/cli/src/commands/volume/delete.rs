@@ -2,6 +2,7 @@
 
 use atoll_dht::{Blocks, PutError};
 use atoll_key::SignedBlock;
+use atoll_node::shell_word;
 use atoll_volume::owned::{OpenError, RootError, newest_root};
 
 use crate::commands::unpublish;
@@ -93,7 +94,10 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
     if secret.token.is_some() {
         return Err(Failure::new(Exit::Failed, what)
             .because("it was moved to another node")
-            .advice(format!("`atoll volume forget {name}` removes it from this one.")));
+            .advice(format!(
+                "`atoll volume forget {}` removes it from this one.",
+                shell_word(name)
+            )));
     }
     let id = secret.key.volume_id();
     let held = match newest_root(&*client, &id, secret.read_key.as_ref()).await {

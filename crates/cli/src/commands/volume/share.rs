@@ -5,7 +5,7 @@ use std::sync::Arc;
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
-use atoll_node::{Client, check_name};
+use atoll_node::{Client, check_name, shell_word};
 use atoll_volume::keep::Keep;
 use atoll_volume::owned::LeaseKeeper;
 use atoll_volume::shared::access::groups::add_volume_member;
@@ -143,7 +143,9 @@ pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Fai
         let until = shared_volume::until_text(until_secs);
         eprintln!(
             "one person, {until}: `atoll volume join - NAME` on their node, which reads the code; \
-             `atoll revoke {name} {label}` ends it"
+             `atoll revoke {} {}` ends it",
+            shell_word(name),
+            shell_word(&label)
         );
     }
     Ok(())
@@ -202,7 +204,7 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         eprintln!("warning: its member may not write now: removed, or the time is over");
     }
     if !args.json && !global.quiet {
-        eprintln!("`atoll mount {name} DIR` mounts it");
+        eprintln!("`atoll mount {} DIR` mounts it", shell_word(name));
     }
     Ok(())
 }
