@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use atoll_env::BoxFuture;
+use atoll_node::shell_word;
 use atoll_volume::SpoolDirectory;
 use atoll_volume::owned::{SPOOL_BASE, SPOOL_RECORDS};
 use atoll_volume::shared::{SPOOL_BLOCK, SPOOL_INODE};
@@ -162,7 +163,8 @@ pub(crate) fn check_empty(node: &Path, name: &str, what: &str) -> Result<(), Fai
     Err(Failure::new(Exit::Failed, what)
         .because("changes that are not in the volume are on this node")
         .advice(format!(
-            "`atoll volume recover {name}` says more; with --discard it removes them."
+            "`atoll volume recover {}` says more; with --discard it removes them.",
+            shell_word(name)
         )))
 }
 
@@ -402,6 +404,27 @@ impl SpoolDirectory for SpoolOnDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a device that cannot make anything durable the system says so: the error is proof that it was asked.
+    #[tokio::test]
+    async fn what_is_to_be_durable_is_synced() -> io::Result<()> {
+        let node = tempfile::tempdir()?;
+        let path = directory(node.path(), "work");
+        let spool = SpoolOnDisk::open(path.clone())?.expect("nobody uses it");
+        for name in ["open", "closed", "base.new"] {
+            std::os::unix::fs::symlink("/dev/null", path.join(name))?;
+        }
+        spool.append("open".into(), Bytes::from_static(b"x")).await?;
+        let refused = [
+            spool.sync("open".into()).await,
+            spool.sync("closed".into()).await,
+            spool.replace("base".into(), Bytes::from_static(b"x")).await,
+        ];
+        for refused in refused {
+            assert_eq!(refused.expect_err("synced").kind(), io::ErrorKind::InvalidInput);
+        }
+        Ok(())
+    }
 
     #[tokio::test]
     async fn a_directory_keeps_what_it_is_given() -> io::Result<()> {

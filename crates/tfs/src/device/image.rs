@@ -144,4 +144,12 @@ mod tests {
             Err(OpenDeviceError::Io { .. })
         ));
     }
+
+    /// Of a device that cannot make anything durable the system says so: the error is proof that it was asked.
+    #[test]
+    fn a_sync_asks_the_operating_system() {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+        let refused = ImageDevice { file, len_bytes: 0 }.sync();
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
 }
