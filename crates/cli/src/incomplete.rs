@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::output::{escaped, hex};
+use crate::output::{escaped, json_text};
 
 /// Lines shown to people; JSON has more.
 const MAX_SHOWN: usize = 20;
@@ -43,8 +43,7 @@ pub(crate) struct JsonMissing {
 impl JsonMissing {
     /// Of this path.
     pub(crate) fn new(what: &'static str, path: &[u8], reason: impl ToString) -> JsonMissing {
-        let text = String::from_utf8_lossy(path).into_owned();
-        let path_hex = std::str::from_utf8(path).is_err().then(|| hex(path));
-        JsonMissing { what, path: text, path_hex, reason: reason.to_string() }
+        let (path, path_hex) = json_text(path);
+        JsonMissing { what, path, path_hex, reason: reason.to_string() }
     }
 }

@@ -149,6 +149,12 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
+/// Bytes in JSON: text, and the bytes in hexadecimal where text cannot hold them.
+pub(crate) fn json_text(bytes: &[u8]) -> (String, Option<String>) {
+    let bytes_hex = std::str::from_utf8(bytes).is_err().then(|| hex(bytes));
+    (String::from_utf8_lossy(bytes).into_owned(), bytes_hex)
+}
+
 /// A name in JSON: text, and the exact bytes in hexadecimal where text cannot hold them.
 #[derive(Serialize)]
 pub(crate) struct JsonName {
@@ -160,9 +166,8 @@ pub(crate) struct JsonName {
 impl JsonName {
     /// Of these bytes.
     pub(crate) fn of(name: &[u8]) -> JsonName {
-        let text = String::from_utf8_lossy(name).into_owned();
-        let name_hex = std::str::from_utf8(name).is_err().then(|| hex(name));
-        JsonName { name: text, name_hex }
+        let (name, name_hex) = json_text(name);
+        JsonName { name, name_hex }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::address::Address;
 use crate::failure::Failure;
 use crate::global::Global;
-use crate::output::{JsonName, Output, Part};
+use crate::output::{JsonName, Output, Part, json_text};
 use crate::read_key::ReadKeyArgs;
 use crate::reading::{self, Reading};
 use crate::units;
@@ -50,12 +50,19 @@ pub(crate) struct JsonItem {
     mtime_nanos: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_hex: Option<String>,
 }
 
 impl JsonItem {
     /// Of an item, under this name.
     pub(crate) fn of(name: &[u8], item: &Item) -> JsonItem {
         let entry = &item.entry;
+        let target = match &entry.content {
+            Content::Symlink(target) => Some(json_text(target)),
+            _ => None,
+        };
+        let (target, target_hex) = target.map_or((None, None), |(text, hex)| (Some(text), hex));
         JsonItem {
             name: JsonName::of(name),
             kind: reading::kind_name(entry.kind()),
@@ -63,10 +70,8 @@ impl JsonItem {
             size_bytes: entry.size_bytes(),
             mtime_secs: entry.mtime.secs,
             mtime_nanos: entry.mtime.nanos,
-            target: match &entry.content {
-                Content::Symlink(target) => Some(String::from_utf8_lossy(target).into_owned()),
-                _ => None,
-            },
+            target,
+            target_hex,
         }
     }
 }
@@ -116,5 +121,32 @@ fn show(output: &mut Output, args: &Args, name: &[u8], item: &Item) -> Result<()
             Part::Name(target),
         ]),
         _ => output.parts(&[Part::Words(&before), Part::Name(name)]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_volume::format::DirectoryEntry;
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn json_keeps_the_bytes_of_a_link_that_leads_to_no_text() {
+        let shown = |target: &'static [u8]| {
+            let entry = DirectoryEntry {
+                name: Bytes::from_static(b"link"),
+                mode: 0o777,
+                mtime: Default::default(),
+                content: Content::Symlink(Bytes::from_static(target)),
+                xattrs: None,
+                owner: None,
+            };
+            let item = Item { path: Bytes::from_static(b"link"), entry };
+            serde_json::to_value(JsonItem::of(b"link", &item)).expect("serialises")
+        };
+        let bytes = shown(b"a\xff");
+        assert_eq!((&bytes["target"], &bytes["target_hex"]), (&"a\u{fffd}".into(), &"61ff".into()));
+        assert_eq!(shown(b"a").get("target_hex"), None);
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{Found, Ring, advice};
 use crate::failure::Failure;
-use crate::output::{Output, Part, escaped, hex};
+use crate::output::{Output, Part, escaped, hex, json_text};
 use crate::units;
 
 /// Blocks that are named of those that lack copies.
@@ -20,6 +20,8 @@ const MAX_NAMED: usize = 8;
 #[derive(Serialize)]
 pub(super) struct Report {
     pub path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_hex: Option<String>,
     pub volume: String,
     pub label: String,
     pub encrypted: bool,
@@ -213,8 +215,10 @@ impl Report {
         let (first, concurrent) = (written.next(), written.collect());
         let node_trouble = ring.as_ref().err().cloned();
         let beside: Vec<String> = beside.iter().map(|name| escaped(name)).collect();
+        let (text, path_hex) = json_text(path.as_os_str().as_bytes());
         let mut report = Report {
-            path: path.to_string_lossy().into_owned(),
+            path: text,
+            path_hex,
             volume: VolumeAddress(VolumeId(state.volume)).to_string(),
             label: state.label.clone(),
             encrypted: state.is_encrypted,
