@@ -6,6 +6,7 @@
 
 mod address;
 mod arguments;
+mod beneath;
 mod certificates;
 mod commands;
 mod connection;

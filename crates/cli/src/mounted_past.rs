@@ -1,5 +1,9 @@
 //! Paths in mounted shared volumes, and what they were: `.atoll/history` in the root of a mount.
+//!
+//! Other members may change the tree at any moment, so only the mount's root is opened by its path, and everything
+//! below it from directory to directory ([`crate::beneath`]).
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -7,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use atoll_volume::shared::file_state::STATE_XATTR;
 
+use crate::beneath::{Directory, Held};
 use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 
@@ -22,8 +27,10 @@ pub(crate) fn is_in_shared_mount(path: &Path) -> bool {
 /// A path in a mounted shared volume.
 pub(crate) struct InMount {
     /// Where the volume is mounted.
-    root: PathBuf,
-    /// The path below that.
+    root: Directory,
+    /// Its old states.
+    history: Directory,
+    /// The path below the root.
     below: PathBuf,
 }
 
@@ -47,42 +54,53 @@ impl InMount {
         let device = fs::metadata(&above).map_err(|error| failed(&error))?.dev();
         let is_inside = |path: &&Path| fs::metadata(path).is_ok_and(|meta| meta.dev() == device);
         let root = above.ancestors().take_while(is_inside).last().unwrap_or(&above);
-        if !root.join(HISTORY).is_dir() {
-            return Err(Failure::new(Exit::Usage, what)
+        let not_shared = || {
+            Failure::new(Exit::Usage, what)
                 .because("it is not in a mounted shared volume")
                 .advice(
                     "Of a volume that one mount writes, `atoll volume history NAME` lists the old states.",
-                ));
-        }
+                )
+        };
         let mut below = above.strip_prefix(root).expect("the root is above").to_owned();
         // Joining nothing would leave a slash behind.
         below.extend(rest.components());
-        Ok(InMount { root: root.to_owned(), below })
+        let root = Directory::open(root).map_err(|error| failed(&error))?;
+        let is_shared = root.hold(OsStr::new(".")).is_ok_and(|root| root.has_xattr(STATE_XATTR));
+        let history = root.below(Path::new(HISTORY)).ok().filter(|_| is_shared);
+        let history = history.ok_or_else(not_shared)?;
+        Ok(InMount { root, history, below })
     }
 
-    /// Where it is in the state of a time, if that is kept.
-    pub(crate) fn then(&self, at: Moment, what: &str) -> Result<PathBuf, Failure> {
-        let state = self.root.join(HISTORY).join(at.to_string());
-        match fs::symlink_metadata(&state) {
-            Ok(_) => Ok(state.join(&self.below)),
+    /// The directory that the path is in, and its name there; `None` for the root of the mount.
+    pub(crate) fn place(&self) -> Option<io::Result<(Directory, &OsStr)>> {
+        let (above, name) = (self.below.parent()?, self.below.file_name()?);
+        Some(self.root.below(above).map(|directory| (directory, name)))
+    }
+
+    /// The directory that it was in at a time, if the state of that is kept.
+    pub(crate) fn then(&self, at: Moment, what: &str) -> Result<io::Result<Directory>, Failure> {
+        match self.history.child(OsStr::new(&at.to_string())) {
+            Ok(state) => Ok(state.below(parent(&self.below))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let history = self.root.path_of(OsStr::new(HISTORY));
                 Err(Failure::new(Exit::NotFound, what)
                     .because(at.why_nothing_is_kept())
-                    .advice(format!("`ls {}` lists what is.", self.root.join(HISTORY).display())))
+                    .advice(format!("`ls {}` lists what is.", history.display())))
             }
             Err(error) => Err(Failure::io(what, &error)),
         }
     }
 
-    /// Where it is in the newest state that has it.
-    pub(crate) fn newest_then(&self) -> io::Result<Option<PathBuf>> {
-        let mut states = Vec::new();
-        for state in fs::read_dir(self.root.join(HISTORY))? {
-            states.push(state?.path());
+    /// What it was in the newest state that has it.
+    pub(crate) fn newest_then(&self) -> io::Result<Option<Held>> {
+        let Some(name) = self.below.file_name() else { return Ok(None) };
+        for state in self.history.names()?.iter().rev() {
+            let above = self.history.child(state).and_then(|it| it.below(parent(&self.below)));
+            if let Ok(held) = above.and_then(|directory| directory.hold(name)) {
+                return Ok(Some(held));
+            }
         }
-        states.sort();
-        let mut found = states.into_iter().rev().map(|state| state.join(&self.below));
-        Ok(found.find(|path| fs::symlink_metadata(path).is_ok()))
+        Ok(None)
     }
 }
 

@@ -1,22 +1,18 @@
 //! Copies a file or a tree within this machine, with all that a file system says of it: modes, owners where that is
 //! allowed, times, extended attributes, holes. Names of one file become files of their own.
+//!
+//! Both trees may be changed by others meanwhile. Every name is looked up in the open directory that it was found in
+//! ([`crate::beneath`]), so whatever they put in its place, nothing is read or written outside the two trees.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, SeekFrom, Timespec, Timestamps, Uid, XattrFlags,
-};
+use rustix::fs::{FileType, OFlags, SeekFrom, Timespec, Timestamps};
 
-use crate::units;
+use crate::beneath::{Directory, Held};
 
-/// Between two lines of progress.
-const LINE_EVERY: Duration = Duration::from_secs(5);
-/// The most bytes of a list of attributes, or of a value.
-const MAX_XATTR_BYTES: usize = 64 << 10;
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// What was copied.
@@ -26,11 +22,13 @@ pub(crate) struct Copied {
     pub files: u64,
     /// Of regular files, without holes.
     pub bytes: u64,
-    told: Option<Instant>,
 }
 
 /// What could not be copied, and why.
+#[derive(Debug)]
 pub(crate) struct CopyError {
+    /// Whether reading failed, and not writing.
+    pub is_reading: bool,
     /// The file.
     pub path: PathBuf,
     /// What was wrong.
@@ -38,84 +36,123 @@ pub(crate) struct CopyError {
 }
 
 impl CopyError {
-    /// At a path.
-    pub(crate) fn at(path: &Path, error: io::Error) -> CopyError {
-        CopyError { path: path.to_owned(), error }
+    fn reading(path: PathBuf) -> impl FnOnce(io::Error) -> CopyError {
+        move |error| CopyError { is_reading: true, path, error }
+    }
+
+    fn writing(path: PathBuf) -> impl FnOnce(io::Error) -> CopyError {
+        move |error| CopyError { is_reading: false, path, error }
     }
 }
 
-/// Copies `from` to `to`, which must not be there; says each five seconds how far it is, unless `quiet`. Regular files are
-/// durable when it returns. What an attempt leaves that fails is the caller's.
-pub(crate) fn copy_tree(from: &Path, to: &Path, quiet: bool) -> Result<Copied, CopyError> {
-    let mut copied = Copied { told: (!quiet).then(Instant::now), ..Copied::default() };
-    // Directories get their attributes after what is in them.
-    let mut directories = Vec::new();
-    let mut waiting = vec![(from.to_owned(), to.to_owned())];
-    while let Some((from, to)) = waiting.pop() {
-        let unread = |error| CopyError::at(&from, error);
-        let meta = fs::symlink_metadata(&from).map_err(unread)?;
-        if meta.is_dir() {
-            for entry in fs::read_dir(&from).map_err(unread)? {
-                let name = entry.map_err(unread)?.file_name();
-                waiting.push((from.join(&name), to.join(&name)));
-            }
-            fs::create_dir(&to).map_err(|error| CopyError::at(&to, error))?;
-            directories.push((from, to, meta));
+/// A directory that is being copied.
+struct Level {
+    from: Directory,
+    to: Directory,
+    /// Those that are left. The directory gets its attributes after the last one.
+    names: std::vec::IntoIter<OsString>,
+}
+
+/// A name that is being copied.
+struct Entry<'a> {
+    from: &'a Directory,
+    to: &'a Directory,
+    name: &'a OsStr,
+    becomes: &'a OsStr,
+}
+
+/// Copies `from.1` in the directory `from.0` to `to.1` in `to.0`, which must not be there. Regular files are durable
+/// when it returns. `progress` hears of each name before it is copied. What an attempt leaves that fails is the caller's.
+pub(crate) fn copy_tree(
+    from: (&Directory, &OsStr),
+    to: (&Directory, &OsStr),
+    progress: &mut dyn FnMut(&Copied, &Path),
+) -> Result<Copied, CopyError> {
+    let mut copied = Copied::default();
+    let mut levels: Vec<Level> = Vec::new();
+    let top = Entry { from: from.0, to: to.0, name: from.1, becomes: to.1 };
+    levels.extend(top.copy(&mut copied, progress)?);
+    while let Some(level) = levels.last_mut() {
+        let Some(name) = level.names.next() else {
+            let here = OsStr::new(".");
+            let (from_path, to_path) = (level.from.path_of(here), level.to.path_of(here));
+            progress(&copied, &from_path);
+            let from = level.from.hold(here).map_err(CopyError::reading(from_path.clone()))?;
+            let to = level.to.hold(here).map_err(CopyError::writing(to_path.clone()))?;
+            set_attributes((&from, &from_path), (&to, &to_path))?;
+            levels.pop();
             continue;
-        }
-        copy_one(&from, &to, &meta, &mut copied)?;
-        set_attributes(&from, &to, &meta)?;
-        copied.files += 1;
-        if let Some(told) = &mut copied.told
-            && told.elapsed() >= LINE_EVERY
-        {
-            *told = Instant::now();
-            let files = units::counted(copied.files, "file", "files");
-            eprintln!("{files} so far, {}", units::size(copied.bytes));
-        }
-    }
-    for (from, to, meta) in directories.iter().rev() {
-        set_attributes(from, to, meta)?;
+        };
+        let entry = Entry { from: &level.from, to: &level.to, name: &name, becomes: &name };
+        let below = entry.copy(&mut copied, progress)?;
+        levels.extend(below);
     }
     Ok(copied)
 }
 
-fn copy_one(
-    from: &Path,
-    to: &Path,
-    meta: &fs::Metadata,
-    copied: &mut Copied,
-) -> Result<(), CopyError> {
-    let kind = meta.file_type();
-    if kind.is_file() {
-        return copy_data(from, to, copied);
+impl Entry<'_> {
+    /// Copies what has the name; a directory without what is in it.
+    fn copy(
+        &self,
+        copied: &mut Copied,
+        progress: &mut dyn FnMut(&Copied, &Path),
+    ) -> Result<Option<Level>, CopyError> {
+        let (from_path, to_path) = (self.from.path_of(self.name), self.to.path_of(self.becomes));
+        progress(copied, &from_path);
+        let unread = || CopyError::reading(from_path.clone());
+        let unwritten = || CopyError::writing(to_path.clone());
+        let from = self.from.hold(self.name).map_err(unread())?;
+        if from.kind() == FileType::Directory {
+            let from = from.open_directory(from_path.clone()).map_err(unread())?;
+            let names = from.names().map_err(unread())?.into_iter();
+            let to = self.to.make_child(self.becomes).map_err(unwritten())?;
+            return Ok(Some(Level { from, to, names }));
+        }
+        let to = match from.kind() {
+            FileType::RegularFile => {
+                let source = from.open_file(OFlags::RDONLY).map_err(unread())?;
+                let target = self.to.make_file(self.becomes).map_err(unwritten())?;
+                copied.bytes += copy_data((source, &from_path), (&target, &to_path))?;
+                Held::of(target).map_err(unwritten())?
+            }
+            FileType::Symlink => {
+                let target = from.target().map_err(unread())?;
+                self.to.make_link(self.becomes, &target).map_err(unwritten())?;
+                self.made(|made| made.target().is_ok_and(|made| made == target))?
+            }
+            kind => {
+                let device = from.stat().st_rdev;
+                self.to.make_node(self.becomes, kind, device).map_err(unwritten())?;
+                self.made(|made| made.kind() == kind && made.stat().st_rdev == device)?
+            }
+        };
+        set_attributes((&from, &from_path), (&to, &to_path))?;
+        copied.files += 1;
+        Ok(None)
     }
-    if kind.is_symlink() {
-        let target = fs::read_link(from).map_err(|error| CopyError::at(from, error))?;
-        return std::os::unix::fs::symlink(target, to).map_err(|error| CopyError::at(to, error));
+
+    /// Takes hold of what was made without being opened, if it is still what has the name.
+    fn made(&self, is_it: impl FnOnce(&Held) -> bool) -> Result<Held, CopyError> {
+        let path = self.to.path_of(self.becomes);
+        let held = self.to.hold(self.becomes).map_err(CopyError::writing(path.clone()))?;
+        if is_it(&held) {
+            return Ok(held);
+        }
+        let replaced = io::Error::other("another program has put something else in its place");
+        Err(CopyError::writing(path)(replaced))
     }
-    let special = if kind.is_fifo() {
-        FileType::Fifo
-    } else if kind.is_socket() {
-        FileType::Socket
-    } else if kind.is_char_device() {
-        FileType::CharacterDevice
-    } else {
-        FileType::BlockDevice
-    };
-    let made = rustix::fs::mknodat(CWD, to, special, Mode::RUSR | Mode::WUSR, meta.rdev());
-    made.map_err(|error| CopyError::at(to, error.into()))
 }
 
-fn copy_data(from: &Path, to: &Path, copied: &mut Copied) -> Result<(), CopyError> {
-    let unread = |error: io::Error| CopyError::at(from, error);
-    let unwritten = |error: io::Error| CopyError::at(to, error);
-    let mut source = File::open(from).map_err(unread)?;
+/// Copies the bytes of a file; how many there were.
+fn copy_data(
+    (mut source, from): (File, &Path),
+    (mut target, to): (&File, &Path),
+) -> Result<u64, CopyError> {
+    let unread = |error: io::Error| CopyError::reading(from.to_owned())(error);
+    let unwritten = |error: io::Error| CopyError::writing(to.to_owned())(error);
     let len = source.metadata().map_err(unread)?.len();
-    let target = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
-    let mut target = target.map_err(unwritten)?;
     let mut buffer = vec![0; BUFFER_BYTES];
-    let mut at = 0;
+    let (mut at, mut bytes) = (0, 0);
     while at < len {
         let data = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
             Ok(data) => data,
@@ -126,8 +163,7 @@ fn copy_data(from: &Path, to: &Path, copied: &mut Copied) -> Result<(), CopyErro
         let end = rustix::fs::seek(&source, SeekFrom::Hole(data));
         let end = end.map_err(|error| unread(error.into()))?;
         rustix::fs::seek(&source, SeekFrom::Start(data)).map_err(|error| unread(error.into()))?;
-        rustix::fs::seek(&target, SeekFrom::Start(data))
-            .map_err(|error| unwritten(error.into()))?;
+        rustix::fs::seek(target, SeekFrom::Start(data)).map_err(|error| unwritten(error.into()))?;
         at = data;
         while at < end {
             let most = buffer.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
@@ -137,55 +173,70 @@ fn copy_data(from: &Path, to: &Path, copied: &mut Copied) -> Result<(), CopyErro
             }
             target.write_all(&buffer[..read]).map_err(unwritten)?;
             at += read as u64;
-            copied.bytes += read as u64;
+            bytes += read as u64;
         }
     }
     target.set_len(len).map_err(unwritten)?;
-    target.sync_all().map_err(unwritten)
+    target.sync_all().map_err(unwritten)?;
+    Ok(bytes)
 }
 
-fn set_attributes(from: &Path, to: &Path, meta: &fs::Metadata) -> Result<(), CopyError> {
-    let unwritten = |error: rustix::io::Errno| CopyError::at(to, error.into());
-    let here = fs::symlink_metadata(to).map_err(|error| CopyError::at(to, error))?;
-    if (here.uid(), here.gid()) != (meta.uid(), meta.gid()) {
-        let owner = (Some(Uid::from_raw(meta.uid())), Some(Gid::from_raw(meta.gid())));
-        match rustix::fs::chownat(CWD, to, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW) {
+fn set_attributes(
+    (from, from_path): (&Held, &Path),
+    (to, to_path): (&Held, &Path),
+) -> Result<(), CopyError> {
+    let unread = || CopyError::reading(from_path.to_owned());
+    let unwritten = || CopyError::writing(to_path.to_owned());
+    let (stat, here) = (from.stat(), to.stat());
+    let mut is_given = true;
+    if (here.st_uid, here.st_gid) != (stat.st_uid, stat.st_gid) {
+        match to.set_owner(stat.st_uid, stat.st_gid) {
             // Only the superuser gives files away.
-            Ok(()) | Err(rustix::io::Errno::PERM) => {}
-            Err(error) => return Err(unwritten(error)),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => is_given = false,
+            given => given.map_err(unwritten())?,
         }
     }
-    if !meta.is_symlink() {
-        copy_xattrs(from, to)?;
-        let mode = fs::Permissions::from_mode(meta.mode() & 0o7777);
-        fs::set_permissions(to, mode).map_err(|error| CopyError::at(to, error))?;
+    if from.kind() != FileType::Symlink {
+        for (name, value) in from.xattrs().map_err(unread())? {
+            to.set_xattr(&name, &value).map_err(unwritten())?;
+        }
+        to.set_mode(kept_mode(stat.st_mode, from.kind(), is_given)).map_err(unwritten())?;
     }
     let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
     let times = Timestamps {
-        last_access: time(meta.atime(), meta.atime_nsec()),
-        last_modification: time(meta.mtime(), meta.mtime_nsec()),
+        last_access: time(stat.st_atime, stat.st_atime_nsec as _),
+        last_modification: time(stat.st_mtime, stat.st_mtime_nsec as _),
     };
-    rustix::fs::utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(unwritten)
+    to.set_times(&times).map_err(unwritten())
 }
 
-fn copy_xattrs(from: &Path, to: &Path) -> Result<(), CopyError> {
-    let unread = |error: rustix::io::Errno| CopyError::at(from, error.into());
-    let mut names = vec![0; MAX_XATTR_BYTES];
-    let len = rustix::fs::llistxattr(from, &mut names[..]).map_err(unread)?;
-    for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let mut value = vec![0; MAX_XATTR_BYTES];
-        let len = rustix::fs::lgetxattr(from, name, &mut value[..]).map_err(unread)?;
-        let set = rustix::fs::lsetxattr(to, name, &value[..len], XattrFlags::empty());
-        set.map_err(|error| CopyError::at(to, error.into()))?;
+/// The mode of a copy. A program that ran as its owner must not run as the user who copied it.
+fn kept_mode(mode: u32, kind: FileType, is_given: bool) -> u32 {
+    match is_given || kind == FileType::Directory {
+        true => mode & 0o7777,
+        false => mode & 0o1777,
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
+
+    fn copy(
+        from: &Path,
+        to: &Path,
+        progress: &mut dyn FnMut(&Copied, &Path),
+    ) -> Result<Copied, CopyError> {
+        let split = |path: &Path| {
+            let directory = Directory::open(path.parent().expect("not the root")).expect("opens");
+            (directory, path.file_name().expect("a name").to_owned())
+        };
+        let (from, to) = (split(from), split(to));
+        copy_tree((&from.0, &from.1), (&to.0, &to.1), progress)
+    }
 
     #[test]
     fn a_tree_is_copied_with_all_that_is_said_of_it() -> io::Result<()> {
@@ -198,18 +249,104 @@ mod tests {
         holes.set_len(3 << 20)?;
         std::os::unix::fs::FileExt::write_all_at(&holes, b"middle", 1 << 20)?;
         symlink("nowhere", from.join("a/link"))?;
-        let times = fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH + LINE_EVERY);
+        let five = std::time::UNIX_EPOCH + std::time::Duration::from_secs(5);
+        let times = fs::FileTimes::new().set_modified(five);
         File::open(from.join("a"))?.set_times(times)?;
-        let copied = copy_tree(&from, &to, true).map_err(|error| error.error)?;
-        assert_eq!(copied.files, 3);
+        let fifo = rustix::fs::CWD;
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(fifo, from.join("a/b/fifo"), FileType::Fifo, mode, 0)?;
+        let copied = copy(&from, &to, &mut |_, _| {}).map_err(|error| error.error)?;
+        assert_eq!(copied.files, 4);
         assert_eq!(fs::read(to.join("a/text"))?, b"text");
         assert_eq!(fs::metadata(to.join("a/text"))?.mode() & 0o7777, 0o640);
         assert_eq!(fs::read(to.join("holes"))?, fs::read(from.join("holes"))?);
         assert_eq!(fs::read_link(to.join("a/link"))?, Path::new("nowhere"));
         assert_eq!(fs::metadata(to.join("a"))?.mtime(), 5);
         assert!(fs::metadata(to.join("a/b"))?.is_dir());
+        assert_eq!(fs::metadata(to.join("a/b/fifo"))?.mode(), 0o010700);
         // Nothing is overwritten.
-        assert!(copy_tree(&from, &to, true).is_err());
+        assert!(copy(&from, &to, &mut |_, _| {}).is_err());
         Ok(())
+    }
+
+    /// Another member of a shared volume replaced a directory by a link while root restored it: files of the member's
+    /// choice appeared outside the mount, and root's files could have been copied into it.
+    #[test]
+    fn a_directory_that_becomes_a_link_meanwhile_leads_nowhere() -> io::Result<()> {
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        enum Side {
+            From,
+            To,
+        }
+        let (mut step, mut finished) = (0, 0);
+        // At each step of the copy, one of its directories is replaced; until no step is left.
+        while finished < 2 {
+            finished = 0;
+            for side in [Side::From, Side::To] {
+                let scratch = tempfile::tempdir()?;
+                let place = |name: &str| scratch.path().join(name);
+                let (from, to, outside) = (place("from"), place("to"), place("outside"));
+                fs::create_dir_all(from.join("b"))?;
+                fs::create_dir_all(outside.join("b"))?;
+                for file in ["a", "b/c", "d"] {
+                    fs::write(from.join(file), "then")?;
+                    // Nothing of this name keeps a copy from being made there.
+                    if side == Side::From {
+                        fs::write(outside.join(file), "secret")?;
+                    }
+                }
+                let outside_times = fs::metadata(&outside)?.mtime_nsec();
+                let (mut passed, mut swapped) = (0, false);
+                let mut swap = |_: &Copied, _: &Path| {
+                    passed += 1;
+                    if passed != step + 1 {
+                        return;
+                    }
+                    swapped = true;
+                    let victim = if side == Side::From { &from } else { &to };
+                    for (name, target) in [("b", outside.join("b")), ("", outside.clone())] {
+                        let path = if name.is_empty() { victim.clone() } else { victim.join(name) };
+                        if fs::rename(&path, place(&format!("aside{name}"))).is_ok() {
+                            symlink(&target, &path).expect("a link");
+                        }
+                    }
+                };
+                let copied = copy(&from, &to, &mut swap);
+                finished += usize::from(!swapped);
+                assert!(copied.is_ok() || swapped, "{copied:?}");
+                let context = format!("{side:?} swapped at step {step}");
+                // Nothing was written outside.
+                let names = |path: &Path| -> io::Result<usize> { Ok(fs::read_dir(path)?.count()) };
+                let there = if side == Side::From { (3, 1) } else { (1, 0) };
+                assert_eq!((names(&outside)?, names(&outside.join("b"))?), there, "{context}");
+                assert_eq!(fs::metadata(&outside)?.mtime_nsec(), outside_times, "{context}");
+                // And nothing read there.
+                let mut waiting = vec![place("to"), place("aside"), place("asideb")];
+                while let Some(path) = waiting.pop() {
+                    match fs::symlink_metadata(&path) {
+                        Ok(meta) if meta.is_dir() => {
+                            for entry in fs::read_dir(&path)? {
+                                waiting.push(entry?.path());
+                            }
+                        }
+                        Ok(meta) if meta.is_file() => {
+                            assert_ne!(fs::read(&path)?, b"secret", "{context}: {path:?}");
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            step += 1;
+        }
+        assert!(step > 6, "a step for each name, and for the attributes of directories");
+        Ok(())
+    }
+
+    #[test]
+    fn a_program_that_changes_owners_loses_the_right_to_run_as_its_owner() {
+        assert_eq!(kept_mode(0o106755, FileType::RegularFile, true), 0o6755);
+        assert_eq!(kept_mode(0o106755, FileType::RegularFile, false), 0o755);
+        // There the bit says whose group new files have.
+        assert_eq!(kept_mode(0o042775, FileType::Directory, false), 0o2775);
     }
 }

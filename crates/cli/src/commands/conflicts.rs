@@ -3,17 +3,19 @@
 //!
 //! They are known by their names ([`ConflictName`]), so this reads directories and nothing else.
 
-use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use atoll_volume::shared::merged::ConflictName;
+use rustix::fs::FileType;
 use serde::Serialize;
 
+use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
 use crate::mounted_past::is_in_shared_mount;
-use crate::output::{Output, Part};
+use crate::output::{Output, Part, json_text};
 
 /// Arguments of `atoll conflicts`.
 #[derive(clap::Args, Debug)]
@@ -37,7 +39,11 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Shown {
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     beside: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside_hex: Option<String>,
     user: String,
     time: String,
 }
@@ -48,15 +54,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
     let mut unread = Vec::new();
+    beneath::open_many_files();
     for path in paths {
-        let top = fs::metadata(path)
-            .map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-        if !top.is_dir() {
-            let what = format!("{} is not a directory", path.display());
-            return Err(Failure::new(Exit::Usage, what));
-        }
+        let top = Directory::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotADirectory => {
+                Failure::new(Exit::Usage, format!("{} is not a directory", path.display()))
+            }
+            _ => Failure::io(format!("cannot read {}", path.display()), &error),
+        })?;
         let mut shown = 0;
-        walk(path, top.dev(), &mut unread, &mut |directory, conflict| {
+        walk(top, &mut unread, &mut |directory, conflict| {
             shown += usize::from(show(&mut output, args.json, directory, conflict)?);
             Ok(())
         })?;
@@ -77,40 +84,44 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Visits all names of conflicts below a directory, on its file system alone.
+/// Visits all names of conflicts below a directory, on its file system alone. Others may change the tree meanwhile.
 fn walk(
-    top: &Path,
-    device: u64,
+    top: Directory,
     unread: &mut Vec<String>,
     visit: &mut impl FnMut(&Path, &[u8]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut waiting = vec![top.to_owned()];
-    while let Some(directory) = waiting.pop() {
-        let entries =
-            match fs::read_dir(&directory).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
-                Ok(entries) => entries,
-                Err(error) => {
-                    unread.push(format!("{}: {error}", directory.display()));
-                    continue;
+    let device = top.stat().map(|stat| stat.st_dev).ok();
+    let mut levels: Vec<(Directory, std::vec::IntoIter<OsString>)> = Vec::new();
+    let mut next = Some(top);
+    loop {
+        if let Some(directory) = next.take() {
+            match directory.names() {
+                Ok(names) => {
+                    for name in names.iter().map(|name| name.as_bytes()) {
+                        if ConflictName::parse(name).is_some() {
+                            visit(directory.path(), name)?;
+                        }
+                    }
+                    levels.push((directory, names.into_iter()));
                 }
-            };
-        let mut names: Vec<_> =
-            entries.into_iter().map(|entry| entry.file_name().into_vec()).collect();
-        names.sort();
-        for name in &names {
-            if ConflictName::parse(name).is_some() {
-                visit(&directory, name)?;
+                Err(error) => unread.push(format!("{}: {error}", directory.path().display())),
             }
         }
-        for name in names.iter().rev() {
-            let path = directory.join(std::ffi::OsStr::from_bytes(name));
-            // What is gone meanwhile is no conflict any more.
-            if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir() && meta.dev() == device) {
-                waiting.push(path);
+        let Some((directory, names)) = levels.last_mut() else { return Ok(()) };
+        let Some(name) = names.next() else {
+            levels.pop();
+            continue;
+        };
+        // What is gone meanwhile is no conflict any more.
+        let Ok(held) = directory.hold(&name) else { continue };
+        if held.kind() == FileType::Directory && Some(held.stat().st_dev) == device {
+            let path = directory.path_of(&name);
+            match held.open_directory(path.clone()) {
+                Ok(below) => next = Some(below),
+                Err(error) => unread.push(format!("{}: {error}", path.display())),
             }
         }
     }
-    Ok(())
 }
 
 /// Shows a name if it is one of a conflict; whether it is.
@@ -121,12 +132,14 @@ fn show(output: &mut Output, json: bool, directory: &Path, name: &[u8]) -> Resul
     let directory = directory.strip_prefix(".").unwrap_or(directory);
     let path = directory.join(std::ffi::OsStr::from_bytes(name));
     if json {
+        let beside = directory.join(std::ffi::OsStr::from_bytes(beside));
+        let (path, path_hex) = json_text(path.as_os_str().as_bytes());
+        let (beside, beside_hex) = json_text(beside.as_os_str().as_bytes());
         let shown = Shown {
-            path: path.to_string_lossy().into_owned(),
-            beside: directory
-                .join(std::ffi::OsStr::from_bytes(beside))
-                .to_string_lossy()
-                .into_owned(),
+            path,
+            path_hex,
+            beside,
+            beside_hex,
             user: user.to_owned(),
             time: time.to_owned(),
         };

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use atoll_env::Env;
 use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, volume_group};
+use atoll_node::shell_word;
 use atoll_volume::shared::access::groups::{
     add_member, add_volume_member, begin_epoch, change_volume, remove_member,
 };
@@ -13,6 +14,7 @@ use atoll_volume::shared::access::readers::{
     add_reader, add_reading_group, remove_reader, remove_reading_group,
 };
 use atoll_volume::shared::access::{GroupRecord, VolumeRecord, read_group};
+use atoll_volume::shared::inode::InodeKey;
 use serde::Serialize;
 
 use crate::connection;
@@ -221,7 +223,8 @@ async fn grant_on_path(
         return Err(reads_whole(what));
     }
     let (_, path) = split(&args.target);
-    owned.find(path, what).await?;
+    // Before anything is changed, and once: meanwhile another member may give the name to something else.
+    let top = owned.find(path, what).await?;
     let blocks = &owned.blocks;
     let mut group = OwnGroup::open(&path_group(&owned.name, path), env, global)?;
     group.make(env, blocks, what).await?;
@@ -230,7 +233,7 @@ async fn grant_on_path(
     added.map_err(|error| shared_volume::failure(what, error))?;
     let readers = let_read(env, owned, group.id(), what).await?;
     let with = |groups: &[GroupId]| group.with(groups);
-    let rebound = rebind_at(env, owned, path, &with, (what, global)).await?;
+    let rebound = rebind_from(env, owned, top, &with, (what, global)).await?;
     let done = Done {
         user: Some(UserAddress(user).to_string()),
         until_unix_secs: args.until.map(|_| until_secs),
@@ -322,8 +325,9 @@ pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Fai
         vec![format!("{}: the group may not write it any more, {rebound} changed", args.target)];
     if !is_whole(path) {
         lines.push(format!(
-            "what was moved or linked out of the path keeps the group; `atoll revoke {volume} GROUP` takes it away \
-             everywhere"
+            "what was moved or linked out of the path keeps the group; `atoll revoke {} GROUP` takes it away \
+             everywhere",
+            shell_word(volume)
         ));
     }
     if owned.record.is_encrypted {
@@ -333,7 +337,8 @@ pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Fai
                 "its members can read what is written until somebody is revoked with --now".into()
             }
             false => format!(
-                "its members can read the volume still; `atoll revoke {volume} GROUP` ends that"
+                "its members can read the volume still; `atoll revoke {} GROUP` ends that",
+                shell_word(volume)
             ),
         });
     }
@@ -371,7 +376,10 @@ async fn user_on_path(
         _ if !user::has_group(&dir, &name) => {
             return Err(Failure::new(Exit::NotFound, what)
                 .because("no user was granted this path from this node")
-                .advice(format!("`atoll revoke {} USER` is about the whole volume.", owned.name)));
+                .advice(format!(
+                    "`atoll revoke {} USER` is about the whole volume.",
+                    shell_word(&owned.name)
+                )));
         }
         _ => {}
     }
@@ -608,6 +616,17 @@ async fn rebind_at(
     (what, global): (&str, &Global),
 ) -> Result<u64, Failure> {
     let top = owned.find(path, what).await?;
+    rebind_from(env, owned, top, groups, (what, global)).await
+}
+
+/// The same from a directory or file that was found before.
+async fn rebind_from(
+    env: &Env,
+    owned: &Owned,
+    top: InodeKey,
+    groups: &(dyn Fn(&[GroupId]) -> Vec<GroupId> + Sync),
+    (what, global): (&str, &Global),
+) -> Result<u64, Failure> {
     let user = user::key(&user::directory(global)?)?;
     let report = owned.rebind(env, user, top, groups, (what, global.quiet)).await?;
     if !global.quiet {

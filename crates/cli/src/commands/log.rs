@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::failure::{Exit, Failure};
 use crate::moment;
 use crate::mounted_past::InMount;
-use crate::output::{Output, Part};
+use crate::output::{Output, Part, json_text};
 use crate::units;
 
 /// The attribute of a file in a mount.
@@ -42,6 +42,8 @@ pub(crate) struct Args {
 #[derive(Serialize, Debug, PartialEq)]
 struct Version {
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     what: String,
     time: String,
     unix_ms: u64,
@@ -69,7 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn versions(path: &Path, what: &str) -> Result<Vec<Version>, Failure> {
-    let text = match attribute(path) {
+    let mut value = vec![0; MAX_BYTES];
+    let present = rustix::fs::lgetxattr(path, XATTR, &mut value).map_err(io::Error::from);
+    let text = match present.map(|len| value[..len].to_vec()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let then = InMount::of(path, what)?.newest_then();
             let then = then.map_err(|error| Failure::io(what, &error))?;
@@ -77,7 +81,7 @@ fn versions(path: &Path, what: &str) -> Result<Vec<Version>, Failure> {
                 Failure::new(Exit::NotFound, what)
                     .because("it is not there, and in no state that is kept")
             })?;
-            attribute(&then)
+            then.xattr(XATTR)
         }
         found => found,
     };
@@ -88,16 +92,11 @@ fn versions(path: &Path, what: &str) -> Result<Vec<Version>, Failure> {
             false => Failure::io(what, &error),
         }
     })?;
+    let text = String::from_utf8_lossy(&text);
     let lines = text.lines().map(|line| parse(path, line));
     let bad =
         || Failure::new(Exit::Failed, what).because("the mount is of another program version");
     lines.map(|line| line.ok_or_else(bad)).collect()
-}
-
-fn attribute(path: &Path) -> io::Result<String> {
-    let mut value = vec![0; MAX_BYTES];
-    let len = rustix::fs::lgetxattr(path, XATTR, &mut value)?;
-    Ok(String::from_utf8_lossy(&value[..len]).into_owned())
 }
 
 fn parse(path: &Path, line: &str) -> Option<Version> {
@@ -105,8 +104,10 @@ fn parse(path: &Path, line: &str) -> Option<Version> {
     let [what, unix_ms, user, state, kind, size, label] = fields[..] else { return None };
     let unix_ms = unix_ms.parse().ok()?;
     let given = |field: &str| Some(field.to_owned()).filter(|field| field != "-");
+    let (path, path_hex) = json_text(path.as_os_str().as_bytes());
     Some(Version {
-        path: path.to_string_lossy().into_owned(),
+        path,
+        path_hex,
         what: what.to_owned(),
         time: moment::written(unix_ms),
         unix_ms,

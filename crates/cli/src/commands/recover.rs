@@ -1,18 +1,20 @@
 //! `atoll volume recover`: what was written through a mount and is not in its volume.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+use atoll_node::shell_word;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, FileSystem, InodeNumber, OpenFlags};
 use atoll_volume::owned::{WritableFs, WriteOptions};
 use serde::Serialize;
 
+use crate::beneath::Directory;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -101,7 +103,7 @@ fn show(args: &Args, pending: &Pending) -> Result<(), Failure> {
 fn describe(pending: &Pending) -> Vec<String> {
     let Pending { name, bytes, mounted, set_aside, .. } = pending;
     let mut lines = Vec::new();
-    let size = units::size(*bytes);
+    let (size, name) = (units::size(*bytes), shell_word(name));
     match (*bytes, mounted) {
         (0, _) => lines.push("nothing waits for the ring".to_owned()),
         (_, true) => {
@@ -125,7 +127,8 @@ fn describe(pending: &Pending) -> Vec<String> {
 fn recover_shared(args: &Args, spools: &[Pending], node: &Path) -> Result<(), Failure> {
     let what = format!("cannot recover {}", args.name);
     if args.destination.is_some() {
-        let how = format!("`atoll mount {} DIR` shows the files; copy them from there.", args.name);
+        let name = shell_word(&args.name);
+        let how = format!("`atoll mount {name} DIR` shows the files; copy them from there.");
         return Err(Failure::new(Exit::Usage, what).because("it is a shared volume").advice(how));
     }
     let mut output = Output::new();
@@ -199,7 +202,7 @@ async fn copy(
         owner: own_volume::owner(),
         ..WriteOptions::default()
     };
-    fs::create_dir(destination)
+    let into = Directory::make(destination)
         .map_err(|error| Failure::io(format!("{what} to {}", destination.display()), &error))?;
     let open = async |aside: &Path| {
         let spool = SpoolOnDisk::open(aside.to_owned()).map_err(|error| error.to_string())?;
@@ -211,12 +214,16 @@ async fn copy(
     };
     let mut recovered = Recovered::default();
     for aside in &pending.set_aside {
-        let into = destination.join(aside.file_name().unwrap_or_default());
+        let name = aside.file_name().unwrap_or_default();
         let copied = match open(aside).await {
             Ok((fs, missing)) => {
                 let missing = missing.map(|why| format!("later changes cannot be read: {why}"));
                 recovered.missing.extend(missing);
-                copy_all(&fs, &into, &mut recovered).await.map_err(|error| error.to_string())
+                match into.make_child(name) {
+                    Ok(into) => copy_all(&fs, &into, &mut recovered).await,
+                    Err(error) => Err(error),
+                }
+                .map_err(|error| error.to_string())
             }
             Err(why) => Err(why),
         };
@@ -249,14 +256,14 @@ fn tell(
         return Err(Failure::new(Exit::Failed, what).because(missing.join("; ")));
     }
     if !args.json && !global.quiet {
-        eprintln!("`atoll volume recover {} --discard` removes them from the node", args.name);
+        let name = shell_word(&args.name);
+        eprintln!("`atoll volume recover {name} --discard` removes them from the node");
     }
     Ok(())
 }
 
 /// Copies what was written through a mount; what cannot be copied is told.
-async fn copy_all(fs: &WritableFs, into: &Path, recovered: &mut Recovered) -> io::Result<()> {
-    fs::create_dir(into)?;
+async fn copy_all(fs: &WritableFs, into: &Directory, recovered: &mut Recovered) -> io::Result<()> {
     for (path, is_there) in fs.changed_names().await.map_err(os_error)? {
         if !is_there {
             recovered.removed.push(escaped(&path));
@@ -286,17 +293,15 @@ async fn find(fs: &WritableFs, path: &[u8]) -> Result<Entry, Errno> {
 async fn copy_file(
     fs: &WritableFs,
     path: &[u8],
-    into: &Path,
+    into: &Directory,
     recovered: &mut Recovered,
 ) -> io::Result<()> {
     let entry = find(fs, path).await.map_err(os_error)?;
-    let target = into.join(OsStr::from_bytes(path));
     let inode = entry.attr.inode;
     match entry.attr.kind {
         FileKind::Regular => {
-            make_directories_above(&target)?;
-            let mut options = OpenOptions::new();
-            let mut file = options.write(true).create_new(true).mode(0o600).open(&target)?;
+            let (above, name) = directory_above(into, path)?;
+            let mut file = above.make_file(name)?;
             let opening = fs.open(Caller::default(), inode, OpenFlags::READ).await;
             let handle = opening.map_err(os_error)?.handle;
             let mut at = 0;
@@ -313,9 +318,9 @@ async fn copy_file(
             recovered.bytes += at;
         }
         FileKind::Symlink => {
-            make_directories_above(&target)?;
             let link = fs.readlink(inode).await.map_err(os_error)?;
-            symlink(OsStr::from_bytes(&link), &target)?;
+            let (above, name) = directory_above(into, path)?;
+            above.make_link(name, &link)?;
         }
         _ => return Ok(()),
     }
@@ -323,8 +328,16 @@ async fn copy_file(
     Ok(())
 }
 
-fn make_directories_above(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)
+/// Opens the directory that a file belongs into, and makes those that are missing; the file's name is the last one. A
+/// link that has been put on the way is not followed.
+fn directory_above<'a>(into: &Directory, path: &'a [u8]) -> io::Result<(Directory, &'a OsStr)> {
+    let mut names = path.split(|byte| *byte == b'/').map(OsStr::from_bytes);
+    let name = names.next_back().unwrap_or_default();
+    let mut at = into.below(Path::new(""))?;
+    for name in names {
+        at = at.child_or_new(name)?;
+    }
+    Ok((at, name))
 }
 
 /// Gives a copied file its mode, without set-user-ID bits, and its time.
@@ -337,6 +350,22 @@ fn finish(file: &File, entry: &Entry) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file that was recovered could be written through a link that somebody put in the place of its directory.
+    #[test]
+    fn a_recovered_file_stays_in_the_directory_it_belongs_into() -> io::Result<()> {
+        let scratch = tempfile::tempdir()?;
+        let place = |name: &str| scratch.path().join(name);
+        fs::create_dir(place("outside"))?;
+        let into = Directory::make(&place("into"))?;
+        let (above, name) = directory_above(&into, b"a/b/file")?;
+        above.make_file(name)?;
+        assert!(place("into/a/b/file").is_file());
+        std::os::unix::fs::symlink(place("outside"), place("into/a/link"))?;
+        assert!(directory_above(&into, b"a/link/file").is_err());
+        assert!(Directory::make(&place("into")).is_err(), "it is there");
+        Ok(())
+    }
 
     #[test]
     fn what_waits_is_described() {

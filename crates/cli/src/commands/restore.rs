@@ -3,17 +3,24 @@
 //! It is copied out of `.atoll/history` to a name beside its own, and gets that when all of it is there and
 //! on the ring.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use atoll_node::shell_word;
+use rustix::fs::{FileType, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
+use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 use crate::mounted_past::InMount;
 use crate::tree_copy::{Copied, CopyError, copy_tree};
 use crate::units;
+
+/// Between two lines of progress.
+const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Arguments of `atoll restore`.
 #[derive(clap::Args, Debug)]
@@ -44,40 +51,50 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let (path, at) = (&args.path, args.at);
     let what = format!("cannot restore {}", path.display());
-    let then = InMount::of(path, &what)?.then(at, &what)?;
-    if let Err(error) = fs::symlink_metadata(&then) {
-        return Err(match error.kind() {
-            io::ErrorKind::NotFound => Failure::new(Exit::NotFound, &what)
-                .because(format!("it was not there at {at}"))
-                .advice(format!("`atoll log {}` lists its versions.", path.display())),
-            _ => not_read(&what, &then, &error),
-        });
-    }
-    let is_there = fs::symlink_metadata(path).is_ok();
+    let mount = InMount::of(path, &what)?;
+    let place = mount.place().ok_or_else(|| {
+        Failure::new(Exit::Usage, &what).because("the root of a mount cannot be replaced")
+    })?;
+    let (directory, name) = place.map_err(|error| not_written(&what, path, &error))?;
+    beneath::open_many_files();
+    let then = mount.then(at, &what)?;
+    let present = then.and_then(|then| then.hold(name).map(|_| then));
+    let then = present.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::new(Exit::NotFound, &what)
+            .because(format!("it was not there at {at}"))
+            .advice(format!(
+                "`atoll log {}` lists its versions.",
+                shell_word(&path.display().to_string())
+            )),
+        _ => not_read(&what, path, &error),
+    })?;
+    let is_there = directory.hold(name).is_ok();
     if is_there && !args.force {
         return Err(Failure::new(Exit::Failed, &what)
             .because("something has that name now")
             .advice("--force replaces it."));
     }
-    let beside = beside(path).ok_or_else(|| {
-        Failure::new(Exit::Usage, &what).because("the root of a mount cannot be replaced")
-    })?;
-    let copied = copy_tree(&then, &beside, quiet);
+    let beside = free_name(&directory).map_err(|error| not_written(&what, path, &error))?;
+    let mut told = Instant::now();
+    let mut progress = |copied: &Copied, _: &Path| {
+        if !quiet && told.elapsed() >= LINE_EVERY {
+            told = Instant::now();
+            let files = units::counted(copied.files, "file", "files");
+            eprintln!("{files} so far, {}", units::size(copied.bytes));
+        }
+    };
+    let copied = copy_tree((&then, name), (&directory, &beside), &mut progress);
     let placed = copied.and_then(|copied| {
-        place(&beside, path, is_there).map_err(|error| CopyError::at(path, error))?;
+        let error = |error| CopyError { is_reading: false, path: path.clone(), error };
+        give_name(&directory, &beside, name, is_there).map_err(error)?;
         Ok(copied)
     });
-    let Copied { files, bytes, .. } = placed.map_err(|CopyError { path: at, error }| {
+    let Copied { files, bytes } = placed.map_err(|CopyError { is_reading, path: at, error }| {
         // Half of it is of no use to anybody.
-        let _ = remove(&beside);
-        match at.starts_with(&then) {
+        let _ = directory.remove(&beside);
+        match is_reading {
             true => not_read(&what, &at, &error),
-            false => match error.kind() {
-                io::ErrorKind::NotFound => {
-                    Failure::io(&what, &error).advice("Restore the directory first that it was in.")
-                }
-                _ => Failure::io(format!("{what}: {}", at.display()), &error),
-            },
+            false => not_written(&what, &at, &error),
         }
     })?;
     if !quiet {
@@ -94,39 +111,52 @@ fn not_read(what: &str, at: &Path, error: &io::Error) -> Failure {
     )
 }
 
-/// A free name in the same directory.
-fn beside(path: &Path) -> Option<PathBuf> {
-    path.file_name()?;
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let name: OsString = format!(".atoll-restored-{}", std::process::id()).into();
-    Some(directory.unwrap_or(Path::new(".")).join(name))
+fn not_written(what: &str, at: &Path, error: &io::Error) -> Failure {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOENT) => {
+            Failure::io(what, error).advice("Restore the directory first that it was in.")
+        }
+        Some(Errno::NOTDIR | Errno::LOOP) => Failure::io(what, error)
+            .because("a directory above it was replaced by something else meanwhile")
+            .advice("Symbolic links below a mount are not followed. Look at what is there and try again."),
+        _ => Failure::io(format!("{what}: {}", at.display()), error),
+    }
 }
 
-/// Gives what lies beside the path its name, and removes what had that.
-fn place(beside: &Path, path: &Path, is_there: bool) -> io::Result<()> {
+/// A name in a directory that nothing has.
+fn free_name(directory: &Directory) -> io::Result<OsString> {
+    let process = std::process::id();
+    for number in 0..u32::MAX {
+        let name = OsString::from(format!(".atoll-restored-{process}-{number}"));
+        match directory.hold(&name) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(name),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Gives what lies beside a name this name, and removes what had it.
+fn give_name(
+    directory: &Directory,
+    beside: &OsStr,
+    name: &OsStr,
+    is_there: bool,
+) -> io::Result<()> {
+    let rename = |flags| renameat_with(directory, beside, directory, name, flags);
     if !is_there {
-        renameat_with(CWD, beside, CWD, path, RenameFlags::NOREPLACE)?;
-        return sync_directory(path);
+        rename(RenameFlags::NOREPLACE)?;
+        return directory.sync();
     }
-    let is_directory = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.is_dir());
-    if is_directory(beside)? || is_directory(path)? {
-        renameat_with(CWD, beside, CWD, path, RenameFlags::EXCHANGE)?;
-        remove(beside)?;
+    let is_directory =
+        |name: &OsStr| io::Result::Ok(directory.hold(name)?.kind() == FileType::Directory);
+    if is_directory(beside)? || is_directory(name)? {
+        rename(RenameFlags::EXCHANGE)?;
+        directory.remove(beside)?;
     } else {
-        fs::rename(beside, path)?;
+        rename(RenameFlags::empty())?;
     }
-    sync_directory(path)
-}
-
-/// Removals are on the ring when this returns.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path)?.is_dir() {
-        true => fs::remove_dir_all(path),
-        false => fs::remove_file(path),
-    }
+    // Removals are on the ring when this returns.
+    directory.sync()
 }

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use atoll_tfs::stat::USAGE_XATTR;
 use rustix::fs::getxattr;
 use rustix::io::Errno;
 
@@ -39,10 +38,4 @@ pub(super) fn ask_text(path: &Path, question: &str) -> Result<String, Failure> {
 pub(super) fn nonsense(path: &Path) -> Failure {
     Failure::new(Exit::Failed, format!("{} answered nonsense", path.display()))
         .because("another version of atoll may serve it")
-}
-
-/// Whether `path` is on a mounted TFS.
-pub(super) fn is_tfs(path: &Path) -> bool {
-    let mut answer = vec![0; MAX_ANSWER_BYTES];
-    getxattr(path, USAGE_XATTR, &mut answer[..]).is_ok()
 }

@@ -4,27 +4,25 @@
 //! one beside it, which has the attribute from its birth, and renamed over it. A file made in a
 //! transparent directory is transparent; files in it from before keep their kind.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
-use atoll_tfs::stat::TARGET_LOSS_XATTR;
-use rustix::fs::{
-    CWD, FileType, Mode, XattrFlags, fsetxattr, getxattr, listxattr, mknodat, setxattr,
-};
+use atoll_tfs::stat::{TARGET_LOSS_XATTR, USAGE_XATTR};
+use rustix::fs::{FileType, OFlags, XattrFlags, renameat, setxattr};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use super::{ask, device};
+use crate::beneath::{Directory, Held};
 use crate::failure::{Exit, Failure};
 use crate::runtime::until_done;
 use crate::units;
 
 /// The attribute.
 const FLAG: &str = "user.tfs.transparent";
-
-/// The longest value of an attribute, and list of names, that Linux hands out.
-const MAX_XATTR_BYTES: usize = 64 << 10;
 
 /// Arguments of `atoll tfs set`.
 #[derive(clap::Args, Debug)]
@@ -123,85 +121,128 @@ fn set_target_loss(path: &Path, rate: u64) -> Result<(), Failure> {
 }
 
 fn set(path: &Path, transparent: bool) -> io::Result<()> {
-    let found = fs::symlink_metadata(path)?;
+    let (above, name) = match path.file_name() {
+        Some(name) => (path.parent().unwrap_or(Path::new("")), name),
+        None => (path, OsStr::new(".")),
+    };
+    let directory = Directory::open(above)?;
+    let found = directory.hold(name)?;
     // Elsewhere the attribute would be kept as any other, and mean nothing.
-    if !ask::is_tfs(path) {
+    if !found.has_xattr(USAGE_XATTR) {
         return Err(Errno::OPNOTSUPP.into());
     }
-    if is_transparent(path)? == transparent {
+    if is_transparent(&found)? == transparent {
         return Ok(());
     }
-    if found.is_dir() || (found.is_file() && found.len() == 0) {
-        return mark(path, transparent);
+    match found.kind() {
+        FileType::Directory => mark(&found, transparent),
+        FileType::RegularFile if found.stat().st_size == 0 => mark(&found, transparent),
+        FileType::RegularFile if found.stat().st_nlink > 1 => {
+            let why = "a file with several names cannot be transparent";
+            Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+        }
+        FileType::RegularFile => replace(&directory, name, transparent, &found),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file and no directory")),
     }
-    if !found.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file and no directory"));
-    }
-    if found.nlink() > 1 {
-        let why = "a file with several names cannot be transparent";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    }
-    replace(path, transparent, &found)
 }
 
 /// Whether the attribute is there.
-fn is_transparent(path: &Path) -> io::Result<bool> {
-    let mut value = [0; 16];
-    match getxattr(path, FLAG, &mut value[..]) {
-        Ok(len) => Ok(value[..len] == *b"1"),
-        Err(Errno::NODATA) => Ok(false),
-        Err(error) => Err(error.into()),
+fn is_transparent(found: &Held) -> io::Result<bool> {
+    match found.xattr(FLAG) {
+        Ok(value) => Ok(value == b"1"),
+        Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
-fn mark(path: &Path, transparent: bool) -> io::Result<()> {
-    let value: &[u8] = if transparent { b"1" } else { b"0" };
-    Ok(setxattr(path, FLAG, value, XattrFlags::empty())?)
+fn mark(file: &Held, transparent: bool) -> io::Result<()> {
+    file.set_xattr(OsStr::new(FLAG), if transparent { b"1" } else { b"0" })
 }
 
 /// Copies a file into a new one of the other kind and puts that in its place.
-fn replace(path: &Path, transparent: bool, found: &fs::Metadata) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.new", std::process::id()));
-    let beside = path.with_file_name(name);
-    let made = copy(path, &beside, transparent, found).and_then(|()| fs::rename(&beside, path));
-    if made.is_err() {
-        let _ = fs::remove_file(&beside);
+fn replace(directory: &Directory, name: &OsStr, transparent: bool, found: &Held) -> io::Result<()> {
+    let mut beside = name.to_os_string();
+    beside.push(format!(".{}.new", std::process::id()));
+    // Made without being opened: one that is open cannot choose what it is.
+    directory.make_node(&beside, FileType::RegularFile, 0)?;
+    let placed = copy(found, directory, &beside, transparent)
+        .and_then(|()| Ok(renameat(directory, &beside, directory, name)?));
+    if placed.is_err() {
+        let _ = directory.remove(&beside);
     }
-    made
+    placed
 }
 
-fn copy(from: &Path, to: &Path, transparent: bool, found: &fs::Metadata) -> io::Result<()> {
-    let mut source = File::open(from)?;
-    // Made without being opened: one that is open cannot choose what it is.
-    mknodat(CWD, to, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0)?;
-    mark(to, transparent)?;
-    let mut target = OpenOptions::new().write(true).open(to)?;
+/// Fills an empty file that was just made. Users who may write the directory could put another one in its place.
+fn copy(from: &Held, directory: &Directory, to: &OsStr, transparent: bool) -> io::Result<()> {
+    let made = directory.hold(to)?;
+    let stat = *made.stat();
+    let is_ours = stat.st_uid == geteuid().as_raw() && stat.st_nlink == 1 && stat.st_size == 0;
+    if made.kind() != FileType::RegularFile || !is_ours {
+        return Err(io::Error::other("another program has put something in the place of its copy"));
+    }
+    mark(&made, transparent)?;
+    let mut source = from.open_file(OFlags::RDONLY)?;
+    let mut target = made.open_file(OFlags::WRONLY)?;
     io::copy(&mut source, &mut target)?;
+    let found = source.metadata()?;
     // Only root may give files away; others' copies are theirs already.
     let _ = fchown(&target, Some(found.uid()), Some(found.gid()));
     target.set_permissions(found.permissions())?;
     // After the mode, which would change the mask of an access control list.
-    copy_attributes(from, &target)?;
+    copy_attributes(from, &made)?;
     target.set_modified(found.modified()?)?;
     target.sync_all()
 }
 
 /// Copies extended attributes, access control lists among them, but for the one that differs.
-fn copy_attributes(from: &Path, to: &File) -> io::Result<()> {
-    let mut names = vec![0; MAX_XATTR_BYTES];
-    let len = listxattr(from, &mut names[..])?;
-    for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        if name == FLAG.as_bytes() {
+fn copy_attributes(from: &Held, to: &Held) -> io::Result<()> {
+    for (name, value) in from.xattrs()? {
+        if name == FLAG {
             continue;
         }
-        let mut value = vec![0; MAX_XATTR_BYTES];
-        let len = getxattr(from, name, &mut value[..])?;
-        match fsetxattr(to, name, &value[..len], XattrFlags::empty()) {
+        match to.set_xattr(&name, &value) {
             // A capability is root's to give.
-            Err(Errno::PERM) if name.starts_with(b"security.") => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && name.as_bytes().starts_with(b"security.") => {}
             set => set?,
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Root copied a file of a user, who put a link in the place of the file or of its copy meanwhile: root read and
+    /// wrote what the link led to.
+    #[test]
+    fn a_link_in_the_place_of_a_file_or_of_its_copy_is_refused() -> io::Result<()> {
+        let scratch = tempfile::tempdir()?;
+        let place = |name: &str| scratch.path().join(name);
+        fs::write(place("secret"), "secret")?;
+        fs::write(place("file"), "own")?;
+        fs::write(place("full"), "full")?;
+        fs::write(place("two"), "")?;
+        fs::hard_link(place("two"), place("names"))?;
+        symlink(place("secret"), place("link"))?;
+        let directory = Directory::open(scratch.path())?;
+        let held = |name: &str| directory.hold(OsStr::new(name));
+        for to in ["link", "full", "two"] {
+            let before = fs::read(place(to))?;
+            assert!(copy(&held("file")?, &directory, OsStr::new(to), false).is_err(), "{to}");
+            assert_eq!(fs::read(place(to))?, before, "{to}");
+        }
+        directory.make_node(OsStr::new("new"), FileType::RegularFile, 0)?;
+        assert!(copy(&held("link")?, &directory, OsStr::new("new"), false).is_err());
+        assert_eq!(fs::read(place("new"))?, b"");
+        copy(&held("file")?, &directory, OsStr::new("new"), false)?;
+        assert_eq!(fs::read(place("new"))?, b"own");
+        Ok(())
+    }
 }

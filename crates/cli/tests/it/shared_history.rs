@@ -28,10 +28,21 @@ fn what_was_there_a_minute_ago_is_shown_logged_and_restored() {
     fs::write(mount.join("plans/one"), "first").expect("writes");
     fs::write(mount.join("plans/two"), "stays").expect("writes");
     std::os::unix::fs::symlink("one", mount.join("plans/link")).expect("makes");
+    let outside = ring.path("outside");
+    fs::create_dir(&outside).expect("makes");
+    fs::write(outside.join("secret"), "not of the volume").expect("writes");
+    std::os::unix::fs::symlink(&outside, mount.join("out")).expect("makes");
     let before = states(&mount).len();
     until("a minute ends", || states(&mount).len() > before);
     let state = states(&mount).pop().expect("it has just come");
     let then = mount.join(".atoll/history").join(&state);
+    // A link of then leads nowhere now: what it leads to is of this machine, and could be root's.
+    fs::remove_file(mount.join("out")).expect("removes");
+    fs::create_dir(mount.join("out")).expect("makes");
+    let mut out = atoll();
+    run(out.arg("restore").arg(mount.join("out/secret")).args(["--at", &state]))
+        .failed(1, &["cannot be read"]);
+    fs::remove_dir(mount.join("out")).expect("it is empty");
     let listed = ring.nodes[0].atoll(["volume", "history", "team"]).ok().stdout;
     assert!(listed.lines().any(|line| line == state), "{state}: {listed}");
     fs::write(mount.join("plans/one"), "second").expect("writes");
