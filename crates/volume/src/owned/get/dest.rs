@@ -10,7 +10,7 @@ use std::sync::Arc;
 use atoll_key::BlockHash;
 use atoll_vfs::{FileTime, MAX_NAME_BYTES};
 use bytes::Bytes;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::GetTreeError;
@@ -62,19 +62,19 @@ pub(super) fn wrong(path: &Path) -> impl FnOnce(Errno) -> GetTreeError {
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl DestDir {
-    /// Opens or makes the top directory. A symbolic link there is followed: the caller
-    /// named it.
+    /// Opens or makes the top directory. A symbolic link there is followed, since the caller
+    /// named it, but not one that takes the place of a directory that was just made.
     pub(super) fn top(
         pool: &Arc<PoolShared>,
         path: &Path,
         attributes: Attributes,
     ) -> Result<Arc<DestDir>, GetTreeError> {
-        let fresh = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
-            Ok(()) => true,
-            Err(Errno::EXIST) => false,
+        let (fresh, flags) = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
+            Ok(()) => (true, DIRECTORY | OFlags::NOFOLLOW),
+            Err(Errno::EXIST) => (false, DIRECTORY),
             Err(error) => return Err(wrong(path)(error)),
         };
-        let fd = rustix::fs::open(path, DIRECTORY, Mode::empty()).map_err(wrong(path))?;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(wrong(path))?;
         Ok(DestDir::opened(pool, fd, path.to_path_buf(), attributes, None, fresh))
     }
 
@@ -171,7 +171,8 @@ pub(super) fn is_there(
     mode: u32,
     mtime: FileTime,
 ) -> bool {
-    let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { return false };
+    let Ok(fd) = hold(dir, name) else { return false };
+    let Ok(stat) = rustix::fs::fstat(&fd) else { return false };
     let same = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_size as u64 == size_bytes
         && stat.st_mtime == mtime.secs
@@ -179,20 +180,20 @@ pub(super) fn is_there(
     if !same || stat.st_mode & 0o7777 == mode {
         return same;
     }
-    set_mode(dir, name, mode).is_ok()
+    // There is no system call for it before Linux 6.6.
+    rustix::fs::chmod(held_path(&fd), Mode::from_raw_mode(mode)).is_ok()
 }
 
-/// Sets the mode of a file that may not be ours to open, and never that of what a link
-/// points to: there is no system call for both before Linux 6.6.
-fn set_mode(dir: &OwnedFd, name: &[u8], mode: u32) -> rustix::io::Result<()> {
+/// Takes hold of what has a name, which may not be ours to open: whatever others put in its place, what is looked at is
+/// what is changed.
+fn hold(dir: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;
-    let regular = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-    if regular != FileType::RegularFile {
-        return Err(Errno::LOOP);
-    }
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode))
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+}
+
+/// Leads to what is held, also if that is a symbolic link, and not to what the link leads to.
+fn held_path(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 /// Opens a file that is not complete, of an earlier run or new; with its length then.
@@ -302,7 +303,11 @@ pub(super) fn make_link(
         rustix::fs::symlinkat(target, dir, part)?;
         rustix::fs::renameat(dir, part, dir, name)?;
     }
-    rustix::fs::utimensat(dir, name, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)
+    let made = hold(dir, name)?;
+    if rustix::fs::readlinkat(&made, "", Vec::new())?.as_bytes() != target {
+        return Err(Errno::STALE);
+    }
+    rustix::fs::utimensat(CWD, held_path(&made), &times(mtime), AtFlags::empty())
 }
 
 fn set(fd: impl AsFd, attributes: &Attributes) -> rustix::io::Result<()> {
