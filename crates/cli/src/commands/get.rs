@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_volume::format::Content;
+use atoll_volume::format::{Content, FormatError};
 use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, get_tree};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
-use crate::output::Output;
+use crate::output::{Output, json_text};
 use crate::progress::Watch;
 use crate::read_key::ReadKeyArgs;
 use crate::reading::Reading;
@@ -59,6 +59,8 @@ struct JsonGotten {
     address: String,
     version: u64,
     dest: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dest_hex: Option<String>,
     files: u64,
     files_kept: u64,
     dirs: u64,
@@ -103,8 +105,14 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 
 const GOES_ON: &str = "What has arrived stays; the same command again goes on from there.";
 
+const TOO_DEEP: &str = "A directory that lies too deep is copied by a command of its own, which names it as ADDR/PATH.";
+
 /// Fails if not everything was copied.
 async fn completeness(reading: &Reading, item: &Item, copied: Gotten) -> Result<(), Failure> {
+    let is_too_deep = |unread: &Unread| {
+        matches!(unread.error, ReadError::Bad { source: FormatError::TooDeep, .. })
+    };
+    let has_too_deep = copied.unread.iter().any(is_too_deep);
     let Some(first) = copied.unread.into_iter().next() else { return Ok(()) };
     let error = reading.volume.explained(first.error).await;
     let is_dir = matches!(item.entry.content, Content::Directory(_));
@@ -118,9 +126,9 @@ async fn completeness(reading: &Reading, item: &Item, copied: Gotten) -> Result<
             .because("the ring does not answer; what was left was not tried")
             .advice(GOES_ON));
     }
-    Err(Failure::new(Exit::Incomplete, what)
-        .because(format!("{unread} could not be read"))
-        .advice(GOES_ON))
+    let failure =
+        Failure::new(Exit::Incomplete, what).because(format!("{unread} could not be read"));
+    Err(failure.advice(if has_too_deep { TOO_DEEP } else { GOES_ON }))
 }
 
 fn report(
@@ -142,10 +150,12 @@ fn report(
     incomplete::say(copied.unread.iter().map(line), lines);
     let mut output = Output::new();
     if args.json {
+        let (dest, dest_hex) = json_text(dest.as_os_str().as_bytes());
         output.json(&JsonGotten {
             address: args.address.to_string(),
             version: reading.snapshot.version(),
-            dest: dest.display().to_string(),
+            dest,
+            dest_hex,
             files: copied.files,
             files_kept: copied.files_kept,
             dirs: copied.dirs,

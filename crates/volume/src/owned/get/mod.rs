@@ -15,7 +15,8 @@
 //!
 //! A block that cannot be fetched hides the files below it and no others: the copy goes on,
 //! reports at its end the files that it could not read, and another run tries them again. Only a
-//! ring that is silent for [`SILENCE`] ends it early.
+//! ring that is silent for [`SILENCE`] ends it early. A directory that lies deeper than a volume's
+//! directories may ([`MAX_DEPTH`](crate::format::MAX_DEPTH)) is reported as one that could not be read.
 
 mod dest;
 mod failures;
@@ -46,7 +47,7 @@ use crate::blocks::budget::Budget;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::{File, Place};
 use crate::format::inode::Shape;
-use crate::format::{Content, DirectoryEntry};
+use crate::format::{Content, DirectoryEntry, FormatError};
 
 /// Threads that write. Guess: some wait for the disk while others use the processor.
 const WRITER_THREADS: usize = 4;
@@ -285,7 +286,7 @@ impl Copy {
     }
 
     /// Notes a block that cannot be fetched; the copy goes on unless the ring has been silent for
-    /// too long. An invalid block ends it: a few of them can describe an endless tree.
+    /// too long. An invalid block ends it: its publisher signed nonsense.
     fn unread(&self, path: Bytes, error: ReadError, hidden_entries: u64) -> Result<(), Ended> {
         if !matches!(error, ReadError::Fetch { .. }) {
             return Err(GetTreeError::from(error).into());
@@ -293,6 +294,18 @@ impl Copy {
         let silent = self.failures.is_silence(&error);
         self.failures.note(Unread { path, hidden_entries, error });
         if silent { Err(Ended::Silence) } else { Ok(()) }
+    }
+
+    /// Notes a directory that lies too deep below the top of the copy, with what is in it. What lies beside it is
+    /// copied.
+    fn too_deep(&self, item: &Item) {
+        let (hash, hidden_entries) = match &item.entry.content {
+            Content::Directory(directory) => (directory.hash, directory.entries),
+            _ => (None, 0),
+        };
+        let hash = hash.unwrap_or(BlockHash([0; 32]));
+        let error = BlockError::Bad { hash, source: FormatError::TooDeep }.at(&item.path);
+        self.failures.note(Unread { path: item.path.clone(), hidden_entries, error });
     }
 
     async fn link(&self, found: Found, target: Bytes) -> Result<(), GetTreeError> {

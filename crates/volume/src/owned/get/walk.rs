@@ -4,15 +4,13 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use atoll_key::BlockHash;
 use atoll_vfs::FileKind;
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 
 use super::dest::{DestDir, hashed_part_name, part_name};
 use super::{Copy, Ended, GetTreeError, add};
-use crate::blocks::error::BlockError;
-use crate::format::{Content, FormatError, MAX_DEPTH};
+use crate::format::{Content, MAX_DEPTH};
 use crate::owned::read::{Item, Listing, Snapshot};
 
 /// Entries listed at a time.
@@ -168,12 +166,8 @@ impl Walk<'_> {
     async fn enter(&mut self, item: Item) -> Result<(), Ended> {
         let level = self.levels.last().expect("a directory was found in one");
         if self.levels.len() > MAX_DEPTH {
-            let hash = match &item.entry.content {
-                Content::Directory(directory) => directory.hash.unwrap_or(BlockHash([0; 32])),
-                _ => BlockHash([0; 32]),
-            };
-            let error = BlockError::Bad { hash, source: FormatError::TooDeep };
-            return self.copy.unread(item.path.clone(), error.at(&item.path), 0);
+            self.copy.too_deep(&item);
+            return Ok(());
         }
         let attributes = self.copy.directory_attributes(&item).await?;
         let (parent, name) = (level.into.clone(), item.entry.name.clone());
