@@ -240,16 +240,19 @@ impl FileSystem for Present {
             fs.check_lock(inode.0, handle.0)?;
             // An open may empty a file that it does not write.
             match flags.writes() || flags.has(OpenFlags::TRUNCATE) {
-                true => fs.publish(inode.0).await,
-                false => fs.name_newborn(inode.0).await,
+                true => fs.publish(inode.0).await?,
+                false => fs.name_newborn(inode.0).await?,
             }
+            // With a lock that ran out meanwhile went what was written.
+            Ok(fs.check_lock(inode.0, handle.0)?)
         })
     }
 
     fn fsync(&self, inode: InodeNumber, handle: Handle, _: bool) -> Answer<()> {
         self.answer(move |fs| async move {
             fs.check_lock(inode.0, handle.0)?;
-            fs.publish(inode.0).await
+            fs.publish(inode.0).await?;
+            Ok(fs.check_lock(inode.0, handle.0)?)
         })
     }
 

@@ -2,10 +2,16 @@
 //! time and take turns by a lock, names that are made exclusively, and what becomes of a lock that is lost.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::DhtConfig;
+use atoll_dht::{
+    Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal,
+    NewBlock, PutError, Renewed, Wanted,
+};
 use atoll_env::{BoxFuture, Env, sleep};
+use atoll_key::BlockId;
 use atoll_sim::{HostId, Latency, SimConfig};
 use atoll_vfs::{
     Caller, Errno, FileLock, FileSystem, Handle, InodeNumber, LockKind, LockOwner, LockRange,
@@ -440,4 +446,106 @@ fn a_file_that_another_mount_has_removed_can_be_locked() {
     assert_eq!(all.run(two.text()), "before");
     assert_eq!(all.run(two.fs.lookup(me(), ROOT, b"box")).err(), Some(Errno::ENOENT));
     all.run(two.unlock()).expect("nothing is to be published");
+}
+
+/// A node that is slow to store data and does not reach those that keep its locks, for as long as a test wants.
+struct Slow {
+    env: Env,
+    ring: Arc<dyn Blocks>,
+    stores: Arc<AtomicBool>,
+    locks: AtomicBool,
+}
+
+impl Blocks for Slow {
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        self.ring.get_block(id, wanted)
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let (env, ring, stores) = (self.env.clone(), self.ring.clone(), self.stores.clone());
+        Box::pin(async move {
+            while !stores.load(Ordering::Relaxed) {
+                sleep(&*env, Duration::from_millis(100)).await;
+            }
+            ring.put_blocks(blocks).await
+        })
+    }
+
+    fn put_in_order(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.ring.put_in_order(blocks)
+    }
+
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        self.ring.renew_blocks(renewal)
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        self.ring.watch(id, seen)
+    }
+
+    fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
+        match self.locks.load(Ordering::Relaxed) {
+            true => self.ring.lock_lease(ask),
+            false => Box::pin(async { Err(LockRefusal::NoMajority("not reached".into())) }),
+        }
+    }
+}
+
+/// A mount stored a large file under a lock, and the lock ran out while it did so: the version that it signed then
+/// stood beside the one that the next holder of the lock had written.
+#[test]
+fn what_is_stored_until_its_lock_is_nearly_over_is_not_signed() {
+    for (seed, stored_after, is_signed) in [(0, 3, true), (1, 13, false), (2, 40, false)] {
+        let mut all = Mounts::new(8900 + seed, 5, 1, Consistency::CloseToOpen);
+        let (env, ring) = (all.env(1), all.ring.members[1].dht.clone() as Arc<dyn Blocks>);
+        let (stores, locks) = (Arc::new(AtomicBool::new(true)), AtomicBool::new(true));
+        let slow = Arc::new(Slow { env: env.clone(), ring, stores: stores.clone(), locks });
+        let (blocks, options) = (slow.clone() as Arc<dyn Blocks>, SharedOptions::default());
+        all.mounts.push(all.run(mounted_with(&env, &blocks, 2, options)));
+        all.run(make(&all.mounts[0], "file", "before"));
+        let [two, one] = [0, 1].map(|at| all.open(at, "file"));
+        all.run(one.lock(EXCLUSIVE, true)).expect("free");
+        all.run(one.write(&"mine".repeat(50_000))).expect("locked");
+        stores.store(false, Ordering::Relaxed);
+        slow.locks.store(false, Ordering::Relaxed);
+        let clock = all.env(0);
+        let others = async {
+            sleep(&*clock, Duration::from_secs(stored_after)).await;
+            if stored_after > 15 {
+                two.lock(EXCLUSIVE, true).await.expect("its holder's lease is over");
+                two.write("theirs").await.expect("locked");
+                two.unlock().await.expect("is published");
+            }
+            stores.store(true, Ordering::Relaxed);
+        };
+        let (flushed, ()) = all.run(join(one.flush(), others));
+        let expected = if is_signed { Ok(()) } else { Err(Errno::EIO) };
+        assert_eq!(flushed, expected, "stored after {stored_after} s");
+        // The mount, whose lock ends now if it has not before, tries no more either.
+        all.ring.sim.run_for(Duration::from_secs(60));
+        all.run(two.lock(SHARED, true)).expect("free by now");
+        let text = all.run(two.text());
+        let shown = match stored_after {
+            3 => "mine",
+            13 => "before",
+            _ => "theirs",
+        };
+        assert!(
+            text.starts_with(shown),
+            "{}, stored after {stored_after} s",
+            &text[..8.min(text.len())]
+        );
+        assert_eq!(all.run(names(&all.mounts[0])), ["file"], "stored after {stored_after} s");
+    }
 }
