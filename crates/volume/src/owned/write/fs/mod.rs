@@ -265,13 +265,7 @@ impl WritableFs {
         };
         let spooled = self.shared.spool.as_ref().and_then(|spool| spool.failure());
         let trouble = self.shared.trouble.lock().expect("no holder of this lock panics").clone();
-        let mut status = match (trouble, changes) {
-            (Some(error), _) => {
-                format!("{held} bytes and {changes} changes wait for the ring: {error}")
-            }
-            (None, 0) => "ok".into(),
-            (None, _) => format!("ok; {held} bytes and {changes} changes are not on the ring yet"),
-        };
+        let mut status = waiting(held, changes, trouble.map(|trouble| trouble.to_string()));
         if let Some(error) = spooled {
             status +=
                 &format!("; nothing is spooled any more, close(2) waits for the ring: {error}");
@@ -701,4 +695,38 @@ impl FileSystem for WritableFs {
 
 fn opened(handle: u64) -> Opened {
     Opened { handle: Handle(handle), keep_cache: true, direct_io: false }
+}
+
+/// What is not on the ring, and why, for the mount's status.
+fn waiting(held_bytes: u64, changes: u64, trouble: Option<String>) -> String {
+    let counted = |count: u64, what: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        _ => Some(format!("{count} {what}s")),
+    };
+    let parts = [counted(held_bytes, "byte"), counted(changes, "change")];
+    let waits = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+    let verb = if held_bytes + changes == 1 { "waits" } else { "wait" };
+    match (trouble, &waits[..]) {
+        (None, "") => "ok".into(),
+        (None, waits) => format!("ok; not on the ring yet: {waits}"),
+        (Some(trouble), "") => format!("the ring could not be written last: {trouble}"),
+        (Some(trouble), waits) => format!("{waits} {verb} for the ring: {trouble}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::waiting;
+
+    #[test]
+    fn a_status_counts_what_waits_as_people_do() {
+        let trouble = || Some("no node".to_owned());
+        assert_eq!(waiting(0, 0, None), "ok");
+        assert_eq!(waiting(1, 0, None), "ok; not on the ring yet: 1 byte");
+        assert_eq!(waiting(1, 0, trouble()), "1 byte waits for the ring: no node");
+        assert_eq!(waiting(1, 1, trouble()), "1 byte and 1 change wait for the ring: no node");
+        assert_eq!(waiting(9, 2, trouble()), "9 bytes and 2 changes wait for the ring: no node");
+        assert_eq!(waiting(0, 0, trouble()), "the ring could not be written last: no node");
+    }
 }
