@@ -43,7 +43,8 @@ Exit codes:
   5    the ring could not answer in time; try again
   6    there is no room
   7    done, but not all of it: what is left out, old or not copied is named
-  130  interrupted; run it again to go on";
+  130  interrupted; run it again to go on
+With --json the last line of standard error is then {\"error\", \"why\", \"next\", \"exit\"}.";
 
 /// Why a command did not do its work.
 #[derive(Debug)]
@@ -73,6 +74,20 @@ impl Failure {
     pub(crate) fn advice(mut self, next: impl Into<String>) -> Failure {
         self.next = Some(next.into());
         self
+    }
+
+    /// A command line that cannot be read.
+    pub(crate) fn usage(refusal: &clap::Error) -> Failure {
+        let text = refusal.render().to_string();
+        let why = text.trim().trim_start_matches("error: ");
+        Failure::new(Exit::Usage, "the command line makes no sense").because(why)
+    }
+
+    /// The failure as one line of JSON, for those who ask for `--json`.
+    pub(crate) fn to_json(&self) -> String {
+        let Failure { exit, what, why, next } = self;
+        serde_json::json!({ "error": what, "why": why, "next": next, "exit": *exit as u8 })
+            .to_string()
     }
 
     /// A failed operation on local files.
@@ -178,6 +193,16 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_is_one_line_of_json_for_programs() {
+        let failure = Failure::new(Exit::NotFound, "cannot read \u{1b}[2J").because("two\nlines");
+        let line = failure.to_json();
+        assert!(!line.contains(char::is_control), "{line}");
+        let read: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&read["why"], &read["exit"]), (&"two\nlines".into(), &4.into()));
+        assert!(read["next"].is_null() && read["error"] == "cannot read \u{1b}[2J");
+    }
+
+    #[test]
     fn who_is_over_quota_and_by_how_much_is_said_in_units_of_people() {
         let error = PutError::OverQuota {
             used_bytes: 5 << 30,
@@ -208,7 +233,7 @@ mod tests {
             let line = format!("\n  {:<5}", exit as u8);
             assert!(EXIT_CODES.contains(&line), "{exit:?}");
         }
-        assert_eq!(EXIT_CODES.lines().count(), all.len() + 2, "0 and the title besides");
+        assert_eq!(EXIT_CODES.lines().count(), all.len() + 3, "0, the title and --json besides");
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod units;
 mod user;
 mod volume_walk;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -50,13 +51,28 @@ use crate::failure::Failure;
 use crate::runtime::until_done;
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    let is_json = asks_for_json(std::env::args_os());
+    let done = match Arguments::try_parse() {
+        Ok(arguments) => run(arguments),
+        Err(refusal) if is_json && refusal.use_stderr() => Err(Failure::usage(&refusal)),
+        // Help and versions are asked for this way too.
+        Err(refusal) => refusal.exit(),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {}", output::safe_message(&failure.to_string()));
+            match is_json {
+                true => eprintln!("{}", failure.to_json()),
+                false => eprintln!("error: {}", output::safe_message(&failure.to_string())),
+            }
             ExitCode::from(failure.exit as u8)
         }
     }
+}
+
+/// Whether what a command line says is for a program to read, also if it makes no sense.
+fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
+    arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
 }
 
 /// Runs what was typed.

@@ -168,6 +168,29 @@ fn without_a_node_every_command_says_how_to_start_one() {
 }
 
 #[test]
+fn what_goes_wrong_is_json_for_a_program_that_asks_for_it() {
+    let temp = tempfile::tempdir().expect("temp");
+    let dir = temp.path().join("no node").display().to_string();
+    let table: [(&[&str], i32, &str); 4] = [
+        (&["status", "--json"], 3, "no node runs in"),
+        (&["get", "--json"], 2, "the command line makes no sense"),
+        (&["conflicts", "--json", "/nowhere/at/all"], 4, "cannot read /nowhere/at/all"),
+        (&["publish", "--json", "/nowhere/at/all"], 4, "cannot publish /nowhere/at/all"),
+    ];
+    for (arguments, code, what) in table {
+        let said = run(atoll().args(arguments).args(["--dir", &dir])).failed(code, &[]);
+        assert_eq!((&said.stdout[..], said.stderr.lines().count()), ("", 1), "{said:?}");
+        let failure: serde_json::Value = serde_json::from_str(&said.stderr).expect("JSON");
+        assert!(failure["error"].as_str().is_some_and(|it| it.starts_with(what)), "{failure}");
+        assert_eq!(failure["exit"], code);
+        let next = failure["next"].as_str().unwrap_or_default();
+        assert!(code != 3 || next.contains(&format!("--dir '{dir}'")), "{failure}");
+    }
+    // A name, here.
+    run(atoll().args(["get", "--", "--json"])).failed(2, &["error: "]);
+}
+
+#[test]
 fn the_directory_is_named_before_or_after_or_by_the_environment() {
     let temp = tempfile::tempdir().expect("temp");
     let node = NodeProcess::start(temp.path().join("n"), None);
