@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
-use atoll_node::{Client, ClientOptions, VolumeStatus};
+use atoll_node::{Client, ClientError, ClientOptions, VolumeError, VolumeStatus, shell_word};
 use atoll_volume::shared::access::{AccessError, read_volume};
 use atoll_volume::shared::upkeep::Kept;
 
@@ -50,18 +50,28 @@ pub(crate) struct Args {
 
 /// A volume that was renewed.
 #[derive(serde::Serialize)]
-struct Report {
+pub(super) struct Report {
     #[serde(flatten)]
-    volume: VolumeStatus,
+    pub volume: VolumeStatus,
     /// The result of walking it, if it is a shared one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    shared: Option<SharedReport>,
+    pub shared: Option<SharedReport>,
+    /// The node that it was moved to renews it now, and this one has forgotten it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_taken_over: bool,
+}
+
+impl Report {
+    /// Of a volume that one mount or publisher writes.
+    fn of(volume: VolumeStatus) -> Report {
+        Report { volume, shared: None, is_taken_over: false }
+    }
 }
 
 /// The result of walking a shared volume.
 #[derive(Default, serde::Serialize)]
-struct SharedReport {
-    inodes: u64,
+pub(super) struct SharedReport {
+    pub inodes: u64,
     unread_inodes: u64,
     /// The first of these, and why.
     unread: Vec<String>,
@@ -115,10 +125,16 @@ async fn renew(
         let volume = VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
         return walked(env, &blocks, &walk, volume, &what).await;
     }
-    let volume = renew_watched(client, name, quiet).await?;
+    let volume = match renew_watched(client, name, quiet).await {
+        Err(ClientError::Volume(VolumeError::TakenOver { .. })) => {
+            let volume = VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
+            return Ok(Report { is_taken_over: true, ..Report::of(volume) });
+        }
+        renewed => renewed.map_err(connection::failure)?,
+    };
     // The key of one that is on its way to another node is not for use here.
     if volume.source.is_some() || volume.trouble.is_some() || volume.is_moved {
-        return Ok(Report { volume, shared: None });
+        return Ok(Report::of(volume));
     }
     let key = client.named_volume(name).await.map_err(connection::failure)?.key;
     match read_volume(&blocks, key.volume_id()).await {
@@ -126,7 +142,7 @@ async fn renew(
             walked(env, &blocks, &Walk::of_owner(&key, &record), volume, &what).await
         }
         // One writer's.
-        Ok(None) | Err(AccessError::Bad { .. }) => Ok(Report { volume, shared: None }),
+        Ok(None) | Err(AccessError::Bad { .. }) => Ok(Report::of(volume)),
         Err(error) => Err(shared_volume::failure(&what, error)),
     }
 }
@@ -144,7 +160,7 @@ async fn walked(
     (volume.kept_blocks, volume.lost_blocks) = (renewed + lacking, lacking);
     volume.refreshed_unix_secs = env.unix_ms() / 1000;
     let shared = SharedReport { inodes, unread_inodes: unread, unread: named };
-    Ok(Report { volume, shared: Some(shared) })
+    Ok(Report { shared: Some(shared), ..Report::of(volume) })
 }
 
 async fn patient(global: &Global) -> Result<Client, Failure> {
@@ -153,12 +169,22 @@ async fn patient(global: &Global) -> Result<Client, Failure> {
 }
 
 /// Renews the leases of one volume; its state then.
-pub(super) async fn one(global: &Global, name: &str) -> Result<VolumeStatus, Failure> {
-    renew_watched(&patient(global).await?, name, global.quiet).await
+pub(super) async fn one(
+    env: &Env,
+    ring: &Arc<Client>,
+    global: &Global,
+    name: &str,
+) -> Result<Report, Failure> {
+    let client = patient(global).await?;
+    renew(env, (&client, ring), &global.dir()?, name, global.quiet).await
 }
 
 /// Renews one volume, and shows how far that has come.
-async fn renew_watched(client: &Client, name: &str, quiet: bool) -> Result<VolumeStatus, Failure> {
+async fn renew_watched(
+    client: &Client,
+    name: &str,
+    quiet: bool,
+) -> Result<VolumeStatus, ClientError> {
     let share = (!quiet).then(|| Share::new("renewing"));
     let watch = async {
         loop {
@@ -180,7 +206,7 @@ async fn renew_watched(client: &Client, name: &str, quiet: bool) -> Result<Volum
     if let Some(share) = share {
         share.finish();
     }
-    renewed.map_err(connection::failure)
+    renewed
 }
 
 fn describe(report: &Report) -> String {
@@ -191,6 +217,9 @@ fn describe(report: &Report) -> String {
         blocks = format!("{} of {blocks}", units::count(there));
     }
     let name = &volume.name;
+    if report.is_taken_over {
+        return format!("{name}: the node that it was moved to renews it; it is forgotten here");
+    }
     if volume.trouble.is_some() {
         let until = units::unix_date(volume.lease_expires_unix_secs);
         return format!("{name}: {blocks} not renewed; kept until {until} UTC");
@@ -221,7 +250,7 @@ fn problem(report: &Report) -> Option<Failure> {
         if report.shared.is_some() {
             return Some(failure.advice("Start the nodes that have them."));
         }
-        let source = volume.source.as_deref().unwrap_or("its directory");
+        let source = volume.source.as_deref().map_or("its directory".into(), shell_word);
         return Some(
             failure.advice(format!(
                 "If no node is missing, `atoll publish {source}` brings them back."
@@ -237,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_kept_is_a_failure() {
-        let report = |volume: &VolumeStatus| Report { volume: volume.clone(), shared: None };
+        let report = |volume: &VolumeStatus| Report::of(volume.clone());
         let good = VolumeStatus { name: "docs".into(), kept_blocks: 2, ..VolumeStatus::default() };
         assert!(problem(&report(&good)).is_none());
         assert_eq!(describe(&report(&good)), "docs: 2 blocks kept until 1970-01-01 00:00:00 UTC");
@@ -250,7 +279,7 @@ mod tests {
         let silent = VolumeStatus { trouble: Some("nobody answers".into()), ..good.clone() };
         assert_eq!(problem(&report(&silent)).expect("not renewed").exit, Exit::Unavailable);
         let found = SharedReport { inodes: 1, unread_inodes: 0, unread: Vec::new() };
-        let mut shared = Report { volume: good, shared: Some(found) };
+        let mut shared = Report { shared: Some(found), ..Report::of(good) };
         assert_eq!(describe(&shared), "docs: 2 blocks of 1 file or directory renewed");
         assert!(problem(&shared).is_none());
         shared.shared.as_mut().expect("shared").unread_inodes = 1;

@@ -104,7 +104,12 @@ async fn shared(
 /// Lists the states that the mounts of a shared volume show.
 fn show_shared(record: &VolumeRecord, now_ms: u64, json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
-    for unix_ms in record.keep.states(record.created_unix_ms, now_ms).into_iter().rev() {
+    let states = record.keep.states(record.created_unix_ms, now_ms);
+    if states.is_empty() {
+        let made = units::unix_date(record.created_unix_ms / 1000);
+        eprintln!("no state is kept now; the volume was made {made} UTC");
+    }
+    for unix_ms in states.into_iter().rev() {
         // As the names in .atoll/history.
         let time = Moment { unix_ms }.to_string();
         match json {

@@ -7,7 +7,7 @@ use atoll_dht::{Blocks, GetError};
 use atoll_env::Env;
 use atoll_key::volume_secret::{Cost, MAX_SECRET_TEXT_BYTES, SALT_BYTES, move_acceptance};
 use atoll_key::{VolumeAddress, VolumeSecret};
-use atoll_node::{Client, ClientError, TreeWalk, VolumeError};
+use atoll_node::{Client, ClientError, TreeWalk, VolumeError, shell_word};
 use atoll_volume::owned::{OpenError, RootError, newest_root};
 
 use crate::commands::renew;
@@ -17,6 +17,7 @@ use crate::global::Global;
 use crate::output::Output;
 use crate::own_volume;
 use crate::passphrase::PassphraseArgs;
+use crate::shared_volume;
 use crate::spool;
 use crate::units;
 use crate::volume_walk::VolumeWalk;
@@ -150,7 +151,8 @@ async fn cancel(client: &Arc<Client>, name: &str) -> Result<(), Failure> {
             return Err(Failure::new(Exit::Failed, what)
                 .because("another node has taken it over")
                 .advice(format!(
-                    "To have it back, run `atoll volume move {name}` there and import the key here."
+                    "To have it back, run `atoll volume move {}` there and import the key here.",
+                    shell_word(name)
                 )));
         }
         Err(error) => return Err(Failure::get(what, &error)),
@@ -225,7 +227,7 @@ async fn keep(
         }
         Err(error) => return Err(failed(&error)),
     };
-    let (root, read_key) = (block.clone(), read_key.cloned());
+    let (root, read_key, renewing) = (block.clone(), read_key.cloned(), env.clone());
     let listed = VolumeWalk.blocks_below(env, client.clone(), id, root, read_key).await;
     let blocks = listed.map_err(|error| failed(&error))?;
     let mut keep = client.keep(&secret.name);
@@ -236,11 +238,15 @@ async fn keep(
         Err(error) => return Err(failed(&error)),
     }
     // The list counts as renewed when it is made.
-    let renewed = renew::one(global, &secret.name).await?;
+    let renew::Report { volume: renewed, shared, .. } =
+        renew::one(&renewing, client, global, &secret.name).await?;
     if let Some(trouble) = renewed.trouble {
         return Err(failed(&trouble));
     }
-    let blocks = units::counted(renewed.kept_blocks, "block", "blocks");
+    let mut blocks = units::counted(renewed.kept_blocks, "block", "blocks");
+    if let Some(shared) = shared {
+        blocks += &format!(" of {}", shared_volume::inodes(shared.inodes));
+    }
     Ok(match renewed.lost_blocks {
         0 => format!("this node renews the leases of its {blocks}"),
         lost => format!("this node renews the leases of its {blocks}; no node has {lost} of them"),
