@@ -280,6 +280,7 @@ impl Shared {
             (node.key, node.turn.clone())
         };
         let _turn = turn.lock().await;
+        let had_alone = self.has_alone(number);
         if self.table().node(number)?.orphan.is_none() {
             self.store_contents(number).await?;
         }
@@ -303,7 +304,7 @@ impl Shared {
         self.check_reused(number, file.2.as_ref()).await?;
         let mut resolved = None;
         for _ in 0..MAX_CONFLICTS {
-            self.check_signs(number)?;
+            self.check_signs(number, had_alone)?;
             let over = match &resolved {
                 None => Base::Version(&base),
                 Some(newest) => Base::Version(newest),

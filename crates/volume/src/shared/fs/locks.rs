@@ -499,13 +499,22 @@ impl Shared {
         }
     }
 
-    /// Whether a version of a file may be signed now: not shortly before its lock runs out, nor after.
-    pub(super) fn check_signs(&self, number: u64) -> Result<(), Fault> {
+    /// Whether this mount has a file to itself, as far as it knows.
+    pub(super) fn has_alone(&self, number: u64) -> bool {
+        let mode = self.on_locked(number, |file| file.lease.as_ref().map(Held::mode)).flatten();
+        mode == Some(LockMode::Exclusive)
+    }
+
+    /// Whether a version of a file may be signed now: not shortly before its lock runs out, nor after. A lock that the
+    /// mount `had_alone` when the version's data was taken is given up only after that is on the ring, so if it is gone,
+    /// it is lost.
+    pub(super) fn check_signs(&self, number: u64, had_alone: bool) -> Result<(), Fault> {
         self.note_loss(number);
         match self.lease_left(number) {
             Some(left) if left < SIGN_WITHIN => {
                 Err(Fault::new(Errno::EIO, "the lock is about to be lost"))
             }
+            None if had_alone => Err(Fault::new(Errno::EIO, "the lock was lost")),
             _ => Ok(()),
         }
     }
