@@ -1,8 +1,11 @@
 //! Locks on ranges of bytes, as `fcntl(2)` has them, and on whole files, as `flock(2)` has them.
 //!
 //! Both are locks of a *lock owner* on a range: for `fcntl` a process or an open file (`F_SETLK`,
-//! `F_OFD_SETLK`), for `flock` an open file and all bytes. That the two kinds meet is as over NFS
-//! and unlike a local file system of Linux: FUSE and NFS lock managers do not tell them apart.
+//! `F_OFD_SETLK`), for `flock` an open file and all bytes. A local file system of Linux keeps the two kinds
+//! apart. The front end cannot (see `gateway::fuse::locks`), so locks of both kinds exclude each other, as over NFS, with
+//! one exception: a process never waits for a lock that it holds itself by the other call. Programs take both, since they do
+//! not know which of them a file system honours. Two owners of one process that lock through one open file are
+//! its process and that open file, so their locks are of different kinds ([`FileLock::through`]).
 //!
 //! A file system without [`Locks`] leaves them to the front end (FUSE: to the kernel), which is
 //! right wherever one mount is the only way to the files. [`LockTable`] is for those that serve
@@ -70,8 +73,22 @@ pub struct FileLock {
     pub kind: LockKind,
     /// What it covers.
     pub range: LockRange,
-    /// The process that asked for it, which `F_GETLK` tells others.
+    /// The process that asked for it, which `F_GETLK` tells others; 0 if it is not known.
     pub pid: u32,
+    /// The open file it was asked for through, if that is known. A file system whose locks can be lost, because the
+    /// nodes that keep them cannot be reached, then fails what is written through this file with [`Errno::EIO`] until
+    /// a lock is taken through it anew.
+    pub through: Option<Handle>,
+}
+
+impl FileLock {
+    /// Whether two owners that hold these locks are one process, which uses `fcntl` and `flock` on one open file.
+    fn is_of_the_same_process(&self, other: &FileLock) -> bool {
+        self.pid != 0
+            && self.pid == other.pid
+            && self.through.is_some()
+            && self.through == other.through
+    }
 }
 
 /// The locks of a file system. The inode is open while an owner holds or wants locks on it; the
@@ -97,21 +114,6 @@ pub trait Locks: Send + Sync + 'static {
         wanted: FileLock,
         waits: bool,
     ) -> Answer<()>;
-
-    /// The same through an open file. A file system whose locks can be lost, because the nodes that
-    /// keep them cannot be reached, then fails what is written through this file with
-    /// [`Errno::EIO`] until a lock is taken through it anew.
-    fn lock_through(
-        &self,
-        inode: InodeNumber,
-        handle: Handle,
-        owner: LockOwner,
-        wanted: FileLock,
-        waits: bool,
-    ) -> Answer<()> {
-        let _ = handle;
-        self.lock(inode, owner, wanted, waits)
-    }
 
     /// Gives up what the owner holds of the range.
     fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()>;
@@ -146,6 +148,7 @@ impl LockedFile {
     fn conflict(&self, owner: LockOwner, wanted: FileLock) -> Option<FileLock> {
         let conflicts = |(other, held): &&(LockOwner, FileLock)| {
             *other != owner
+                && !held.is_of_the_same_process(&wanted)
                 && held.range.overlaps(wanted.range)
                 && [held.kind, wanted.kind].contains(&LockKind::Exclusive)
         };

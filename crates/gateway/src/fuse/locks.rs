@@ -1,8 +1,10 @@
 //! Locks of `fcntl(2)` and `flock(2)` that the file system keeps ([`Locks`]).
 //!
 //! The kernel names a lock owner with each request: for `F_SETLK` a process (its table of open
-//! files), for `F_OFD_SETLK` and `flock` an open file. fuser does not say which of the three it is,
-//! so `flock` and `fcntl` locks exclude each other, as over NFS.
+//! files), for `F_OFD_SETLK` and `flock` an open file. fuser does not say which of the three it is (it drops the
+//! flag `FUSE_LK_FLOCK`), so `flock` and `fcntl` locks exclude each other, as over NFS, but for those of one process
+//! through one open file: there, two owners are the process and the open file, and their locks of different
+//! kinds. (A process that takes `F_SETLK` and `F_OFD_SETLK` locks through one open file does not keep itself out either.)
 //!
 //! **Giving up.** A process gives up its locks on a file with any `close(2)` of it, of which the
 //! kernel tells by FLUSH; an open file gives up its own with its last close, RELEASE, and the
@@ -43,14 +45,21 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    pub(super) fn decode(kind: i32, first: u64, last: u64, pid: u32) -> Result<Wanted, Errno> {
+    /// What a request through an open file asks for.
+    pub(super) fn decode(
+        handle: Handle,
+        kind: i32,
+        (first, last): (u64, u64),
+        pid: u32,
+    ) -> Result<Wanted, Errno> {
         if last < first {
             return Err(Errno::EINVAL);
         }
         let range = LockRange { first, last };
+        let lock = |kind| Wanted::Lock(FileLock { kind, range, pid, through: Some(handle) });
         match kind {
-            F_RDLCK => Ok(Wanted::Lock(FileLock { kind: LockKind::Shared, range, pid })),
-            F_WRLCK => Ok(Wanted::Lock(FileLock { kind: LockKind::Exclusive, range, pid })),
+            F_RDLCK => Ok(lock(LockKind::Shared)),
+            F_WRLCK => Ok(lock(LockKind::Exclusive)),
             F_UNLCK => Ok(Wanted::Unlock(range)),
             _ => Err(Errno::EINVAL),
         }
@@ -116,11 +125,11 @@ impl MountLocks {
             Wanted::Lock(lock) => lock,
         };
         self.holders().insert(holder);
-        let Holder { inode, handle, owner } = holder;
+        let Holder { inode, owner, .. } = holder;
         let Some(thread) = waiter else {
-            return self.locks.lock_through(inode, handle, owner, lock, false).await;
+            return self.locks.lock(inode, owner, lock, false).await;
         };
-        let taken = self.locks.lock_through(inode, handle, owner, lock, true);
+        let taken = self.locks.lock(inode, owner, lock, true);
         match select(taken, Box::pin(signalled(thread))).await {
             Either::Left((taken, _)) => taken,
             Either::Right(((), _)) => Err(Errno::EINTR),
@@ -225,12 +234,12 @@ mod tests {
         let inode = InodeNumber(5);
         let holder =
             |handle, owner| Holder { inode, handle: Handle(handle), owner: LockOwner(owner) };
-        let take = |holder, first| {
-            let wanted = Wanted::decode(F_WRLCK, first, first, 1).unwrap();
+        let take = |holder: Holder, first| {
+            let wanted = Wanted::decode(holder.handle, F_WRLCK, (first, first), 1).unwrap();
             locks.set(holder, wanted, None).now_or_never().unwrap().unwrap();
         };
         let is_locked = |byte| {
-            let wanted = Wanted::decode(F_RDLCK, byte, byte, 1).unwrap();
+            let wanted = Wanted::decode(Handle(99), F_RDLCK, (byte, byte), 1).unwrap();
             let conflict = locks.conflict(holder(99, 99), wanted).now_or_never().unwrap();
             conflict.unwrap().is_some()
         };

@@ -239,7 +239,8 @@ async fn a_lock_of_one_view_keeps_the_other_out(two: Two) -> Outcome {
     let (Some(ours), Some(theirs)) = (two.changing.fs.locks(), two.hearing.fs.locks()) else {
         return Err(Stop::Skipped("it leaves locks to the front end"));
     };
-    let wanted = FileLock { kind: LockKind::Exclusive, range: LockRange::WHOLE, pid: 1 };
+    let (kind, range) = (LockKind::Exclusive, LockRange::WHOLE);
+    let wanted = FileLock { kind, range, pid: 1, through: None };
     let (us, them) = (LockOwner(1), LockOwner(2));
     ours.lock(inode, us, wanted, false).await.during("lock")?;
     let refused_lock = theirs.lock(inode, them, wanted, false).await;

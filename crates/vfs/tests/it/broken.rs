@@ -59,6 +59,7 @@ pub(crate) enum Fault {
     UnlocksWholeLocks,
     RefusedUpgradesUnlock,
     WaitsForNoLock,
+    ProcessesKeepThemselvesOut,
     TakesLocksAfterInterrupts,
     TellsOfNoBytes,
     TellsOfNoDeletion,
@@ -131,6 +132,7 @@ impl Locks for BrokenLocks {
         match self.fault {
             Fault::LocksExcludeNobody => return answer(Ok(())),
             Fault::LocksAreAllExclusive => wanted.kind = LockKind::Exclusive,
+            Fault::ProcessesKeepThemselvesOut => wanted.through = None,
             Fault::WaitsForNoLock => return self.inner.lock(inode, owner, wanted, false),
             Fault::RefusedUpgradesUnlock if !waits => {
                 let taken = self.inner.lock(inode, owner, wanted, false);

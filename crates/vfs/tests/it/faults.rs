@@ -70,6 +70,10 @@ async fn the_write_suite_catches_every_fault() {
         (Fault::UnlocksWholeLocks, "unlocking_the_middle_leaves_both_ends"),
         (Fault::RefusedUpgradesUnlock, "a_lock_is_upgraded_and_downgraded_in_place"),
         (Fault::WaitsForNoLock, "a_waiting_lock_is_taken_when_the_other_goes"),
+        (
+            Fault::ProcessesKeepThemselvesOut,
+            "a_process_does_not_keep_itself_out_by_the_other_kind_of_lock",
+        ),
         (Fault::TakesLocksAfterInterrupts, "an_interrupted_wait_leaves_no_lock"),
         (Fault::KeepsBytesPunched, "a_punched_hole_shows_zeros_and_takes_no_space"),
         (Fault::LengthensWhatItPunches, "a_punched_hole_shows_zeros_and_takes_no_space"),

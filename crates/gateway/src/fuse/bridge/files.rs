@@ -173,8 +173,10 @@ impl Bridge {
     ) {
         let Some(locks) = self.locks.clone() else { return reply.error(fuser::Errno::ENOSYS) };
         let holder = holder(ino, fh, lock_owner);
-        let work =
-            async move { locks.conflict(holder, Wanted::decode(kind, start, end, pid)?).await };
+        let work = async move {
+            let wanted = Wanted::decode(holder.handle, kind, (start, end), pid)?;
+            locks.conflict(holder, wanted).await
+        };
         self.dispatcher.run("getlk", work, move |outcome| match outcome {
             Ok(found) => {
                 let (range, pid) =
@@ -201,8 +203,10 @@ impl Bridge {
         let Some(locks) = self.locks.clone() else { return reply.error(fuser::Errno::ENOSYS) };
         let (holder, thread) = (holder(ino, fh, lock_owner), request.pid());
         let waiter = waits.then_some(thread);
-        let work =
-            async move { locks.set(holder, Wanted::decode(kind, start, end, pid)?, waiter).await };
+        let work = async move {
+            let wanted = Wanted::decode(holder.handle, kind, (start, end), pid)?;
+            locks.set(holder, wanted, waiter).await
+        };
         let reply = |outcome| reply_empty(reply, outcome);
         // Without a limit only where a signal can end it.
         if waits && ThreadStatus::of(thread).is_some() {

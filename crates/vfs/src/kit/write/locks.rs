@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::kit::probe::{During, Outcome, Probe, Stop, ensure, fail, refused, same};
 use crate::kit::{Check, checks};
-use crate::{Errno, FileLock, InodeNumber, LockKind, LockOwner, LockRange, Locks, MAX_OFFSET};
+use crate::{
+    Errno, FileLock, Handle, InodeNumber, LockKind, LockOwner, LockRange, Locks, MAX_OFFSET,
+};
 
 pub(super) const CHECKS: &[Check] = checks![
     an_exclusive_lock_keeps_others_from_its_bytes,
@@ -17,6 +19,7 @@ pub(super) const CHECKS: &[Check] = checks![
     a_waiting_lock_is_taken_when_the_other_goes,
     a_downgrade_lets_waiting_readers_in,
     an_interrupted_wait_leaves_no_lock,
+    a_process_does_not_keep_itself_out_by_the_other_kind_of_lock,
 ];
 
 /// How long a lock is given to be taken that must not be. Too short, and a fault is missed now
@@ -39,7 +42,7 @@ struct Locked {
 }
 
 fn lock(kind: LockKind, first: u64, last: u64) -> FileLock {
-    FileLock { kind, range: LockRange { first, last }, pid: 77 }
+    FileLock { kind, range: LockRange { first, last }, pid: 77, through: None }
 }
 
 impl Locked {
@@ -217,4 +220,22 @@ async fn an_interrupted_wait_leaves_no_lock(probe: Probe) -> Outcome {
     file.unlock(A, 0, MAX_OFFSET).await?;
     atoll_env::sleep(&*file.probe.env, NOT_TAKEN_WITHIN).await;
     same("nothing is locked", file.conflict(C, EXCLUSIVE, 0, MAX_OFFSET).await?, None)
+}
+
+async fn a_process_does_not_keep_itself_out_by_the_other_kind_of_lock(probe: Probe) -> Outcome {
+    let file = Locked::new(probe).await?;
+    // Mail programs take both, since they do not know which one a file system honours.
+    let through = |handle| FileLock { through: Some(Handle(handle)), ..lock(EXCLUSIVE, 0, 9) };
+    file.take(A, through(5)).await?;
+    file.take(B, through(5)).await?;
+    // Another open file of the process, and another process that has inherited the first, are others.
+    file.is_refused(C, through(6)).await?;
+    file.is_refused(C, FileLock { pid: 78, ..through(5) }).await?;
+    file.is_refused(C, lock(EXCLUSIVE, 0, 9)).await?;
+    // Each kind excludes others by itself.
+    file.unlock(A, 0, MAX_OFFSET).await?;
+    file.is_refused(C, through(6)).await?;
+    file.unlock(B, 0, MAX_OFFSET).await?;
+    file.take(C, through(6)).await?;
+    file.unlock(C, 0, MAX_OFFSET).await
 }

@@ -229,15 +229,15 @@ impl Shared {
     async fn lock(
         self: Arc<Self>,
         number: u64,
-        handle: Option<u64>,
-        (owner, wanted): (LockOwner, FileLock),
+        owner: LockOwner,
+        wanted: FileLock,
         waits: bool,
     ) -> Result<(), Fault> {
         let inode = InodeNumber(number);
         let settling_until = self.env.now() + CALL_LIMIT;
         let mut pause = FIRST_PAUSE;
         loop {
-            let refused = match self.try_lock(number, handle, owner, wanted).await {
+            let refused = match self.try_lock(number, owner, wanted).await {
                 Ok(()) => return Ok(()),
                 Err(refused) => refused,
             };
@@ -267,7 +267,6 @@ impl Shared {
     async fn try_lock(
         self: &Arc<Self>,
         number: u64,
-        handle: Option<u64>,
         owner: LockOwner,
         wanted: FileLock,
     ) -> Result<(), NotYet> {
@@ -287,7 +286,7 @@ impl Shared {
             Err(Errno::EAGAIN) => return Err(NotYet::Here),
             taken => taken.map_err(Fault::from)?,
         }
-        if let Some(handle) = handle {
+        if let Some(Handle(handle)) = wanted.through {
             let mut state = self.locks.state();
             state.lost.remove(&handle);
             state.files.entry(number).or_default().handles.insert(handle);
@@ -662,18 +661,7 @@ impl Locks for SharedLocks {
         wanted: FileLock,
         waits: bool,
     ) -> Answer<()> {
-        answer(self.0.clone().lock(inode.0, None, (owner, wanted), waits))
-    }
-
-    fn lock_through(
-        &self,
-        inode: InodeNumber,
-        handle: Handle,
-        owner: LockOwner,
-        wanted: FileLock,
-        waits: bool,
-    ) -> Answer<()> {
-        answer(self.0.clone().lock(inode.0, Some(handle.0), (owner, wanted), waits))
+        answer(self.0.clone().lock(inode.0, owner, wanted, waits))
     }
 
     fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()> {

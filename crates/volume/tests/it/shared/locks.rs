@@ -26,8 +26,9 @@ use crate::simulated_ring::Ring;
 
 const LONG: Duration = Duration::from_secs(3600);
 const ROOT: InodeNumber = InodeNumber::ROOT;
-const EXCLUSIVE: FileLock = FileLock { kind: LockKind::Exclusive, range: LockRange::WHOLE, pid: 7 };
-const SHARED: FileLock = FileLock { kind: LockKind::Shared, range: LockRange::WHOLE, pid: 7 };
+const EXCLUSIVE: FileLock =
+    FileLock { kind: LockKind::Exclusive, range: LockRange::WHOLE, pid: 7, through: None };
+const SHARED: FileLock = FileLock { kind: LockKind::Shared, ..EXCLUSIVE };
 
 fn me() -> Caller {
     Caller::default()
@@ -114,7 +115,8 @@ struct Open {
 impl Open {
     async fn lock(&self, wanted: FileLock, waits: bool) -> Result<(), Errno> {
         let locks = self.fs.locks().expect("it has locks");
-        locks.lock_through(self.inode, self.handle, self.owner, wanted, waits).await
+        let wanted = FileLock { through: Some(self.handle), ..wanted };
+        locks.lock(self.inode, self.owner, wanted, waits).await
     }
 
     async fn unlock(&self) -> Result<(), Errno> {

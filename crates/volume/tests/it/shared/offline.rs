@@ -388,9 +388,10 @@ fn locks_and_exclusive_creation_are_refused_offline() {
         assert_eq!(made.err(), Some(Errno::ENOLCK));
         let number = fs.lookup(me(), ROOT, b"f").await.expect("is known").attr.inode;
         let handle = fs.open(me(), number, RW).await.expect("opens").handle;
-        let wanted = FileLock { kind: LockKind::Exclusive, range: LockRange::WHOLE, pid: 7 };
+        let (kind, range) = (LockKind::Exclusive, LockRange::WHOLE);
+        let wanted = FileLock { kind, range, pid: 7, through: Some(handle) };
         let locks = fs.locks().expect("it has locks");
-        let locked = locks.lock_through(number, handle, LockOwner(1), wanted, false).await;
+        let locked = locks.lock(number, LockOwner(1), wanted, false).await;
         assert_eq!(locked, Err(Errno::ENOLCK));
     });
 }
