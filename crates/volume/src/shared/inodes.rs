@@ -17,6 +17,7 @@
 //!   was acknowledged: two of a writer's versions must not have one height. A mount that has forgotten
 //!   what it has signed continues under a new name: each inode in memory has a [`WriterId`] of its own.
 //! - An inode is put by one call of this mount at a time, and what is put covers what was put before.
+//! - What was read before a lock was granted is read again before it is shown: its former holder may have changed it.
 //!
 //! A change may be shown here before it is put ([`behind`]). While the ring is out of reach, what is known is shown,
 //! and what is put waits in the spool ([`bring`]). [`mod@write`] makes, signs and puts versions. What is replaced is kept for a while ([`mod@past`]).
@@ -34,7 +35,7 @@ pub(super) use self::past::PastInode;
 pub(super) use self::together::Together;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 pub(super) use self::bring::{Brought, OutOfReach};
 pub(super) use self::leases::{MAX_BASE_AGE, ReplacedLeaves};
-use self::write::{Next, Signed};
+use self::write::{Next, Over, Signed};
 use super::access::{Credentials, ReadAccess};
 use super::consistency::Consistency;
 use super::entries::{self, Leaf, Leaves};
@@ -69,7 +70,8 @@ pub(super) enum Freshness {
     Latest,
     /// The ring is asked.
     Newest,
-    /// The ring is asked if it was not asked within this time.
+    /// The ring is asked if it was not asked within this time, or not since a lock was granted. With
+    /// [`Duration::MAX`] what is known will do.
     Within(Duration),
 }
 
@@ -160,6 +162,8 @@ struct State {
 struct Known {
     /// All that was read or written, joined, and when the ring was asked last.
     version: Option<(Arc<Version>, Instant)>,
+    /// How many locks had been granted when the newest version was last asked for; `None` if it never was.
+    read_after: Option<u64>,
     /// The last version that was signed here.
     signed: Option<CertifiedBlock>,
     /// Leaves of the last version that was signed which the ring may not have.
@@ -244,6 +248,8 @@ pub(super) struct Inodes {
     unput: Mutex<BTreeMap<InodeKey, Arc<State>>>,
     /// Whether anything that was seen has been forgotten.
     has_forgotten: AtomicBool,
+    /// How many locks were granted: what was read before the last of them is read again before it is shown.
+    grants: AtomicU64,
     /// Leaves that the versions written here have replaced.
     replaced_leaves: Mutex<Vec<ReplacedLeaves>>,
     /// What has come to the ring from the spool.
@@ -271,6 +277,7 @@ impl Inodes {
             states: Mutex::default(),
             unput: Mutex::default(),
             has_forgotten: AtomicBool::new(false),
+            grants: AtomicU64::new(0),
             replaced_leaves: Mutex::default(),
             brought: Mutex::default(),
         }
@@ -308,11 +315,6 @@ impl Inodes {
         known.and_then(Version::chosen_consistency).unwrap_or(self.consistency)
     }
 
-    /// Whether [`Freshness::Newest`] may be older than what all replicas hold.
-    pub(super) fn reads_older(&self, key: InodeKey) -> bool {
-        self.consistency(self.known(key).as_deref()) != Consistency::CloseToOpen
-    }
-
     /// An inode; [`Errno::ESTALE`] if it has been removed.
     pub(super) async fn read(
         &self,
@@ -329,15 +331,19 @@ impl Inodes {
         freshness: Freshness,
     ) -> Result<Arc<Version>, Fault> {
         let began = self.env.now();
-        let seen = state.known().version.clone();
+        let (seen, is_of_before) = {
+            let known = state.known();
+            (known.version.clone(), self.is_of_before_a_grant(&known))
+        };
         if let (Freshness::Within(age), Some((version, at))) = (freshness, &seen)
             && began.since(*at) < age
+            && (!is_of_before || age == Duration::MAX)
         {
             return Ok(version.clone());
         }
         let consistency = self.consistency(seen.as_ref().map(|(version, _)| &**version));
         let wanted = match (consistency, &seen) {
-            _ if freshness == Freshness::Latest => Wanted::Newest,
+            _ if freshness == Freshness::Latest || is_of_before => Wanted::Newest,
             (Consistency::CloseToOpen, _) => Wanted::Newest,
             (_, Some((version, _))) => Wanted::AtLeast(version.block.version()),
             (_, None) if self.has_forgotten.load(Ordering::Relaxed) => Wanted::Newest,
@@ -360,6 +366,7 @@ impl Inodes {
         (wanted, freshness): (Wanted, Freshness),
     ) -> Result<Arc<Version>, Fault> {
         let began = self.env.now();
+        let grants = self.grants.load(Ordering::Acquire);
         let id = CertifiedBlock::id_at(key.key());
         let held = match self.blocks.get_block(id, wanted).await {
             Ok(held) => held,
@@ -372,7 +379,13 @@ impl Inodes {
                 return known.filter(|_| is_shown).ok_or(error.into());
             }
         };
+        let note_read = || {
+            let mut known = state.known();
+            let asked = Some(grants).filter(|_| wanted == Wanted::Newest);
+            known.read_after = known.read_after.max(asked);
+        };
         if let Some(version) = state.unchanged(&held.bytes, began) {
+            note_read();
             return Ok(version);
         }
         let malformed = |error| Fault::new(Errno::EIO, error);
@@ -382,7 +395,20 @@ impl Inodes {
         }
         self.reading.prepare(&block).await;
         self.credentials.saw(block.groups());
-        Ok(self.learn(state, &block, began).await?.ok_or(Errno::ESTALE)?)
+        let version = self.learn(state, &block, began).await?.ok_or(Errno::ESTALE)?;
+        note_read();
+        Ok(version)
+    }
+
+    /// A lock was granted that another mount may have had: nothing older is shown from now on.
+    pub(super) fn note_grant(&self) {
+        self.grants.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether a lock was granted since all replicas were asked for an inode.
+    fn is_of_before_a_grant(&self, known: &Known) -> bool {
+        let grants = self.grants.load(Ordering::Acquire);
+        grants > 0 && known.read_after.is_none_or(|read| read < grants)
     }
 
     /// Whether an inode that is known cannot be read because the nodes that have it are away. A ring that has lost them
@@ -458,7 +484,8 @@ impl Inodes {
         let states = self.states.lock().expect("no holder of this lock panics");
         states.get(&key).is_some_and(|state| {
             let known = state.known();
-            known.version.as_ref().is_some_and(|(_, at)| now.since(*at) < age)
+            let is_new = known.version.as_ref().is_some_and(|(_, at)| now.since(*at) < age);
+            is_new && !self.is_of_before_a_grant(&known)
         })
     }
 

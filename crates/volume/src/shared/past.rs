@@ -57,8 +57,8 @@ pub struct Span {
 
 impl Span {
     /// Of a version that is replaced now; `None` if it is not kept.
-    fn of(keep: Keep, began_ms: u64, ended_ms: u64) -> Option<Span> {
-        let secs = keep.kept_secs_after(began_ms, ended_ms);
+    fn of((keep, least_secs): (Keep, u64), began_ms: u64, ended_ms: u64) -> Option<Span> {
+        let secs = keep.kept_secs_after(began_ms, ended_ms).max(least_secs);
         let kept_until_ms = ended_ms.saturating_add(secs * 1000);
         (secs > 0).then_some(Span { began_ms, ended_ms, kept_until_ms })
     }
@@ -173,6 +173,8 @@ pub struct Replaced<'a> {
     pub inode: &'a Inode,
     /// When it is replaced, milliseconds since 1970.
     pub ended_ms: u64,
+    /// How long it is kept at least, seconds, whatever the policy.
+    pub kept_secs: u64,
 }
 
 impl Replaced<'_> {
@@ -182,7 +184,7 @@ impl Replaced<'_> {
     }
 
     fn span(&self, keep: Keep) -> Option<Span> {
-        Span::of(keep, began_ms(self.block), self.ended_ms)
+        Span::of((keep, self.kept_secs), began_ms(self.block), self.ended_ms)
     }
 
     /// It as a past version, if it is kept; `before` is what its inode refers to, if that is there still.

@@ -8,7 +8,8 @@
 //!
 //! - A file is in the table while the kernel holds its number or has it open, or while its view has
 //!   changes.
-//! - A number means one inode for as long as it is in the table.
+//! - A number means one inode for as long as it is in the table, but for a newborn that becomes the file which another mount
+//!   has given its name.
 //! - A newborn is open or has changes, and its name leads to it.
 //! - An open file has a view; a view with changes is never replaced by what is read.
 
@@ -61,6 +62,8 @@ pub(super) struct Node {
     pub(super) orphan: Option<Arc<Version>>,
     /// Its name leads to an inode that has been removed: all that can be done with it is to remove it.
     pub(super) is_lost: bool,
+    /// Another mount has removed it while it was open here.
+    pub(super) is_nameless: bool,
     /// Where it was found last: its directory and its name there.
     pub(super) place: Option<(InodeKey, Bytes)>,
     /// Where its name is to be, if it is not on the ring yet.
@@ -199,7 +202,9 @@ impl Table {
             self.held_bytes -= view.content.held_bytes;
         }
         if number != ROOT && node.lookups == 0 && node.opens == 0 && node.view.is_none() {
-            self.by_key.remove(&node.key);
+            if self.by_key.get(&node.key) == Some(&number) {
+                self.by_key.remove(&node.key);
+            }
             self.nodes.remove(&number);
         }
     }
@@ -248,6 +253,27 @@ impl Table {
         if let Some(place) = place {
             self.newborns.remove(&(place.directory, place.name));
         }
+    }
+
+    /// A newborn becomes the file that has its name on the ring, which nobody has open here. The kernel may know that by
+    /// another number; the name leads to this one from now on.
+    pub(super) fn become_other(
+        &mut self,
+        number: u64,
+        key: InodeKey,
+        view: View,
+    ) -> Result<(), Errno> {
+        let other = self.number_of(&key).and_then(|other| self.nodes.get(&other));
+        if other.is_some_and(|other| other.opens > 0 || other.view.is_some()) {
+            return Err(Errno::ESTALE);
+        }
+        self.name(number);
+        let before = std::mem::replace(&mut self.node_mut(number)?.key, key);
+        if self.by_key.get(&before) == Some(&number) {
+            self.by_key.remove(&before);
+        }
+        self.by_key.insert(key, number);
+        self.set_view(number, view)
     }
 
     /// The newborn of a name.
@@ -346,6 +372,15 @@ impl Table {
         found.map(|(number, _)| *number).collect()
     }
 
+    /// Open files without changes.
+    pub(super) fn open_unchanged(&self) -> Vec<u64> {
+        let is_one = |node: &Node| {
+            node.opens > 0 && node.view.as_ref().is_some_and(|view| !view.has_changes())
+        };
+        let found = self.nodes.iter().filter(|(_, node)| is_one(node));
+        found.map(|(number, _)| *number).collect()
+    }
+
     /// Files that are open or have changes and whose data was kept at least `age` ago, and the data.
     pub(super) fn open_data(&self, now: Instant, age: Duration) -> Vec<(u64, FileData)> {
         let data = |(number, node): (&u64, &Node)| {
@@ -372,6 +407,7 @@ impl Node {
             view: None,
             orphan: None,
             is_lost: false,
+            is_nameless: false,
             place: None,
             birthplace: None,
             turn: Arc::default(),
@@ -381,15 +417,14 @@ impl Node {
 }
 
 impl View {
-    /// A regular file as its inode says. `pin` keeps an inode block that lies in the inode where
-    /// readers of files look.
+    /// A regular file as its inode says; the next version is based on `version`. `pin` keeps an inode block that lies in
+    /// the inode where readers of files look.
     pub(super) fn of(
         version: Arc<Version>,
-        block_size_log2: u8,
-        now: Instant,
+        inode: &Inode,
+        (block_size_log2, now): (u8, Instant),
         pin: impl FnOnce(Vec<u8>) -> Arc<Pin>,
     ) -> Result<View, Errno> {
-        let inode = version.inode();
         let Contents::Regular { size_bytes, blocks_512, data, .. } = &inode.contents else {
             return Err(Errno::EINVAL);
         };

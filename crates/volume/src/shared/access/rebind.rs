@@ -190,7 +190,7 @@ impl Rebinder<'_> {
             }
             let author = self.credentials.author(groups, self.writer?).await.ok()?;
             let ended_ms = self.env.unix_ms();
-            let replaced = Replaced { block, inode: &merged.inode, ended_ms };
+            let replaced = Replaced { block, inode: &merged.inode, ended_ms, kept_secs: 0 };
             let past = self.keep_replaced(replaced, &content).await;
             let inode = Inode { past, ..merged.inode.clone() };
             let payload = sealer.seal_inode(inode.encode().ok()?).ok()?;

@@ -39,7 +39,14 @@ impl Shared {
     }
 
     pub(super) fn view(&self, version: Arc<Version>) -> Result<View, Errno> {
-        View::of(version, self.block_size_log2, self.env.now(), |block| self.pin(block.into()))
+        let inode = version.clone();
+        self.view_of(version, inode.inode())
+    }
+
+    /// A file that shows another inode than that of the version on which its next one is based.
+    pub(super) fn view_of(&self, base: Arc<Version>, inode: &Inode) -> Result<View, Errno> {
+        let pin = |block: Vec<u8>| self.pin(block.into());
+        View::of(base, inode, (self.block_size_log2, self.env.now()), pin)
     }
 
     /// Opens a regular file as it is now.
@@ -351,7 +358,9 @@ impl Shared {
                         view.content.stored
                     })?;
                     // The kernel has what was written through it.
-                    table.node_mut(number)?.in_kernel = Some(stored);
+                    let node = table.node_mut(number)?;
+                    node.in_kernel = Some(stored);
+                    node.is_nameless = false;
                     drop(table);
                     if !is_newborn {
                         self.note_written(number);

@@ -6,10 +6,19 @@
 //! mount lock ranges of bytes, in a [`LockTable`]. So programs of two mounts that lock different bytes
 //! of one file wait for each other; a program cannot tell that from a slower machine.
 //!
-//! **What a lock shows**, as with NFS: with the lease a mount reads the newest version of the inode,
-//! shows it to all who have the file open, and waits until the kernel has dropped its pages. Before it
-//! gives up an exclusive lease, or shares it, it publishes what was written. What was written under a
-//! lock of one mount is therefore seen under the next lock of any other, with the file open all the time.
+//! **What a lock shows.** Before a mount gives up a lease, or shares it, all that was changed in it is on the ring:
+//! contents, names, names that were removed, and inodes that have lost their last names. Left out are files that other
+//! exclusive locks of this mount protect. Once a lease is granted, nothing that was read before is shown: names,
+//! attributes and files that are opened are read again when they are used, and files that are open at once, for all
+//! who have them open; the kernel has dropped its pages of these before the lock is answered. So what was done under a lock
+//! of one mount is seen under the next lock of any other, whichever files it concerns.
+//!
+//! **A file without a name yet** gets it before it is locked, under the name's lease: else each mount would lock a file of its own. If
+//! another mount has given the name to a file meanwhile, the open file becomes that one; what was written to it before
+//! is kept beside, as `NAME~USER~TIME`.
+//!
+//! **A file that is removed while it is locked here** loses its name at once and its inode when the lease is given up,
+//! with all that was written ([`removals`](super::removals)). So its next holder reads that, and that no link is left.
 //!
 //! **Losing a lock.** A lease that cannot be renewed, on the smaller side of a partition or while the
 //! machine sleeps, is lost after 14 seconds, one before another mount can have it. Then
@@ -54,8 +63,10 @@ use atoll_vfs::{
     LockTable, Locks,
 };
 use bytes::Bytes;
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, join, join_all, select};
+use futures_util::stream::{self, StreamExt};
 
+use super::removals::Removal;
 use super::{CALL_LIMIT, Freshness, Shared};
 use crate::shared::fault::Fault;
 use crate::shared::inode::InodeKey;
@@ -71,6 +82,9 @@ const LAST_PAUSE: Duration = Duration::from_millis(640);
 /// Nothing is signed under a lease that lasts no longer than this: the clocks of two machines, by which
 /// concurrent contents of one height are ordered, differ by less. A guess.
 const SIGN_WITHIN: Duration = Duration::from_secs(2);
+
+/// Open files that are read at once when a lock is granted.
+const REFRESHED_AT_ONCE: usize = 32;
 
 /// How long the kernel may take to drop pages. A guess: it waits for reads under way.
 const KERNEL_LIMIT: Duration = Duration::from_secs(10);
@@ -98,6 +112,8 @@ struct LockedFile {
     turn: Arc<futures_util::lock::Mutex<()>>,
     /// Open files through which locks were taken since the lease is here.
     handles: BTreeSet<u64>,
+    /// Its last name was removed here while it was locked.
+    removal: Option<Removal>,
     /// How many calls are about this file.
     users: usize,
 }
@@ -277,6 +293,7 @@ impl Shared {
         if self.locks.table.conflict(inode, owner, wanted).await.map_err(Fault::from)?.is_some() {
             return Err(NotYet::Here);
         }
+        self.name_before_lock(number).await?;
         if wanted.kind == LockKind::Exclusive {
             self.check_may_lock(number, Freshness::Within(Duration::MAX)).await?;
         }
@@ -344,7 +361,8 @@ impl Shared {
         let key = self.table().node(number).map_err(Fault::from)?.key;
         let lease = self.lessee.take(file_key(key), self.locks.holder, mode).await?;
         self.on_locked(number, |file| file.lease = Some(lease));
-        let refreshed = match timeout(&*self.env, CALL_LIMIT, self.refresh(number, key)).await {
+        self.inodes.note_grant();
+        let refreshed = match timeout(&*self.env, CALL_LIMIT, self.refresh(number)).await {
             Ok(refreshed) => refreshed,
             Err(_) => Err(Errno::ETIMEDOUT.into()),
         };
@@ -355,40 +373,70 @@ impl Shared {
         Ok(())
     }
 
-    /// Shows the newest version of a file to all who have it open, and makes the kernel forget what it
-    /// has of older ones.
-    async fn refresh(&self, number: u64, key: InodeKey) -> Result<(), Fault> {
-        let turn = {
+    /// Shows what is open as it is now, and makes the kernel forget what it has of older versions: the file that was
+    /// locked, and those that its lock may protect.
+    async fn refresh(&self, number: u64) -> Result<(), Fault> {
+        // What was written before the lock, without one.
+        self.publish(number).await?;
+        let others = self.table().open_unchanged();
+        let others = others.into_iter().filter(|other| *other != number && !self.has_lock(*other));
+        let others = stream::iter(others).map(async |other| {
+            // As it was opened, if it cannot be read: what it shows then is told by the next call.
+            if let Err(fault) = self.show_newest(other, Freshness::Newest).await {
+                tracing::debug!("an open file is shown as it was: {fault:?}");
+            }
+        });
+        let others = others.buffer_unordered(REFRESHED_AT_ONCE).collect::<()>();
+        let (shown, ()) = join(self.show_newest(number, Freshness::Latest), others).await;
+        // Not within their turns: the kernel waits for writes, and a write may wait for the turn.
+        self.kernel_has_dropped().await;
+        shown
+    }
+
+    /// Shows the newest version of a file to all who have it open, unless it has changes.
+    async fn show_newest(&self, number: u64, freshness: Freshness) -> Result<(), Fault> {
+        let (key, turn) = {
             let table = self.table();
             let node = table.node(number)?;
             if node.orphan.is_some() {
                 return Ok(());
             }
-            node.turn.clone()
+            (node.key, node.turn.clone())
         };
-        // What was written before the lock, without one.
-        self.publish(number).await?;
-        {
-            let _turn = turn.lock().await;
-            let mut version = match self.inodes.read(key, Freshness::Latest).await {
-                // Another mount has removed it. The program that locks it finds that its name is another file's, or
-                // nobody's; what it writes all the same is kept beside.
-                Err(Fault { errno: Errno::ESTALE, .. }) => return Ok(()),
-                version => version?,
-            };
-            if !version.merged.conflicts.is_empty() {
-                version = self.read_without_conflicts(key).await?;
-            }
-            let mut table = self.table();
-            let node = table.node(number)?;
-            let is_clean = node.view.as_ref().is_some_and(|view| !view.has_changes());
-            if is_clean {
-                table.set_view(number, self.view(version)?)?;
-                self.drop_pages(&mut table, number)?;
-            }
+        let _turn = turn.lock().await;
+        let mut version = match self.inodes.read(key, freshness).await {
+            Err(Fault { errno: Errno::ESTALE, .. }) => return self.show_removed(number, key).await,
+            version => version?,
+        };
+        if freshness == Freshness::Latest && !version.merged.conflicts.is_empty() {
+            version = self.read_without_conflicts(key).await?;
         }
-        // Not within the turn: the kernel waits for writes, and a write may wait for the turn.
-        self.kernel_has_dropped().await;
+        let mut table = self.table();
+        let node = table.node(number)?;
+        let is_clean = node.view.as_ref().is_some_and(|view| !view.has_changes());
+        if is_clean {
+            table.set_view(number, self.view(version)?)?;
+            table.node_mut(number)?.is_nameless = false;
+            self.drop_pages(&mut table, number)?;
+        }
+        Ok(())
+    }
+
+    /// Shows an open file that another mount has removed: without a link, and, if that mount had it locked, with its last
+    /// contents. What is written to it all the same is kept beside. The caller has the file's turn.
+    async fn show_removed(&self, number: u64, key: InodeKey) -> Result<(), Fault> {
+        let left = self.inodes.left_by_removal(key).await.unwrap_or_else(|fault| {
+            tracing::debug!("the last contents of a removed file cannot be read: {fault:?}");
+            None
+        });
+        let mut table = self.table();
+        let node = table.node_mut(number)?;
+        node.is_nameless = true;
+        let clean = node.view.as_ref().filter(|view| !view.has_changes());
+        if let Some((inode, base)) = left.zip(clean.map(|view| view.version.clone())) {
+            table.set_view(number, self.view_of(base, &inode)?)?;
+            self.drop_pages(&mut table, number)?;
+        }
         Ok(())
     }
 
@@ -439,7 +487,7 @@ impl Shared {
         self.yield_lease(number).await
     }
 
-    /// Gives up what this mount has of a lease beyond what its programs' locks need. What was written
+    /// Gives up what this mount has of a lease beyond what its programs' locks need. What was changed
     /// is on the ring before. The caller has the lease's turn.
     async fn yield_lease(&self, number: u64) -> Result<(), Fault> {
         let mode = self.on_locked(number, |file| file.lease.as_ref().map(Held::mode)).flatten();
@@ -454,6 +502,10 @@ impl Shared {
             // Nobody else may see half of it, nor have it replace what is written next.
             self.lose(number);
             return Err(fault);
+        }
+        let settled = self.settle_within_lease(number).await;
+        if let Some(removal) = self.on_locked(number, |file| file.removal.take()).flatten() {
+            self.remove(&removal).await;
         }
         let change = {
             let mut state = self.locks.state();
@@ -471,7 +523,72 @@ impl Shared {
             // Others wait a little longer if it fails.
             let _ = change.await;
         }
-        Ok(())
+        settled
+    }
+
+    /// Brings to the ring what was changed here, while a file's lease lasts. If the ring takes some of it not now, the mount
+    /// keeps and repeats that as always, and does not keep others from the lock for it.
+    async fn settle_within_lease(&self, number: u64) -> Result<(), Fault> {
+        let settled = async {
+            let changed = self.table().changed(false);
+            let changed = changed.into_iter().filter(|other| *other != number);
+            let unlocked = changed.filter(|other| !self.has_exclusive_lock(*other));
+            let published = join_all(unlocked.map(|other| self.publish(other))).await;
+            let is_fault = |published: &Result<(), Fault>| {
+                // It was closed meanwhile.
+                published.as_ref().is_err_and(|fault| fault.errno != Errno::ESTALE)
+            };
+            let removed = self.settle_removals().await;
+            published.into_iter().find(is_fault).unwrap_or(Ok(())).and(removed)
+        };
+        match timeout(&*self.env, CALL_LIMIT, settled).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(fault)) => {
+                self.note(Some(&fault));
+                Err(fault)
+            }
+            Err(_) => Err(Errno::ETIMEDOUT.into()),
+        }
+    }
+
+    fn has_exclusive_lock(&self, number: u64) -> bool {
+        let mode = self.on_locked(number, |file| file.lease.as_ref().map(Held::mode)).flatten();
+        mode == Some(LockMode::Exclusive)
+    }
+
+    /// Takes over the removal of an inode whose last name was removed, until its lock is given up; gives it back if it
+    /// is not locked here.
+    pub(super) fn remove_with_lock(&self, removal: Removal) -> Option<Removal> {
+        let Some(number) = self.table().number_of(&removal.key) else { return Some(removal) };
+        let mut removal = Some(removal);
+        self.on_locked(number, |file| {
+            if file.lease.as_ref().is_some_and(|lease| !lease.left().is_zero())
+                && file.removal.is_none()
+            {
+                file.removal = removal.take();
+                file.removal.iter_mut().for_each(|removal| removal.seen.was_locked = true);
+            }
+        });
+        removal
+    }
+
+    /// Whether the last name of a file was removed here while it was locked.
+    pub(super) fn is_removed_with_lock(&self, number: u64) -> bool {
+        self.on_locked(number, |file| file.removal.is_some()).unwrap_or(false)
+    }
+
+    /// Gives a newborn its name, so that other mounts lock the same file.
+    async fn name_before_lock(self: &Arc<Self>, number: u64) -> Result<(), Fault> {
+        let Some(place) = self.table().node(number)?.birthplace.clone() else { return Ok(()) };
+        let lock = name_key(place.directory, &place.name, self.inodes.reading.sealing());
+        let named = async {
+            let Some(lease) = self.lease_of(lock, true).await? else {
+                return Err(Errno::ENOLCK.into());
+            };
+            self.inodes.note_grant();
+            within(&lease, self.name_or_become(number, &place)).await
+        };
+        timeout(&*self.env, CALL_LIMIT, named).await.unwrap_or(Err(Errno::ETIMEDOUT.into()))
     }
 
     async fn publish_within_lease(&self, number: u64) -> Result<(), Fault> {
@@ -521,13 +638,16 @@ impl Shared {
     /// Takes the locks of a file from their owners, and drops what they have written since.
     fn lose(&self, number: u64) {
         let inode = InodeNumber(number);
-        {
+        let removal = {
             let mut state = self.locks.state();
             let Some(file) = state.files.get_mut(&number) else { return };
             file.lease = None;
             let handles = std::mem::take(&mut file.handles);
+            let removal = file.removal.take();
             state.lost.extend(handles);
-        }
+            removal
+        };
+        removal.into_iter().for_each(|removal| self.wait_to_be_removed(removal));
         self.locks.table.clear(inode);
         let mut table = self.table();
         let changed = table.node(number).ok().and_then(|node| node.view.as_ref());
@@ -571,9 +691,8 @@ impl Shared {
         let key = self.table().node(parent)?.key;
         let lock = name_key(key, name, self.inodes.reading.sealing());
         let Some(lease) = self.lease_of(lock, needs_lock).await? else { return work.await };
-        if self.inodes.reads_older(key) {
-            self.inodes.read(key, Freshness::Latest).await?;
-        }
+        // The name may be a lock: what its former owner has changed is seen from now on.
+        self.inodes.note_grant();
         within(&lease, work).await
     }
 

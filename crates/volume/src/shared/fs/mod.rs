@@ -498,7 +498,7 @@ impl Shared {
             (None, Some(orphan)) => attr_of(number, orphan.inode(), self.block_size_log2),
             (None, None) => return None,
         };
-        if node.orphan.is_some() {
+        if node.orphan.is_some() || node.is_nameless || self.is_removed_with_lock(number) {
             attr.nlink = 0;
         }
         Some(attr)

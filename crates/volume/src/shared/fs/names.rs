@@ -305,6 +305,7 @@ impl Shared {
             match (node.kind, &node.orphan) {
                 (FileKind::Directory, _) => return Err(Errno::EPERM.into()),
                 (_, Some(_)) => return Err(Errno::ENOENT.into()),
+                _ if self.is_removed_with_lock(number) => return Err(Errno::ENOENT.into()),
                 (kind, None) => (node.key, kind),
             }
         };

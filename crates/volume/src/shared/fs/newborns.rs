@@ -5,7 +5,8 @@
 //! together, if they lie on the same nodes ([`super::near`]). So a small file takes one round trip, however it was
 //! made, and its inode and its directory are written once. All programs of this machine see it from the beginning.
 //!
-//! A file that is created with `O_EXCL` gets its inode and name at once, since programs use such files as locks.
+//! A file that is created with `O_EXCL` gets its inode and name at once, since programs use such files as locks. One that is
+//! locked gets them before, and becomes the file that has the name if another mount has made one ([`super::locks`]).
 //!
 //! Files of one directory that wait for their names at the same time get them in one version of the directory.
 //!
@@ -23,7 +24,7 @@ use bytes::Bytes;
 
 use super::files::Held;
 use super::names::{entries, modified, named, new_attributes};
-use super::{Shared, Version};
+use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
 use crate::shared::inodes::{Base, Together};
@@ -31,6 +32,9 @@ use crate::shared::table::{Birthplace, Open};
 
 /// How long a file may be open without a name. A guess: logs appear while they are written.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
+
+/// How often a newborn is written that other programs write meanwhile, before it becomes another file.
+const MAX_ROUNDS: usize = 4;
 
 /// A newborn that waits for its name.
 type Waiting = (u64, InodeKey, Bytes);
@@ -150,6 +154,56 @@ impl Shared {
     pub(super) async fn name_newborn(&self, number: u64) -> Result<(), Fault> {
         let is_newborn = self.table().node(number)?.birthplace.is_some();
         if is_newborn { self.publish(number).await } else { Ok(()) }
+    }
+
+    /// Gives a newborn its name, or has it become the file to which another mount has given it. The caller has the lease
+    /// of the name.
+    pub(super) async fn name_or_become(
+        &self,
+        number: u64,
+        Birthplace { directory, name, .. }: &Birthplace,
+    ) -> Result<(), Fault> {
+        let named = match self.inodes.read(*directory, Freshness::Newest).await {
+            // Naming it finds that, too.
+            Err(Fault { errno: Errno::ESTALE, .. }) => None,
+            above => above?.entry(name)?,
+        };
+        let key = self.table().node(number)?.key;
+        let other =
+            named.filter(|entry| entry.inode != key && entry.file_kind() == FileKind::Regular);
+        let Some(other) = other else { return self.name_newborn(number).await };
+        let version = match self.read_without_conflicts(other.inode).await {
+            Err(Fault { errno: Errno::ESTALE, .. }) => return self.name_newborn(number).await,
+            version => version?,
+        };
+        let turn = self.table().node(number)?.turn.clone();
+        for _ in 0..MAX_ROUNDS {
+            if !self.is_unwritten(number)? {
+                // What was written so far is kept beside.
+                self.name_newborn(number).await?;
+            }
+            let _turn = turn.lock().await;
+            // Another program may write it meanwhile.
+            if self.is_unwritten(number)? {
+                let mut table = self.table();
+                table.become_other(number, other.inode, self.view(version)?)?;
+                table.place(&other.inode, *directory, name);
+                return Ok(());
+            }
+        }
+        Err(Errno::EAGAIN.into())
+    }
+
+    /// Whether nothing is lost if an open file becomes another one: nothing was written to it that the ring does not have.
+    fn is_unwritten(&self, number: u64) -> Result<bool, Errno> {
+        let mut table = self.table();
+        let is_stored = table.node(number)?.birthplace.as_ref().map(|place| place.is_stored);
+        table.on_view(number, |view| match is_stored {
+            None => !view.has_changes(),
+            Some(is_stored) => {
+                !is_stored && !view.content.is_changed && view.content.size_bytes == 0
+            }
+        })
     }
 
     /// The same of the file that has a name.

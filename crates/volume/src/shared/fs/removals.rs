@@ -6,6 +6,10 @@
 //! An inode that loses its last name is removed after the call has returned, unless it is open here: nobody finds
 //! it any more. A crash in between leaves an inode that nothing names; it ends with its lease.
 //!
+//! A file that is locked here loses its inode when the lock is given up ([`locks`](super::locks)), with all that was written until
+//! then. The removal then refers to the inode as it was, kept for a day as a past version, so that the next holder of the
+//! lock who has the file open reads its last contents.
+//!
 //! A removal counts for what was written before the call. Contents that another mount has written after it, while the ring did not
 //! know of it, stay beside the name ([`lost`](super::lost)); so do those that were written before, if the ring was out of reach
 //! at the call and they were not known here. Clocks of mounts that differ can keep what was removed, or cover what was written
@@ -15,7 +19,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::Instant;
+use atoll_env::{Instant, sleep};
 use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -33,6 +37,12 @@ const REMOVALS_AT_ONCE: usize = 32;
 /// ring removes in some seconds.
 const MAX_WAITING: usize = 4_096;
 
+/// How often it is looked whether inodes have been removed that are waited for. A guess: below a round trip.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long the contents of a file can be read that was removed while it was locked. A guess: programs that have it open look
+/// at it when they get the lock, and open it anew.
+const KEPT_FOR_HOLDERS_SECS: u64 = 24 * 3600;
+
 /// Inodes that have lost a name and have to hear of it.
 #[derive(Default)]
 pub(super) struct Removals {
@@ -43,11 +53,12 @@ pub(super) struct Removals {
     turn: futures_util::lock::Mutex<()>,
 }
 
-struct Removal {
-    key: InodeKey,
+/// An inode that has lost a name.
+pub(super) struct Removal {
+    pub(super) key: InodeKey,
     place: (InodeKey, Bytes),
     lost_names: usize,
-    seen: Seen,
+    pub(super) seen: Seen,
 }
 
 /// What a mount knew of an inode when a program removed one of its names.
@@ -56,6 +67,8 @@ pub(super) struct Seen {
     was_offline: bool,
     /// Milliseconds since 1970.
     at_ms: u64,
+    /// Whether the file was locked here: those who have it open elsewhere read its last contents when they lock it.
+    pub(super) was_locked: bool,
 }
 
 impl Seen {
@@ -73,6 +86,12 @@ impl Seen {
     }
 }
 
+impl Removals {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Removal>> {
+        self.waiting.lock().expect("no holder of this lock panics")
+    }
+}
+
 impl Shared {
     /// As [`Shared::drop_link`], after the call if nobody can see the difference.
     pub(super) async fn drop_link_soon(
@@ -83,20 +102,25 @@ impl Shared {
     ) {
         let seen = self.seen(key);
         let known = seen.version.clone().filter(|known| known.inode().links.len() <= 1);
-        let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
+        let mut removal = Removal { key, place, lost_names, seen };
+        if known.is_some() {
+            match self.remove_with_lock(removal) {
+                None => return,
+                Some(unlocked) => removal = unlocked,
+            }
+        }
+        let waiting = || self.removals.waiting();
         let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
         // Whether others have given it another name is to be seen when the ring is within reach.
         let waits = is_shown_gone || self.spool.is_offline();
         if !waits || waiting().len() >= MAX_WAITING {
             // First the name, then the link.
-            if let Err(fault) = self.inodes.put_behind(place.0).await {
+            if let Err(fault) = self.inodes.put_behind(removal.place.0).await {
                 self.note(Some(&fault));
             }
-            self.drop_link_as(key, place.0, lost_names, &seen).await;
-            return self.check_named(key, &self.path_to(&place)).await;
+            return self.remove(&removal).await;
         }
-        self.going().insert(key);
-        waiting().push_back(Removal { key, place, lost_names, seen });
+        self.wait_to_be_removed(removal);
         let shared = self.clone();
         self.env.spawn(Box::pin(async move {
             // Whoever has the turn sees this one too, or the next retry does.
@@ -104,6 +128,18 @@ impl Shared {
                 shared.remove_waiting().await;
             }
         }));
+    }
+
+    /// Removes an inode with the others that wait for it.
+    pub(super) fn wait_to_be_removed(&self, removal: Removal) {
+        self.going().insert(removal.key);
+        self.removals.waiting().push_back(removal);
+    }
+
+    /// Removes an inode whose name is gone from the ring, unless it has other names.
+    pub(super) async fn remove(&self, Removal { key, place, lost_names, seen }: &Removal) {
+        self.drop_link_as(*key, place.0, *lost_names, seen).await;
+        self.check_named(*key, &self.path_to(place)).await;
     }
 
     /// Shows a file without a name from now on; whether that is all that this mount has to do at once: it is not
@@ -141,7 +177,7 @@ impl Shared {
     pub(super) fn show_named(&self, key: InodeKey) {
         let mut table = self.table();
         let node = table.number_of(&key).and_then(|number| table.node_mut(number).ok());
-        node.into_iter().for_each(|node| node.orphan = None);
+        node.into_iter().for_each(|node| (node.orphan, node.is_nameless) = (None, false));
     }
 
     /// The same of one whose name was found, if no program here has it open as it was when its last name went: another
@@ -155,8 +191,14 @@ impl Shared {
 
     /// Has the ring hear that a directory has lost names.
     pub(super) fn put_removals_soon(self: &Arc<Self>, directory: InodeKey) {
+        // One of its names may be a lock: what was removed elsewhere before goes first.
+        let before: Vec<InodeKey> = self.inodes.behind();
         let shared = self.clone();
         self.env.spawn(Box::pin(async move {
+            for other in before.into_iter().filter(|other| *other != directory) {
+                // That directory's own task tells what fails.
+                let _ = shared.inodes.put_behind(other).await;
+            }
             if let Err(fault) = shared.inodes.put_behind(directory).await {
                 shared.note(Some(&fault));
             }
@@ -178,33 +220,58 @@ impl Shared {
         self.remove_waiting().await;
     }
 
-    /// Removes the inodes that wait for it, each after its name is gone from the ring.
-    async fn remove_waiting(&self) {
-        let waiting = || self.removals.waiting.lock().expect("no holder of this lock panics");
-        loop {
-            let next: Vec<Removal> = {
-                let mut waiting = waiting();
-                let count = waiting.len().min(REMOVALS_AT_ONCE);
-                waiting.drain(..count).collect()
-            };
-            if next.is_empty() {
-                return;
+    /// Has the ring hear of all names that were removed until now, and removes the inodes that wait for it.
+    pub(super) async fn settle_removals(&self) -> Result<(), Fault> {
+        self.put_removals().await?;
+        let going: Vec<InodeKey> = self.going().iter().copied().collect();
+        let is_one_left = || {
+            let left = self.going();
+            going.iter().any(|key| left.contains(key))
+        };
+        while is_one_left() {
+            match self.removals.turn.try_lock() {
+                Some(_turn) => drop(self.remove_some().await?),
+                // Programs may remove more all the time, so this does not wait for the turn to end.
+                None => sleep(&*self.env, LOOK_EVERY).await,
             }
-            // Those that are added from now on may have names still.
-            let put = self.put_removals().await;
-            if put.is_err() || self.spool.is_offline() {
-                let mut waiting = waiting();
-                next.into_iter().rev().for_each(|removal| waiting.push_front(removal));
-                return put.err().iter().for_each(|fault| self.note(Some(fault)));
-            }
-            let removals = next.into_iter().map(|removal| async move {
-                let Removal { key, place, lost_names, seen } = removal;
-                self.drop_link_as(key, place.0, lost_names, &seen).await;
-                self.check_named(key, &self.path_to(&place)).await;
-                self.going().remove(&key);
-            });
-            join_all(removals).await;
         }
+        Ok(())
+    }
+
+    /// Removes the inodes that wait for it.
+    async fn remove_waiting(&self) {
+        loop {
+            match self.remove_some().await {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(fault) => return self.note(Some(&fault)),
+            }
+        }
+    }
+
+    /// Removes some of the inodes that wait for it, each after its name is gone from the ring; whether there may be more.
+    async fn remove_some(&self) -> Result<bool, Fault> {
+        let next: Vec<Removal> = {
+            let mut waiting = self.removals.waiting();
+            let count = waiting.len().min(REMOVALS_AT_ONCE);
+            waiting.drain(..count).collect()
+        };
+        if next.is_empty() {
+            return Ok(false);
+        }
+        // Those that are added from now on may have names still.
+        let put = self.put_removals().await;
+        if put.is_err() || self.spool.is_offline() {
+            let mut waiting = self.removals.waiting();
+            next.into_iter().rev().for_each(|removal| waiting.push_front(removal));
+            return put.map(|()| false);
+        }
+        let removals = next.into_iter().map(|removal| async move {
+            self.remove(&removal).await;
+            self.going().remove(&removal.key);
+        });
+        join_all(removals).await;
+        Ok(true)
     }
 
     /// Notes in an inode that a directory has lost names of it; removes the inode if it has none anywhere. A link more
@@ -229,7 +296,7 @@ impl Shared {
 
     fn seen(&self, key: InodeKey) -> Seen {
         let (version, was_offline) = (self.inodes.known(key), self.spool.is_offline());
-        Seen { version, was_offline, at_ms: self.env.unix_ms() }
+        Seen { version, was_offline, at_ms: self.env.unix_ms(), was_locked: false }
     }
 
     /// As [`Shared::drop_link_as`]; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of
@@ -296,7 +363,8 @@ impl Shared {
             Some(turn) => Some(turn.lock().await),
             None => None,
         };
-        let written = self.inodes.write(key, Base::Version(&newest), |inode, _| {
+        let kept_secs = if seen.was_locked { KEPT_FOR_HOLDERS_SECS } else { 0 };
+        let written = self.inodes.replace(key, Base::Version(&newest), kept_secs, |inode, _| {
             keep(inode);
             match &inode.contents {
                 Contents::Directory(entries) if !entries.is_empty() => Err(Errno::ENOTEMPTY),

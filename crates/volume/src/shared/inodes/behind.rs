@@ -17,7 +17,7 @@ use std::time::Duration;
 use atoll_key::kinds::certified::Dot;
 use atoll_vfs::Errno;
 
-use super::{Base, Freshness, Inodes, Next, Signed, State, Version};
+use super::{Base, Freshness, Inodes, Next, Over, Signed, State, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Inode, InodeKey};
 use crate::shared::merged::Merged;
@@ -41,7 +41,7 @@ impl Inodes {
         let next = Next {
             version: &version,
             refused_base: None,
-            covers_conflicts: false,
+            over: Over::default(),
             is_recorded: true,
         };
         let mut edit = |inode: &mut Inode, dot: Dot| Ok((edit(inode, dot)?, false));
@@ -75,7 +75,7 @@ impl Inodes {
             let put = match &version {
                 Some(version) => {
                     let (inode, base) = ((key, state), Base::Version(version));
-                    self.write_in_turn(inode, (base, None), false, |_, _| Ok(((), false)))
+                    self.write_in_turn(inode, (base, None), Over::default(), |_, _| Ok(((), false)))
                         .await
                         .map(drop)
                 }

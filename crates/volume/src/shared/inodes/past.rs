@@ -209,6 +209,18 @@ impl Inodes {
         Ok(kept)
     }
 
+    /// What a removed inode was when it was removed; `None` if its removal has not kept that.
+    pub(in crate::shared) async fn left_by_removal(
+        &self,
+        key: InodeKey,
+    ) -> Result<Option<Inode>, Fault> {
+        let head = self.head(key).await?;
+        let (None, Some(hash)) = (&head.present, head.past) else { return Ok(None) };
+        let past = self.read_past(&self.state(key), hash).await?;
+        let last = past.filter(|past| past.span.ended_ms == past::began_ms(&head.block));
+        Ok(last.map(|past| past.inode()).transpose()?)
+    }
+
     async fn head(&self, key: InodeKey) -> Result<Head, Fault> {
         match self.read(key, Freshness::Newest).await {
             Ok(version) => {

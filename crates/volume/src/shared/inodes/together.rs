@@ -15,7 +15,7 @@ use atoll_key::GroupId;
 use atoll_key::kinds::certified::{CertifiedBlock, Dot};
 use atoll_vfs::Errno;
 
-use super::{Base, Inodes, Next, State, Version};
+use super::{Base, Inodes, Next, Over, State, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Inode, InodeKey};
 
@@ -64,7 +64,8 @@ impl Inodes {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
         let signing = state.signing.lock().await;
-        let next = Next { version, refused_base: None, covers_conflicts: false, is_recorded: true };
+        let over = Over::default();
+        let next = Next { version, refused_base: None, over, is_recorded: true };
         let mut edit = |inode: &mut Inode, dot: Dot| Ok((edit(inode, dot)?, false));
         let signed = self.sign_next(&state, next, &mut edit).await?;
         let unsent = state.known().unsent_past.values().cloned().collect();
@@ -86,8 +87,9 @@ impl Inodes {
         let above = self.state(directory);
         let _turn = above.turn.lock().await;
         let edit = |inode: &mut Inode, dot: Dot| Ok((edit(inode, dot)?, false));
-        let named =
-            self.write_in_turn((directory, &above), (base, Some(&mut child)), false, edit).await;
+        let named = self
+            .write_in_turn((directory, &above), (base, Some(&mut child)), Over::default(), edit)
+            .await;
         match child.outcome {
             Some(Ok(())) => {
                 let version = self.learn(state, block, began).await?.ok_or(Errno::ESTALE)?;

@@ -22,12 +22,21 @@ use crate::shared::inode::{Inode, InodeKey};
 use crate::shared::merged::{self, Merged};
 use crate::shared::past::{Replaced, left_by_removal};
 
+/// What becomes of what a version replaces.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Over {
+    /// Other contents have been kept elsewhere, and are covered.
+    pub(super) covers_conflicts: bool,
+    /// How long it is kept at least as a past version, seconds.
+    pub(super) kept_secs: u64,
+}
+
 /// What the next version of an inode is made of.
 pub(super) struct Next<'a> {
     pub(super) version: &'a Version,
     /// The version that the caller's change was for, if replicas hold newer ones.
     pub(super) refused_base: Option<&'a Version>,
-    pub(super) covers_conflicts: bool,
+    pub(super) over: Over,
     /// Whether later versions cover it in any case. Else the caller says so when the ring has it.
     pub(super) is_recorded: bool,
 }
@@ -110,7 +119,18 @@ impl Inodes {
         base: Base<'_>,
         edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
-        self.write_over(key, base, false, edit).await
+        self.write_over(key, base, Over::default(), edit).await
+    }
+
+    /// The same; what is replaced is kept as a past version for so many seconds at least.
+    pub(in crate::shared) async fn replace<T>(
+        &self,
+        key: InodeKey,
+        base: Base<'_>,
+        kept_secs: u64,
+        edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
+    ) -> Result<(T, Option<Arc<Version>>), Fault> {
+        self.write_over(key, base, Over { kept_secs, ..Over::default() }, edit).await
     }
 
     /// Writes what `version` shows in place of all its siblings, whose other contents have been kept.
@@ -119,7 +139,8 @@ impl Inodes {
         key: InodeKey,
         version: &Arc<Version>,
     ) -> Result<Arc<Version>, Fault> {
-        let written = self.write_over(key, Base::Version(version), true, |_, _| Ok(((), false)));
+        let over = Over { covers_conflicts: true, ..Over::default() };
+        let written = self.write_over(key, Base::Version(version), over, |_, _| Ok(((), false)));
         Ok(written.await?.1.ok_or(Errno::ESTALE)?)
     }
 
@@ -127,12 +148,12 @@ impl Inodes {
         &self,
         key: InodeKey,
         base: Base<'_>,
-        covers_conflicts: bool,
+        over: Over,
         edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let state = self.state(key);
         let _turn = state.turn.lock().await;
-        self.write_in_turn((key, &state), (base, None), covers_conflicts, edit).await
+        self.write_in_turn((key, &state), (base, None), over, edit).await
     }
 
     /// The same; the caller holds the inode's turn. The first version that is put goes after `child`, if there is
@@ -141,7 +162,7 @@ impl Inodes {
         &self,
         (key, state): (InodeKey, &State),
         (base, mut child): (Base<'_>, Option<&mut Child<'_>>),
-        covers_conflicts: bool,
+        over: Over,
         mut edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let (mut refused, mut is_stale) = (None, false);
@@ -160,7 +181,7 @@ impl Inodes {
             let tried = child.as_ref().filter(|child| child.is_to_be_put());
             let tried = tried.map(|_| Unrecorded::of(self, state));
             let is_recorded = tried.is_none();
-            let next = Next { version: &version, refused_base, covers_conflicts, is_recorded };
+            let next = Next { version: &version, refused_base, over, is_recorded };
             let Signed { block, inode, leaves, value, is_removed } =
                 self.sign_next(state, next, &mut edit).await?;
             let unsent: Vec<NewContent> = {
@@ -205,7 +226,7 @@ impl Inodes {
     pub(super) async fn sign_next<T>(
         &self,
         state: &State,
-        Next { version, refused_base, covers_conflicts, is_recorded }: Next<'_>,
+        Next { version, refused_base, over: Over { covers_conflicts, kept_secs }, is_recorded }: Next<'_>,
         edit: &mut impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<Signed<T>, Fault> {
         let over = match &state.known().signed {
@@ -234,7 +255,8 @@ impl Inodes {
         let author = self.credentials.author(over.groups(), state.writer()).await?;
         let sealer = self.reading.sealer().await?;
         let time_ms = self.env.unix_ms();
-        let replaced = Replaced { block: &over, inode: &merged.inode, ended_ms: time_ms };
+        let (block, inode) = (&over, &merged.inode);
+        let replaced = Replaced { block, inode, ended_ms: time_ms, kept_secs };
         let kept = self.keep_replaced(state, replaced, &sealer).await;
         let mut inode = Inode { past: kept.past, ..merged.inode };
         let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer()))?;

@@ -26,9 +26,9 @@ use crate::simulated_ring::Ring;
 
 const LONG: Duration = Duration::from_secs(3600);
 const ROOT: InodeNumber = InodeNumber::ROOT;
-const EXCLUSIVE: FileLock =
+pub(super) const EXCLUSIVE: FileLock =
     FileLock { kind: LockKind::Exclusive, range: LockRange::WHOLE, pid: 7, through: None };
-const SHARED: FileLock = FileLock { kind: LockKind::Shared, ..EXCLUSIVE };
+pub(super) const SHARED: FileLock = FileLock { kind: LockKind::Shared, ..EXCLUSIVE };
 
 fn me() -> Caller {
     Caller::default()
@@ -76,7 +76,7 @@ impl Mounts {
         all
     }
 
-    fn env(&self, at: usize) -> Env {
+    pub(super) fn env(&self, at: usize) -> Env {
         self.ring.sim.env(self.ring.members[at].host)
     }
 
@@ -85,7 +85,7 @@ impl Mounts {
     }
 
     /// Opens a file that is there.
-    fn open(&self, at: usize, name: &str) -> Open {
+    pub(super) fn open(&self, at: usize, name: &str) -> Open {
         self.open_as(at, name, OpenFlags::READ_WRITE)
     }
 
@@ -105,36 +105,36 @@ impl Mounts {
 
 /// A file that a program has open.
 #[derive(Clone)]
-struct Open {
-    fs: SharedFs,
-    inode: InodeNumber,
-    handle: Handle,
-    owner: LockOwner,
+pub(super) struct Open {
+    pub(super) fs: SharedFs,
+    pub(super) inode: InodeNumber,
+    pub(super) handle: Handle,
+    pub(super) owner: LockOwner,
 }
 
 impl Open {
-    async fn lock(&self, wanted: FileLock, waits: bool) -> Result<(), Errno> {
+    pub(super) async fn lock(&self, wanted: FileLock, waits: bool) -> Result<(), Errno> {
         let locks = self.fs.locks().expect("it has locks");
         let wanted = FileLock { through: Some(self.handle), ..wanted };
         locks.lock(self.inode, self.owner, wanted, waits).await
     }
 
-    async fn unlock(&self) -> Result<(), Errno> {
+    pub(super) async fn unlock(&self) -> Result<(), Errno> {
         let locks = self.fs.locks().expect("it has locks");
         locks.unlock(self.inode, self.owner, LockRange::WHOLE).await
     }
 
-    async fn text(&self) -> String {
+    pub(super) async fn text(&self) -> String {
         let read = self.fs.read(self.inode, self.handle, 0, 1000).await.expect("reads");
         String::from_utf8(read.to_vec()).expect("a test's")
     }
 
-    async fn write(&self, text: &str) -> Result<(), Errno> {
+    pub(super) async fn write(&self, text: &str) -> Result<(), Errno> {
         let data = Bytes::copy_from_slice(text.as_bytes());
         self.fs.write(Writer::At(me()), self.inode, self.handle, 0, data).await.map(drop)
     }
 
-    async fn flush(&self) -> Result<(), Errno> {
+    pub(super) async fn flush(&self) -> Result<(), Errno> {
         self.fs.flush(self.inode, self.handle).await
     }
 
@@ -149,7 +149,7 @@ impl Open {
     }
 }
 
-async fn make(fs: &SharedFs, name: &str, text: &str) {
+pub(super) async fn make(fs: &SharedFs, name: &str, text: &str) {
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::TRUNCATE);
     let (entry, opened) = fs.create(me(), ROOT, name.as_bytes(), 0o644, flags).await.expect("new");
     let data = Bytes::copy_from_slice(text.as_bytes());
@@ -158,13 +158,13 @@ async fn make(fs: &SharedFs, name: &str, text: &str) {
     fs.close(entry.attr.inode, opened.handle).await.expect("closes");
 }
 
-async fn create_exclusively(fs: &SharedFs, name: &str) -> Result<(), Errno> {
+pub(super) async fn create_exclusively(fs: &SharedFs, name: &str) -> Result<(), Errno> {
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCLUSIVE);
     let (entry, opened) = fs.create(me(), ROOT, name.as_bytes(), 0o644, flags).await?;
     fs.close(entry.attr.inode, opened.handle).await
 }
 
-async fn names(fs: &SharedFs) -> Vec<String> {
+pub(super) async fn names(fs: &SharedFs) -> Vec<String> {
     let opened = fs.opendir(me(), ROOT).await.expect("opens");
     let listed = fs.readdir(ROOT, opened.handle, 0, 1000, false).await.expect("lists");
     fs.closedir(ROOT, opened.handle).await.expect("closes");
@@ -335,7 +335,8 @@ fn mounts_share_a_file_for_reading_and_one_upgrades_when_the_other_is_gone() {
     assert_eq!(all.run(two.lock(EXCLUSIVE, false)), Err(Errno::EAGAIN), "one shares it still");
     all.run(two.unlock()).expect("nothing is to be published");
     assert_eq!(all.run(one.lock(EXCLUSIVE, true)), Ok(()));
-    let half = FileLock { range: LockRange { first: 0, last: 9 }, ..EXCLUSIVE };
+    // By another process.
+    let half = FileLock { range: LockRange { first: 0, last: 9 }, pid: 8, ..EXCLUSIVE };
     let neighbour = Open { owner: LockOwner(9), ..one.clone() };
     assert_eq!(all.run(neighbour.lock(half, false)), Err(Errno::EAGAIN));
     all.run(one.unlock()).expect("nothing is to be published");

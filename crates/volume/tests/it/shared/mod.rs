@@ -11,6 +11,7 @@ mod fs;
 mod given_up;
 mod inodes;
 mod liars;
+mod lock_order;
 mod locks;
 mod lost;
 mod merging;

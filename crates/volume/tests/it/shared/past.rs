@@ -133,7 +133,7 @@ fn replaced<'a>(
     inode: &'a Inode,
     ended_ms: u64,
 ) -> Replaced<'a> {
-    Replaced { block, inode, ended_ms }
+    Replaced { block, inode, ended_ms, kept_secs: 0 }
 }
 
 #[test]
