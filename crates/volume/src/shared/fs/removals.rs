@@ -229,10 +229,19 @@ impl Shared {
             going.iter().any(|key| left.contains(key))
         };
         while is_one_left() {
-            match self.removals.turn.try_lock() {
-                Some(_turn) => drop(self.remove_some().await?),
-                // Programs may remove more all the time, so this does not wait for the turn to end.
-                None => sleep(&*self.env, LOOK_EVERY).await,
+            if self.spool.is_offline() {
+                return Err(Fault::new(
+                    Errno::ETIMEDOUT,
+                    "inodes are removed when the ring is back",
+                ));
+            }
+            // Programs may remove more all the time, so this does not wait for another task's turn to end.
+            let has_removed = match self.removals.turn.try_lock() {
+                Some(_turn) => self.remove_some().await?,
+                None => false,
+            };
+            if !has_removed {
+                sleep(&*self.env, LOOK_EVERY).await;
             }
         }
         Ok(())

@@ -396,6 +396,35 @@ fn locks_and_exclusive_creation_are_refused_offline() {
     });
 }
 
+/// What was removed before the lock is given up cannot be brought to the ring; the unlock ends all the same.
+#[test]
+fn a_lock_is_given_up_offline_after_a_removal() {
+    for mode in [LockKind::Shared, LockKind::Exclusive] {
+        let all = Setting::new(9303);
+        let fs = all.mounted();
+        all.run(write(&fs, ROOT, "f", "x")).expect("is written");
+        all.run(write(&fs, ROOT, "g", "x")).expect("is written");
+        all.run(async {
+            let number = fs.lookup(me(), ROOT, b"f").await.expect("there").attr.inode;
+            let handle = fs.open(me(), number, RW).await.expect("opens").handle;
+            let range = LockRange::WHOLE;
+            let wanted = FileLock { kind: mode, range, pid: 7, through: Some(handle) };
+            let locks = fs.locks().expect("it has locks");
+            locks.lock(number, LockOwner(1), wanted, false).await.expect("free");
+            all.machine.node.stop();
+            fs.unlink(me(), ROOT, b"g").await.expect("removes");
+            // The lock is lost, or what was removed is told to wait for the ring.
+            let _ = locks.unlock(number, LockOwner(1), range).await;
+            assert_eq!(names(&fs, ROOT).await.expect("is known"), BTreeSet::from(["f".into()]));
+        });
+        all.reconnect();
+        let seen = all.run(names(&all.others[0], ROOT)).expect("the ring is there");
+        assert_eq!(seen, BTreeSet::from(["f".into()]));
+        assert_eq!(all.status(&fs), "ok");
+        assert!(all.is_spool_empty());
+    }
+}
+
 /// The process or the machine dies at any moment; the next mount finds all that a call has answered for.
 #[test]
 fn what_a_close_has_answered_for_survives_the_mount() {
