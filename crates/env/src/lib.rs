@@ -9,6 +9,7 @@
 
 mod moment;
 mod notify;
+pub mod panics;
 // This is the one place where a real clock is read.
 #[allow(clippy::disallowed_methods)]
 mod tokio_runtime;

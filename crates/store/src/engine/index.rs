@@ -16,7 +16,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use atoll_key::Key;
@@ -101,7 +100,7 @@ pub(crate) type Changes = BTreeMap<Key, Option<IndexEntry>>;
 /// Runs `work`, which calls redb. On damaged pages redb may panic; to us that is only an
 /// index that must be made again.
 fn guarded<T>(work: impl FnOnce() -> Result<T, IndexError>) -> Result<T, IndexError> {
-    std::panic::catch_unwind(AssertUnwindSafe(work))
+    atoll_env::panics::catch(work)
         .unwrap_or_else(|_| Err(IndexError::Damaged("its pages contradict each other".to_owned())))
 }
 
