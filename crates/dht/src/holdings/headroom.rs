@@ -31,8 +31,8 @@ impl Headroom {
 
     /// The disk does not take writes.
     pub(crate) fn disk_failed(&self, why: String) {
+        self.lock().disk_trouble.get_or_insert_with(|| why.clone());
         tracing::error!(why, "blocks could not be written; they go to other nodes");
-        self.lock().disk_trouble.get_or_insert(why);
     }
 
     /// Why this node cannot write blocks, if it cannot.

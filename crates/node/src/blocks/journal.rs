@@ -394,11 +394,12 @@ impl Writer {
 
     /// Has the next incarnation recover nothing.
     fn give_up(&mut self, error: &io::Error) {
-        if !matches!(self.place, Place::Off) {
-            tracing::error!(%error, "locks will wait after a restart: the journal is given up");
-        }
+        let was_off = matches!(self.place, Place::Off);
         self.place = Place::Off;
         self.is_in_doubt = remove_all(&self.dir).is_err();
+        if !was_off {
+            tracing::error!(%error, "locks will wait after a restart: the journal is given up");
+        }
     }
 }
 

@@ -202,11 +202,13 @@ impl ContributionController {
     }
 
     fn tell(&self, trouble: Option<String>) {
-        let mut told = self.state.trouble.lock().expect("no holder of this lock panics");
-        if let Some(why) = trouble.as_ref().filter(|_| *told != trouble) {
+        let told = {
+            let mut told = self.state.trouble.lock().expect("no holder of this lock panics");
+            std::mem::replace(&mut *told, trouble.clone())
+        };
+        if let Some(why) = trouble.as_ref().filter(|_| told != trouble) {
             tracing::warn!(why, "contributing");
         }
-        *told = trouble;
     }
 
     /// Goes on for ever.

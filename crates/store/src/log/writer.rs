@@ -360,9 +360,9 @@ impl Writer {
     }
 
     fn fail(&mut self, why: &str) {
-        tracing::error!(why, "the store refuses writes from now on");
         self.log.shared.note_failure(why);
         self.failed = Some(why.to_owned());
+        tracing::error!(why, "the store refuses writes from now on");
     }
 
     /// Syncs the appended records, makes them visible, and answers the callers that wait.

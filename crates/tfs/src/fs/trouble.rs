@@ -18,15 +18,17 @@ fn list() -> MutexGuard<'static, VecDeque<String>> {
 /// Notes what was met, once for as long as it is among the last.
 pub(super) fn note(what: &dyn std::fmt::Display) {
     let what = what.to_string();
-    let mut list = list();
-    if list.contains(&what) {
-        return;
+    {
+        let mut list = list();
+        if list.contains(&what) {
+            return;
+        }
+        if list.len() == MOST {
+            list.pop_front();
+        }
+        list.push_back(what.clone());
     }
     tracing::error!("{what}");
-    if list.len() == MOST {
-        list.pop_front();
-    }
-    list.push_back(what);
 }
 
 /// The last ones, the oldest first.

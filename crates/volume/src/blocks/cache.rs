@@ -110,18 +110,26 @@ impl Ring {
     /// Notes whether blocks can be asked for, and logs when that changes: one line for all
     /// that fails meanwhile.
     fn watch(&self, fetched: &Result<Bytes, GetError>) {
-        let mut outage = self.outage.lock().expect("no holder of this lock panics");
-        match (fetched, &*outage) {
-            (Err(GetError::Unavailable { told, .. }), None) => {
+        let outage = || self.outage.lock().expect("no holder of this lock panics");
+        match fetched {
+            Err(GetError::Unavailable { told, .. }) => {
+                {
+                    let mut outage = outage();
+                    if outage.is_some() {
+                        return;
+                    }
+                    *outage = Some(Outage { since: self.env.now(), reason: told.clone() });
+                }
                 tracing::warn!("blocks cannot be fetched: {told}");
-                *outage = Some(Outage { since: self.env.now(), reason: told.clone() });
             }
-            (Ok(_) | Err(GetError::NotFound { .. }), Some(past)) => {
-                let secs = self.env.now().since(past.since).as_secs();
-                tracing::info!("blocks can be fetched again, after {secs} s");
-                *outage = None;
+            Ok(_) | Err(GetError::NotFound { .. }) => {
+                let past = outage().take();
+                if let Some(past) = past {
+                    let secs = self.env.now().since(past.since).as_secs();
+                    tracing::info!("blocks can be fetched again, after {secs} s");
+                }
             }
-            _ => {}
+            Err(_) => {}
         }
     }
 }

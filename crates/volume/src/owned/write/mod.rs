@@ -245,21 +245,22 @@ impl Shared {
 
     fn fence(&self, version: u64) -> FlushError {
         let fenced = FlushError::Fenced { version };
-        tracing::error!("{fenced}");
         *self.fence.lock().expect("no holder of this lock panics") = Some(fenced.clone());
+        tracing::error!("{fenced}");
         fenced
     }
 
     /// Keeps the outcome of a flush, for the mount's status.
     fn note(&self, outcome: &Result<(), FlushError>) {
-        let mut trouble = self.trouble.lock().expect("no holder of this lock panics");
-        match outcome {
-            Err(error) if trouble.as_ref() != Some(error) => {
-                tracing::warn!("changes are not on the ring: {error}");
-            }
-            _ => {}
+        let told = {
+            let mut trouble = self.trouble.lock().expect("no holder of this lock panics");
+            std::mem::replace(&mut *trouble, outcome.clone().err())
+        };
+        if let Err(error) = outcome
+            && told.as_ref() != Some(error)
+        {
+            tracing::warn!("changes are not on the ring: {error}");
         }
-        *trouble = outcome.clone().err();
     }
 
     fn has_ended(&self) -> bool {

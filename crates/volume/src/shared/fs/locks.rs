@@ -335,8 +335,8 @@ impl Shared {
         };
         let checks = held.into_iter().map(async |number| {
             if let Err(fault) = self.check_may_lock(number, Freshness::Newest).await {
-                tracing::info!("a lock is given up: {fault:?}");
                 self.lose(number);
+                tracing::info!("a lock is given up: {fault:?}");
             }
         });
         join_all(checks).await;
@@ -610,8 +610,8 @@ impl Shared {
     /// Notices that the lease of a file has run out.
     pub(super) fn note_loss(&self, number: u64) {
         if self.lease_left(number).is_some_and(|left| left.is_zero()) {
-            tracing::warn!("a lock was lost: the nodes that keep it could not be reached");
             self.lose(number);
+            tracing::warn!("a lock was lost: the nodes that keep it could not be reached");
         }
     }
 

@@ -318,15 +318,16 @@ impl SpooledBlocks {
         let _turn = spool.turn.lock().await;
         let waiting = spool.disk.inodes();
         let has_unsent = !spool.disk.unsent_contents((1, 0)).is_empty();
-        {
+        let was_offline = {
             let mut state = spool.state();
             state.refused.retain(|key, _| waiting.contains(key));
             if state.is_out_of_reach || has_unsent || state.refused.len() < waiting.len() {
                 return false;
             }
-            if state.offline.take().is_some() {
-                tracing::info!("the ring is within reach again, and has what was spooled");
-            }
+            state.offline.take().is_some()
+        };
+        if was_offline {
+            tracing::info!("the ring is within reach again, and has what was spooled");
         }
         if waiting.is_empty() {
             spool.disk.remove_contents().await;
@@ -416,11 +417,14 @@ impl Inner {
     }
 
     fn go_offline(&self, spool: &Spool, why: &str) {
-        let mut state = spool.state();
-        if state.offline.is_none() {
-            tracing::warn!("offline, what is written is spooled: {why}");
+        {
+            let mut state = spool.state();
+            if state.offline.is_some() {
+                return;
+            }
             state.offline = Some((self.env.unix_ms(), why.to_owned()));
         }
+        tracing::warn!("offline, what is written is spooled: {why}");
     }
 
     async fn get(self: Arc<Self>, id: BlockId, wanted: Wanted) -> Result<HeldBlock, GetError> {

@@ -526,12 +526,14 @@ impl Spool {
     }
 
     fn fail(&self, error: &io::Error) {
+        {
+            let mut state = self.state();
+            state.failure = Some(error.to_string());
+            state.queue.clear();
+            state.queued_bytes = 0;
+            state.waiters.clear();
+        }
         tracing::error!("the spool cannot be written: {error}");
-        let mut state = self.state();
-        state.failure = Some(error.to_string());
-        state.queue.clear();
-        state.queued_bytes = 0;
-        state.waiters.clear();
     }
 }
 
