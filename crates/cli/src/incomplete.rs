@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::messages::note;
 use crate::output::{escaped, json_text};
 
 /// Lines shown to people; JSON has more.
@@ -13,9 +14,9 @@ const MAX_SHOWN: usize = 20;
 /// Says on standard error each thing that is missing, and how many more there are.
 pub(crate) fn say(lines: impl ExactSizeIterator<Item = String>, count: u64) {
     let shown = lines.len().min(MAX_SHOWN) as u64;
-    lines.take(MAX_SHOWN).for_each(|line| eprintln!("{line}"));
+    lines.take(MAX_SHOWN).for_each(|line| note!("{line}"));
     if count > shown {
-        eprintln!(
+        note!(
             "… and {} more; --json names up to {}",
             count - shown,
             atoll_volume::owned::MAX_LISTED

@@ -5,6 +5,7 @@ use std::future::Future;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::{Exit, Failure};
+use crate::messages;
 
 /// SIGINT and SIGTERM, for callers that treat the second signal differently from the first.
 pub(crate) struct Signals {
@@ -34,6 +35,7 @@ impl Signals {
     pub(crate) fn exit_at_next(mut self) {
         tokio::spawn(async move {
             self.next().await;
+            messages::finish();
             std::process::exit(Exit::Interrupted as i32);
         });
     }

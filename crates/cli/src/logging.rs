@@ -1,10 +1,11 @@
-//! The program's own log, on standard error.
+//! The program's own log, on standard error (`messages`).
 
 use std::io::IsTerminal;
 
 use tracing::level_filters::LevelFilter;
 
 use crate::failure::{Exit, Failure};
+use crate::messages::Log;
 
 /// Starts logging: `quietest` unless `-v`, `-vv` or `ATOLL_LOG` (error, warn, info,
 /// debug, trace, off) say otherwise.
@@ -22,7 +23,9 @@ pub(crate) fn start(verbose: u8, quietest: LevelFilter) -> Result<(), Failure> {
     let terminal = std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(std::io::stderr)
+        .with_writer(Log)
+        // What cannot be written would be told by `note!`, which panics if that cannot be written either.
+        .log_internal_errors(false)
         .with_ansi(terminal)
         .init();
     Ok(())

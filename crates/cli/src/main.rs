@@ -3,6 +3,8 @@
 
 // A command is a real program on a real machine: clocks and threads are its own.
 #![allow(clippy::disallowed_methods)]
+// They panic where nothing can be written: `output` and `messages` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
 mod arguments;
@@ -10,12 +12,14 @@ mod beneath;
 mod certificates;
 mod commands;
 mod connection;
+mod crash;
 mod failure;
 mod global;
 mod heap;
 mod incomplete;
 mod interrupt;
 mod logging;
+mod messages;
 mod moment;
 mod mount_server;
 mod mounted_past;
@@ -48,6 +52,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;
+use crate::messages::note;
 use crate::runtime::until_done;
 
 fn main() -> ExitCode {
@@ -58,16 +63,18 @@ fn main() -> ExitCode {
         // Help and versions are asked for this way too.
         Err(refusal) => refusal.exit(),
     };
-    match done {
+    let exit = match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             match is_json {
-                true => eprintln!("{}", failure.to_json()),
-                false => eprintln!("error: {}", output::safe_message(&failure.to_string())),
+                true => note!("{}", failure.to_json()),
+                false => note!("error: {}", output::safe_message(&failure.to_string())),
             }
             ExitCode::from(failure.exit as u8)
         }
-    }
+    };
+    messages::finish();
+    exit
 }
 
 /// Whether what a command line says is for a program to read, also if it makes no sense.
@@ -81,9 +88,19 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     let quietest = match &command {
         // The standard error of a command that runs for long is read as a log.
         Command::Up(_) | Command::Mount(_) => LevelFilter::INFO,
-        Command::Tfs(args) if tfs::is_served(args) => LevelFilter::INFO,
+        Command::Tfs(args) if tfs::is_mount(args) => LevelFilter::INFO,
         _ => LevelFilter::ERROR,
     };
+    let serves = match &command {
+        Command::Up(_) => true,
+        Command::Mount(args) => args.is_served_here(),
+        Command::Tfs(args) => tfs::is_served_here(args),
+        _ => false,
+    };
+    if serves {
+        messages::never_wait();
+        crash::end_at_panics();
+    }
     logging::start(global.verbose, quietest)?;
     match &command {
         Command::Up(args) => commands::up::run(args, &global),

@@ -13,6 +13,7 @@ use atoll_gateway::fuse::{Draining, Mounted, UnmountError};
 
 use crate::failure::{Exit, Failure};
 use crate::interrupt::Signals;
+use crate::messages::note;
 use crate::runtime::until_done;
 
 /// The server writes this line when the mount is there; any other line is an exit code and a
@@ -50,7 +51,7 @@ pub(crate) async fn serve(
     if announces {
         announce(MOUNTED);
     } else {
-        eprintln!("mounted on {}; Ctrl-C unmounts", mountpoint.display());
+        note!("mounted on {}; Ctrl-C unmounts", mountpoint.display());
     }
     let mut signals = Signals::new();
     tokio::select! {
@@ -69,7 +70,7 @@ fn announce(text: &str) {
 
 /// Ends a mount after the first signal: no file that is open is cut off before a second one.
 async fn take_away(mounted: &mut Mounted, mut signals: Signals) -> Result<(), Failure> {
-    let say = |draining: Draining<'_>| eprintln!("{draining}; a second signal ends it at once");
+    let say = |draining: Draining<'_>| note!("{draining}; a second signal ends it at once");
     tokio::select! {
         drained = mounted.drain(PATIENCE, say) => {
             drained.map_err(|error| unmount_failure(error, "atoll unmount"))
@@ -118,7 +119,7 @@ pub(crate) fn start(
 
 /// What a mount says of itself.
 pub(crate) fn status(mountpoint: &Path) -> Option<String> {
-    let mut status = vec![0; 4096];
+    let mut status = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(mountpoint, "user.atoll.status", &mut status).ok()?;
     Some(String::from_utf8_lossy(&status[..len]).into_owned())
 }

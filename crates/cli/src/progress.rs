@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use atoll_volume::owned::{Phase, Progress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::messages::note;
 use crate::units;
 
 /// Between two lines where there is no terminal.
@@ -181,7 +182,7 @@ impl Meter {
             bar.set_message(describe(state, per_sec));
         } else if now - inner.last_line >= LINE_EVERY {
             inner.last_line = now;
-            eprintln!("{}: {}", self.verb, describe(state, per_sec));
+            note!("{}: {}", self.verb, describe(state, per_sec));
         }
     }
 
@@ -224,7 +225,7 @@ impl Share {
         let mut last_line = self.last_line.lock().expect("no holder of this lock panics");
         if last_line.elapsed() >= LINE_EVERY {
             *last_line = Instant::now();
-            eprintln!("{}: {} %{left}", self.verb, done * 100 / total.max(1));
+            note!("{}: {} %{left}", self.verb, done * 100 / total.max(1));
         }
     }
 

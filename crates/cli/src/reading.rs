@@ -14,6 +14,7 @@ use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment;
 use crate::read_key::{self, Given};
 
@@ -64,7 +65,7 @@ impl Reading {
         let volume = opened.map_err(|error| open_failure(address, error))?;
         let snapshot = volume.snapshot().await;
         if let Some(reason) = volume.status().stale {
-            eprintln!("warning: {} may be out of date: {reason}", address.volume);
+            note!("warning: {} may be out of date: {reason}", address.volume);
         }
         Ok(Reading { address: address.clone(), env, volume, snapshot })
     }

@@ -19,6 +19,7 @@ use atoll_volume::shared::inode::InodeKey;
 use atoll_volume::shared::sealing::Sealing;
 
 use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::messages::note;
 use crate::moment::Moment;
 use crate::output::escaped;
 use crate::own_volume;
@@ -138,7 +139,7 @@ impl Owned {
         let mut progress = |report: &RebindReport| {
             if !quiet && told.elapsed() >= LINE_EVERY {
                 told = Instant::now();
-                eprintln!("{} so far, {} changed", inodes(report.inodes), report.changed);
+                note!("{} so far, {} changed", inodes(report.inodes), report.changed);
             }
         };
         let (blocks, sealing) = (&self.blocks, self.sealing());
@@ -149,7 +150,7 @@ impl Owned {
             return Ok(report);
         }
         for (path, why) in &report.named {
-            eprintln!("{}/{}: {why}", self.name, escaped(path));
+            note!("{}/{}: {why}", self.name, escaped(path));
         }
         let why = format!("{} of {} could not be changed", report.failed, inodes(report.inodes));
         Err(Failure::new(Exit::Incomplete, what).because(why).advice(TRY_AGAIN))

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
+use crate::messages::note;
 use crate::mounted_past::is_in_shared_mount;
 use crate::output::{Output, Part, json_text};
 
@@ -68,10 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         })?;
         if shown == 0 && !is_in_shared_mount(path) {
-            eprintln!(
-                "{} is in no mount of a shared volume; no conflicts were found",
-                path.display()
-            );
+            note!("{} is in no mount of a shared volume; no conflicts were found", path.display());
         }
     }
     output.flush()?;

@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment::Moment;
 use crate::output;
 use crate::own_group::{OwnGroup, path_group};
@@ -249,7 +250,7 @@ async fn grant_on_path(
     );
     output::show(args.json, &done, [line])?;
     if owned.record.is_encrypted && !global.quiet {
-        eprintln!("the volume has one read key at a time: {who} can read all of it");
+        note!("the volume has one read key at a time: {who} can read all of it");
     }
     Ok(())
 }
@@ -598,7 +599,7 @@ async fn warn_of_other_groups(owned: &Owned, user: UserId, what: &str) -> Result
         if let Ok(Some(record)) = record
             && record.members.contains_key(&user)
         {
-            eprintln!(
+            note!(
                 "warning: the user is a member of {}, which may use the volume too",
                 GroupAddress(group)
             );
@@ -630,7 +631,7 @@ async fn rebind_from(
     let user = user::key(&user::directory(global)?)?;
     let report = owned.rebind(env, user, top, groups, (what, global.quiet)).await?;
     if !global.quiet {
-        eprintln!("{} looked at", inodes(report.inodes));
+        note!("{} looked at", inodes(report.inodes));
     }
     Ok(report.changed)
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment::Moment;
 use crate::output::{self, Output};
 use crate::own_group::{MAX_NAME_BYTES, OwnGroup};
@@ -230,7 +231,7 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
     let shown = Shown { name: name.clone(), group: address.clone(), members: None };
     output::show(args.json, &shown, [address])?;
     if !is_new && !global.quiet {
-        eprintln!("the group was there already; its members stay");
+        note!("the group was there already; its members stay");
     }
     Ok(())
 }

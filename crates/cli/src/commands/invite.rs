@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 
 /// Arguments of `atoll invite`.
@@ -41,7 +42,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         return output.flush();
     }
     if let Some(warning) = invitation.warning {
-        eprintln!("note: {warning}");
+        note!("note: {warning}");
     }
     output.line(invitation.code.to_string())?;
     output.flush()

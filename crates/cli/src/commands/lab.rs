@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 use crate::units;
 
@@ -363,7 +364,7 @@ impl Bar {
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
-        eprintln!("{names} took {}", units::duration(began.elapsed()));
+        note!("{names} took {}", units::duration(began.elapsed()));
     }
 }
 
@@ -384,7 +385,7 @@ impl Progress for Bar {
             bar
         });
         if bar.is_none() {
-            eprintln!("running {names}: {}", units::counted(parts as u64, "part", "parts"));
+            note!("running {names}: {}", units::counted(parts as u64, "part", "parts"));
         }
         *self.running() = Some(Running { names, began: Instant::now(), bar });
     }

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment::{self, Moment};
 use crate::mount_server;
 use crate::output::escaped;
@@ -132,6 +133,13 @@ pub(crate) struct Args {
     /// Say on standard output when the mount is there, in a session of its own
     #[arg(long, hide = true, requires = "foreground")]
     announce: bool,
+}
+
+impl Args {
+    /// Whether this process is to serve the mount.
+    pub(crate) fn is_served_here(&self) -> bool {
+        self.foreground
+    }
 }
 
 /// When a mount of a shared volume shows what others have written (Pastis §3.2).
@@ -507,7 +515,7 @@ fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
     {
         match shared_spool::files_of(&dir, &args.target.to_string()) {
             0 => {}
-            files => eprintln!("{}", waits_for_ring(files)),
+            files => note!("{}", waits_for_ring(files)),
         }
     }
     mounted
@@ -520,8 +528,12 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;
     let mountpoint =
         std::path::absolute(&args.mountpoint).map_err(|error| Failure::io(&what, &error))?;
-    let (log_path, log) = open_log(&dir, &mountpoint)
-        .map_err(|error| Failure::io(format!("{what}: no log can be written"), &error))?;
+    let (log_path, log) = open_log(&dir, &mountpoint);
+    let (log, no_log) = match log {
+        Ok(log) => (Stdio::from(log), None),
+        // A full disk keeps nobody from what is on the ring.
+        Err(error) => (Stdio::null(), Some(error)),
+    };
     let program = std::env::current_exe().map_err(|error| Failure::io(&what, &error))?;
     let mut command = Command::new(program);
     command.arg("--dir").arg(&dir).arg("mount").arg(args.target.to_string()).arg(&mountpoint);
@@ -556,22 +568,28 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
         command.args(found.optional.then_some("--read-key-optional"));
     }
     let key_text = found.key.map(|key| key.to_text()).unwrap_or_default();
-    let advice = format!("The mount's log is {}.", log_path.display());
+    let advice = match &no_log {
+        None => format!("The mount's log is {}.", log_path.display()),
+        Some(_) => "`--foreground` shows what it has to say.".to_owned(),
+    };
     command.stderr(log);
     mount_server::start(command, key_text.as_bytes(), &what, &advice)?;
     if !global.quiet {
-        eprintln!("mounted on {}", mountpoint.display());
+        note!("mounted on {}", mountpoint.display());
+    }
+    if let Some(error) = no_log {
+        note!("the mount works without its log {}: {error}", log_path.display());
     }
     if let Some(status) = without_spool(&mountpoint) {
-        eprintln!("the mount works without its spool: {status}");
+        note!("the mount works without its spool: {status}");
     }
     if let Some(why) = why_not_written(&mountpoint) {
-        eprintln!("its top directory is read-only for you (`atoll id`): {why}");
+        note!("its top directory is read-only for you (`atoll id`): {why}");
     }
     if let Target::Name(name, None) = &args.target
         && !spool::pending_of(&dir, name).set_aside.is_empty()
     {
-        eprintln!(
+        note!(
             "earlier changes were set aside, since another writer has changed the volume or the \
              spool is damaged; `atoll volume recover {}` tells more",
             shell_word(name)
@@ -595,12 +613,13 @@ fn without_spool(mountpoint: &Path) -> Option<String> {
 }
 
 /// `DIR/logs/mount-….log`, for this user only.
-fn open_log(dir: &Path, mountpoint: &Path) -> io::Result<(PathBuf, File)> {
+fn open_log(dir: &Path, mountpoint: &Path) -> (PathBuf, io::Result<File>) {
     let logs = dir.join("logs");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&logs)?;
     let path = logs.join(log_name(mountpoint));
-    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
-    Ok((path, log))
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&logs);
+    let mut options = OpenOptions::new();
+    let log = made.and_then(|()| options.append(true).create(true).mode(0o600).open(&path));
+    (path, log)
 }
 
 /// A name that tells where the mount is, short enough for any file system.

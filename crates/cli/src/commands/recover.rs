@@ -18,6 +18,7 @@ use crate::beneath::Directory;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::{Output, escaped};
 use crate::own_volume;
 use crate::shared_spool;
@@ -257,7 +258,7 @@ fn tell(
     }
     if !args.json && !global.quiet {
         let name = shell_word(&args.name);
-        eprintln!("`atoll volume recover {name} --discard` removes them from the node");
+        note!("`atoll volume recover {name} --discard` removes them from the node");
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::certificates::Walk;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 use crate::progress::Share;
 use crate::{shared_volume, units, user};
@@ -88,7 +89,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         names.extend(published.map(|volume| volume.name));
         names.extend(user::joined_names(&dir));
         if names.is_empty() && !args.json {
-            eprintln!("nothing is published from this node; `atoll publish DIR` does that");
+            note!("nothing is published from this node; `atoll publish DIR` does that");
         }
     }
     let (env, ring) = connection::to_node(global).await?;

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
+use crate::messages::note;
 use crate::moment::Moment;
 use crate::mounted_past::InMount;
 use crate::tree_copy::{Copied, CopyError, copy_tree};
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         if !quiet && told.elapsed() >= LINE_EVERY {
             told = Instant::now();
             let files = units::counted(copied.files, "file", "files");
-            eprintln!("{files} so far, {}", units::size(copied.bytes));
+            note!("{files} so far, {}", units::size(copied.bytes));
         }
     };
     let copied = copy_tree((&then, name), (&directory, &beside), &mut progress);
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if !quiet {
         let files = units::counted(files, "file", "files");
         let instead = if is_there { "; what had the name is replaced" } else { "" };
-        eprintln!("{files} restored, {}, as of {at}{instead}", units::size(bytes));
+        note!("{files} restored, {}, as of {at}{instead}", units::size(bytes));
     }
     Ok(())
 }

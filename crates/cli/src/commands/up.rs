@@ -1,6 +1,6 @@
 //! `atoll up`: a node in the foreground.
 
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use atoll_node::{
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::certificates;
+use crate::crash;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::heap;
-use crate::output::Output;
+use crate::messages::note;
 use crate::spool_replay;
 use crate::units;
 use crate::volume_walk::VolumeWalk;
@@ -112,6 +113,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Exit::Failed, "cannot start threads").because(error))?;
     runtime.spawn(heap::give_back());
     let result = runtime.block_on(serve(config));
+    crash::work_is_over();
     runtime.shutdown_background();
     result
 }
@@ -120,7 +122,7 @@ fn join_code(argument: &str) -> Result<JoinCode, Failure> {
     let mut text = argument.to_string();
     if argument == "-" {
         text.clear();
-        std::io::stdin()
+        io::stdin()
             .take(MAX_CODE_BYTES)
             .read_to_string(&mut text)
             .map_err(|error| Failure::io("cannot read the join code", &error))?;
@@ -138,31 +140,37 @@ fn join_code(argument: &str) -> Result<JoinCode, Failure> {
 
 async fn serve(config: NodeConfig) -> Result<(), Failure> {
     let mut node = Node::start(config.clone()).await.map_err(start_failure)?;
-    let mut output = Output::new();
-    if node.is_founder() {
-        output.line("a new network; `atoll invite` prints a code for others to join")?;
-    }
-    output.line(format!("node {} in {}", node.local().id, node.dir().display()))?;
-    output.line(format!("listening on {}", node.listen()))?;
-    output.flush()?;
-    drop(output);
+    tell(&node);
     let replaying = tokio::spawn(spool_replay::run(node.dir().to_owned()));
     let renewing = tokio::spawn(certificates::run(node.dir().to_owned()));
     let why = loop {
         tokio::select! {
             why = node.until_told_to_stop() => break why,
             addr = node.until_moved() => {
-                eprintln!("this machine's address is {addr} now: the node starts anew there");
+                note!("this machine's address is {addr} now: the node starts anew there");
                 node.stop().await;
                 node = Node::start(config.clone()).await.map_err(start_failure)?;
             }
         }
     };
-    eprintln!("{why}: leaving the ring");
+    note!("{why}: leaving the ring");
     replaying.abort();
     renewing.abort();
     node.stop().await;
     Ok(())
+}
+
+/// Says on standard output what runs here. The node neither waits for a reader nor needs one.
+fn tell(node: &Node) {
+    let mut told = format!("node {} in {}\n", node.local().id, node.dir().display());
+    told += &format!("listening on {}\n", node.listen());
+    if node.is_founder() {
+        told.insert_str(0, "a new network; `atoll invite` prints a code for others to join\n");
+    }
+    std::thread::spawn(move || {
+        let mut stdout = io::stdout();
+        let _ = stdout.write_all(told.as_bytes()).and_then(|()| stdout.flush());
+    });
 }
 
 fn start_failure(error: StartError) -> Failure {

@@ -20,6 +20,7 @@ use super::{recover, volumes};
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
 use crate::user;
@@ -207,12 +208,12 @@ fn tell(args: &CreateArgs, global: &Global, address: ReadAddress) -> Result<(), 
     let name = shell_word(name);
     if shared && !global.quiet {
         let also = if encrypted { ", with --read only read it" } else { "" };
-        eprintln!(
+        note!(
             "`atoll mount {name} DIR` mounts it; `atoll grant {name} USER` lets somebody else write \
              it{also}"
         );
     } else if !global.quiet {
-        eprintln!("`atoll mount {name} DIR` mounts it read-write; the address reads it anywhere");
+        note!("`atoll mount {name} DIR` mounts it read-write; the address reads it anywhere");
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 use crate::units;
 
@@ -36,7 +37,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let status = connection::status(global).await?;
     let mut output = Output::new();
     if status.volumes.is_empty() && !args.json {
-        eprintln!("nothing is published from this node; `atoll publish DIR` does that");
+        note!("nothing is published from this node; `atoll publish DIR` does that");
     }
     let shared = shared(global, &status.volumes).await;
     for volume in &status.volumes {

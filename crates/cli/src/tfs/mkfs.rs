@@ -9,6 +9,7 @@ use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
 use super::device;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::units;
 
 /// Arguments of `atoll tfs mkfs`.
@@ -59,7 +60,7 @@ pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
     let len_bytes = made?;
     if !global.quiet {
-        eprintln!("made a file system of {} on {}", units::size(len_bytes), args.device.display());
+        note!("made a file system of {} on {}", units::size(len_bytes), args.device.display());
     }
     Ok(())
 }

@@ -68,7 +68,12 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// Whether what was asked runs for long, and has its standard error read as a log.
-pub(crate) fn is_served(args: &Args) -> bool {
+/// Whether what was asked mounts.
+pub(crate) fn is_mount(args: &Args) -> bool {
     matches!(args.command, Command::Mount(_))
+}
+
+/// Whether this process is to serve a mount.
+pub(crate) fn is_served_here(args: &Args) -> bool {
+    matches!(&args.command, Command::Mount(args) if args.is_served_here())
 }

@@ -16,6 +16,7 @@ use super::device;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::heap;
+use crate::messages::note;
 use crate::mount_server;
 use crate::units;
 
@@ -94,6 +95,11 @@ impl Args {
     /// Whether `on` was given, and not `off` after it.
     fn has(&self, on: Flag, off: Flag) -> bool {
         self.options.iter().rev().find(|flag| [on, off].contains(flag)) == Some(&on)
+    }
+
+    /// Whether this process is to serve the mount.
+    pub(super) fn is_served_here(&self) -> bool {
+        self.foreground
     }
 
     fn has_suid(&self) -> bool {
@@ -203,7 +209,7 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     command.stderr(log);
     mount_server::start(command, b"", &what, "`--foreground` shows what it has to say.")?;
     if !global.quiet {
-        eprintln!("mounted on {}", mountpoint.display());
+        note!("mounted on {}", mountpoint.display());
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use atoll_tfs::fs::read_superblock;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use crate::failure::{Exit, Failure};
+use crate::messages::note;
 use crate::mount_server::unmount_failure;
 
 /// Arguments of `atoll tfs unmount`.
@@ -89,9 +90,9 @@ fn wait_until_closed(mount: &OurMount, mountpoint: &Path, writable: bool) -> Res
             Err(_) => return Ok(()),
         }
         if waited == SAY_AFTER {
-            eprintln!("waiting until {} is written and closed", path.display());
+            note!("waiting until {} is written and closed", path.display());
             if let Some(process) = mount.mounted_elsewhere() {
-                eprintln!("it is unmounted here, but {}", elsewhere(process));
+                note!("it is unmounted here, but {}", elsewhere(process));
             }
         }
         std::thread::sleep(LOOK_EVERY);

@@ -5,6 +5,7 @@
 
 mod crashes;
 mod encrypted;
+mod full_disk;
 mod full_node;
 mod installing;
 mod keys;

@@ -19,7 +19,7 @@ fn mounted() -> (Ring, PathBuf, PathBuf) {
 }
 
 /// That two trees have the same names, links and contents.
-fn same(one: &Path, other: &Path) {
+pub(crate) fn same(one: &Path, other: &Path) {
     let mut command = Command::new("diff");
     run(command.args(["-r", "--no-dereference"]).arg(one).arg(other)).ok();
 }

@@ -9,8 +9,8 @@
 //! would wait for the thread until another takes its place. At most `max_requests` are under way;
 //! beyond that the threads stop reading requests, and the kernel queues them.
 //!
-//! Whatever happens, a request is answered: a panic becomes `EIO`, and what takes longer
-//! than the limit `ETIMEDOUT`. (A process that waits for FUSE cannot be killed.) Only a lock that
+//! Whatever happens, a request is answered: a panic becomes `EIO` (in a process that does not end at
+//! panics, as `atoll` does), and what takes longer than the limit `ETIMEDOUT`. (A process that waits for FUSE cannot be killed.) Only a lock that
 //! other processes hold is waited for without a limit, until a signal comes (`locks`).
 
 use std::any::Any;

@@ -21,6 +21,10 @@
 //! [`mount`] says so when it meets one. (The kernel's way to avoid this, `auto_unmount`,
 //! needs the helper and `allow_other`.) A process that serves a mount therefore catches
 //! SIGTERM and SIGINT and calls [`Mounted::drain`].
+//!
+//! **When serving fails**, which is a fault of this program or of the kernel, the thread `fuse` panics while the mount
+//! is in place. A process whose panic hook aborts leaves a dead mount behind as above, and never the directory below
+//! it, into which programs would go on writing. In others the mount is taken away.
 
 mod bridge;
 mod convert;
@@ -299,12 +303,18 @@ pub fn mount(
         let (notifier, ended) = (session.notifier(), ended.clone());
         invalidations::forward(queue, notifier, ended, handle.clone()).map_err(refused)?;
     }
+    let session = session.spawn().map_err(refused)?;
     std::thread::Builder::new()
         .name("fuse".to_owned())
         .spawn(move || {
-            let outcome = how_it_ended(session.run());
+            // All of it, not only what is used: the rest of it unmounts when it is dropped.
+            let session = session;
+            let served = session.guard.join();
+            let served = served.unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
+            let outcome = how_it_ended(served);
             if let Err(error) = &outcome {
-                tracing::error!(error, "serving a mount failed");
+                // Programs would go on writing into the directory below the mount.
+                panic!("serving a mount failed: {error}");
             }
             tell.send_replace(Some(outcome));
         })

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment::{self, Moment};
 use crate::output::Output;
 use crate::own_volume;
@@ -107,7 +108,7 @@ fn show_shared(record: &VolumeRecord, now_ms: u64, json: bool) -> Result<(), Fai
     let states = record.keep.states(record.created_unix_ms, now_ms);
     if states.is_empty() {
         let made = units::unix_date(record.created_unix_ms / 1000);
-        eprintln!("no state is kept now; the volume was made {made} UTC");
+        note!("no state is kept now; the volume was made {made} UTC");
     }
     for unix_ms in states.into_iter().rev() {
         // As the names in .atoll/history.

@@ -14,6 +14,7 @@ use crate::commands::renew;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
 use crate::passphrase::PassphraseArgs;
@@ -131,7 +132,7 @@ pub(super) async fn move_away(args: &MoveArgs, global: &Global) -> Result<(), Fa
     }
     print(&env, &secret, &passphrase)?;
     if !global.quiet {
-        eprintln!(
+        note!(
             "`atoll volume import` on the other node takes it over; until then this node renews \
              its leases"
         );
@@ -260,7 +261,7 @@ fn open(args: &ImportArgs, what: &str) -> Result<VolumeSecret, Failure> {
             .because("the key itself is read from standard input, not the passphrase"));
     }
     if io::stdin().is_terminal() {
-        eprintln!("Paste the key, and end with Ctrl-D on a line of its own.");
+        note!("Paste the key, and end with Ctrl-D on a line of its own.");
     }
     let mut text = String::new();
     let limit = MAX_SECRET_TEXT_BYTES as u64;

@@ -16,6 +16,7 @@ use crate::address::Address;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment::{self, Moment};
 use crate::own_volume;
 use crate::read_key::Found;
@@ -92,7 +93,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let told = restored?;
     ended?;
     if !global.quiet {
-        eprintln!("{told}");
+        note!("{told}");
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use super::BLOCK_SIZE_LOG2;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::messages::note;
 use crate::moment::Moment;
 use crate::output;
 use crate::own_volume;
@@ -141,7 +142,7 @@ pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Fai
     output::show(args.json, &shown, [code])?;
     if !args.json && !global.quiet {
         let until = shared_volume::until_text(until_secs);
-        eprintln!(
+        note!(
             "one person, {until}: `atoll volume join - NAME` on their node, which reads the code; \
              `atoll revoke {} {}` ends it",
             shell_word(name),
@@ -201,10 +202,10 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
     let shown = JsonJoined { name: name.clone(), address: address.clone(), may_write };
     output::show(args.json, &shown, [address])?;
     if !may_write {
-        eprintln!("warning: its member may not write now: removed, or the time is over");
+        note!("warning: its member may not write now: removed, or the time is over");
     }
     if !args.json && !global.quiet {
-        eprintln!("`atoll mount {} DIR` mounts it", shell_word(name));
+        note!("`atoll mount {} DIR` mounts it", shell_word(name));
     }
     Ok(())
 }
