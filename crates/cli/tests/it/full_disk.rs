@@ -303,3 +303,65 @@ fn mounts_and_nodes_outlive_a_full_disk() {
     run(atoll().args(["tfs", "check"]).arg(&image)).ok();
     assert_eq!(ring.nodes[1].stop(), Some(0));
 }
+
+/// The story: the directory of a node was moved while a shared volume was mounted. `atoll unmount` returned 0, and
+/// what had been written since was gone.
+#[test]
+fn a_shared_volume_is_not_unmounted_over_files_that_are_in_memory_alone() {
+    if !can_mount("a_shared_volume_is_not_unmounted_over_files_that_are_in_memory_alone") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    ring.nodes[0].atoll(["volume", "create", "team", "--shared"]).ok();
+    let mine = ring.mount(0, "team", &[]);
+    fs::create_dir(mine.join("docs")).expect("is made");
+    fs::write(mine.join("before"), "online").expect("is written");
+    ring.nodes[0].kill();
+    let (here, away) = (ring.nodes[0].dir.clone(), ring.path("away"));
+    fs::rename(&here, &away).expect("is moved");
+    for name in ["docs/plan.txt", "before"] {
+        let mut file = File::create(mine.join(name)).expect("is made in memory");
+        file.write_all(b"in memory").expect("there is room in memory");
+        file.sync_all().expect_err("it can be stored nowhere");
+    }
+    let unmounted = || run(atoll().arg("unmount").arg(&mine));
+    let named = ["not stored yet", "in memory alone", "docs/plan.txt", "before", "--lazy", "Copy"];
+    unmounted().failed(5, &named);
+    assert_eq!(fs::read(mine.join("docs/plan.txt")).expect("it is mounted"), b"in memory");
+    fs::rename(&away, &here).expect("is moved back");
+    let said = unmounted().ok();
+    assert!(said.stderr.contains("wait in the spool"), "{said:?}");
+    assert_eq!(fs::read_dir(&mine).expect("there").count(), 0, "unmounted");
+    until("its process has ended", || servers(&mine).is_empty());
+    ring.nodes[0].restart();
+    let again = ring.mount(0, "team", &[]);
+    for name in ["docs/plan.txt", "before"] {
+        assert_eq!(fs::read(again.join(name)).expect("is there"), b"in memory");
+    }
+}
+
+/// As a panic ends it. Nothing is written into the directory below, and nothing that was closed is lost.
+#[test]
+fn a_mount_whose_process_has_died_fails_each_call_until_it_is_unmounted() {
+    if !can_mount("a_mount_whose_process_has_died_fails_each_call_until_it_is_unmounted") {
+        return;
+    }
+    const NOT_CONNECTED: Option<i32> = Some(107);
+    let mut ring = Ring::of(1);
+    ring.nodes[0].atoll(["volume", "create", "work"]).ok();
+    ring.nodes[0].atoll(["volume", "create", "team", "--shared"]).ok();
+    for name in ["work", "team"] {
+        let mount = ring.mount(0, name, &[]);
+        fs::write(mount.join("file"), "closed").expect("is written");
+        servers(&mount).into_iter().for_each(|server| signal(server, "ABRT"));
+        until("it has died", || servers(&mount).is_empty());
+        let failed = fs::write(mount.join("more"), "x").expect_err("nobody serves it");
+        assert_eq!(failed.raw_os_error(), NOT_CONNECTED);
+        assert_eq!(fs::read_dir(&mount).err().and_then(|e| e.raw_os_error()), NOT_CONNECTED);
+        let said = run(atoll().arg("unmount").arg(&mount)).ok();
+        assert!(said.stderr.contains("had died") && said.stderr.contains("spool"), "{said:?}");
+        assert_eq!(fs::read_dir(&mount).expect("there").count(), 0);
+        let again = ring.mount(0, name, &[]);
+        assert_eq!(fs::read(again.join("file")).expect("is there"), b"closed");
+    }
+}

@@ -247,6 +247,17 @@ impl Table {
         path
     }
 
+    /// The path of a file below the highest directory that is known here, as it was found last.
+    pub(super) fn path_of(&self, number: u64) -> Option<String> {
+        let node = self.nodes.get(&number).filter(|node| node.orphan.is_none())?;
+        let born = node.birthplace.as_ref().map(|born| (born.directory, born.name.clone()));
+        let (directory, name) = born.or_else(|| node.place.clone())?;
+        let path = self.path_to(directory, name).into_iter().rev();
+        let names: Vec<String> =
+            path.map(|(_, name)| String::from_utf8_lossy(&name).into_owned()).collect();
+        Some(names.join("/"))
+    }
+
     /// A newborn has its name now, or will have none.
     pub(super) fn name(&mut self, number: u64) {
         let place = self.nodes.get_mut(&number).and_then(|node| node.birthplace.take());

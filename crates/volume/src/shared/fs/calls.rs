@@ -256,15 +256,20 @@ impl FileSystem for Present {
         })
     }
 
-    fn fsyncdir(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
-        self.answer(|fs| async move { fs.put_removals().await })
+    /// Of the root directory, everything: so a program asks whether the mount may end.
+    fn fsyncdir(&self, inode: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        self.answer(move |fs| async move {
+            match inode {
+                InodeNumber::ROOT => fs.store_all().await,
+                _ => fs.put_removals().await,
+            }
+        })
     }
 
     fn sync(&self) -> Answer<()> {
         self.answer(|fs| async move {
             fs.finish_removals().await;
-            fs.put_removals().await?;
-            fs.publish_all(false).await.map_err(|error| Fault::new(Errno::EIO, error))
+            fs.store_all().await
         })
     }
 

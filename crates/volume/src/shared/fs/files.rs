@@ -33,6 +33,10 @@ const MAX_LOADS: usize = 64;
 /// How often a file is written whose inode had other contents when it was.
 const MAX_CONFLICTS: usize = 4;
 
+/// How many paths a message names, and about how many bytes of them. Guesses.
+const MAX_TOLD_PATHS: usize = 5;
+const MAX_TOLD_BYTES: usize = 400;
+
 impl Shared {
     fn pin(&self, block: Bytes) -> Arc<Pin> {
         Arc::new(self.inline.pin(block))
@@ -250,12 +254,36 @@ impl Shared {
     }
 
     pub(super) fn note(&self, fault: Option<&Fault>) {
-        let why = fault.map(|fault| {
-            let told = fault.why.clone().unwrap_or_else(|| fault.errno.to_string());
-            tracing::warn!("what was written is not on the ring yet: {told}");
-            told
-        });
-        *self.trouble.lock().expect("no holder of this lock panics") = why;
+        let why = fault.map(|fault| fault.why.clone().unwrap_or_else(|| fault.errno.to_string()));
+        self.trouble.lock().expect("no holder of this lock panics").clone_from(&why);
+        if let Some(why) = why {
+            tracing::warn!("what was written is not on the ring yet: {why}");
+        }
+    }
+
+    /// Writes everything that is in memory alone.
+    pub(super) async fn store_all(&self) -> Result<(), Fault> {
+        let removed = self.put_removals().await;
+        self.publish_all(false).await.map_err(|error| Fault::new(Errno::EIO, error))?;
+        removed
+    }
+
+    /// Files with changes in memory by their paths, for people; of many a few.
+    pub(super) fn changed_paths(&self) -> String {
+        let table = self.table();
+        let changed = table.changed(false);
+        let mut told = String::new();
+        for (count, number) in changed.iter().enumerate() {
+            let path = table.path_of(*number).unwrap_or_else(|| "one without a name".into());
+            let path = path.replace(char::is_control, "?");
+            if count == MAX_TOLD_PATHS || (count > 0 && told.len() + path.len() > MAX_TOLD_BYTES) {
+                told += &format!(" and {} more", changed.len() - count);
+                break;
+            }
+            told += if count == 0 { "" } else { ", " };
+            told += &path;
+        }
+        if told.is_empty() { "removed names".into() } else { told }
     }
 
     /// Writes all files that have changes; if `abandoned`, of these such as are not open.
@@ -271,7 +299,10 @@ impl Shared {
         self.note(failed.as_ref());
         match failed {
             None => Ok(()),
-            Some(fault) => Err(EndError::of(self.table().changed(abandoned).len(), fault)),
+            Some(fault) => {
+                let files = self.table().changed(abandoned).len();
+                Err(EndError::of((files, self.changed_paths()), fault))
+            }
         }
     }
 

@@ -134,10 +134,12 @@ pub enum OpenError {
 
 /// Files whose last changes are not on the ring.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{files} files have changes that are not on the ring: {why}")]
+#[error("{files} files have changes that are not on the ring ({paths}): {why}")]
 pub struct EndError {
     /// How many.
     pub files: usize,
+    /// Some of them, for people.
+    pub paths: String,
     /// What was said of the last one.
     pub why: String,
     /// Whether it was that there is no room.
@@ -145,9 +147,10 @@ pub struct EndError {
 }
 
 impl EndError {
-    fn of(files: usize, Fault { errno, why, .. }: Fault) -> EndError {
+    fn of((files, paths): (usize, String), Fault { errno, why, .. }: Fault) -> EndError {
         let is_for_room = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
-        EndError { files, why: why.unwrap_or_else(|| errno.to_string()), is_for_room }
+        let why = why.unwrap_or_else(|| errno.to_string());
+        EndError { files, paths, why, is_for_room }
     }
 }
 
@@ -364,7 +367,9 @@ impl SharedFs {
         shared.publish_all(false).await?;
         shared.check_written().await;
         let removed = shared.put_removals().await;
-        removed.map_err(|fault| EndError::of(shared.inodes.behind().len(), fault))
+        removed.map_err(|fault| {
+            EndError::of((shared.inodes.behind().len(), "removed names".into()), fault)
+        })
     }
 
     /// What waits on disk for the ring, if anything does.
@@ -574,8 +579,11 @@ impl Shared {
         };
         let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
         if let Some(Spooled { files, bytes, why }) = self.spooled() {
-            let told = trouble.map(|why| format!("; {changed} files are in memory alone: {why}"));
-            let told = told.filter(|_| changed > 0).unwrap_or_default();
+            let alone = |why| {
+                let paths = self.changed_paths();
+                format!("; {changed} files are in memory alone ({paths}): {why}")
+            };
+            let told = trouble.filter(|_| changed > 0).map(alone).unwrap_or_default();
             return match files {
                 0 => format!("no file waits in the spool; {why}{told}"),
                 _ => format!("{files} files wait in the spool ({bytes} bytes); {why}{told}"),
@@ -583,7 +591,10 @@ impl Shared {
         }
         match (trouble, changed) {
             (Some(why), 1..) => {
-                format!("{changed} files with {held} changed bytes wait for the ring: {why}")
+                let paths = self.changed_paths();
+                format!(
+                    "{changed} files with {held} changed bytes wait for the ring ({paths}): {why}"
+                )
             }
             (_, 0) => "ok".into(),
             (None, _) => {

@@ -1,11 +1,12 @@
 //! What a mount says of itself: whether it works, how much room there is, and what of a file waits in the spool.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_key::volume_group;
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
+use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Writer};
 use atoll_volume::shared::access::groups;
 use atoll_volume::shared::file_state::{FileState, PendingChanges, STATE_XATTR};
 use atoll_volume::shared::{SharedFs, SharedOptions};
@@ -157,4 +158,57 @@ fn what_is_not_closed_does_not_wait_in_the_spool() {
         let told = pending(&fs, "f").await;
         assert!(!told.is_changed && told.is_spooled, "{told:?}");
     });
+}
+
+/// The story: `atoll unmount` of a mount whose spool could not be written any more returned 0, and files that programs
+/// had closed were gone.
+#[test]
+fn what_is_in_memory_alone_is_named_and_the_root_is_not_synced_before_it_is_stored() {
+    let all = Setting::new(9716);
+    let fs = all.mounted();
+    let docs = all.run(async {
+        write(&fs, ROOT, "before", "x").await.expect("is written");
+        fs.mkdir(me(), ROOT, b"docs", 0o755).await.expect("is made").attr.inode
+    });
+    let sync = || all.run(fs.fsyncdir(ROOT, Handle(0), false));
+    sync().expect("all is on the ring");
+    all.machine.node.stop();
+    all.machine.disk.fails.store(true, Ordering::Relaxed);
+    for (parent, name) in [(ROOT, "before"), (docs, "a\nb")] {
+        assert!(all.run(write(&fs, parent, name, "in memory")).is_err());
+    }
+    assert_eq!(sync(), Err(Errno::EIO));
+    let told = all.status(&fs);
+    let named = ["2 files are in memory alone (", "before", "docs/a?b", "the spool fails"];
+    assert!(named.iter().all(|part| told.contains(part)), "{told}");
+    let ended = all.run(fs.end()).expect_err("nothing takes it").to_string();
+    assert!(ended.contains("docs/a?b"), "{ended}");
+    all.machine.disk.fails.store(false, Ordering::Relaxed);
+    sync().expect("it is in the spool");
+    let told = all.status(&fs);
+    assert!(told.contains("files wait in the spool") && !told.contains("memory"), "{told}");
+    all.machine.node.start();
+    all.run(fs.end()).expect("the ring takes it");
+    assert!(all.is_spool_empty(), "{:?}", all.machine.disk.names());
+}
+
+/// A status has the room of an attribute.
+#[test]
+fn of_many_files_in_memory_a_few_are_named() {
+    let all = Setting::new(9717);
+    let fs = all.mounted();
+    all.machine.node.stop();
+    all.machine.disk.fails.store(true, Ordering::Relaxed);
+    let long = |n: usize| format!("{n}{}", "x".repeat(200));
+    for n in 0..20 {
+        assert!(all.run(write(&fs, ROOT, &format!("file{n}"), "in memory")).is_err());
+    }
+    let told = all.status(&fs);
+    assert!(told.contains("20 files are in memory alone (file"), "{told}");
+    assert!(told.contains(" and 15 more)"), "{told}");
+    for n in 0..20 {
+        assert!(all.run(write(&fs, ROOT, &long(n), "in memory")).is_err());
+    }
+    let told = all.status(&fs);
+    assert!(told.contains("40 files") && told.len() < 1000, "{told}");
 }

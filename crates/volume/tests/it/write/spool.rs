@@ -25,7 +25,7 @@ type File = (Vec<u8>, Vec<u8>);
 #[derive(Clone, Default)]
 pub(crate) struct MemorySpool {
     files: Arc<Mutex<BTreeMap<String, File>>>,
-    fails: Arc<AtomicBool>,
+    pub(crate) fails: Arc<AtomicBool>,
     /// Nothing more can be written to it.
     pub(crate) is_full: Arc<AtomicBool>,
     /// Reads of the swap file.
