@@ -197,18 +197,23 @@ fn what_is_in_memory_alone_is_named_and_the_root_is_not_synced_before_it_is_stor
 fn of_many_files_in_memory_a_few_are_named() {
     let all = Setting::new(9717);
     let fs = all.mounted();
+    let short = (0..20).map(|n| format!("file{n}"));
+    let long = (0..20).map(|n| format!("long{n}{}", "x".repeat(200)));
+    let (short, long): (Vec<String>, Vec<String>) = (short.collect(), long.collect());
+    for name in short.iter().chain(&long) {
+        all.run(write(&fs, ROOT, name, "x")).expect("is written");
+    }
     all.machine.node.stop();
     all.machine.disk.fails.store(true, Ordering::Relaxed);
-    let long = |n: usize| format!("{n}{}", "x".repeat(200));
-    for n in 0..20 {
-        assert!(all.run(write(&fs, ROOT, &format!("file{n}"), "in memory")).is_err());
-    }
-    let told = all.status(&fs);
+    let in_memory = |names: &[String]| {
+        for name in names {
+            assert!(all.run(write(&fs, ROOT, name, "in memory")).is_err());
+        }
+        all.status(&fs)
+    };
+    let told = in_memory(&short);
     assert!(told.contains("20 files are in memory alone (file"), "{told}");
     assert!(told.contains(" and 15 more)"), "{told}");
-    for n in 0..20 {
-        assert!(all.run(write(&fs, ROOT, &long(n), "in memory")).is_err());
-    }
-    let told = all.status(&fs);
-    assert!(told.contains("40 files") && told.len() < 1000, "{told}");
+    let told = in_memory(&long);
+    assert!(told.contains("40 files are in memory alone (") && told.len() < 1000, "{told}");
 }
