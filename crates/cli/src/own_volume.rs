@@ -133,11 +133,17 @@ pub(crate) async fn until_on_ring<E: Display>(
 
 /// Brings what a mount has written to the ring, and lets others write the volume.
 pub(crate) async fn end(fs: &WritableFs, what: &str) -> Result<(), Failure> {
-    let is_final = |error: &FlushError| matches!(error, FlushError::Fenced { .. });
+    let is_left_out = |error: &FlushError| matches!(error, FlushError::LeftOut { .. });
+    let is_final =
+        |error: &FlushError| is_left_out(error) || matches!(error, FlushError::Fenced { .. });
     let waits = "what was written last stays in the spool";
     let left = || Failure::new(Exit::Unavailable, format!("{what}: {waits}"));
     match until_on_ring(async || fs.end().await, is_final).await {
         Ok(()) => Ok(()),
+        Err(error) if is_left_out(&error) => Err(left().because(error).advice(
+            "All else is on the ring. The node tries again each minute, and so does the next mount; \
+             files can be removed there.",
+        )),
         Err(error) if is_final(&error) => Err(left()
             .because(error)
             .advice("The next mount, or the node, sets it aside for `atoll volume recover`.")),

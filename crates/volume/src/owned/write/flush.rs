@@ -8,10 +8,18 @@
 //! (`fsync`), when much is changed, and otherwise every [`FLUSH_EVERY`]. A flush that fails is
 //! undone in memory and tried again.
 //!
+//! Where the ring has no room for all, the files are written one by one, and those that find no room
+//! are *left out*: everything else is written, and their entries keep the contents that are stored.
+//! They are tried again after [`TRY_AGAIN_AFTER`], and when a caller waits for them. The spool
+//! gets their contents once more before the root is put, since the root counts all records as merged.
+//! Nothing is written while a file that finds no room stands under the name of another that is stored:
+//! the ring would lose that one.
+//!
 //! The root is put with the version after the one that this mount has put or read, and no other:
 //! where a second writer has put one, the ring refuses, and this mount is *fenced*: it changes
 //! nothing any more. While it is not known whether the ring has a root, the same bytes are put again.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,8 +29,9 @@ use atoll_key::SignedBlock;
 use futures_util::future::{Either, select};
 
 use super::tree::{DirectoryPlan, FilePlan, Flushed, Plan};
-use super::{FlushError, Head, Shared};
+use super::{FlushError, Head, LeftOut, Shared, Waiter};
 use crate::blocks::content::Stored;
+use crate::blocks::directory;
 use crate::blocks::edit_directory::{Changes, edit_directory};
 use crate::blocks::edit_file::{FileEdit, edit_file};
 use crate::blocks::error::EditError;
@@ -44,6 +53,9 @@ pub(super) const WRITER_LEASE: Duration = Duration::from_secs(120);
 /// How long after a failure the root is put again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
+/// How long files that found no room are left out before they are tried again. Guess.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
 /// Runs until the mount ends.
 pub(super) async fn run(shared: Weak<Shared>) {
     loop {
@@ -51,13 +63,15 @@ pub(super) async fn run(shared: Weak<Shared>) {
         let (env, wake) = (mount.env.clone(), mount.wake.clone());
         let waiters = mount.take_waiters();
         let due = mount.writer_is_due(&*mount.head.lock().await);
-        if !waiters.is_empty() || due || mount.tree().is_changed() {
-            let outcome = mount.flush().await;
+        let tries_again = mount.tries_again(&waiters);
+        if !waiters.is_empty() || due || tries_again || mount.tree().is_changed() {
+            let outcome = mount.flush(tries_again).await;
             mount.note(&outcome);
             mount.flush_ends.lock().expect("no holder of this lock panics").clear();
             for waiter in waiters {
+                let outcome = outcome.clone().and_then(|()| mount.check_left_out(waiter.about));
                 // Those that waited may have given up.
-                let _ = waiter.send(outcome.clone());
+                let _ = waiter.sender.send(outcome);
             }
             if outcome.is_err() {
                 drop(mount);
@@ -75,49 +89,175 @@ pub(super) async fn run(shared: Weak<Shared>) {
 }
 
 impl Shared {
-    /// Writes all changes; when it returns, the ring has them.
-    pub(super) async fn flush(&self) -> Result<(), FlushError> {
+    /// Writes all changes, but the contents of files that find no room; when it returns, the ring has
+    /// them.
+    pub(super) async fn flush(&self, tries_again: bool) -> Result<(), FlushError> {
         self.check_fence()?;
         let mut head = self.head.lock().await;
-        let (plan, records) = {
+        let before = self.left_out_now();
+        let left_out = if tries_again { BTreeSet::new() } else { before };
+        let error = match self.flush_without(&left_out, tries_again, &mut head).await {
+            Err(error) if error.is_no_room() => error,
+            flushed => {
+                if flushed.is_ok() && left_out.is_empty() {
+                    *self.left_out() = None;
+                }
+                return flushed;
+            }
+        };
+        let left_out = self.find_without_room(tries_again, &mut head).await?;
+        if left_out.is_empty() {
+            return Err(error);
+        }
+        let what = self.names_left_out(&left_out);
+        let error = FlushError::LeftOut { what, error: Box::new(error) };
+        if self.tree().is_changed() {
+            self.flush_without(&left_out, false, &mut head).await?;
+        }
+        let since = self.env.now();
+        *self.left_out() = Some(LeftOut { files: left_out, error, since });
+        Ok(())
+    }
+
+    /// Writes all changes but the contents of these files.
+    async fn flush_without(
+        &self,
+        left_out: &BTreeSet<u64>,
+        tries_again: bool,
+        head: &mut Head,
+    ) -> Result<(), FlushError> {
+        let (plan, records, restated) = {
             let mut tree = self.tree();
             // What has changed until now, and nothing later, is in the records until now.
-            let plan = tree.begin_flush();
+            let plan = tree.begin_flush(left_out, tries_again);
             let spool = self.spool.as_ref().filter(|_| plan.is_some());
-            (plan, spool.map_or(0, |spool| spool.cut()))
+            let restated: Vec<_> = match spool {
+                Some(_) => left_out.iter().filter_map(|inode| tree.restated(*inode)).collect(),
+                None => Vec::new(),
+            };
+            (plan, spool.map_or(0, |spool| spool.cut()), restated)
         };
         let Some(mut plan) = plan else {
-            if head.unsure.is_none() && !self.writer_is_due(&head) {
+            if head.unsure.is_none() && !self.writer_is_due(head) {
                 return Ok(());
             }
             let root = self.marked(head.root.clone(), true);
-            return self.put_root(&mut head, root).await;
+            return self.put_root(head, root).await;
         };
+        let is_news = plan.is_news;
         let planned = std::mem::take(&mut plan.xattrs);
         let old = head.root.clone();
-        let written = self.write_as_writer(self.write(plan, &planned, &old), &mut head).await;
-        let (mut root, flushed) = match written {
-            Ok(written) => written,
-            Err(error) => {
-                self.tree().undo_flush();
-                return Err(error);
+        let write = async {
+            self.check_replaces_nothing(&plan).await?;
+            let written = self.write(plan, &planned, &old).await?;
+            if let Some(spool) = self.spool.as_ref().filter(|_| !restated.is_empty()) {
+                spool.restate(records, &restated).await.map_err(FlushError::Read)?;
             }
+            Ok(written)
         };
-        root.mounted.merge(self.spool_id, records);
-        match self.put_root(&mut head, self.marked(root, true)).await {
-            Ok(()) => {
-                self.tree().end_flush(&flushed, &planned);
-                if let Some(spool) = &self.spool {
-                    spool.merged(records, head.block.clone());
-                }
-                self.clear_swap().await;
-                Ok(())
+        let put = match self.write_as_writer(write, head).await {
+            Ok((mut root, flushed)) => {
+                root.mounted.merge(self.spool_id, records);
+                self.put_root(head, self.marked(root, true)).await.map(|()| flushed)
             }
-            Err(error) => {
-                self.tree().undo_flush();
-                Err(error)
+            Err(error) => Err(error),
+        };
+        let flushed = put.inspect_err(|_| self.tree().undo_flush(is_news))?;
+        self.tree().end_flush(&flushed, &planned);
+        if let Some(spool) = &self.spool {
+            spool.merged(records, head.block.clone(), left_out.is_empty());
+            if !left_out.is_empty() {
+                // They would make each writer wait. A disk that fails has been said.
+                let _ = self.swap_out(spool).await;
             }
         }
+        self.clear_swap().await;
+        Ok(())
+    }
+
+    /// The files whose contents find no room, written one by one, small changes first.
+    async fn find_without_room(
+        &self,
+        tries_again: bool,
+        head: &mut Head,
+    ) -> Result<BTreeSet<u64>, FlushError> {
+        let plan = self.tree().begin_flush(&BTreeSet::new(), tries_again);
+        let Some(mut plan) = plan else { return Ok(BTreeSet::new()) };
+        plan.files.sort_by_key(|file| (file.new.len(), file.inode));
+        let (is_news, files) = (plan.is_news, std::mem::take(&mut plan.files));
+        let write = async {
+            let mut without_room = BTreeSet::new();
+            for file in files {
+                let (inode, mut outbox) = (file.inode, self.outbox());
+                let written = async {
+                    self.write_file(file, &mut outbox).await?;
+                    Ok::<_, FlushError>(outbox.finish().await?)
+                };
+                match written.await {
+                    Err(error) if error.is_no_room() => drop(without_room.insert(inode)),
+                    written => written?,
+                }
+            }
+            Ok(without_room)
+        };
+        let found = self.write_as_writer(write, head).await;
+        self.tree().undo_flush(is_news);
+        found
+    }
+
+    /// That no file which is left out stands under the name of another that is stored, with contents.
+    async fn check_replaces_nothing(&self, plan: &Plan) -> Result<(), FlushError> {
+        for (parent, stored, inode, entry) in plan.entries_left_out() {
+            if stored.hash.is_none() {
+                continue;
+            }
+            let found = directory::find(&self.cache, &stored, &entry.name).await;
+            let Some(old) = found.map_err(EditError::Read)? else { continue };
+            let is_empty = matches!(old.content, Content::Regular { size_bytes: 0, .. });
+            if !is_empty && !self.tree().is_entry_of(inode, parent, &old) {
+                let name = String::from_utf8_lossy(&entry.name);
+                let why = format!("{name} finds no room, and would replace a file that is stored");
+                return Err(FlushError::Put(PutError::Full(why)));
+            }
+        }
+        Ok(())
+    }
+
+    fn names_left_out(&self, files: &BTreeSet<u64>) -> String {
+        let path = files.iter().find_map(|inode| self.tree().path(*inode));
+        let one = match path {
+            Some(path) => String::from_utf8_lossy(&path).into_owned(),
+            None => "a file with no name, or several".to_owned(),
+        };
+        match files.len() {
+            1 => one,
+            all => format!("{one} and {} more", all - 1),
+        }
+    }
+
+    /// The files that the last flush has left out and that still have such contents.
+    fn left_out_now(&self) -> BTreeSet<u64> {
+        let mut left_out = self.left_out();
+        let Some(before) = &mut *left_out else { return BTreeSet::new() };
+        before.files = self.tree().with_changed_content(&before.files);
+        let files = before.files.clone();
+        if files.is_empty() {
+            *left_out = None;
+        }
+        files
+    }
+
+    /// Whether what former flushes have left out is to be tried: a caller waits for it, or it is time.
+    fn tries_again(&self, waiters: &[Waiter]) -> bool {
+        if self.left_out_now().is_empty() {
+            return false;
+        }
+        let is_awaited = waiters.iter().any(|w| self.check_left_out(w.about).is_err());
+        let left_out = self.left_out();
+        let is_due = left_out
+            .as_ref()
+            .is_some_and(|left_out| self.env.now().since(left_out.since) >= TRY_AGAIN_AFTER);
+        is_awaited || is_due && !self.has_ended()
     }
 
     /// Ends this mount's time as the writer, so that another one need not wait.
@@ -230,6 +370,7 @@ impl Shared {
         let mut outbox = self.outbox();
         let now = self.env.unix_ms();
         let mut flushed = Flushed::default();
+        flushed.left_out = plan.left_out;
         for file in plan.files {
             let inode = file.inode;
             let stored = self.write_file(file, &mut outbox).await?;

@@ -27,7 +27,7 @@ impl WritableFs {
     ///
     /// What this mount shows stays as it was, so it is only to be ended after this.
     pub async fn restore(&self, unix_ms: u64) -> Result<Option<State>, RestoreError> {
-        self.shared.flushed().await?;
+        self.shared.flushed(None).await?;
         let mut head = self.shared.head.lock().await;
         let present = head.root.clone();
         let state = history::state_at(&self.shared.cache, &present, unix_ms).await?;

@@ -15,9 +15,10 @@
 //!
 //! Promises:
 //!
-//! - A reader of the volume sees the whole tree as it was at one moment, between two calls.
+//! - A reader of the volume sees the whole tree as it was at one moment, between two calls; only
+//!   contents that the ring has no room for are as they were stored last ([`flush`]).
 //! - After `fsync` of any file, everything that was done before it is on the ring, durable as the
-//!   ring acknowledges puts.
+//!   ring acknowledges puts, but contents of other files that find no room.
 //! - After `close` of a file that was open for writing, everything that was done before it is in the
 //!   spool, if there is one, and survives crashes of the mount and of the machine: the next mount
 //!   brings it to the ring.
@@ -37,12 +38,13 @@ mod opening;
 mod spool;
 mod tree;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError, PutError};
-use atoll_env::{Env, Notify, timeout};
+use atoll_env::{Env, Instant, Notify, timeout};
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use atoll_vfs::{Errno, FileTime};
 use futures_channel::oneshot;
@@ -156,6 +158,14 @@ pub enum FlushError {
         /// The root that it has put.
         version: u64,
     },
+    /// The contents of some files have found no room; all else is on the ring.
+    #[error("{what} found no room on the ring: {error}")]
+    LeftOut {
+        /// Which, for people.
+        what: String,
+        /// Why they have found none.
+        error: Box<FlushError>,
+    },
     /// This is what a mount has left that another writer has fenced.
     #[error("these changes were set aside: they can be read, and nothing can be changed")]
     SetAside,
@@ -169,9 +179,22 @@ impl FlushError {
             FlushError::Put(PutError::OverQuota { .. }) => Errno::EDQUOT,
             FlushError::Put(PutError::Unavailable(_)) => Errno::ETIMEDOUT,
             FlushError::Fenced { .. } | FlushError::SetAside => Errno::EROFS,
+            FlushError::LeftOut { error, .. } => error.errno(),
             _ => Errno::EIO,
         }
     }
+
+    /// Whether the ring has no room for what was put, but may have some for less.
+    fn is_no_room(&self) -> bool {
+        matches!(self, FlushError::Put(PutError::Full(_) | PutError::OverQuota { .. }))
+    }
+}
+
+/// Files whose contents the last flush has left out, since they found no room.
+struct LeftOut {
+    files: BTreeSet<u64>,
+    error: FlushError,
+    since: Instant,
 }
 
 /// What the calls and the flushes share.
@@ -201,6 +224,8 @@ struct Shared {
     fence: Mutex<Option<FlushError>>,
     /// Why the last flush failed, if it did.
     trouble: Mutex<Option<FlushError>>,
+    /// Locked before the tree.
+    left_out: Mutex<Option<LeftOut>>,
     /// The tree whose blocks the keeper has.
     listed: Mutex<Option<Tops>>,
     has_ended: AtomicBool,
@@ -213,7 +238,12 @@ const SWAP_BYTES: u64 = 8 << 20;
 /// half of [`WriteOptions::max_changed_bytes`] in this time is slower than the disk. Guess.
 const FLUSH_PATIENCE: Duration = Duration::from_millis(500);
 
-type Waiter = oneshot::Sender<Result<(), FlushError>>;
+/// A caller that waits for a flush.
+struct Waiter {
+    /// The file that it waits for; `None` if it waits for all.
+    about: Option<u64>,
+    sender: oneshot::Sender<Result<(), FlushError>>,
+}
 
 /// The newest root that this mount has put or read.
 struct Head {
@@ -250,13 +280,29 @@ impl Shared {
         fenced
     }
 
+    fn left_out(&self) -> MutexGuard<'_, Option<LeftOut>> {
+        self.left_out.lock().expect("no holder of this lock panics")
+    }
+
+    /// That the last flush has not left out the contents of this file, or of any that has a name.
+    fn check_left_out(&self, about: Option<u64>) -> Result<(), FlushError> {
+        let left_out = self.left_out();
+        let Some(LeftOut { files, error, .. }) = &*left_out else { return Ok(()) };
+        let is_left_out = match about {
+            Some(inode) => files.contains(&inode),
+            None => self.tree().has_named(files),
+        };
+        if is_left_out { Err(error.clone()) } else { Ok(()) }
+    }
+
     /// Keeps the outcome of a flush, for the mount's status.
     fn note(&self, outcome: &Result<(), FlushError>) {
+        let outcome = outcome.clone().and_then(|()| self.check_left_out(None));
         let told = {
             let mut trouble = self.trouble.lock().expect("no holder of this lock panics");
             std::mem::replace(&mut *trouble, outcome.clone().err())
         };
-        if let Err(error) = outcome
+        if let Err(error) = &outcome
             && told.as_ref() != Some(error)
         {
             tracing::warn!("changes are not on the ring: {error}");
@@ -282,28 +328,35 @@ impl Shared {
     fn fail_waiters(&self, error: &FlushError) {
         for waiter in self.take_waiters() {
             // Those that waited may have given up.
-            let _ = waiter.send(Err(error.clone()));
+            let _ = waiter.sender.send(Err(error.clone()));
         }
     }
 
     /// Hands the records of a call over to the spool.
     fn keep_records(&self, tree: &mut Tree) {
-        let records = tree.take_records();
-        if let Some(spool) = self.spool.as_ref().filter(|_| !records.is_empty())
-            && spool.append(records)
-        {
+        let (records, emptied) = (tree.take_records(), tree.take_emptied());
+        let Some(spool) = &self.spool else { return };
+        if !records.is_empty() && spool.append(records) {
             tree.restart_journal();
         }
+        spool.note_emptied(&emptied);
     }
 
-    /// Resolves when a file that was written may be closed: what was done before is in the spool,
-    /// or on the ring.
-    async fn kept(&self) -> Result<(), FlushError> {
+    /// Resolves when file `inode`, which was written, may be closed: what was done before is in the
+    /// spool, or on the ring.
+    async fn kept(&self, inode: u64) -> Result<(), FlushError> {
         let is_kept = match &self.spool {
             Some(spool) if !self.options.sync => spool.synced().await.is_ok(),
             spool => spool.is_none() && !self.options.sync,
         };
-        if is_kept { Ok(()) } else { self.flushed().await }
+        if is_kept { Ok(()) } else { self.flushed(Some(inode)).await }
+    }
+
+    /// Waits for the ring, while `is_full`.
+    async fn flushed_while(&self, is_full: impl Fn() -> bool) -> Result<(), FlushError> {
+        let flushed = self.flushed(None).await;
+        self.check_fence()?;
+        if is_full() { flushed } else { Ok(()) }
     }
 
     /// Makes room in memory: on disk if there is a spool, else on the ring.
@@ -325,7 +378,15 @@ impl Shared {
                 return Ok(());
             }
         }
-        self.flushed().await
+        self.flushed_while(|| self.tree().held_bytes() >= most).await
+    }
+
+    /// Whether all that was written is in the spool, if not on the ring.
+    async fn has_spooled(&self) -> bool {
+        match &self.spool {
+            Some(spool) => spool.synced().await.is_ok(),
+            None => false,
+        }
     }
 
     fn has_trouble(&self) -> bool {
@@ -364,10 +425,21 @@ impl Shared {
     async fn clear_swap(&self) {
         let Some(spool) = &self.spool else { return };
         let _swapping = spool.swapping().await;
-        if !self.tree().has_swapped()
+        if spool.has_swap()
+            && !self.tree().has_swapped()
             && let Err(error) = spool.swap_clear().await
         {
             tracing::warn!("the swap file cannot be emptied: {error}");
+        }
+    }
+
+    /// Frees what the spool holds of files that are gone. While a flush runs, the swap file stays: the
+    /// flush may read from it what was removed since it began.
+    async fn free_spool(&self) {
+        let Some(spool) = &self.spool else { return };
+        spool.drop_emptied().await;
+        if let Some(_no_flush) = self.head.try_lock() {
+            self.clear_swap().await;
         }
     }
 
@@ -379,10 +451,11 @@ impl Shared {
         }
     }
 
-    /// Resolves when all changes made before are on the ring, or were tried in vain.
-    async fn flushed(&self) -> Result<(), FlushError> {
+    /// Resolves when all changes made before are on the ring, or were tried in vain. Contents that find
+    /// no room are an error if they are of file `about`, or if that is `None`.
+    async fn flushed(&self, about: Option<u64>) -> Result<(), FlushError> {
         let (sender, receiver) = oneshot::channel();
-        self.waiters().push(sender);
+        self.waiters().push(Waiter { about, sender });
         self.wake.notify();
         let ended = || FlushError::Read("the mount has ended".into());
         receiver.await.unwrap_or_else(|_| Err(ended()))

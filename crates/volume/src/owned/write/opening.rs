@@ -10,7 +10,7 @@ use atoll_key::{SecretKey, SignedBlock, VolumeCipher};
 
 use super::fs::{Fault, WritableFs};
 use super::spool::{self, Spool, SpoolError};
-use super::tree::Tree;
+use super::tree::{Record, Tree};
 use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, WriteOptions};
 use super::{flush, keep, random_id};
 use crate::blocks::cache::BlockCache;
@@ -145,7 +145,7 @@ impl WritableFs {
         };
         let records = root.mounted.records_of(&[shared.spool_id]);
         spool.begin_at(records).await;
-        spool.merged(records, block);
+        spool.merged(records, block, true);
         *shared.tree() = Tree::new(&root, shared.options.owner);
         *shared.set_aside.lock().expect("no holder of this lock panics") = Some(name);
         Ok(())
@@ -157,7 +157,7 @@ impl WritableFs {
         let Some(spool) = &shared.spool else { return Ok(()) };
         shared.env.spawn(Box::pin(spool::run(shared.env.clone(), Arc::downgrade(spool))));
         let head = shared.head.lock().await.block.clone();
-        spool.merged(spool.cut(), head);
+        spool.merged(spool.cut(), head, false);
         self.replay_segments().await?;
         Ok(spool.end_reading().await?)
     }
@@ -166,23 +166,34 @@ impl WritableFs {
     async fn replay_segments(&self) -> Result<(), Unmade> {
         let shared = self.shared();
         let Some(spool) = &shared.spool else { return Ok(()) };
+        for part in spool.restated_parts() {
+            self.replay_records(&spool.read_restated(part).await?).await?;
+        }
         while let Some(records) = spool.read_next().await? {
-            for record in &records {
-                let made = self.on_tree(|tree, loaded| tree.replay(record, loaded)).await;
-                made.map_err(|fault| match fault {
-                    Fault::Block(error @ BlockError::Fetch(_)) if !shared.options.take_over => {
-                        Unmade::Failed(WriteError::Replay(error.at(b"").to_string()))
-                    }
-                    Fault::Block(error) => Unmade::Damaged(error.at(b"").to_string()),
-                    Fault::Errno(errno) => Unmade::Damaged(format!("a change fails: {errno:?}")),
-                })?;
-            }
+            self.replay_records(&records).await?;
             spool.advance(records.len());
-            shared.tree().end_replay();
-            if shared.tree().changed_bytes() >= shared.options.max_changed_bytes / 2 {
-                // If the disk fails, the changes stay in memory.
-                let _ = shared.swap_out(spool).await;
-            }
+        }
+        Ok(())
+    }
+
+    async fn replay_records(&self, records: &[Record]) -> Result<(), Unmade> {
+        let shared = self.shared();
+        for record in records {
+            let made = self.on_tree(|tree, loaded| tree.replay(record, loaded)).await;
+            made.map_err(|fault| match fault {
+                Fault::Block(error @ BlockError::Fetch(_)) if !shared.options.take_over => {
+                    Unmade::Failed(WriteError::Replay(error.at(b"").to_string()))
+                }
+                Fault::Block(error) => Unmade::Damaged(error.at(b"").to_string()),
+                Fault::Errno(errno) => Unmade::Damaged(format!("a change fails: {errno:?}")),
+            })?;
+        }
+        shared.tree().end_replay();
+        if let Some(spool) = &shared.spool
+            && shared.tree().changed_bytes() >= shared.options.max_changed_bytes / 2
+        {
+            // If the disk fails, the changes stay in memory.
+            let _ = shared.swap_out(spool).await;
         }
         Ok(())
     }
@@ -222,6 +233,7 @@ impl Shared {
             flush_ends: Mutex::default(),
             fence: Mutex::default(),
             trouble: Mutex::default(),
+            left_out: Mutex::default(),
             listed: Mutex::default(),
             // Until this mount writes, its caller is told why it cannot.
             has_ended: AtomicBool::new(true),

@@ -3,6 +3,7 @@
 mod churn;
 mod crashes;
 mod edges;
+mod full_ring;
 mod history;
 mod model;
 mod restore;

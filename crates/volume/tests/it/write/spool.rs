@@ -97,7 +97,7 @@ impl MemorySpool {
         self.files.lock().expect("unpoisoned").keys().cloned().collect()
     }
 
-    fn records(&self) -> Vec<String> {
+    pub(super) fn records(&self) -> Vec<String> {
         let files = self.files.lock().expect("unpoisoned");
         files.keys().filter(|name| name.ends_with(".records")).cloned().collect()
     }
@@ -356,7 +356,7 @@ impl Setting {
 }
 
 /// Writes a file and closes it.
-async fn save(fs: &WritableFs, name: &str, content: &[u8]) -> Result<(), Errno> {
+pub(super) async fn save(fs: &WritableFs, name: &str, content: &[u8]) -> Result<(), Errno> {
     let me = Caller::default();
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::TRUNCATE);
     let (entry, open) = fs.create(me, InodeNumber::ROOT, name.as_bytes(), 0o644, flags).await?;
@@ -372,7 +372,7 @@ async fn save(fs: &WritableFs, name: &str, content: &[u8]) -> Result<(), Errno> 
 }
 
 /// Bytes that no two blocks of have in common.
-fn noise(len: usize, seed: u64) -> Vec<u8> {
+pub(super) fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -383,7 +383,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-async fn load(fs: &WritableFs, name: &str) -> Result<Bytes, Errno> {
+pub(super) async fn load(fs: &WritableFs, name: &str) -> Result<Bytes, Errno> {
     let me = Caller::default();
     let inode = fs.lookup(me, InodeNumber::ROOT, name.as_bytes()).await?.attr.inode;
     let handle = fs.open(me, inode, OpenFlags::READ).await?.handle;
@@ -726,18 +726,94 @@ async fn a_full_spool_and_sync_wait_for_the_ring() {
     let setting = Setting::new(options).await;
     let (fs, _machine) = setting.mount().await;
     setting.ring_is_away(true);
-    save(&fs, "a", &[1; 2 << 20]).await.expect("closes");
-    // The same bytes of the file: little memory, and more and more of the spool.
-    save(&fs, "a", &[2; 2 << 20]).await.expect("closes");
-    assert_eq!(save(&fs, "a", &[3; 2 << 20]).await, Err(Errno::ETIMEDOUT));
+    for name in ["a", "b"] {
+        save(&fs, name, &[1; 2 << 20]).await.expect("closes");
+    }
+    assert_eq!(save(&fs, "c", &[3; 2 << 20]).await, Err(Errno::ETIMEDOUT));
     setting.ring_is_away(false);
-    save(&fs, "a", &[4; 2 << 20]).await.expect("closes");
+    save(&fs, "c", &[4; 2 << 20]).await.expect("closes");
 
     let setting = Setting::new(WriteOptions { sync: true, ..WriteOptions::default() }).await;
     let (fs, _machine) = setting.mount().await;
     save(&fs, "a", b"1").await.expect("closes");
     setting.ring_is_away(true);
     assert_eq!(save(&fs, "a", b"2").await, Err(Errno::ETIMEDOUT));
+}
+
+/// A program has filled the spool while the ring was away. What it then removes or empties makes room, in the
+/// records and in the swap file.
+#[tokio::test(start_paused = true)]
+async fn a_removal_frees_a_full_spool() {
+    let options = WriteOptions {
+        max_spool_bytes: 4 << 20,
+        max_changed_bytes: 1 << 20,
+        ..WriteOptions::default()
+    };
+    for empties in [false, true] {
+        let setting = Setting::new(options.clone()).await;
+        let (fs, machine) = setting.mount().await;
+        setting.ring_is_away(true);
+        save(&fs, "small", b"small").await.expect("closes");
+        let mut written = 0;
+        while save(&fs, &format!("{written}"), &noise(1 << 20, written)).await.is_ok() {
+            written += 1;
+            assert!(written < 10, "the spool is bounded");
+        }
+        let me = Caller::default();
+        for number in 0..=written {
+            let name = format!("{number}");
+            if empties {
+                let Ok(found) = fs.lookup(me, InodeNumber::ROOT, name.as_bytes()).await else {
+                    continue;
+                };
+                let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+                fs.setattr(me, found.attr.inode, None, empty).await.expect("cuts");
+                fs.forget(found.attr.inode, 1);
+            } else {
+                let _ = fs.unlink(me, InodeNumber::ROOT, name.as_bytes()).await;
+            }
+        }
+        save(&fs, "new", &noise(1 << 20, 99)).await.expect("closes");
+        save(&fs, "new", &noise(1 << 20, 98)).await.expect("closes");
+        assert!(setting.spool.all().len() < 4 << 20, "{} bytes", setting.spool.all().len());
+        fs.check_invariants();
+        machine.crash(0);
+        let (again, _machine) = setting.mount().await;
+        assert_eq!(load(&again, "small").await.expect("reads"), &b"small"[..]);
+        assert!(load(&again, "new").await.expect("reads") == noise(1 << 20, 98));
+        let old = load(&again, "0").await;
+        assert_eq!(old, if empties { Ok(Bytes::new()) } else { Err(Errno::ENOENT) });
+    }
+}
+
+/// A crash while the spool is written anew: what was closed is whole, and what was removed is whole or gone.
+#[tokio::test(start_paused = true)]
+async fn a_crash_while_the_spool_is_freed_loses_nothing() {
+    let options = WriteOptions { max_spool_bytes: 1 << 20, ..WriteOptions::default() };
+    for (lives_for, percent) in (0..).flat_map(|calls| [(calls, 0), (calls, 60), (calls, 100)]) {
+        let setting = Setting::new(options.clone()).await;
+        let (fs, machine) = setting.mount().await;
+        setting.ring_is_away(true);
+        save(&fs, "kept", &noise(300_000, 1)).await.expect("closes");
+        save(&fs, "big", &noise(900_000, 2)).await.expect("closes");
+        machine.lives_for(lives_for);
+        let removal = fs.unlink(Caller::default(), InodeNumber::ROOT, b"big");
+        let removed = tokio::time::timeout(Duration::from_secs(5), removal).await;
+        let is_over = removed.is_ok() && !machine.has_crashed();
+        machine.crash(percent);
+        setting.ring_is_away(false);
+        let (again, _machine) = setting.mount().await;
+        assert!(load(&again, "kept").await.expect("reads") == noise(300_000, 1));
+        match load(&again, "big").await {
+            Ok(bytes) => assert!(bytes == noise(900_000, 2), "after {lives_for}, {percent} %"),
+            Err(errno) => assert_eq!(errno, Errno::ENOENT),
+        }
+        again.end().await.expect("ends");
+        if is_over && percent == 100 {
+            assert!(lives_for > 3, "it takes some calls of the disk");
+            return;
+        }
+    }
 }
 
 /// While the ring is away, far more is written than the memory holds; all of it can be read,

@@ -102,11 +102,17 @@ impl WritableFs {
 
     async fn write_and_resign(&self) -> Result<(), FlushError> {
         // Another mount may write as soon as this one has resigned.
-        if !self.shared.has_resigned().await {
-            self.shared.flushed().await?;
-            self.shared.resign().await?;
+        if self.shared.has_resigned().await {
+            return self.shared.keep().await;
         }
-        self.shared.keep().await
+        let flushed = self.shared.flushed(None).await;
+        match &flushed {
+            // The next mount tries again.
+            Err(FlushError::LeftOut { .. }) if self.shared.has_spooled().await => {}
+            _ => flushed.clone()?,
+        }
+        self.shared.resign().await?;
+        self.shared.keep().await.and(flushed)
     }
 
     /// Where changes lie that an earlier mount has left and that could not be made again, in the
@@ -178,8 +184,11 @@ impl WritableFs {
         call: impl FnMut(&mut Tree, &Loaded) -> Result<T, Stop>,
     ) -> Result<T, Fault> {
         self.shared.check_fence()?;
+        if self.is_full(1) {
+            self.shared.free_spool().await;
+        }
         match self.is_full(1) {
-            true => self.shared.flushed().await?,
+            true => self.shared.flushed_while(|| self.is_full(1)).await?,
             false => self.shared.make_room().await?,
         }
         self.take_away(call).await
@@ -196,9 +205,21 @@ impl WritableFs {
             spool.room().await;
         }
         if self.is_full(2) {
-            self.shared.flushed().await?;
+            self.shared.flushed_while(|| self.is_full(2)).await?;
         }
-        self.on_tree(call).await
+        let done = self.on_tree(call).await?;
+        if self.is_full(1) {
+            self.shared.free_spool().await;
+        }
+        Ok(done)
+    }
+
+    /// A file that has found no room takes no more data, until it finds some.
+    async fn check_room(&self, inode: InodeNumber) -> Result<(), Fault> {
+        match self.shared.check_left_out(Some(inode.0)) {
+            Err(_) => Ok(self.shared.flushed(Some(inode.0)).await?),
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Whether so many times as much waits for the ring as may, names in memory or records on disk.
@@ -265,7 +286,13 @@ impl WritableFs {
         };
         let spooled = self.shared.spool.as_ref().and_then(|spool| spool.failure());
         let trouble = self.shared.trouble.lock().expect("no holder of this lock panics").clone();
-        let mut status = waiting(held, changes, trouble.map(|trouble| trouble.to_string()));
+        let mut status = match trouble {
+            Some(error @ FlushError::LeftOut { .. }) if spooled.is_none() => format!(
+                "{error}; its new contents wait in the spool, all else is on the ring. Remove files \
+                 or make room: they are tried again every half minute"
+            ),
+            trouble => waiting(held, changes, trouble.map(|trouble| trouble.to_string())),
+        };
         if let Some(error) = spooled {
             status +=
                 &format!("; nothing is spooled any more, close(2) waits for the ring: {error}");
@@ -496,6 +523,7 @@ impl FileSystem for WritableFs {
     ) -> Answer<u32> {
         self.answer(move |fs| async move {
             let now = fs.shared.now();
+            fs.check_room(inode).await?;
             fs.change(|tree, loaded| {
                 tree.write(writer, (inode.0, handle.0), offset, &data, now, loaded)
             })
@@ -507,22 +535,22 @@ impl FileSystem for WritableFs {
         self.answer(move |fs| async move {
             fs.shared.check_fence()?;
             if fs.on_tree(|tree, _| tree.is_writable(inode.0, handle.0)).await? {
-                fs.shared.kept().await?;
+                fs.shared.kept(inode.0).await?;
             }
             Ok(())
         })
     }
 
-    fn fsync(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
-        self.sync()
+    fn fsync(&self, inode: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        self.answer(move |fs| async move { Ok(fs.shared.flushed(Some(inode.0)).await?) })
     }
 
-    fn fsyncdir(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
-        self.sync()
+    fn fsyncdir(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        self.fsync(inode, handle, data_only)
     }
 
     fn sync(&self) -> Answer<()> {
-        self.answer(|fs| async move { Ok(fs.shared.flushed().await?) })
+        self.answer(|fs| async move { Ok(fs.shared.flushed(None).await?) })
     }
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {

@@ -12,11 +12,16 @@
 //! | `id` | names of the spool, 16 random bytes each, the newest last |
 //! | `base` | a root that this mount has put: the records after those that it has follow it |
 //! | `NNNNNNNNNNNNNNNNNNNN.records` | a segment ([`segment`]) |
+//! | `NNNNNNNNNNNNNNNNNNNN-PPPP.records` | part P of the *restated* contents of files that the root which has N records has left out ([`segment`]) |
 //!
 //! Each mount draws a new name, under which its roots count the records. A copy of the directory
 //! has the old name only: what it counts is never mistaken for what the original has. The new name is in `id`
 //! before a root has it, beside the former one: the next mount finds one of the two in the newest
 //! root.
+//!
+//! The data of a file that was removed or emptied is superfluous in the records before. Where the
+//! spool is full, segments with much of it are written anew without it, once the removal is durable; the
+//! numbers of their records stay.
 //!
 //! Beside that, changed bytes that are too many for the memory are in a file that dies with the mount
 //! ([`swap`]).
@@ -55,11 +60,19 @@ use futures_util::future::select;
 
 use self::segment::Segment;
 use self::swap::Swap;
-use super::tree::Record;
+use super::tree::{Record, Restated, RestatedData};
+use crate::blocks::edit_file::SwapIn;
 use crate::spool_directory::SpoolDirectory;
 
 /// A segment ends when it has more bytes: a mount reads it as a whole.
 const SEGMENT_BYTES: u64 = 32 << 20;
+
+/// A segment is written anew when at least one part in so many is data of files that are gone. A guess:
+/// each byte freed costs at most three written.
+const SUPERFLUOUS_SHARE: u64 = 4;
+
+/// A part of restated contents ends when it has more bytes of data.
+const PART_BYTES: usize = 8 << 20;
 
 /// Bytes of records that wait for the disk; then writers wait.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
@@ -116,14 +129,36 @@ struct State {
     durable: u64,
     waiters: Vec<(u64, oneshot::Sender<()>)>,
     failure: Option<String>,
+    /// Files with restated contents, by the number of records that the root has.
+    restated: BTreeMap<u64, Vec<String>>,
+    /// The newest of them whose root the ring has.
+    restated_at: Option<u64>,
+    /// Files that were removed or emptied: the data of records below these numbers is superfluous.
+    emptied: BTreeMap<u64, u64>,
 }
 
 /// How far a segment goes.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Extent {
     /// The number after its last record; `None` before it is read.
     end: Option<u64>,
     bytes: u64,
+    /// Bytes of data of each file that may be needed, and of the others.
+    data: BTreeMap<u64, u64>,
+    superfluous: u64,
+}
+
+impl Extent {
+    /// A segment that an earlier mount has written.
+    fn read(end: u64, bytes: u64) -> Extent {
+        Extent { end: Some(end), bytes, ..Extent::default() }
+    }
+
+    fn add_data(&mut self, records: &[Record]) {
+        for (inode, bytes) in records.iter().filter_map(Record::data_of) {
+            *self.data.entry(inode).or_default() += bytes;
+        }
+    }
 }
 
 /// What the task has done on the disk.
@@ -133,16 +168,18 @@ struct Disk {
     unsynced: BTreeMap<u64, Instant>,
     /// Records below are written.
     written: u64,
-    /// The root that is to be the base, the segments of which it has all records, and since when they
-    /// are not needed.
-    merged: Option<(SignedBlock, Vec<u64>, Instant)>,
+    /// The root that is to be the base, the files that are not needed with it, and since when.
+    merged: Option<(SignedBlock, Vec<String>, Instant)>,
 }
 
 enum Work {
     /// Appends to a segment records from a number on.
     Append { segment: u64, first: u64, records: Vec<Record> },
-    /// The ring has all records before a number, by this root, and thereby all of some segments.
-    Merged { records: u64, root: SignedBlock, segments: Vec<u64> },
+    /// The ring has all records before a number, by this root, and thereby all of some segments; these
+    /// files are not needed then.
+    Merged { records: u64, root: SignedBlock, segments: Vec<u64>, files: Vec<String> },
+    /// Drops from segments the data of files that were emptied, as the state says.
+    Drop { segments: Vec<u64> },
     /// Says that everything before is written.
     Say(oneshot::Sender<()>),
     /// Says that everything before is written, and the base.
@@ -175,7 +212,14 @@ impl Spool {
         let former = ids.as_chunks().0.to_vec();
         // Their sizes count once they are read.
         let segments = names.iter().filter_map(|name| Some((first_of(name)?, Extent::default())));
-        let state = Mutex::new(State { segments: segments.collect(), ..State::default() });
+        let mut state = State { segments: segments.collect(), ..State::default() };
+        for name in &names {
+            if let Some(records) = restated_of(name) {
+                state.restated.entry(records).or_default().push(name.clone());
+            }
+        }
+        state.restated.values_mut().for_each(|parts| parts.sort());
+        let state = Mutex::new(state);
         let (id, wake, swap) = (super::random_id(env), Arc::default(), Swap::default());
         Ok(Spool { former, id, directory, cipher, state, wake, swap })
     }
@@ -226,12 +270,13 @@ impl Spool {
 
     /// Moves all segments and `base` into a directory of their own; returns its name.
     pub(super) async fn set_aside(&self) -> Result<String, SpoolError> {
-        let segments = {
+        let (segments, restated) = {
             let mut state = self.state();
-            state.bytes = 0;
-            std::mem::take(&mut state.segments)
+            (state.bytes, state.restated_at) = (0, None);
+            (std::mem::take(&mut state.segments), std::mem::take(&mut state.restated))
         };
         let mut names: Vec<String> = segments.into_keys().map(name_of).collect();
+        names.extend(restated.into_values().flatten());
         names.push(SPOOL_BASE.into());
         Ok(self.directory.set_aside(names).await?)
     }
@@ -241,11 +286,13 @@ impl Spool {
         let segments: Vec<u64> = {
             let mut state = self.state();
             (state.next, state.segment, state.durable) = (merged, merged, merged);
+            state.restated_at = state.restated.contains_key(&merged).then_some(merged);
             state.segments.keys().copied().collect()
         };
-        let Some(last) = segments.last() else { return false };
+        let is_restated = self.state().restated_at.is_some();
+        let Some(last) = segments.last() else { return is_restated };
         for (first, end) in segments.iter().zip(&segments[1..]) {
-            self.state().segments.insert(*first, Extent { end: Some(*end), bytes: 0 });
+            self.state().segments.insert(*first, Extent::read(*end, 0));
         }
         if *last > merged {
             return true;
@@ -254,9 +301,91 @@ impl Spool {
         let Ok(read) = self.read(*last).await else { return true };
         let end = last.saturating_add(read.records.len() as u64);
         if end > *last {
-            self.state().segments.insert(*last, Extent { end: Some(end), bytes: 0 });
+            self.state().segments.insert(*last, Extent::read(end, 0));
         }
-        end.max(read.durable) > merged
+        is_restated || end.max(read.durable) > merged
+    }
+
+    /// The files with the contents that the root has left out.
+    pub(super) fn restated_parts(&self) -> Vec<String> {
+        let state = self.state();
+        let parts = state.restated_at.and_then(|records| state.restated.get(&records));
+        parts.cloned().unwrap_or_default()
+    }
+
+    /// The records of a part.
+    pub(super) async fn read_restated(&self, name: String) -> Result<Vec<Record>, SpoolError> {
+        let damaged = || SpoolError::Damaged(format!("{name} cannot be read"));
+        let records = restated_of(&name).ok_or_else(damaged)?;
+        let parts = self.state().restated.get(&records).cloned().unwrap_or_default();
+        let bytes = self.directory.read(name.clone()).await?;
+        let read = segment::decode(records, &bytes, self.cipher.as_ref());
+        // The last one, and no other, says how many there are.
+        let count = if parts.last() == Some(&name) { parts.len() as u64 } else { 0 };
+        match read.rest == 0 && read.durable == count {
+            true => Ok(read.records),
+            false => Err(damaged()),
+        }
+    }
+
+    /// Writes down the contents of files that a root which has so many records leaves out. Durable when
+    /// it resolves; an error is for people.
+    pub(super) async fn restate(&self, records: u64, files: &[Restated]) -> Result<(), String> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        // Nothing was recorded since the ring has the root for which they were written.
+        if self.state().restated_at == Some(records) {
+            return Ok(());
+        }
+        let stale = self.state().restated.remove(&records).unwrap_or_default();
+        self.write_restated(records, stale, files).await.inspect_err(|error| {
+            tracing::warn!("the contents of files that find no room cannot be kept: {error}");
+        })
+    }
+
+    async fn write_restated(
+        &self,
+        number: u64,
+        stale: Vec<String>,
+        files: &[Restated],
+    ) -> Result<(), String> {
+        let told = |error: io::Error| error.to_string();
+        for name in stale {
+            self.directory.remove(name).await.map_err(told)?;
+        }
+        let (mut names, mut records, mut len) = (Vec::new(), Vec::new(), 0);
+        for file in files {
+            records.extend(file.first.iter().cloned());
+            for (offset, data) in &file.data {
+                let data = match data {
+                    RestatedData::Held(data) => Bytes::copy_from_slice(data),
+                    RestatedData::Swapped(swapped) => match self.swap_in(*swapped).await? {
+                        Some(data) => data,
+                        // A later record replaces or removes it.
+                        None => continue,
+                    },
+                };
+                len += data.len();
+                records.push(file.write(*offset, data));
+                if len >= PART_BYTES {
+                    let bytes = segment::encode(number, number, &records, self.cipher.as_ref());
+                    let name = restated_name(number, names.len());
+                    self.directory.replace(name.clone(), bytes.into()).await.map_err(told)?;
+                    names.push(name);
+                    records.clear();
+                    len = 0;
+                }
+            }
+            records.push(file.last.clone());
+        }
+        let mut bytes = segment::encode(number, number, &records, self.cipher.as_ref());
+        let name = restated_name(number, names.len());
+        bytes.extend(segment::mark(number, names.len() as u64 + 1));
+        self.directory.replace(name.clone(), bytes.into()).await.map_err(told)?;
+        names.push(name);
+        self.state().restated.insert(number, names);
+        Ok(())
     }
 
     async fn read(&self, first: u64) -> io::Result<Segment> {
@@ -278,11 +407,11 @@ impl Spool {
             self.directory.sync(name_of(*first)).await?;
             let done = usize::try_from(next - first).unwrap_or(usize::MAX);
             if read.records.len() > done {
-                let extent =
-                    Extent { end: Some(first + read.records.len() as u64), bytes: read.bytes };
+                let mut extent = Extent::read(first + read.records.len() as u64, read.bytes);
+                extent.add_data(&read.records);
                 let mut state = self.state();
-                let before = state.segments.insert(*first, extent).map_or(0, |s| s.bytes);
-                state.bytes = state.bytes - before + extent.bytes;
+                state.bytes += extent.bytes;
+                state.bytes -= state.segments.insert(*first, extent).map_or(0, |s| s.bytes);
                 return Ok(Some(read.records.split_off(done)));
             }
             (durable, is_torn) = (read.durable, is_torn || read.rest > 0);
@@ -335,6 +464,7 @@ impl Spool {
         let next = state.next;
         let extent = state.segments.entry(segment).or_default();
         extent.end = Some(next);
+        extent.add_data(&records);
         extent.bytes += len as u64;
         let is_full = extent.bytes >= SEGMENT_BYTES;
         state.queue.push(Work::Append { segment, first, records });
@@ -357,8 +487,45 @@ impl Spool {
         state.next
     }
 
-    /// The ring has so many records, by this root.
-    pub(super) fn merged(&self, records: u64, root: SignedBlock) {
+    /// Files were removed or emptied: the data of the records so far is superfluous.
+    pub(super) fn note_emptied(&self, inodes: &[u64]) {
+        let mut state = self.state();
+        let next = state.next;
+        for inode in inodes {
+            state.emptied.insert(*inode, next);
+            for extent in state.segments.values_mut() {
+                extent.superfluous += extent.data.remove(inode).unwrap_or(0);
+            }
+        }
+    }
+
+    /// Drops data that is superfluous, from segments that have much of it.
+    pub(super) async fn drop_emptied(&self) {
+        let Some(dropped) = self.queue_drop() else { return };
+        self.wake.notify();
+        // If the disk has failed, nothing is freed.
+        let _ = dropped.await;
+    }
+
+    fn queue_drop(&self) -> Option<oneshot::Receiver<()>> {
+        let mut state = self.state();
+        let mut due = Vec::new();
+        for (first, extent) in &mut state.segments {
+            if extent.superfluous > 0 && extent.superfluous * SUPERFLUOUS_SHARE >= extent.bytes {
+                extent.superfluous = 0;
+                due.push(*first);
+            }
+        }
+        if due.is_empty() || state.failure.is_some() {
+            return None;
+        }
+        let (sender, receiver) = oneshot::channel();
+        state.queue.extend([Work::Drop { segments: due }, Work::Say(sender)]);
+        Some(receiver)
+    }
+
+    /// The ring has so many records, by this root; if it `is_whole`, it leaves out no contents.
+    pub(super) fn merged(&self, records: u64, root: SignedBlock, is_whole: bool) {
         let mut state = self.state();
         state.is_cut = false;
         let is_done = |extent: &Extent| extent.end.is_some_and(|end| end <= records);
@@ -370,8 +537,17 @@ impl Spool {
         if segments.contains(&state.segment) {
             state.segment = state.next;
         }
+        state.emptied.retain(|_, below| *below > records);
+        let (needed, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut state.restated)
+                .into_iter()
+                .partition(|(number, _)| !is_whole && *number == records);
+        state.restated_at = needed.contains_key(&records).then_some(records);
+        state.restated = needed;
         if state.failure.is_none() {
-            state.queue.push(Work::Merged { records, root, segments });
+            let mut files: Vec<String> = others.into_values().flatten().collect();
+            files.extend(segments.iter().map(|first| name_of(*first)));
+            state.queue.push(Work::Merged { records, root, segments, files });
         }
         drop(state);
         self.answer(records);
@@ -451,7 +627,10 @@ impl Spool {
                     while let Some(Work::Append { records: more, .. }) =
                         work.next_if(|next| match next {
                             Work::Append { segment: other, .. } => *other == segment,
-                            Work::Merged { .. } | Work::Say(_) | Work::Finish(_) => false,
+                            Work::Merged { .. }
+                            | Work::Drop { .. }
+                            | Work::Say(_)
+                            | Work::Finish(_) => false,
                         })
                     {
                         records.extend(more);
@@ -461,15 +640,22 @@ impl Spool {
                     self.directory.append(name_of(segment), bytes.into()).await?;
                     disk.written = first + records.len() as u64;
                 }
-                Work::Merged { records, root, mut segments } => {
+                Work::Merged { records, root, segments, mut files } => {
                     disk.unsynced.retain(|segment, _| !segments.contains(segment));
                     disk.written = disk.written.max(records);
                     let (more, since) = match disk.merged.take() {
                         Some((_, more, since)) => (more, since),
                         None => (Vec::new(), now),
                     };
-                    segments.extend(more);
-                    disk.merged = Some((root, segments, since));
+                    files.extend(more);
+                    disk.merged = Some((root, files, since));
+                }
+                Work::Drop { segments } => {
+                    // A crash must not leave the file without the removal.
+                    self.sync(disk).await?;
+                    for segment in segments {
+                        self.drop_data(segment, disk.written).await?;
+                    }
                 }
                 Work::Say(done) => {
                     // Whoever waited may have given up.
@@ -481,6 +667,42 @@ impl Spool {
                     let _ = done.send(());
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Writes a segment without the data of files that were emptied.
+    async fn drop_data(&self, segment: u64, durable: u64) -> io::Result<()> {
+        let (emptied, end) = {
+            let state = self.state();
+            // The ring may have all of it by now.
+            let Some(extent) = state.segments.get(&segment) else { return Ok(()) };
+            (state.emptied.clone(), extent.end)
+        };
+        let mut read = self.read(segment).await?;
+        let written = durable.min(end.unwrap_or(0)).saturating_sub(segment);
+        if read.records.len() as u64 != written {
+            // What is damaged is found out, and said, by the mount that needs it.
+            return Ok(());
+        }
+        let mut freed = 0;
+        for (number, record) in (segment..).zip(&mut read.records) {
+            let superfluous = record
+                .data_of()
+                .filter(|(inode, _)| emptied.get(inode).is_some_and(|below| number < *below));
+            if let Some((_, bytes)) = superfluous {
+                freed += bytes;
+                *record = Record::Dropped;
+            }
+        }
+        let mut bytes = segment::encode(segment, segment, &read.records, self.cipher.as_ref());
+        bytes.extend(segment::mark(segment, durable));
+        self.directory.replace(name_of(segment), bytes.into()).await?;
+        let mut state = self.state();
+        if let Some(extent) = state.segments.get_mut(&segment) {
+            let freed = freed.min(extent.bytes);
+            extent.bytes -= freed;
+            state.bytes -= freed;
         }
         Ok(())
     }
@@ -503,10 +725,10 @@ impl Spool {
     /// Writes the base, and removes what it has. Records that follow it count as durable only after
     /// this; most flushes are not worth the disk's time.
     async fn replace_base(&self, disk: &mut Disk) -> io::Result<()> {
-        let Some((root, segments, _)) = disk.merged.take() else { return Ok(()) };
+        let Some((root, files, _)) = disk.merged.take() else { return Ok(()) };
         self.directory.replace(SPOOL_BASE.into(), root.bytes().clone()).await?;
-        for segment in segments {
-            self.directory.remove(name_of(segment)).await?;
+        for file in files {
+            self.directory.remove(file).await?;
         }
         Ok(())
     }
@@ -577,6 +799,18 @@ pub(super) async fn run(env: Env, spool: Weak<Spool>) {
 
 fn name_of(first: u64) -> String {
     format!("{first:020}{SPOOL_RECORDS}")
+}
+
+/// The name of a part of restated contents.
+fn restated_name(records: u64, part: usize) -> String {
+    format!("{records:020}-{part:04}{SPOOL_RECORDS}")
+}
+
+/// How many records the root has that leaves out the contents in this file.
+fn restated_of(name: &str) -> Option<u64> {
+    let (records, part) = name.strip_suffix(SPOOL_RECORDS)?.split_once('-')?;
+    let is_part = part.len() == 4 && part.parse::<u16>().is_ok();
+    if is_part && records.len() == 20 { records.parse().ok() } else { None }
 }
 
 fn first_of(name: &str) -> Option<u64> {

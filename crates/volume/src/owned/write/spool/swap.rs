@@ -42,6 +42,11 @@ impl Spool {
         self.swap.writing.lock()
     }
 
+    /// Whether the swap file has anything.
+    pub(in crate::owned::write) fn has_swap(&self) -> bool {
+        self.swap.bytes() > 0
+    }
+
     /// Writes blocks to the swap file. The caller holds [`swapping`](Self::swapping).
     pub(in crate::owned::write) async fn swap_out<'a>(
         &self,

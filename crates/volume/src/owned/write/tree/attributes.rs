@@ -63,6 +63,9 @@ impl Tree {
             let (atime, mtime) = (atime.map(Into::into), mtime.map(Into::into));
             Record::Set { inode, mode, uid, gid, size_bytes, atime, mtime, now: now.into() }
         });
+        if size_bytes == Some(0) {
+            self.note_emptied(inode);
+        }
         Ok(())
     }
 

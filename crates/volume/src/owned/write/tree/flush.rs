@@ -2,6 +2,9 @@
 //!
 //! Between [`Tree::begin_flush`] and its end, the changes that are being written lie in layers of
 //! their own, below changes made meanwhile. If the flush fails, they are joined again.
+//!
+//! The contents of some files may be *left out*: those stay changed, and their entries are written with
+//! what is stored of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +12,7 @@ use std::sync::Arc;
 use atoll_key::BlockHash;
 use bytes::Bytes;
 
-use super::names::Slots;
+use super::names::{Names, Slots};
 use super::{Body, Node, NodeXattrs, Place, ROOT, Totals, Tree, Xattrs};
 use crate::blocks::content::Stored;
 use crate::blocks::edit_file::NewData;
@@ -58,6 +61,29 @@ pub(in crate::owned::write) struct Plan {
     pub(in crate::owned::write) root: Template,
     pub(in crate::owned::write) totals: Totals,
     pub(in crate::owned::write) next_inode: u64,
+    /// Files whose changed contents are not written.
+    pub(in crate::owned::write) left_out: BTreeSet<u64>,
+    /// Whether anything has changed since the last flush, beside what that one has left out.
+    pub(in crate::owned::write) is_news: bool,
+}
+
+impl Plan {
+    /// The entries of files that are left out: the stored directory, and the entry to be written.
+    pub(in crate::owned::write) fn entries_left_out(
+        &self,
+    ) -> impl Iterator<Item = (u64, DirectoryRef, u64, &DirectoryEntry)> {
+        self.directories.iter().flat_map(|directory| {
+            directory.changes.iter().filter_map(|(_, template)| {
+                let Template { inode, entry } = template.as_ref()?;
+                let inode = match (inode, &entry.content) {
+                    (None, format::Content::Linked { inode, .. }) => *inode,
+                    (inode, _) => (*inode)?,
+                };
+                let is_left_out = self.left_out.contains(&inode);
+                is_left_out.then_some((directory.inode, directory.stored, inode, entry))
+            })
+        })
+    }
 }
 
 /// What was written.
@@ -67,6 +93,7 @@ pub(in crate::owned::write) struct Flushed {
     pub(in crate::owned::write) xattrs: BTreeMap<u64, Option<BlockHash>>,
     pub(in crate::owned::write) directories: BTreeMap<u64, DirectoryRef>,
     pub(in crate::owned::write) links: DirectoryRef,
+    pub(in crate::owned::write) left_out: BTreeSet<u64>,
 }
 
 impl Flushed {
@@ -97,9 +124,15 @@ impl Tree {
         self.changes > 0
     }
 
-    /// Hands the changes over to a flush; `None` if there are none.
-    pub(in crate::owned::write) fn begin_flush(&mut self) -> Option<Plan> {
-        if !self.is_changed() {
+    /// Hands the changes over to a flush, without the contents of the files in `left_out`. `None` if
+    /// there are no changes, unless the flush is to try again what former ones have left out.
+    pub(in crate::owned::write) fn begin_flush(
+        &mut self,
+        left_out: &BTreeSet<u64>,
+        tries_again: bool,
+    ) -> Option<Plan> {
+        let is_news = self.is_changed();
+        if !is_news && !tries_again {
             return None;
         }
         let order = self.changed_directories();
@@ -115,6 +148,8 @@ impl Tree {
             root: self.template(ROOT, &Bytes::new()),
             totals: self.totals,
             next_inode: self.next_inode,
+            left_out: left_out.clone(),
+            is_news,
         };
         let mut files = BTreeSet::new();
         for inode in order {
@@ -223,6 +258,14 @@ impl Tree {
         }
         if let Body::File(content) = &mut node.body
             && content.is_changed
+            && plan.left_out.contains(&inode)
+        {
+            if node.links > 0 {
+                let others = plan.totals.bytes.saturating_sub(content.size_bytes);
+                plan.totals.bytes = others.saturating_add(content.stored.size_bytes);
+            }
+        } else if let Body::File(content) = &mut node.body
+            && content.is_changed
         {
             content.begin_flush();
             plan.files.push(FilePlan {
@@ -259,25 +302,52 @@ impl Tree {
             }
         }
         self.links.stored = flushed.links;
-        let done = std::mem::take(&mut self.links.flushing);
-        self.unrefer_all(done);
+        let done = end(&mut self.links, &flushed.left_out);
+        done.into_iter().for_each(|inode| self.unrefer(inode));
         for (inode, stored) in &flushed.directories {
             let Some(node) = self.nodes.get_mut(inode) else { continue };
             let Body::Directory(names) = &mut node.body else { continue };
             names.stored = *stored;
-            let done = std::mem::take(&mut names.flushing);
-            self.unrefer_all(done);
+            let done = end(names, &flushed.left_out);
+            done.into_iter().for_each(|inode| self.unrefer(inode));
             self.reap(*inode);
+        }
+        self.unflushed_names = self.count_unflushed_names();
+    }
+
+    /// Of these files the ones whose contents differ from what is stored.
+    pub(in crate::owned::write) fn with_changed_content(
+        &self,
+        files: &BTreeSet<u64>,
+    ) -> BTreeSet<u64> {
+        let is_changed = |inode: &&u64| match self.nodes.get(*inode).map(|node| &node.body) {
+            Some(Body::File(content)) => content.is_changed,
+            _ => false,
+        };
+        files.iter().filter(is_changed).copied().collect()
+    }
+
+    /// Whether any of these files has a name.
+    pub(in crate::owned::write) fn has_named(&self, files: &BTreeSet<u64>) -> bool {
+        files.iter().filter_map(|inode| self.nodes.get(inode)).any(|node| node.links > 0)
+    }
+
+    /// Whether `entry`, stored in directory `parent`, is of the file `inode`.
+    pub(in crate::owned::write) fn is_entry_of(
+        &self,
+        inode: u64,
+        parent: u64,
+        entry: &DirectoryEntry,
+    ) -> bool {
+        match entry.content {
+            format::Content::Linked { inode: linked, .. } => linked == inode,
+            _ => self.number_of(parent, entry) == inode,
         }
     }
 
-    fn unrefer_all(&mut self, slots: Slots) {
-        slots.into_values().flatten().for_each(|inode| self.unrefer(inode));
-    }
-
-    /// Nothing was stored: all is to be flushed again.
-    pub(in crate::owned::write) fn undo_flush(&mut self) {
-        self.changes += 1;
+    /// Nothing was stored: all is to be flushed again, if it `is_news` to the ring.
+    pub(in crate::owned::write) fn undo_flush(&mut self, is_news: bool) {
+        self.changes += u64::from(is_news);
         self.flushing_bytes = 0;
         self.is_root_changed = true;
         let mut dropped = undo(&mut self.links.changed, &mut self.links.flushing);
@@ -307,6 +377,18 @@ fn begin(changed: &mut Slots, flushing: &mut Slots) -> Slots {
     assert!(flushing.is_empty(), "one flush at a time");
     *flushing = std::mem::take(changed);
     flushing.clone()
+}
+
+/// The names are stored, but those of files that were left out, which are to be written again.
+/// Returns the files that a name does not refer to any more.
+fn end(names: &mut Names, left_out: &BTreeSet<u64>) -> Vec<u64> {
+    let flushing = std::mem::take(&mut names.flushing);
+    let is_left_out = |slot: &Option<u64>| slot.is_some_and(|inode| left_out.contains(&inode));
+    let (mut again, done): (Slots, Slots) =
+        flushing.into_iter().partition(|(_, slot)| is_left_out(slot));
+    let mut unreferred = undo(&mut names.changed, &mut again);
+    unreferred.extend(done.into_values().flatten());
+    unreferred
 }
 
 /// Joins the layers; returns the files that a later change has made a name no longer mean.

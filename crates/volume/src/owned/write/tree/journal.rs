@@ -4,17 +4,24 @@
 //! record that names a stored file comes one that says where it is. A record is written down in the
 //! order of the changes, and made again on the same tree it finds every file where it was.
 //!
-//! Changes to files that have no name are not recorded: no later mount could show them.
+//! Changes to files that have no name are not recorded: no later mount could show them. What was
+//! recorded of the data of a file that was removed or emptied since is superfluous, and the spool may
+//! drop it.
 //!
 //! [`spool`]: super::super::spool
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use atoll_vfs::{Caller, Errno, FileKind, FileTime, RenameFlags, SetAttr, SetTime, XattrFlags};
+use atoll_vfs::{
+    Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileTime, RenameFlags, SetAttr,
+    SetTime, XattrFlags,
+};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
-use super::{Birth, Loaded, Place, ROOT, Stop, Tree};
+use super::{Birth, Body, FIRST_DERIVED, Loaded, Place, ROOT, Stop, Tree};
+use crate::blocks::edit_file::{NewData, Swapped};
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -145,6 +152,9 @@ pub(in crate::owned::write) enum Record {
         #[n(3)]
         now: Time,
     },
+    /// Stands where the data of a file was that is gone.
+    #[n(11)]
+    Dropped,
 }
 
 /// A name of a directory.
@@ -209,6 +219,33 @@ mod raw {
     }
 }
 
+/// Records that make the contents of a file, of what is stored of it.
+#[derive(Debug)]
+pub(in crate::owned::write) struct Restated {
+    inode: u64,
+    /// Where it is, its length, and its holes.
+    pub(in crate::owned::write) first: Vec<Record>,
+    /// The data, by offset.
+    pub(in crate::owned::write) data: Vec<(u64, RestatedData)>,
+    now: Time,
+    /// Its times.
+    pub(in crate::owned::write) last: Record,
+}
+
+/// Data of a file that a flush leaves out.
+#[derive(Clone, Debug)]
+pub(in crate::owned::write) enum RestatedData {
+    Held(Arc<Vec<u8>>),
+    Swapped(Swapped),
+}
+
+impl Restated {
+    /// The record that brings data.
+    pub(in crate::owned::write) fn write(&self, offset: u64, data: Bytes) -> Record {
+        Record::Write { inode: self.inode, offset, data, now: self.now }
+    }
+}
+
 impl Record {
     /// About how long it is when it is written down, bytes.
     pub(in crate::owned::write) fn len(&self) -> usize {
@@ -223,7 +260,18 @@ impl Record {
             | Record::Link { name, .. }
             | Record::Unlink { name, .. }
             | Record::Rmdir { name, .. } => name.name.len(),
-            Record::FoundLinked { .. } | Record::Set { .. } | Record::Allocate { .. } => 0,
+            Record::FoundLinked { .. }
+            | Record::Set { .. }
+            | Record::Allocate { .. }
+            | Record::Dropped => 0,
+        }
+    }
+
+    /// The file whose data it brings, and of how many bytes.
+    pub(in crate::owned::write) fn data_of(&self) -> Option<(u64, u64)> {
+        match self {
+            Record::Write { inode, data, .. } => Some((*inode, data.len() as u64)),
+            _ => None,
         }
     }
 }
@@ -239,6 +287,8 @@ pub(super) struct Journal {
     found: BTreeSet<u64>,
     /// Files that records which were made again have put into the table.
     held: Vec<u64>,
+    /// Files of whose data nothing is left that records have brought.
+    emptied: Vec<u64>,
 }
 
 impl Tree {
@@ -259,6 +309,20 @@ impl Tree {
         std::mem::take(&mut self.journal.records)
     }
 
+    /// The files that were removed or emptied since the last call: earlier records of their data are
+    /// superfluous.
+    pub(in crate::owned::write) fn take_emptied(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.journal.emptied)
+    }
+
+    /// Notes that records have nothing of a file's data that is needed. The number that a stored
+    /// file has by its place may become another file's.
+    pub(super) fn note_emptied(&mut self, inode: u64) {
+        if self.journal.is_kept && inode < FIRST_DERIVED {
+            self.journal.emptied.push(inode);
+        }
+    }
+
     /// Later records are read without those before.
     pub(in crate::owned::write) fn restart_journal(&mut self) {
         self.journal.found.clear();
@@ -269,9 +333,16 @@ impl Tree {
         if !self.journal.is_kept {
             return false;
         }
+        let Some(above) = self.place_records(inode, &self.journal.found) else { return false };
+        self.journal.noted.extend(above);
+        self.nodes.get(&inode).is_some_and(|node| node.place != Place::Removed)
+    }
+
+    /// The records that say where a file is, below those that are `known`; `None` if it has no name.
+    fn place_records(&self, inode: u64, known: &BTreeSet<u64>) -> Option<Vec<Record>> {
         let mut above = Vec::new();
         let mut at = inode;
-        while at != ROOT && !self.journal.found.contains(&at) {
+        while at != ROOT && !known.contains(&at) {
             let record = match self.nodes.get(&at).map(|node| &node.place) {
                 Some(Place::Named(parent, name)) => {
                     let record = Record::Found { inode: at, name: Name::new((*parent, name)) };
@@ -283,13 +354,53 @@ impl Tree {
                     at = ROOT;
                     record
                 }
-                Some(Place::Root | Place::Removed) | None => return false,
+                Some(Place::Root | Place::Removed) | None => return None,
             };
             above.push(record);
         }
         above.reverse();
-        self.journal.noted.extend(above);
-        self.nodes.get(&inode).is_some_and(|node| node.place != Place::Removed)
+        Some(above)
+    }
+
+    /// What makes the contents of a file that a flush leaves out, of what is stored of it. `None` if it
+    /// has no name.
+    pub(in crate::owned::write) fn restated(&self, inode: u64) -> Option<Restated> {
+        let mut first = self.place_records(inode, &BTreeSet::new())?;
+        let node = self.nodes.get(&inode)?;
+        let Body::File(content) = &node.body else { return None };
+        let (mtime, ctime) = (Time::from(node.mtime), Time::from(node.ctime));
+        let set = |size_bytes, mtime| Record::Set {
+            inode,
+            mode: None,
+            uid: None,
+            gid: None,
+            size_bytes,
+            atime: None,
+            mtime,
+            now: ctime,
+        };
+        if content.cut < content.stored.size_bytes {
+            first.push(set(Some(content.cut), None));
+        }
+        first.push(set(Some(content.size_bytes), None));
+        let mut data = Vec::new();
+        for (block, new) in &content.changed {
+            let offset = block << content.block_size_log2;
+            match new {
+                NewData::Hole => first.push(Record::Allocate {
+                    inode,
+                    offset,
+                    len: 1 << content.block_size_log2,
+                    mode: FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE,
+                    now: ctime,
+                }),
+                NewData::Data(bytes) => data.push((offset, RestatedData::Held(bytes.clone()))),
+                NewData::Swapped(swapped) => {
+                    data.push((offset, RestatedData::Swapped(*swapped)));
+                }
+            }
+        }
+        Some(Restated { inode, first, data, now: ctime, last: set(None, Some(mtime)) })
     }
 
     /// Records a change that was made, if [`note_place`](Self::note_place) said so.
@@ -382,6 +493,7 @@ impl Tree {
                 }
                 None => self.remove_xattr(*inode, name, (*now).into(), loaded),
             },
+            Record::Dropped => Ok(()),
         }
     }
 }

@@ -30,7 +30,7 @@ use bytes::Bytes;
 
 pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
 use self::journal::Journal;
-pub(super) use self::journal::Record;
+pub(super) use self::journal::{Record, Restated, RestatedData};
 use self::names::Names;
 pub(super) use self::namespace::Birth;
 use self::open::Open;
@@ -544,11 +544,11 @@ impl Tree {
         (all, linked)
     }
 
-    /// The path of a directory: empty of the root; none of a removed one.
-    fn path(&self, mut inode: u64) -> Option<Vec<u8>> {
+    /// The path of a file: empty of the root; none of a removed one, or one with several names.
+    pub(super) fn path(&self, mut inode: u64) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         loop {
-            match &self.nodes[&inode].place {
+            match &self.nodes.get(&inode)?.place {
                 Place::Root => break,
                 Place::Named(parent, name) => {
                     names.push(name.clone());

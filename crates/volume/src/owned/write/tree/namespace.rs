@@ -320,6 +320,7 @@ impl Tree {
             self.links.entries = self.links.entries.saturating_sub(1);
             self.set_link(inode, None);
         }
+        self.note_emptied(inode);
         self.leave_place(inode);
     }
 
