@@ -288,8 +288,10 @@ impl WritableFs {
         let trouble = self.shared.trouble.lock().expect("no holder of this lock panics").clone();
         let mut status = match trouble {
             Some(error @ FlushError::LeftOut { .. }) if spooled.is_none() => format!(
-                "{error}; its new contents wait in the spool, all else is on the ring. Remove files \
-                 or make room: they are tried again every half minute"
+                "{error}; its new contents wait in the spool and are tried again every half minute, \
+                 all else is on the ring. Remove it, or give nodes more disk: of other files that \
+                 are removed the room comes back when their leases end, within 30 days, and later \
+                 while old states have them"
             ),
             trouble => waiting(held, changes, trouble.map(|trouble| trouble.to_string())),
         };
