@@ -151,7 +151,9 @@ impl Shared {
             self.check_replaces_nothing(&plan).await?;
             let written = self.write(plan, &planned, &old).await?;
             if let Some(spool) = self.spool.as_ref().filter(|_| !restated.is_empty()) {
-                spool.restate(records, &restated).await.map_err(FlushError::Read)?;
+                let unkept = |why| format!("what finds no room cannot be kept in the spool: {why}");
+                let kept = spool.restate(records, &restated).await;
+                kept.map_err(|why| PutError::Full(unkept(why)))?;
             }
             Ok(written)
         };
