@@ -49,6 +49,8 @@ pub(super) struct View {
     pub(super) replaced: Vec<FileData>,
     /// When the data was read, or its leases were extended last.
     pub(super) kept_at: Instant,
+    /// When others' changes were looked for last.
+    pub(super) checked_at: Instant,
 }
 
 /// A file that the kernel knows.
@@ -456,6 +458,7 @@ impl View {
             changes: 0,
             replaced: Vec::new(),
             kept_at: now,
+            checked_at: now,
             version,
         })
     }

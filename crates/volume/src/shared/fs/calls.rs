@@ -69,7 +69,10 @@ impl FileSystem for Present {
     }
 
     fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
-        self.answer(move |fs| async move { Ok(reply(fs.attr(inode.0).await?)) })
+        self.answer(move |fs| async move {
+            fs.follow(inode.0).await;
+            Ok(reply(fs.attr(inode.0).await?))
+        })
     }
 
     fn setattr(

@@ -441,7 +441,7 @@ impl Shared {
     }
 
     /// Has the kernel drop pages of a file that are not what its view stores.
-    fn drop_pages(
+    pub(super) fn drop_pages(
         &self,
         table: &mut crate::shared::table::Table,
         number: u64,
@@ -456,7 +456,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn kernel_has_dropped(&self) {
+    pub(super) async fn kernel_has_dropped(&self) {
         if timeout(&*self.env, KERNEL_LIMIT, self.invalidations.settled()).await.is_err() {
             tracing::warn!("the kernel does not drop what it has of a file that was locked");
         }

@@ -1,6 +1,6 @@
 //! A shared volume as a file system: `names` makes and removes files, `newborns` creates them,
 //! `near` and `drawn` say where they lie, `renames` moves them, `places` leaves a directory one name, `removals` removes inodes,
-//! `listing` lists directories, `ahead` reads inodes ahead of lookups, `files` reads and writes, `calls` has the calls of a file system, `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
+//! `listing` lists directories, `ahead` reads inodes ahead of lookups, `files` reads and writes, `follow` shows in open files what others have written, `calls` has the calls of a file system, `attributes` changes what else an inode says, `state` tells what this mount knows of a file, `conflicts` keeps what was
 //! written at the same time;
 //! `lost` shows names without inodes, and names files again that were removed while they were written;
 //! `offline` brings to the ring what was written while it was out of reach; `locks` keeps programs of all mounts
@@ -14,6 +14,7 @@ mod calls;
 mod conflicts;
 mod drawn;
 mod files;
+mod follow;
 mod history;
 mod listing;
 mod locks;
@@ -525,6 +526,10 @@ impl Shared {
 
     /// The entry of an inode, counted as one lookup.
     async fn entry(&self, key: InodeKey, freshness: Freshness) -> Result<Entry, Fault> {
+        let number = self.table().number_of(&key);
+        if let Some(number) = number {
+            self.follow(number).await;
+        }
         {
             let mut table = self.table();
             if let Some(number) = table.number_of(&key)

@@ -7,6 +7,7 @@ mod conformance;
 mod consistency;
 mod encrypted;
 mod entries;
+mod follow;
 mod fs;
 mod given_up;
 mod inodes;
