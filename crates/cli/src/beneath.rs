@@ -264,7 +264,7 @@ impl Held {
     }
 
     /// The value of an extended attribute.
-    pub(crate) fn xattr(&self, name: &str) -> io::Result<Vec<u8>> {
+    pub(crate) fn xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
         let mut value = vec![0; MAX_XATTR_BYTES];
         let len = rustix::fs::getxattr(self.path(), name, &mut value[..])?;
         value.truncate(len);

@@ -5,19 +5,30 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 /// How to write one.
-const FORMS: &str = "a time (UTC) is written 2026-11-20, 2026-11-20T12:00 or 2026-11-20T12:00:05";
+const FORMS: &str = "a time (UTC) is written 2026-11-20, 2026-11-20T12:00, 2026-11-20T12:00:05 or \
+                     2026-11-20T12:00:05.678";
 
 /// A point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Moment {
     /// Milliseconds since 1970.
     pub unix_ms: u64,
+    /// Whether the milliseconds were written.
+    is_exact: bool,
 }
 
 impl Moment {
+    /// A time that is shown to the second.
+    pub(crate) fn of(unix_ms: u64) -> Moment {
+        Moment { unix_ms, is_exact: false }
+    }
+
     /// The end of it, milliseconds since 1970: what was written within a second that is written is before that.
     pub(crate) fn after_ms(&self) -> u64 {
-        self.unix_ms.saturating_add(self.unix_ms % 1000 / 999)
+        match self.is_exact {
+            true => self.unix_ms,
+            false => self.unix_ms.saturating_add(self.unix_ms % 1000 / 999),
+        }
     }
 
     /// Why nothing is kept of it.
@@ -42,11 +53,13 @@ impl FromStr for Moment {
             10 => (format!("{bare}T00:00:00Z"), 0),
             16 => (format!("{bare}:00Z"), 0),
             19 => (format!("{bare}Z"), 999),
+            23 => (format!("{bare}Z"), 0),
             _ => return Err(wrong()),
         };
         let time = humantime::parse_rfc3339(&whole).map_err(|_| wrong())?;
         let since = time.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| wrong())?;
-        Ok(Moment { unix_ms: since.as_secs() * 1000 + last_ms })
+        let whole_ms = u64::try_from(since.as_millis()).map_err(|_| wrong())?;
+        Ok(Moment { unix_ms: whole_ms + last_ms, is_exact: bare.len() == 23 })
     }
 }
 
@@ -54,6 +67,10 @@ impl fmt::Display for Moment {
     /// As it is read back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = written(self.unix_ms);
+        if self.is_exact {
+            let seconds = text.trim_end_matches('Z');
+            return write!(f, "{seconds}.{:03}Z", self.unix_ms % 1000);
+        }
         match self.unix_ms % 1000 {
             0 => write!(f, "{}Z", text.trim_end_matches(":00Z")),
             _ => f.write_str(&text),
@@ -98,6 +115,9 @@ mod tests {
             ("2026-11-20T12:00Z", noon, "2026-11-20T12:00Z"),
             ("2026-11-20T12:00:00", noon + 999, "2026-11-20T12:00:00Z"),
             ("2026-11-20T12:00:05Z", noon + 5999, "2026-11-20T12:00:05Z"),
+            ("2026-11-20T12:00:05.678", noon + 5678, "2026-11-20T12:00:05.678Z"),
+            ("2026-11-20T12:00:05.999Z", noon + 5999, "2026-11-20T12:00:05.999Z"),
+            ("2026-11-20T12:00:00.000Z", noon, "2026-11-20T12:00:00.000Z"),
         ];
         for (text, unix_ms, shown) in cases {
             let moment: Moment = text.parse().expect(text);
@@ -114,10 +134,20 @@ mod tests {
             "1969-12-31",
             "20-11-2026",
             "2026–11–20",
+            "2026-11-20T12:00:05.67",
         ];
         for text in wrong {
             assert_eq!(text.parse::<Moment>(), Err(FORMS.to_string()), "{text}");
         }
+    }
+
+    #[test]
+    fn a_second_ends_after_it_and_a_millisecond_is_itself() {
+        let noon = 1_795_176_000_000;
+        let after = |text: &str| text.parse::<Moment>().expect("a time").after_ms();
+        assert_eq!(after("2026-11-20T12:00"), noon);
+        assert_eq!(after("2026-11-20T12:00:05"), noon + 6000);
+        assert_eq!(after("2026-11-20T12:00:05.999"), noon + 5999);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use atoll_volume::shared::file_state::STATE_XATTR;
 
-use crate::beneath::{Directory, Held};
+use crate::beneath::Directory;
 use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 
@@ -91,16 +91,9 @@ impl InMount {
         }
     }
 
-    /// What it was in the newest state that has it.
-    pub(crate) fn newest_then(&self) -> io::Result<Option<Held>> {
-        let Some(name) = self.below.file_name() else { return Ok(None) };
-        for state in self.history.names()?.iter().rev() {
-            let above = self.history.child(state).and_then(|it| it.below(parent(&self.below)));
-            if let Ok(held) = above.and_then(|directory| directory.hold(name)) {
-                return Ok(Some(held));
-            }
-        }
-        Ok(None)
+    /// It in a state that the mount has named, if it is a directory there.
+    pub(crate) fn in_state(&self, state: &str) -> io::Result<Directory> {
+        self.history.child(OsStr::new(state))?.below(&self.below)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Which old states of a volume are kept: of each unit of time, the last state of each of the
-//! newest so many minutes, hours, days or weeks that have one.
+//! newest so many minutes, ten minutes, hours, days or weeks that have one.
 //!
 //! A volume that one mount writes has states of its whole tree, and drops some of them later
 //! ([`crate::owned::history`]). In a shared volume each inode has versions of its own, and when one is
 //! replaced it is known already how long it is kept ([`Keep::kept_secs_after`]): until the state of
-//! the last full unit at which it was the present one is not kept any more.
+//! the last full unit at which it was the present one is not kept any more. Under a policy that counts minutes, some of
+//! the versions that no full minute has seen are kept as long as those of a minute
+//! ([`Keep::kept_secs_within_a_minute`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,9 +19,10 @@ const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
 
 /// The units, the finest first: letter, length, and what is added to a time so that the first of
-/// all began when 1970 did. That was a Thursday; weeks begin with Monday.
-const UNITS: [(char, u64, u64); 4] = [
+/// all began when 1970 did. That was a Thursday; weeks begin with Monday. Each is a multiple of the first.
+const UNITS: [(char, u64, u64); 5] = [
     ('m', MINUTE_MS, 0),
+    ('t', 10 * MINUTE_MS, 0),
     ('h', 60 * MINUTE_MS, 0),
     ('d', DAY_MS, 0),
     ('w', 7 * DAY_MS, 3 * DAY_MS),
@@ -29,8 +32,8 @@ const UNITS: [(char, u64, u64); 4] = [
 /// [`MAX_STATES`](crate::owned::history::MAX_STATES).
 pub const MAX_COUNT: u16 = 1000;
 
-/// How many states of each unit are kept, as `24h/7d/4w`; `none` keeps nothing. A minute, hour, day
-/// or week without a state does not count. Times are UTC.
+/// How many states of each unit are kept, as `60m/144t/24h/7d/4w`; `none` keeps nothing. A minute, ten minutes (`t`),
+/// an hour, day or week without a state does not count. Times are UTC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep([u16; UNITS.len()]);
 
@@ -91,13 +94,24 @@ impl Keep {
         spanned.map(|unit| self.unit_ms(unit) / 1000).max().unwrap_or(0)
     }
 
+    /// How long a version of an inode may be kept after another one has replaced it that no full minute has seen,
+    /// seconds; 0: not at all, which is so of policies that do not count minutes.
+    pub fn kept_secs_within_a_minute(self) -> u64 {
+        self.unit_ms(0) / 1000
+    }
+
+    /// Whether one minute, the finest unit that a policy can have, saw both times.
+    pub fn is_within_a_minute(one_unix_ms: u64, other_unix_ms: u64) -> bool {
+        bucket(0, one_unix_ms) == bucket(0, other_unix_ms)
+    }
+
     /// For how long the states of the longest unit are kept, seconds.
     pub fn longest_secs(self) -> u64 {
         (0..UNITS.len()).map(|unit| self.unit_ms(unit) / 1000).max().unwrap_or(0)
     }
 
     /// The times of the states that a shared volume keeps now, milliseconds since 1970: the beginnings of
-    /// the newest so many minutes, hours, days and weeks, as far as the volume is that old.
+    /// the newest so many units, as far as the volume is that old.
     pub fn states(self, created_unix_ms: u64, now_unix_ms: u64) -> BTreeSet<u64> {
         let mut times = BTreeSet::new();
         for (unit, count) in self.0.into_iter().enumerate() {
@@ -115,7 +129,7 @@ impl Keep {
     }
 }
 
-/// The number of the minute, hour, day or week.
+/// The number of the minute, or what else the unit is.
 fn bucket(unit: usize, unix_ms: u64) -> u64 {
     let (_, length_ms, shift_ms) = UNITS[unit];
     unix_ms.saturating_add(shift_ms) / length_ms
@@ -123,7 +137,7 @@ fn bucket(unit: usize, unix_ms: u64) -> u64 {
 
 impl Default for Keep {
     fn default() -> Keep {
-        Keep([0, 24, 7, 4])
+        Keep([60, 144, 24, 7, 4])
     }
 }
 
@@ -150,8 +164,8 @@ impl FromStr for Keep {
         }
         let wrong = || {
             format!(
-                "it is `none`, or counts of minutes, hours, days and weeks as in 24h/7d/4w, each \
-                 from 1 to {MAX_COUNT}"
+                "it is `none`, or counts of minutes, ten minutes, hours, days and weeks as in \
+                 60m/144t/24h/7d/4w, each from 1 to {MAX_COUNT}"
             )
         };
         for part in text.split('/') {
@@ -272,6 +286,14 @@ mod tests {
             let keep: Keep = keep.parse().expect("a policy");
             assert_eq!(keep.kept_secs_after(at(began), at(ended)), secs, "{keep} {began} {ended}");
         }
+        // The default: what a full minute, ten minutes, an hour and a week have seen.
+        let default = Keep::default();
+        assert_eq!(default.kept_secs_after(at("0-10:00"), at("0-10:00") + 59_999), 0);
+        assert_eq!(default.kept_secs_after(at("0-10:01"), at("0-10:02")), HOUR);
+        assert_eq!(default.kept_secs_after(at("0-10:09"), at("0-10:10")), DAY);
+        assert_eq!(default.kept_secs_after(at("6-23:59"), at("7-00:00")), 28 * DAY);
+        assert_eq!(default.kept_secs_within_a_minute(), HOUR);
+        assert_eq!("24h/7d".parse::<Keep>().expect("a policy").kept_secs_within_a_minute(), 0);
         assert_eq!(Keep::default().longest_secs(), 28 * DAY);
         assert_eq!("1000m/3d".parse::<Keep>().expect("a policy").longest_secs(), 3 * DAY);
         assert_eq!(Keep::NONE.longest_secs(), 0);
@@ -289,6 +311,8 @@ mod tests {
         // Not before the volume was made.
         assert_eq!(states("24h/7d/4w", "9-08:15", "9-10:30"), set(&["9-09:00", "9-10:00"]));
         assert_eq!(states("3m", "9-10:30", "9-10:30"), set(&["9-10:30"]));
+        let tens = states("2m/3t", "9-10:00", "9-10:35");
+        assert_eq!(tens, set(&["9-10:10", "9-10:20", "9-10:30", "9-10:34", "9-10:35"]));
         assert!(states("none", "0-00:00", "9-10:30").is_empty());
         assert!(states("24h/7d/4w", "9-10:30", "9-08:00").is_empty(), "a clock that is behind");
     }
@@ -297,7 +321,7 @@ mod tests {
     /// it was replaced.
     #[test]
     fn what_a_listed_state_shows_is_kept() {
-        let keep: Keep = "7m/5h/3d/2w".parse().expect("a policy");
+        let keep: Keep = "7m/8t/5h/3d/2w".parse().expect("a policy");
         let mut random = 1_u64;
         let mut below = |limit: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -316,10 +340,10 @@ mod tests {
 
     #[test]
     fn policies_are_read_and_written() {
-        for text in ["none", "24h/7d/4w", "1m", "1000m/3w"] {
+        for text in ["none", "24h/7d/4w", "1m", "1000m/3w", "60m/144t/24h/7d/4w"] {
             assert_eq!(text.parse::<Keep>().expect("a policy").to_string(), text);
         }
-        assert_eq!("4w/24h/7d".parse(), Ok(Keep::default()));
+        assert_eq!("4w/24h/144t/7d/60m".parse(), Ok(Keep::default()));
         for wrong in ["", "h", "0h", "24", "24x", "1001h", "24h/", "24h/7h", "-1d", "1.5d", "24é"]
         {
             let error = wrong.parse::<Keep>().expect_err(wrong);

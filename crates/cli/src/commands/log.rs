@@ -1,20 +1,23 @@
 //! `atoll log`: the versions of files and directories of a mounted shared volume that are kept.
 //!
-//! The mount says them, as the extended attribute `user.atoll.log`: `volume::shared::fs::history::log` has the format.
+//! The mount says them, as extended attributes: `user.atoll.log.NAME` of a directory, for all files that have had the name
+//! there, and `user.atoll.log` of a file. `volume::shared::fs::history::log` has the format.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::beneath::Directory;
 use crate::failure::{Exit, Failure};
 use crate::moment;
 use crate::mounted_past::InMount;
 use crate::output::{Output, Part, json_text};
 use crate::units;
 
-/// The attribute of a file in a mount.
+/// The attribute of a file in a mount; with a dot and a name behind, that of a directory for the name.
 const XATTR: &str = "user.atoll.log";
 /// The kernel takes no longer one.
 const MAX_BYTES: usize = 64 << 10;
@@ -25,10 +28,12 @@ const MAX_BYTES: usize = 64 << 10;
   atoll log ~/team/plan.txt
   atoll log --json ~/team/plans | jq -r .state
 
-The present version comes first. An old one is kept if it was there at a full hour (or what else the volume's
---keep says), for as long as that says. STATE is a time at which it was there: `atoll restore PATH --at STATE`
-brings it back, and .atoll/history/STATE in the root of the mount shows all that was there then. All times are UTC.
-A file or directory that was removed is found by its old path. A file that was moved keeps its versions.")]
+The present version comes first. An old one is kept if it was there at a full minute, ten minutes or hour (or what else the
+volume's --keep says), for as long as that says, and some are that were replaced sooner. STATE is a time at which it
+was there: `atoll restore PATH --at STATE` brings it back, and .atoll/history/STATE in the root of the mount shows all
+that was there then. All times are UTC.
+Versions are those of all files that have had the PATH: what was removed is found by it, and so is what an editor has
+replaced by a new file. A file that was moved keeps its versions; those without a STATE had another name.")]
 pub(crate) struct Args {
     /// Files or directories of mounted shared volumes
     #[arg(value_name = "PATH", required = true)]
@@ -71,32 +76,66 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn versions(path: &Path, what: &str) -> Result<Vec<Version>, Failure> {
+    let text = text_of(path, what)?;
+    let lines = text.lines().map(|line| parse(path, line));
+    let bad =
+        || Failure::new(Exit::Failed, what).because("the mount is of another program version");
+    lines.map(|line| line.ok_or_else(bad)).collect()
+}
+
+/// What the mount says of a path.
+fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
+    let by_name = match path.file_name() {
+        Some(name) => {
+            let directory = there_or_then(directory_of(path), what)?;
+            let xattr = [XATTR.as_bytes(), b".", name.as_bytes()].concat();
+            let held = directory.hold(OsStr::new("."));
+            let value = held.and_then(|held| held.xattr(OsStr::from_bytes(&xattr)));
+            String::from_utf8_lossy(&value.unwrap_or_default()).into_owned()
+        }
+        None => String::new(),
+    };
+    if !by_name.is_empty() {
+        return Ok(by_name);
+    }
+    // The root of a mount, a file that is just being made, or a name that is too long for an attribute.
     let mut value = vec![0; MAX_BYTES];
     let present = rustix::fs::lgetxattr(path, XATTR, &mut value).map_err(io::Error::from);
-    let text = match present.map(|len| value[..len].to_vec()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let then = InMount::of(path, what)?.newest_then();
-            let then = then.map_err(|error| Failure::io(what, &error))?;
-            let then = then.ok_or_else(|| {
-                Failure::new(Exit::NotFound, what)
-                    .because("it is not there, and in no state that is kept")
-            })?;
-            then.xattr(XATTR)
+    let present = present.map(|len| String::from_utf8_lossy(&value[..len]).into_owned());
+    present.map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            return match InMount::of(path, what) {
+                Ok(_) => Failure::new(Exit::NotFound, what)
+                    .because("it is not there, and in no state that is kept"),
+                Err(failure) => failure,
+            };
         }
-        found => found,
-    };
-    let text = text.map_err(|error| {
         match error.raw_os_error() == Some(rustix::io::Errno::NODATA.raw_os_error()) {
             true => Failure::new(Exit::Usage, what)
                 .because("it is not a file or directory of a mounted shared volume"),
             false => Failure::io(what, &error),
         }
+    })
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A directory, or where it was last.
+fn there_or_then(directory: &Path, what: &str) -> Result<Directory, Failure> {
+    if directory.is_dir() {
+        return Directory::open(directory).map_err(|error| Failure::io(what, &error));
+    }
+    let place = InMount::of(directory, what)?;
+    let text = text_of(directory, what)?;
+    let versions = text.lines().filter_map(|line| parse(directory, line));
+    let last = versions.filter(|version| version.kind.as_deref() == Some("directory"));
+    let state = last.filter_map(|version| version.state).next().ok_or_else(|| {
+        Failure::new(Exit::NotFound, what)
+            .because(format!("{} is not there, and in no state that is kept", directory.display()))
     })?;
-    let text = String::from_utf8_lossy(&text);
-    let lines = text.lines().map(|line| parse(path, line));
-    let bad =
-        || Failure::new(Exit::Failed, what).because("the mount is of another program version");
-    lines.map(|line| line.ok_or_else(bad)).collect()
+    place.in_state(&state).map_err(|error| Failure::io(what, &error))
 }
 
 fn parse(path: &Path, line: &str) -> Option<Version> {

@@ -31,9 +31,9 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
   atoll restore --force ~/team/plans --at 2026-11-20
 
 The volume is a shared one and mounted; `atoll log PATH` says which versions there are, and .atoll/history in the
-root of the mount shows them. TIME is a date, a minute or a second of UTC: the file or directory becomes what it was
-just before. With --force it replaces what has its name now, which is kept as any version that is
-replaced: if it is older than the last full hour. A file with several names becomes a file for each name.
+root of the mount shows them. TIME is a date, a minute, a second or a millisecond of UTC: the file or directory becomes what
+it was just before. With --force it replaces what has its name now, which is kept as any version that is
+replaced: `atoll log PATH` lists it. A file with several names becomes a file for each name.
 Volumes that one mount writes have `atoll volume restore`.")]
 pub(crate) struct Args {
     /// What is to be as it was; it need not be there now

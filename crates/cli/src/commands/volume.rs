@@ -90,7 +90,8 @@ The key that it is written with stays in this node's directory: `atoll volume ex
 a copy for a safe place.
 
 --keep says which old states of the volume are kept: 24h/7d/4w keeps the last state of each of the
-newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes; times are UTC). What
+newest 24 hours, 7 days and 4 weeks in which it was written (m: minutes, t: ten minutes; times are UTC).
+A shared volume whose policy has minutes also keeps some versions of files that no full minute has seen. What
 they do not share with the present takes room on the ring. `none` keeps nothing.
 
 A --shared volume is written by many at the same time, each by a mount of their own. Its old states are in

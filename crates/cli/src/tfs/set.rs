@@ -148,7 +148,7 @@ fn set(path: &Path, transparent: bool) -> io::Result<()> {
 
 /// Whether the attribute is there.
 fn is_transparent(found: &Held) -> io::Result<bool> {
-    match found.xattr(FLAG) {
+    match found.xattr(OsStr::new(FLAG)) {
         Ok(value) => Ok(value == b"1"),
         Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => Ok(false),
         Err(error) => Err(error),

@@ -107,3 +107,87 @@ fn what_was_there_a_minute_ago_is_shown_logged_and_restored() {
     let shown = ring.nodes[0].atoll(["volume", "history", "team"]).ok();
     assert_eq!(shown.last_line(), "kept: none", "{shown:?}");
 }
+
+/// The README's example failed: nothing was kept of the newest hour, the log of a file ended where an editor had saved it
+/// by renaming a new one, and what `restore --force` had replaced was gone.
+#[test]
+fn what_was_saved_a_moment_ago_is_logged_by_its_path_and_had_back() {
+    if !can_mount("what_was_saved_a_moment_ago_is_logged_by_its_path_and_had_back") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    ring.nodes[0].atoll(["volume", "create", "team", "--shared"]).ok();
+    let mount = ring.mount(0, "team", &[]);
+    let path = mount.join("plan.txt");
+    // As a user types it.
+    fs::write(&path, "first\n").expect("writes");
+    fs::write(&path, "second\n").expect("writes");
+    // As an editor does it.
+    fs::write(mount.join(".plan.txt.new"), "saved\n").expect("writes");
+    fs::rename(mount.join(".plan.txt.new"), &path).expect("renames");
+    let log = |path: &Path| run(atoll().arg("log").arg("--json").arg(path)).ok().json_lines();
+    let state_of = |path: &Path, size: u64| {
+        let versions = log(path);
+        let is_it = |version: &&serde_json::Value| {
+            version["size"] == size && version["state"] != serde_json::Value::Null
+        };
+        let found = versions.iter().find(is_it).map(|version| version["state"].clone());
+        found.and_then(|state| Some(state.as_str()?.to_owned()))
+    };
+    let restore = |path: &Path, state: &str| {
+        run(atoll().arg("restore").arg(path).args(["--force", "--at", state]))
+    };
+    until("the replaced file is removed", || state_of(&path, 7).is_some());
+    assert_eq!(log(&path)[0]["what"], "present");
+    let first = state_of(&path, 6).expect("the first text is 6 bytes long");
+    restore(&path, &first).ok();
+    assert_eq!(fs::read_to_string(&path).expect("reads"), "first\n");
+    // What it has replaced is as long as the first: the state is later.
+    let is_later = |version: &serde_json::Value| version["state"].as_str() > Some(&first[..]);
+    until("what was replaced is kept", || log(&path).iter().any(is_later));
+    let versions = log(&path);
+    let later = versions.iter().find(|version| is_later(version)).expect("it was there");
+    let later = later["state"].as_str().expect("a state").to_owned();
+    restore(&path, &later).ok();
+    assert_eq!(fs::read_to_string(&path).expect("reads"), "saved\n");
+    // Removed, with its directory.
+    fs::create_dir(mount.join("d")).expect("makes");
+    fs::write(mount.join("d/note"), "short-lived").expect("writes");
+    fs::remove_dir_all(mount.join("d")).expect("removes");
+    let note = mount.join("d/note");
+    until("the removal is on the ring", || {
+        let listed = run(atoll().arg("log").arg("--json").arg(&note));
+        listed.code == Some(0) && !listed.json_lines().is_empty() && state_of(&note, 11).is_some()
+    });
+    run(atoll().arg("log").arg(mount.join("never"))).failed(4, &["in no state that is kept"]);
+}
+
+/// `tail -f` on another mount never followed.
+#[test]
+fn a_file_that_is_open_on_one_mount_shows_what_another_appends() {
+    if !can_mount("a_file_that_is_open_on_one_mount_shows_what_another_appends") {
+        return;
+    }
+    use std::io::{Read, Write};
+    let mut ring = Ring::of(3);
+    let address = ring.nodes[0].atoll(["volume", "create", "team", "--shared"]);
+    let address = address.ok().last_line().to_owned();
+    let one = ring.mount(0, "team", &[]);
+    fs::write(one.join("log"), "begins\n").expect("writes");
+    let two = ring.mount(1, &address, &[]);
+    let mut tail = fs::File::open(two.join("log")).expect("opens");
+    let mut text = String::new();
+    tail.read_to_string(&mut text).expect("reads");
+    let mut expected = "begins\n".to_owned();
+    for line in ["one\n", "another\n", "the last\n"] {
+        let mut log = fs::OpenOptions::new().append(true).open(one.join("log")).expect("opens");
+        log.write_all(line.as_bytes()).expect("writes");
+        drop(log);
+        expected += line;
+        until("the line is shown", || {
+            tail.read_to_string(&mut text).expect("reads");
+            text.len() >= expected.len()
+        });
+        assert_eq!(text, expected, "no zeros where the kernel had a page that ended");
+    }
+}

@@ -54,6 +54,8 @@ impl Seal for AsItIs {
 pub(crate) struct NewContent {
     pub(crate) hash: BlockHash,
     pub(crate) plain: Bytes,
+    /// How long the ring is to keep it; `None`: as long as it keeps what is put.
+    pub(crate) lease_secs: Option<u64>,
     id: BlockId,
     sealed: Bytes,
 }
@@ -100,11 +102,11 @@ impl<'a> Outbox<'a> {
             Some(cipher) => Bytes::from(cipher.seal(&plain)),
         };
         let (hash, id) = self.cipher.unwrap_or(&AsItIs).name(&sealed);
-        NewContent { hash, plain, id, sealed }
+        NewContent { hash, plain, lease_secs: None, id, sealed }
     }
 
     /// Adds a block, unless it is there.
-    pub(crate) fn push(&mut self, NewContent { hash, plain, id, sealed }: NewContent) {
+    pub(crate) fn push(&mut self, NewContent { hash, plain, lease_secs, id, sealed }: NewContent) {
         if !self.written.insert(hash) {
             return;
         }
@@ -113,7 +115,7 @@ impl<'a> Outbox<'a> {
             self.end_batch();
         }
         self.batch_bytes += sealed.len();
-        self.batch.push(NewBlock { id, bytes: sealed, lease_secs: None });
+        self.batch.push(NewBlock { id, bytes: sealed, lease_secs });
         if self.batch.len() >= MAX_BATCH_BLOCKS {
             self.end_batch();
         }

@@ -255,6 +255,19 @@ impl Entries {
         leaves.skip(below)
     }
 
+    /// Whether one of `before` is not here.
+    pub(super) fn lacks_one_of(&self, before: &Entries) -> bool {
+        // Versions share the leaves that are the same.
+        let shared: BTreeSet<*const Leaf> = self.leaves.iter().map(Arc::as_ptr).collect();
+        let others = before.leaves.iter().filter(|leaf| !shared.contains(&Arc::as_ptr(leaf)));
+        others.flat_map(|leaf| &leaf.entries).any(|entry| !self.contains(entry))
+    }
+
+    fn contains(&self, entry: &Entry) -> bool {
+        let at = self.leaves.partition_point(|leaf| leaf.last() < entry);
+        self.leaves.get(at).is_some_and(|leaf| leaf.entries.binary_search(entry).is_ok())
+    }
+
     /// Adds an entry, if it is not there.
     pub fn insert(&mut self, entry: Entry) {
         let at = self.leaves.partition_point(|leaf| *leaf.last() < entry);

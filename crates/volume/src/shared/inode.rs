@@ -227,6 +227,15 @@ impl Contents {
         }
     }
 
+    /// Whether `next`, which replaces them, lacks bytes of a file or names of a directory.
+    pub(super) fn is_lost_with(&self, next: &Contents) -> bool {
+        match (self, next) {
+            (Contents::Regular { size_bytes: 0, .. }, _) => false,
+            (Contents::Directory(before), Contents::Directory(next)) => next.lacks_one_of(before),
+            _ => !self.is_same(next),
+        }
+    }
+
     /// What it is.
     pub fn kind(&self) -> FileKind {
         match self {

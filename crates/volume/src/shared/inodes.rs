@@ -31,7 +31,7 @@ mod past;
 mod together;
 mod write;
 
-pub(super) use self::past::PastInode;
+pub(super) use self::past::{KeptVersion, Meaning, PastInode};
 pub(super) use self::together::Together;
 
 use std::collections::{BTreeMap, BTreeSet};

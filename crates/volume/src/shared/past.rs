@@ -2,8 +2,9 @@
 //!
 //! When a version is replaced that is to be kept ([`Keep::kept_secs_after`]), its inode goes into a content
 //! block of its own, together with the list of those before it. The next version refers to the newest
-//! such block, so any earlier version is found by two fetches. Versions that were replaced within the unit
-//! of time in which they were written are not kept, and cost nothing.
+//! such block, so any earlier version is found by two fetches. Of the versions that were replaced within the finest unit
+//! of the policy none is kept, unless that is a minute: then [`MAX_WITHIN_A_MINUTE`] are, of those whose
+//! contents the next version lacks.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -17,16 +18,20 @@
 //!
 //! A content block: in an encrypted volume it is sealed as others are.
 //!
-//! The block's lease is not renewed. One lasts two days longer than the longest time for which
-//! versions are kept ([`MAX_KEPT_SECS`](super::access::volume_record::MAX_KEPT_SECS)), so a block is there as long
-//! as what it lists.
+//! The block's lease is not renewed. It lasts two days longer than the block and what it lists are kept
+//! ([`PastVersion::lease_secs`]), which is [`MAX_KEPT_SECS`](super::access::volume_record::MAX_KEPT_SECS) at most. Once
+//! another block lists it, it is released: it is needed only as long as its own version is kept.
 //!
 //! The list is in the order of replacing, not of times: clocks of writers differ. It is the word of the
 //! last writer, as the contents of a file are.
 //!
 //! It does not know how blocks are fetched: `inodes::past` does.
 
-use atoll_key::kinds::certified::{CertifiedBlock, MAX_PAYLOAD_BYTES, Sibling};
+use std::cmp::Reverse;
+
+use atoll_key::kinds::certified::{
+    CertifiedBlock, MAX_PAYLOAD_BYTES, MIN_RELEASED_LEASE_SECS, Sibling,
+};
 use atoll_key::{BlockHash, UserId};
 use bytes::Bytes;
 
@@ -37,8 +42,14 @@ use crate::keep::Keep;
 
 const MAGIC: &[u8; 4] = b"ATPV";
 const NAME: &str = "past version of an inode";
-/// The most earlier versions that a block lists: 28 KiB. The default policy keeps some 40.
+/// The most earlier versions that a block lists: 28 KiB. The default policy keeps 255 at most. Of more, those go that
+/// were to be kept for the shortest time, of these the oldest.
 pub const MAX_EARLIER: usize = 512;
+/// How many versions of an inode are kept at a time that no full minute has seen. A guess: a person saves a file less often
+/// within the hour for which they are kept, and a program that does it all the time costs one block a minute.
+pub const MAX_WITHIN_A_MINUTE: usize = 16;
+/// How much longer than what it lists a block is there: clocks differ. The ring keeps what is released as long.
+const LEASE_MARGIN_SECS: u64 = MIN_RELEASED_LEASE_SECS as u64;
 const EARLIER_BYTES: usize = 3 * 8 + 32;
 
 /// What a removal leaves of an inode that has kept versions: layout, hash of the newest.
@@ -56,11 +67,14 @@ pub struct Span {
 }
 
 impl Span {
-    /// Of a version that is replaced now; `None` if it is not kept.
-    fn of((keep, least_secs): (Keep, u64), began_ms: u64, ended_ms: u64) -> Option<Span> {
-        let secs = keep.kept_secs_after(began_ms, ended_ms).max(least_secs);
-        let kept_until_ms = ended_ms.saturating_add(secs * 1000);
-        (secs > 0).then_some(Span { began_ms, ended_ms, kept_until_ms })
+    /// Whether no full minute has seen the version.
+    fn is_within_a_minute(&self) -> bool {
+        Keep::is_within_a_minute(self.began_ms, self.ended_ms)
+    }
+
+    /// For how long the version is kept.
+    fn kept_ms(&self) -> u64 {
+        self.kept_until_ms.saturating_sub(self.ended_ms)
     }
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -145,6 +159,13 @@ impl PastVersion {
         Inode::decode(&self.payload)
     }
 
+    /// How long the block is needed from when it is made.
+    pub fn lease_secs(&self) -> u64 {
+        let kept = self.earlier.iter().map(|one| one.span.kept_until_ms);
+        let last_ms = kept.fold(self.span.kept_until_ms, u64::max);
+        last_ms.saturating_sub(self.span.ended_ms) / 1000 + LEASE_MARGIN_SECS
+    }
+
     /// Which of this one and those before it shows what the inode was just before `time_ms`; `None` if that
     /// is not kept.
     pub fn at(&self, time_ms: u64, now_ms: u64) -> Option<Place> {
@@ -175,16 +196,27 @@ pub struct Replaced<'a> {
     pub ended_ms: u64,
     /// How long it is kept at least, seconds, whatever the policy.
     pub kept_secs: u64,
+    /// Whether the next version lacks something that it has.
+    pub is_lost: bool,
 }
 
 impl Replaced<'_> {
-    /// Whether it is kept.
-    pub fn is_kept(&self, keep: Keep) -> bool {
+    /// Whether it is kept, unless there are too many that are like it.
+    pub fn may_be_kept(&self, keep: Keep) -> bool {
         self.span(keep).is_some()
     }
 
     fn span(&self, keep: Keep) -> Option<Span> {
-        Span::of((keep, self.kept_secs), began_ms(self.block), self.ended_ms)
+        let (began_ms, ended_ms) = (began_ms(self.block), self.ended_ms);
+        let secs = match keep.kept_secs_after(began_ms, ended_ms) {
+            0 if self.is_lost && Keep::is_within_a_minute(began_ms, ended_ms) => {
+                keep.kept_secs_within_a_minute()
+            }
+            secs => secs,
+        };
+        let secs = secs.max(self.kept_secs);
+        let kept_until_ms = ended_ms.saturating_add(secs * 1000);
+        (secs > 0).then_some(Span { began_ms, ended_ms, kept_until_ms })
     }
 
     /// It as a past version, if it is kept; `before` is what its inode refers to, if that is there still.
@@ -202,7 +234,16 @@ impl Replaced<'_> {
             earlier.extend(before);
         }
         earlier.retain(|earlier| earlier.span.kept_until_ms > self.ended_ms);
-        earlier.truncate(MAX_EARLIER);
+        let within = earlier.iter().filter(|one| one.span.is_within_a_minute()).count();
+        let is_one_more = span.is_within_a_minute() && self.kept_secs == 0;
+        if is_one_more && within >= MAX_WITHIN_A_MINUTE {
+            return None;
+        }
+        while earlier.len() > MAX_EARLIER {
+            let order = |(at, one): &(usize, &Earlier)| (one.span.kept_ms(), Reverse(*at));
+            let (least, _) = earlier.iter().enumerate().min_by_key(order)?;
+            earlier.remove(least);
+        }
         let payload = self.inode.encode().ok()?.into();
         Some(PastVersion { span, user, earlier, payload })
     }

@@ -112,7 +112,7 @@ fn show_shared(record: &VolumeRecord, now_ms: u64, json: bool) -> Result<(), Fai
     }
     for unix_ms in states.into_iter().rev() {
         // As the names in .atoll/history.
-        let time = Moment { unix_ms }.to_string();
+        let time = Moment::of(unix_ms).to_string();
         match json {
             true => output.json(&JsonSharedState { time, unix_ms })?,
             false => output.line(time)?,

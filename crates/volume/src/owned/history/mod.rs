@@ -30,7 +30,7 @@ use crate::format::{Content, DirectoryEntry, DirectoryRef, FormatError, MIN_BLOC
 use crate::keep::Keep;
 
 /// The most states that a reader takes for a history. A writer removes the oldest beyond that.
-pub const MAX_STATES: u64 = 4096;
+pub const MAX_STATES: u64 = 8192;
 
 /// States read at once.
 const FETCHES: usize = 16;

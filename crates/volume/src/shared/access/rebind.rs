@@ -190,7 +190,8 @@ impl Rebinder<'_> {
             }
             let author = self.credentials.author(groups, self.writer?).await.ok()?;
             let ended_ms = self.env.unix_ms();
-            let replaced = Replaced { block, inode: &merged.inode, ended_ms, kept_secs: 0 };
+            let (inode, kept_secs) = (&merged.inode, 0);
+            let replaced = Replaced { block, inode, ended_ms, kept_secs, is_lost: false };
             let past = self.keep_replaced(replaced, &content).await;
             let inode = Inode { past, ..merged.inode.clone() };
             let payload = sealer.seal_inode(inode.encode().ok()?).ok()?;
@@ -206,7 +207,7 @@ impl Rebinder<'_> {
         content: &ContentSealer<'_>,
     ) -> Option<BlockHash> {
         let earlier = replaced.inode.past;
-        if !replaced.is_kept(self.keep) {
+        if !replaced.may_be_kept(self.keep) {
             return earlier;
         }
         let kept = async {

@@ -12,8 +12,8 @@
 //!
 //! Fields: tag 1 the epoch of the volume's default group (4 bytes, absent: 0), tag 2 the epoch to which
 //! all inodes were rebound (4 bytes, absent: 0; not above the other one), tag 3 which old versions are kept
-//! (counts of minutes, hours, days and weeks, 2 bytes each; absent: 0, 24, 7 and 4; none for longer than four
-//! weeks), tag 128 that the volume is encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
+//! (counts of minutes, ten minutes, hours, days and weeks, 2 bytes each; absent: 60, 144, 24, 7 and 4; none for longer
+//! than four weeks), tag 128 that the volume is encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
 //! of 128 or above.
 //!
 //! A mount needs the root directory and whether the volume is encrypted; the epochs are the owner's. If they differ, a rebinding that

@@ -11,7 +11,8 @@
 //! what is released in vain, because others refer to it again at the same moment, is not lost. Conversely an open
 //! file may show what others have replaced: its leases are extended for as long as it is open.
 //!
-//! A block that an old version refers to which is kept stays until that is kept no more.
+//! A block that an old version refers to which is kept stays until that is kept no more, and so does the block of the old
+//! version itself.
 //!
 //! What is noted is in memory: a mount that dies releases nothing of it, and the blocks end with their leases.
 
@@ -21,14 +22,14 @@ use std::time::Duration;
 
 use atoll_env::sleep;
 use atoll_key::BlockHash;
-use atoll_key::kinds::certified::CertifiedBlock;
+use atoll_key::kinds::certified::{CertifiedBlock, MIN_RELEASED_LEASE_SECS};
 use atoll_vfs::Errno;
 
 use super::{Freshness, Shared, Version};
 use crate::format::inode::Data;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, FileData, InodeKey};
-use crate::shared::inodes::MAX_BASE_AGE;
+use crate::shared::inodes::{KeptVersion, MAX_BASE_AGE};
 use crate::shared::reach::Reach;
 
 /// How often blocks are released. A guess: what is written in between is looked at once.
@@ -211,7 +212,7 @@ impl Shared {
     }
 
     /// Until when old versions that are kept need blocks which the newest version does not refer to: milliseconds
-    /// since 1970, 0 if none does.
+    /// since 1970, 0 if none does for longer than a release leaves every block.
     async fn until_when(
         &self,
         key: InodeKey,
@@ -221,10 +222,12 @@ impl Shared {
         if gone.is_empty() {
             return Ok(until);
         }
-        let mut kept = self.inodes.kept(key).await?;
-        kept.sort_by_key(|(until_ms, _)| std::cmp::Reverse(*until_ms));
-        for (until_ms, inode) in kept {
-            let mut needed = BTreeSet::new();
+        let left_ms = u64::from(MIN_RELEASED_LEASE_SECS) * 1000;
+        let mut kept = self.inodes.kept_beyond(key, self.env.unix_ms() + left_ms).await?;
+        gone.retain(|hash| kept.newest != Some(*hash));
+        kept.versions.sort_by_key(|version| std::cmp::Reverse(version.until_ms));
+        for KeptVersion { until_ms, block, inode } in kept.versions {
+            let mut needed = BTreeSet::from([block]);
             match &inode.contents {
                 Contents::Regular { data: Some(data), .. } => {
                     let found = self.reach().add_data(data, &BTreeSet::new(), &mut needed).await;

@@ -23,7 +23,7 @@ pub(in crate::shared) const MAX_BASE_AGE: Duration = Duration::from_secs(24 * 36
 /// Leases that are extended at once.
 const RENEWED_AT_ONCE: usize = 1024;
 
-/// Leaves of a directory that a version which this mount has written does not refer to any more.
+/// Leaves of a directory, and blocks of past versions, that a version which this mount has written does not refer to any more.
 pub(in crate::shared) struct ReplacedLeaves {
     pub(in crate::shared) key: InodeKey,
     /// The version that was written.

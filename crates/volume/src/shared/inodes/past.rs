@@ -23,6 +23,7 @@ use crate::blocks::pace;
 use crate::shared::entries::{Entries, Leaf, Leaves};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, Inode, InodeKey};
+use crate::shared::merged;
 use crate::shared::past::{self, PastVersion, Place, Replaced};
 use crate::shared::sealing::Sealer;
 
@@ -66,6 +67,30 @@ pub(in crate::shared) struct Log {
     pub(in crate::shared) groups: Vec<GroupId>,
 }
 
+/// What a name of a directory meant from some time on.
+pub(in crate::shared) struct Meaning {
+    pub(in crate::shared) began_ms: u64,
+    /// Who wrote the directory's version.
+    pub(in crate::shared) user: UserId,
+    /// `None`: nothing had the name.
+    pub(in crate::shared) inode: Option<InodeKey>,
+}
+
+/// A past version of an inode that is kept.
+pub(in crate::shared) struct KeptVersion {
+    /// Milliseconds since 1970.
+    pub(in crate::shared) until_ms: u64,
+    pub(in crate::shared) block: BlockHash,
+    pub(in crate::shared) inode: Inode,
+}
+
+/// The past versions of an inode that are kept beyond some time.
+pub(in crate::shared) struct KeptBeyond {
+    /// The block that the inode refers to, which lists all others.
+    pub(in crate::shared) newest: Option<BlockHash>,
+    pub(in crate::shared) versions: Vec<KeptVersion>,
+}
+
 impl Inodes {
     /// Keeps a version that is about to be replaced, if it is to be kept.
     pub(super) async fn keep_replaced(
@@ -75,7 +100,7 @@ impl Inodes {
         sealer: &Sealer,
     ) -> Kept {
         let unchanged = Kept { past: replaced.inode.past, blocks: Vec::new() };
-        if !replaced.is_kept(self.keep) {
+        if !replaced.may_be_kept(self.keep) {
             return unchanged;
         }
         let before = match replaced.inode.past {
@@ -102,10 +127,43 @@ impl Inodes {
             }
         }
         let Some(past) = replaced.past(self.keep, before) else { return unchanged };
-        let block = outbox.seal(past.encode());
+        let mut block = outbox.seal(past.encode());
+        block.lease_secs = Some(past.lease_secs());
         let past = Some(block.hash);
         blocks.push(block);
         Kept { past, blocks }
+    }
+
+    /// Whether something that others can have seen in a version is not in the next one. An inode that is removed counts
+    /// if a state of a directory that is kept shows it so: a program that replaces files all the time by renaming others
+    /// leaves no more old ones than its directory has states.
+    pub(super) async fn is_lost(
+        &self,
+        state: &State,
+        (block, before): (&CertifiedBlock, &Inode),
+        (next, is_removed): (&Inode, bool),
+    ) -> bool {
+        if self.keep.kept_secs_within_a_minute() == 0 {
+            return false;
+        }
+        if !is_removed {
+            // What is not on the ring yet nobody else has seen.
+            let is_unput = state.known().is_unput;
+            return !is_unput && before.contents.is_lost_with(&next.contents);
+        }
+        for link in &before.links {
+            let above = self.state(link.directory);
+            let directory = above.known().version().cloned();
+            // It has been removed as well, with its states.
+            let Some(directory) = directory else { return true };
+            let Some(past) = directory.inode().past else { continue };
+            if let Ok(Some(past)) = self.read_past(&above, past).await
+                && past.span.ended_ms > past::began_ms(block)
+            {
+                return true;
+            }
+        }
+        false
     }
 
     /// A past version of the inode of `state`; `None` if its block is not there any more.
@@ -169,42 +227,95 @@ impl Inodes {
                 removed = user.map(|user| (past::began_ms(&head.block), user));
             }
         }
-        for past in self.kept_versions(key, head.past).await? {
+        for (_, past) in self.kept_versions(key, head.past, self.env.unix_ms()).await? {
             versions.push(PastInode::unread(&past)?);
         }
         Ok(Log { versions, removed, groups: head.block.groups().to_vec() })
     }
 
-    /// The versions of an inode that were replaced and are kept, each with until when, milliseconds since 1970. The
-    /// entries of large directories are not read.
-    pub(in crate::shared) async fn kept(&self, key: InodeKey) -> Result<Vec<(u64, Inode)>, Fault> {
-        let kept = self.kept_versions(key, self.head(key).await?.past).await?;
-        kept.iter().map(|past| Ok((past.span.kept_until_ms, past.inode()?))).collect()
+    /// What a name of a directory has meant as far as the directory's versions are there, the newest first.
+    pub(in crate::shared) async fn meanings(
+        &self,
+        directory: InodeKey,
+        name: &[u8],
+    ) -> Result<Vec<Meaning>, Fault> {
+        let head = self.head(directory).await?;
+        let (state, now_ms) = (self.state(directory), self.env.unix_ms());
+        let began_ms = past::began_ms(&head.block);
+        let user = past::leading(&head.block).map(|sibling| sibling.certificate.user);
+        let mut meanings = Vec::new();
+        let present = match &head.present {
+            Some(version) => version.entry(name)?,
+            None => None,
+        };
+        if let Some(user) = user {
+            meanings.push(Meaning { began_ms, user, inode: present.map(|entry| entry.inode) });
+        }
+        // Versions share most of their leaves.
+        let mut read = Leaves::new();
+        for (_, past) in self.kept_versions(directory, head.past, now_ms).await? {
+            let entries = match past.inode()?.contents {
+                Contents::Directory(entries) => Ok(entries),
+                Contents::Unread { entries, leaves } => {
+                    let unread = leaves.iter().copied().filter(|hash| !read.contains_key(hash));
+                    let unread: Vec<BlockHash> = unread.collect();
+                    let leaf = async |hash| {
+                        let bytes = self.past_bytes(&state, hash, LEAF_BYTES).await.ok()?;
+                        Some((hash, Leaf::named(hash, &bytes).ok()?))
+                    };
+                    let found = stream::iter(unread).map(leaf).buffer_unordered(LEAVES_AT_ONCE);
+                    read.extend(found.collect::<Vec<_>>().await.into_iter().flatten());
+                    Entries::in_leaves(&leaves, entries, &read)
+                }
+                _ => return Err(Errno::ENOTDIR.into()),
+            };
+            // Of a version that cannot be read the one before it speaks.
+            if let Ok(entries) = entries {
+                let inode = merged::named(&entries, name).map(|named| named[0].inode);
+                meanings.push(Meaning { began_ms: past.span.began_ms, user: past.user, inode });
+            }
+        }
+        Ok(meanings)
     }
 
-    /// The past versions that are kept, the newest first; `newest` is what the inode refers to.
+    /// The versions of an inode that were replaced and are kept beyond `time_ms`, the newest first. The entries of
+    /// large directories are not read.
+    pub(in crate::shared) async fn kept_beyond(
+        &self,
+        key: InodeKey,
+        time_ms: u64,
+    ) -> Result<KeptBeyond, Fault> {
+        let newest = self.head(key).await?.past;
+        let kept = self.kept_versions(key, newest, time_ms).await?.into_iter();
+        let kept = kept.map(|(block, past)| {
+            Ok(KeptVersion { until_ms: past.span.kept_until_ms, block, inode: past.inode()? })
+        });
+        Ok(KeptBeyond { newest, versions: kept.collect::<Result<_, Fault>>()? })
+    }
+
+    /// The past versions that are kept beyond `time_ms` and their blocks, the newest first; `newest` is what the inode
+    /// refers to.
     async fn kept_versions(
         &self,
         key: InodeKey,
         newest: Option<BlockHash>,
-    ) -> Result<Vec<PastVersion>, Fault> {
+        time_ms: u64,
+    ) -> Result<Vec<(BlockHash, PastVersion)>, Fault> {
         let state = self.state(key);
-        let newest = match newest {
-            Some(hash) => self.read_past(&state, hash).await?,
-            None => None,
+        let Some(newest_hash) = newest else { return Ok(Vec::new()) };
+        let Some(newest) = self.read_past(&state, newest_hash).await? else {
+            return Ok(Vec::new());
         };
-        let Some(newest) = newest else { return Ok(Vec::new()) };
-        let now_ms = self.env.unix_ms();
-        let earlier = newest.earlier.iter().filter(|one| one.span.kept_until_ms > now_ms);
+        let earlier = newest.earlier.iter().filter(|one| one.span.kept_until_ms > time_ms);
         let earlier: Vec<BlockHash> = earlier.map(|one| one.hash).collect();
         let mut kept = Vec::new();
-        if newest.span.kept_until_ms > now_ms {
-            kept.push(newest);
+        if newest.span.kept_until_ms > time_ms {
+            kept.push((newest_hash, newest));
         }
-        let reads = stream::iter(earlier).map(|hash| self.read_past(&state, hash));
-        let mut reads = reads.buffered(READS_AT_ONCE);
-        while let Some(read) = reads.next().await {
-            kept.extend(read?);
+        let read = async |hash| (hash, self.read_past(&state, hash).await);
+        let mut reads = stream::iter(earlier).map(read).buffered(READS_AT_ONCE);
+        while let Some((hash, read)) = reads.next().await {
+            kept.extend(read?.map(|past| (hash, past)));
         }
         Ok(kept)
     }

@@ -255,12 +255,23 @@ impl Inodes {
         let author = self.credentials.author(over.groups(), state.writer()).await?;
         let sealer = self.reading.sealer().await?;
         let time_ms = self.env.unix_ms();
-        let (block, inode) = (&over, &merged.inode);
-        let replaced = Replaced { block, inode, ended_ms: time_ms, kept_secs };
-        let kept = self.keep_replaced(state, replaced, &sealer).await;
-        let mut inode = Inode { past: kept.past, ..merged.inode };
+        let mut inode = merged.inode.clone();
         let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer()))?;
-        state.known().unsent_past.extend(kept.blocks.into_iter().map(|block| (block.hash, block)));
+        let replaced = Replaced {
+            block: &over,
+            inode: &merged.inode,
+            ended_ms: time_ms,
+            kept_secs,
+            is_lost: self.is_lost(state, (&over, &merged.inode), (&inode, is_removed)).await,
+        };
+        let kept = self.keep_replaced(state, replaced, &sealer).await;
+        inode.past = kept.past;
+        {
+            let mut known = state.known();
+            known.unsent_past.extend(kept.blocks.into_iter().map(|block| (block.hash, block)));
+            // The new one lists it.
+            known.dropped.extend(merged.inode.past.filter(|before| kept.past != Some(*before)));
+        }
         let mut leaves = Leaves::new();
         let block = if is_removed {
             state.known().dropped.extend(version.leaves.keys());
@@ -280,7 +291,7 @@ impl Inodes {
             let Known { unsent, dropped, .. } = &mut *known;
             let is_sent = |hash: &&BlockHash| !unsent.contains_key(hash);
             dropped.extend(version.leaves.keys().filter(is_sent));
-            dropped.retain(|hash| !leaves.contains_key(hash));
+            dropped.retain(|hash| !leaves.contains_key(hash) && inode.past != Some(*hash));
             unsent.retain(|hash, _| leaves.contains_key(hash));
             drop(known);
             over.write(&author, time_ms, Some(&sealer.seal_inode(inode.encode()?)?))

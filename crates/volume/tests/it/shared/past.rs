@@ -20,7 +20,8 @@ use atoll_volume::keep::Keep;
 use atoll_volume::shared::access::{VolumeRecord, groups};
 use atoll_volume::shared::inode::{Contents, Inode};
 use atoll_volume::shared::past::{
-    Earlier, MAX_EARLIER, PastVersion, Place, Replaced, Span, began_ms, decode_left,
+    Earlier, MAX_EARLIER, MAX_WITHIN_A_MINUTE, PastVersion, Place, Replaced, Span, began_ms,
+    decode_left,
 };
 use atoll_volume::shared::{Consistency, PastFs, SharedFs, SharedOptions};
 use bytes::Bytes;
@@ -133,7 +134,7 @@ fn replaced<'a>(
     inode: &'a Inode,
     ended_ms: u64,
 ) -> Replaced<'a> {
-    Replaced { block, inode, ended_ms, kept_secs: 0 }
+    Replaced { block, inode, ended_ms, kept_secs: 0, is_lost: false }
 }
 
 #[test]
@@ -154,11 +155,68 @@ fn a_version_lists_those_before_it_as_long_as_they_are_kept() {
     assert_eq!(past.earlier, [Earlier { span: before.span, hash }, lasts]);
     assert_eq!(past.inode().as_ref(), Ok(&inode));
     // As many as a block can list.
+    before.span = lasts.span;
     before.earlier = vec![lasts; MAX_EARLIER];
     let past = replaced(&block, &inode, NOW_MS + HOUR).past(keep, Some((hash, before)));
     let past = past.expect("kept");
     assert_eq!((past.earlier.len(), past.earlier[0].hash), (MAX_EARLIER, hash));
     assert_eq!(replaced(&block, &inode, NOW_MS + 9 * DAY).past(Keep::NONE, None), None);
+}
+
+/// A version that no full minute has seen is kept if the next one lacks something of it, as long as there are not too many
+/// like it.
+#[test]
+fn of_the_versions_within_a_minute_some_are_kept() {
+    let (block, inode) = (create(&symlink("now")), symlink("now"));
+    let keep = Keep::default();
+    let lost = |ended_ms| Replaced { is_lost: true, ..replaced(&block, &inode, ended_ms) };
+    let within =
+        Earlier { span: span(NOW_MS - 9, NOW_MS - 3, NOW_MS + HOUR), hash: BlockHash([1; 32]) };
+    let other =
+        Earlier { span: span(NOW_MS - HOUR, NOW_MS, NOW_MS + DAY), hash: BlockHash([2; 32]) };
+    let before = |count: usize| {
+        let mut before = past_version(0);
+        before.span = other.span;
+        before.earlier = [vec![within; count], vec![other; 100]].concat();
+        Some((BlockHash([9; 32]), before))
+    };
+    let soon = NOW_MS + 10;
+    assert_eq!(replaced(&block, &inode, soon).past(keep, before(0)), None, "nothing is lost");
+    let past = lost(soon).past(keep, before(MAX_WITHIN_A_MINUTE - 1)).expect("kept");
+    assert_eq!(past.span, span(NOW_MS, soon, soon + HOUR));
+    assert_eq!(lost(soon).past(keep, before(MAX_WITHIN_A_MINUTE)), None, "there are enough");
+    // They do not count for others, nor when their time is over.
+    let past = lost(NOW_MS + MINUTE).past(keep, before(MAX_WITHIN_A_MINUTE)).expect("kept");
+    assert_eq!(past.span.kept_until_ms, NOW_MS + MINUTE + HOUR);
+    assert!(lost(NOW_MS + HOUR).past(keep, before(MAX_WITHIN_A_MINUTE)).is_some());
+    let hours: Keep = "24h/7d/4w".parse().expect("a policy");
+    assert_eq!(lost(soon).past(hours, before(0)), None, "a policy that counts no minutes");
+}
+
+/// An hour of versions does not drive those of days and weeks out of the list.
+#[test]
+fn of_too_many_versions_those_go_that_are_kept_for_the_shortest_time() {
+    let (block, inode) = (create(&symlink("now")), symlink("now"));
+    let keep: Keep = "1000m/4w".parse().expect("a policy");
+    let base = NOW_MS - HOUR;
+    let at = |n: u64, kept: u64| span(base + n, base + n + 1, base + n + 1 + kept);
+    let week = Earlier { span: at(0, 3 * DAY), hash: BlockHash([7; 32]) };
+    let mut before = past_version(0);
+    before.span = at(2000, DAY);
+    let minutes = (1..=MAX_EARLIER as u64).rev();
+    let hash = |n: u64| BlockHash([(n % 251) as u8; 32]);
+    before.earlier = minutes.map(|n| Earlier { span: at(n, DAY), hash: hash(n) }).collect();
+    before.earlier.push(week);
+    let first = before.earlier[0];
+    let past = replaced(&block, &inode, NOW_MS + MINUTE).past(keep, Some((hash(0), before)));
+    let past = past.expect("kept");
+    assert_eq!(past.earlier.len(), MAX_EARLIER);
+    assert_eq!((past.earlier[1], past.earlier[MAX_EARLIER - 1]), (first, week));
+    let oldest = past.earlier[MAX_EARLIER - 2].span.began_ms;
+    assert_eq!(oldest, base + 3, "two minutes are gone, not the week");
+    // The block lasts as long as what it lists, and two days.
+    let last_secs = (week.span.kept_until_ms - (NOW_MS + MINUTE)) / 1000;
+    assert_eq!(past.lease_secs(), last_secs + 2 * DAY / 1000);
 }
 
 /// What two have written at the same time is one version, from when the later one was written.
@@ -327,6 +385,11 @@ impl Scene {
                 .await
                 .expect("renews");
         }
+    }
+
+    /// The same, to the millisecond, on the first day.
+    fn at_ms(&self, ms: u64) {
+        self.clock.unix_ms.store(START + ms, Ordering::Relaxed);
     }
 
     /// Content blocks that were put since the last call: past versions, and others.
@@ -814,6 +877,7 @@ fn a_ring_shows_what_was_removed_an_hour_ago() {
         put(one, ROOT, "long", &long).await;
     });
     all.ring.sim.run_for(Duration::from_secs(3600));
+    let state = one.states().last().copied().expect("an hour has ended");
     all.run(async {
         let rename = RenameFlags::default();
         two.rename(me(), ROOT, b"long", ROOT, b"other", rename).await.expect("is renamed");
@@ -823,7 +887,6 @@ fn a_ring_shows_what_was_removed_an_hour_ago() {
     });
     all.ring.sim.run_for(Duration::from_secs(60));
     for fs in [one, two] {
-        let state = fs.states().last().copied().expect("an hour has ended");
         let time = std::time::UNIX_EPOCH + Duration::from_millis(state);
         let name = humantime::format_rfc3339_seconds(time).to_string().replace(":00Z", "Z");
         let path = |name_: &str| format!(".atoll/history/{name}/{name_}");
@@ -866,4 +929,196 @@ async fn the_log_says_what_was_written_when_and_by_whom() {
     let removed = log(&format!(".atoll/history/{second}/f")).await;
     assert_eq!(removed, [&[line("removed", 140, 1, "-\t-\t-\t1")][..], &expected[1..]].concat());
     assert_eq!(log("").await.len(), 2, "the root is a directory as others");
+}
+
+/// The lines of the log of a name, without who wrote them: what, seconds since the beginning, state, kind, size.
+async fn log_of(fs: &SharedFs, parent: InodeNumber, name: &str) -> Vec<String> {
+    let xattr = format!("user.atoll.log.{name}");
+    let text = fs.getxattr(parent, xattr.as_bytes()).await.expect("a log");
+    let text = String::from_utf8(text.to_vec()).expect("text");
+    let line = |line: &str| {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [what, unix_ms, _, state, kind, size, _] = fields[..] else { panic!("{line}") };
+        let secs = (unix_ms.parse::<u64>().expect("a time") - START) as f64 / 1000.0;
+        format!("{what} {secs} {state} {kind} {size}")
+    };
+    text.lines().map(line).collect()
+}
+
+async fn rename(fs: &SharedFs, from: &str, to: &str) {
+    let flags = RenameFlags::default();
+    fs.rename(me(), ROOT, from.as_bytes(), ROOT, to.as_bytes(), flags).await.expect("renames");
+}
+
+const FIRST_DAY: &str = "2026-11-16T";
+
+/// Nothing was kept of the newest hour: a file that was overwritten or removed within its first could not be had
+/// back.
+#[tokio::test(start_paused = true)]
+async fn what_was_overwritten_or_removed_within_its_first_minute_can_be_had_back() {
+    for is_encrypted in [false, true] {
+        let scene = Scene::new("60m/144t/24h/7d/4w", is_encrypted).await;
+        let fs = scene.mount(1).await;
+        scene.at_ms(1000);
+        put(&fs, ROOT, "f", "one").await;
+        scene.at_ms(2000);
+        put(&fs, ROOT, "f", "second").await;
+        scene.at_ms(3500);
+        fs.unlink(me(), ROOT, b"f").await.expect("is removed");
+        fs.sync().await.expect("is on the ring");
+        scene.at_ms(3600);
+        for fs in [&fs, &scene.mount(2).await] {
+            assert_eq!(walk(fs, "f").await, Err(Errno::ENOENT));
+            let log = log_of(fs, ROOT, "f").await;
+            let expected = [
+                "removed 3.5 - - -".to_owned(),
+                format!("past 2 {FIRST_DAY}00:00:03.500Z file 6"),
+                format!("past 1 {FIRST_DAY}00:00:02.000Z file 3"),
+            ];
+            assert_eq!(log, expected, "encrypted: {is_encrypted}");
+            for (time, text) in [("02.000", "one"), ("03.500", "second")] {
+                let path = format!(".atoll/history/{FIRST_DAY}00:00:{time}Z/f");
+                assert_eq!(read(fs, &path).await.as_deref(), Ok(text));
+            }
+        }
+        // An hour later they are gone.
+        scene.at(70).await;
+        assert_eq!(log_of(&fs, ROOT, "f").await, [""; 0]);
+    }
+}
+
+/// Editors save a file by giving a new one its name; some keep the former one under another name, or remove it first.
+#[tokio::test(start_paused = true)]
+async fn the_log_of_a_name_has_what_a_file_was_before_another_one_was_renamed_to_it() {
+    let scene = Scene::new("60m/144t/24h/7d/4w", false).await;
+    let fs = scene.mount(1).await;
+    scene.at_ms(1000);
+    put(&fs, ROOT, "f", "1").await;
+    // A new file with its name.
+    scene.at_ms(2000);
+    put(&fs, ROOT, ".f.new", "22").await;
+    scene.at_ms(3000);
+    rename(&fs, ".f.new", "f").await;
+    fs.sync().await.expect("is on the ring");
+    // The former one moves aside.
+    scene.at_ms(130_000);
+    rename(&fs, "f", "f~").await;
+    scene.at_ms(131_000);
+    put(&fs, ROOT, "f", "333").await;
+    // It is removed first.
+    scene.at_ms(300_000);
+    fs.unlink(me(), ROOT, b"f").await.expect("is removed");
+    fs.sync().await.expect("is on the ring");
+    scene.at_ms(301_000);
+    put(&fs, ROOT, "f", "4444").await;
+    scene.at_ms(302_000);
+    for fs in [&fs, &scene.mount(2).await] {
+        let log = log_of(fs, ROOT, "f").await;
+        let states: Vec<(&str, &str)> = log
+            .iter()
+            .map(|line| {
+                let fields: Vec<&str> = line.split(' ').collect();
+                (fields[2], fields[4])
+            })
+            .collect();
+        let states: Vec<_> = states.into_iter().collect();
+        let [now, third, second @ .., first] = &states[..] else { panic!("{log:?}") };
+        assert_eq!(*now, ("-", "4"), "{log:?}");
+        assert!(second.iter().all(|(_, size)| *size == "2") && !second.is_empty(), "{log:?}");
+        for ((state, _), text) in [(third, "333"), (&second[0], "22"), (first, "1")] {
+            let path = format!(".atoll/history/{state}/f");
+            assert_eq!(read(fs, &path).await.as_deref(), Ok(text), "{path}: {log:?}");
+        }
+        // Where the former one is now, it is the present.
+        let aside = log_of(fs, ROOT, "f~").await;
+        assert!(aside[0].starts_with("present") && aside[0].ends_with("file 2"), "{aside:?}");
+        assert_eq!(log_of(fs, ROOT, "never").await, [""; 0]);
+    }
+}
+
+/// A removed directory has the log of what was in it.
+#[tokio::test(start_paused = true)]
+async fn what_was_in_a_removed_directory_is_found_through_a_state() {
+    let scene = Scene::new("60m/144t/24h/7d/4w", false).await;
+    let fs = scene.mount(1).await;
+    let directory = mkdir(&fs, "d").await;
+    scene.at_ms(1000);
+    put(&fs, directory, "f", "text").await;
+    scene.at_ms(2000);
+    fs.unlink(me(), directory, b"f").await.expect("is removed");
+    fs.sync().await.expect("is on the ring");
+    scene.at_ms(3000);
+    fs.rmdir(me(), ROOT, b"d").await.expect("is removed");
+    fs.sync().await.expect("is on the ring");
+    scene.at_ms(4000);
+    let other = scene.mount(2).await;
+    let log = log_of(&other, ROOT, "d").await;
+    let state = log[1].split(' ').nth(2).expect("a state").to_owned();
+    let then = walk(&other, &format!(".atoll/history/{state}/d")).await.expect("is there");
+    let log = log_of(&other, then, "f").await;
+    assert_eq!(log.len(), 2, "{log:?}");
+    let state = log[1].split(' ').nth(2).expect("a state").to_owned();
+    let path = format!(".atoll/history/{state}/d/f");
+    assert_eq!(read(&other, &path).await.as_deref(), Ok("text"), "{log:?}");
+}
+
+/// Making files, first contents and changed attributes cost no block more: nothing is lost by them.
+#[tokio::test(start_paused = true)]
+async fn what_loses_nothing_keeps_nothing_within_a_minute() {
+    let scene = Scene::new("60m/144t/24h/7d/4w", false).await;
+    let fs = scene.mount(1).await;
+    scene.puts();
+    for number in 0..20 {
+        put(&fs, ROOT, &format!("f{number}"), "").await;
+        put(&fs, ROOT, &format!("f{number}"), "text").await;
+    }
+    let file = walk(&fs, "f1").await.expect("is there");
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    fs.setattr(me(), file, None, mode).await.expect("changes");
+    assert_eq!(scene.puts(), (0, 0));
+    // Overwritten, removed with its directory's name, renamed away.
+    scene.at_ms(1000);
+    put(&fs, ROOT, "f1", "other").await;
+    assert_eq!(scene.puts(), (1, 0));
+    scene.at_ms(2000);
+    fs.unlink(me(), ROOT, b"f2").await.expect("is removed");
+    fs.sync().await.expect("is on the ring");
+    assert_eq!(scene.puts(), (2, 0));
+    scene.at_ms(3000);
+    rename(&fs, "f3", "g").await;
+    assert_eq!(scene.puts(), (1, 0));
+}
+
+/// A program that writes a file every two seconds for an hour, in place and by renaming another one.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_written_all_the_time_costs_one_block_a_minute() {
+    for by_rename in [false, true] {
+        let mut costs = Vec::new();
+        for keep in ["24h/7d/4w", "60m/144t/24h/7d/4w"] {
+            let scene = Scene::new(keep, false).await;
+            let fs = scene.mount(1).await;
+            put(&fs, ROOT, "f", "0").await;
+            scene.puts();
+            for secs in (1..3600).step_by(2) {
+                scene.at_ms(secs * 1000);
+                match by_rename {
+                    false => put(&fs, ROOT, "f", &format!("{secs}")).await,
+                    true => {
+                        put(&fs, ROOT, "f.new", &format!("{secs}")).await;
+                        rename(&fs, "f.new", "f").await;
+                        fs.sync().await.expect("is on the ring");
+                    }
+                }
+            }
+            let put = std::mem::take(&mut *scene.noted.put.lock().expect("one thread"));
+            let past: Vec<_> = put.iter().filter(|block| is_past(block)).collect();
+            let bytes: usize = past.iter().map(|block| block.len()).sum();
+            println!("by rename: {by_rename}, {keep}: {} blocks, {bytes} bytes", past.len());
+            costs.push(past.len());
+        }
+        // Of the file, or of the directory and of the file that is replaced.
+        let (most, each) = (if by_rename { 3 } else { 1 }, MAX_WITHIN_A_MINUTE + 59);
+        assert_eq!(costs[0], 0, "by rename: {by_rename}");
+        assert!((60..=most * each).contains(&costs[1]), "by rename: {by_rename}: {costs:?}");
+    }
 }

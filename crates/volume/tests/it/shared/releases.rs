@@ -15,7 +15,7 @@ use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::{SharedFs, SharedOptions, upkeep};
 use bytes::Bytes;
 
-use super::mounts::{created, created_with, env, mounted, mounted_with, volume};
+use super::mounts::{created, created_keeping, env, mounted, mounted_with, volume};
 use crate::simulated_ring::Ring;
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
@@ -97,7 +97,9 @@ async fn content(fs: &SharedFs, name: &str) -> Result<Vec<u8>, Errno> {
 async fn memory(is_encrypted: bool) -> (MemoryBlocks, Arc<dyn Blocks>) {
     let memory = MemoryBlocks::new();
     let blocks: Arc<dyn Blocks> = Arc::new(memory.clone());
-    created_with(&env(), &blocks, is_encrypted).await;
+    // Blocks of versions within a minute are not what these tests count.
+    let keep = "24h/7d/4w".parse().expect("a policy");
+    created_keeping(&env(), &blocks, is_encrypted, keep).await;
     (memory, blocks)
 }
 
@@ -400,6 +402,35 @@ fn blocks_of_a_kept_version_stay_until_it_is_kept_no_more() {
     let held = world.held_bytes();
     assert!((once..once + 10_000).contains(&held), "{once} {held}");
     assert_eq!(world.block_on(content(&two, "file")), Ok(bytes(100_000, 5)));
+}
+
+/// A file that is written each minute puts a block each minute, which lists all that are kept: each is needed as long as
+/// its own version, and not as long as what it lists.
+#[test]
+fn blocks_of_past_versions_that_another_one_lists_end_with_their_own_version() {
+    let world = World::new(11, 5);
+    let one = world.mount(0, 1);
+    world.block_on(put(&one, "file", b"first")).expect("written");
+    world.ring.until_replicated();
+    let before = world.held_bytes();
+    // A version that is kept for a week or four, so that all after it list one.
+    world.keep(0);
+    world.ring.sim.run_for(DAY);
+    for minute in 0..60 {
+        world.ring.sim.run_for(Duration::from_secs(60));
+        world.block_on(rewrite(&one, "file", format!("{minute}").as_bytes())).expect("written");
+    }
+    world.ring.until_replicated();
+    let all = world.held_bytes() - before;
+    for _ in 0..5 {
+        world.keep(0);
+        world.ring.sim.run_for(DAY);
+    }
+    let left = world.held_bytes() - before;
+    println!("{all} bytes of past versions, {left} five days later");
+    assert!(left > 0 && left < all / 10, "{left} of {all}");
+    let states = one.states();
+    assert!(world.block_on(one.at(*states.first().expect("some"))).is_ok());
 }
 
 /// A file that others rewrite stays readable where it is open, for weeks.

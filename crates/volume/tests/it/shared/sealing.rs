@@ -207,11 +207,12 @@ fn a_volume_says_which_versions_it_keeps_and_none_for_too_long() {
         is_encrypted: false,
         keep: keep.parse().expect("a policy"),
     };
-    for (keep, bytes) in [("24h/7d/4w", 0), ("none", 3 + 8), ("60m/28d", 3 + 8), ("672h", 3 + 8)] {
+    let policies = ["none", "24h/7d/4w", "60m/28d", "672h"].map(|keep| (keep, 3 + 10));
+    for (keep, bytes) in [&[("60m/144t/24h/7d/4w", 0)][..], &policies].concat() {
         let encoded = Bytes::from(record(keep).encode().expect("short"));
         assert_eq!(encoded.len(), 48 + bytes, "{keep}");
         assert_eq!(VolumeRecord::decode(&encoded), Ok(record(keep)));
-        let longer = [&encoded[..48], &[3, 0, 8, 0, 0, 0, 0, 0, 29, 0, 0]].concat();
+        let longer = [&encoded[..48], &[3, 0, 10, 0, 0, 0, 0, 0, 0, 0, 29, 0, 0]].concat();
         assert!(VolumeRecord::decode(&longer.into()).is_err(), "29 days");
     }
     for keep in ["5w", "29d", "673h"] {

@@ -10,7 +10,7 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use super::{LOG_XATTR, NAME, is_past};
+use super::{LogOf, NAME, is_past};
 use crate::shared::fs::{Present, SharedFs};
 
 fn refuse<T: Send + 'static>(errno: Errno) -> Answer<T> {
@@ -289,11 +289,11 @@ impl FileSystem for SharedFs {
     }
 
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
-        if name == LOG_XATTR && !is_past(inode) {
+        if let Some(of) = LogOf::parse(name).filter(|_| !is_past(inode)) {
             let shared = self.present.shared.clone();
             let logged = async move {
                 let key = shared.table().node(inode.0)?.key;
-                shared.log(key).await
+                shared.log(key, of).await
             };
             return self.present.shared.answer(logged);
         }

@@ -34,7 +34,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 
-pub(super) use self::log::LOG_XATTR;
+pub(super) use self::log::LogOf;
 use self::nodes::{Listed, Nodes, Opening, Place};
 use super::{Present, STATUS_XATTR, Shared, entry, reply};
 use crate::blocks::content::{Content, Stored};
@@ -96,8 +96,9 @@ impl PastFs {
 
     /// The times that can be looked up.
     fn range(&self) -> Option<RangeInclusive<u64>> {
-        let oldest = self.states().first().copied()?;
-        Some(oldest..=self.shared.env.unix_ms().saturating_add(1000))
+        let (now_ms, kept_secs) = (self.shared.env.unix_ms(), self.shared.keep.longest_secs());
+        let oldest_ms = now_ms.saturating_sub(kept_secs * 1000).max(self.shared.created_unix_ms);
+        (kept_secs > 0).then_some(oldest_ms..=now_ms.saturating_add(1000))
     }
 
     fn check_time(&self, time_ms: u64) -> Result<(), Errno> {
@@ -414,9 +415,9 @@ impl FileSystem for PastFs {
             }
             let (place, found) = fs.found(inode.0)?;
             if let Place::Inode { key, .. } = place
-                && &name[..] == LOG_XATTR
+                && let Some(of) = LogOf::parse(&name)
             {
-                return fs.shared.log(key).await;
+                return fs.shared.log(key, of).await;
             }
             let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
             let value = all.into_iter().find(|(known, _)| *known == name);

@@ -1,4 +1,4 @@
-//! Times as names: `2026-11-24T05:00Z`, with seconds where they are not whole minutes. All are UTC.
+//! Times as names: `2026-11-24T05:00Z`; `2026-11-24T05:00:12.345Z` where they are not whole minutes. All are UTC.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -7,26 +7,27 @@ const LAST_DATE_SECS: u64 = 253_402_300_799;
 
 /// The name of the state just before a time, milliseconds since 1970.
 pub(in crate::shared) fn name(time_ms: u64) -> String {
-    let secs = (time_ms / 1000).min(LAST_DATE_SECS);
-    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(secs));
-    let time = time.to_string();
-    match time.strip_suffix(":00Z") {
+    let time = UNIX_EPOCH + Duration::from_millis(time_ms.min(LAST_DATE_SECS * 1000));
+    let time = humantime::format_rfc3339_millis(time).to_string();
+    match time.strip_suffix(":00.000Z") {
         Some(whole) => format!("{whole}Z"),
         None => time,
     }
 }
 
-/// The time that a name says. Seconds that are written are meant whole: what was written within them was there.
+/// The time that a name says. Seconds that are written without their thousandths are meant whole: what was written within
+/// them was there.
 pub(super) fn parse(name: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(name).ok()?;
-    let (whole, after_secs) = match text.len() {
+    let (whole, after_ms) = match text.len() {
         17 => (format!("{}:00Z", text.strip_suffix('Z')?), 0),
-        20 => (text.to_owned(), 1),
+        20 => (text.to_owned(), 1000),
+        24 => (text.to_owned(), 0),
         _ => return None,
     };
     let time = humantime::parse_rfc3339(&whole).ok()?;
-    let secs = time.duration_since(UNIX_EPOCH).ok()?.as_secs() + after_secs;
-    Some(secs * 1000)
+    let since = u64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()?;
+    Some(since + after_ms)
 }
 
 #[cfg(test)]
@@ -40,8 +41,15 @@ mod tests {
             assert_eq!((name(time_ms).as_str(), parse(name_.as_bytes())), (name_, Some(time_ms)));
         }
         assert_eq!(parse(b"2026-11-20T12:00:05Z"), Some(1_795_176_006_000));
-        assert_eq!(name(1_795_176_005_000), "2026-11-20T12:00:05Z");
-        let wrong: [&[u8]; 9] = [
+        for (name_, time_ms) in [
+            ("2026-11-20T12:00:05.000Z", 1_795_176_005_000),
+            ("2026-11-20T12:00:05.999Z", 1_795_176_005_999),
+        ] {
+            assert_eq!((name(time_ms).as_str(), parse(name_.as_bytes())), (name_, Some(time_ms)));
+        }
+        let wrong: [&[u8]; 11] = [
+            b"2026-11-20T12:00:05.12Z",
+            b"2026-11-20T12:00:05.12xZ",
             b"",
             b"history",
             b"2026-11-20T12:00",
