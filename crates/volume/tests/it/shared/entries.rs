@@ -52,8 +52,15 @@ fn names_that_come_in_order_fill_their_leaves() {
     for number in 0..10_000 {
         entries.insert(entry(&format!("{number:06}"), 1, dot(1, number)));
     }
-    // 72 bytes each, 32 KiB a leaf.
-    assert_eq!(leaves(&entries).len(), 10_000_usize.div_ceil((32 << 10) / 72));
+    // 72 bytes each, and no leaf has room for one more name than when it was left behind. The k-th
+    // was left with 64 k bytes, or 4 KiB while there were fewer than 64.
+    let full = |k: usize| (64 * k).clamp(4 << 10, 32 << 10) / 72;
+    let (mut left, mut leaf) = (10_000_usize, 0);
+    while left > 0 {
+        leaf += 1;
+        left = left.saturating_sub(full(leaf));
+    }
+    assert_eq!(leaves(&entries).len(), leaf);
 }
 
 #[test]
