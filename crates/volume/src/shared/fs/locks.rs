@@ -532,7 +532,7 @@ impl Shared {
         let settled = async {
             let changed = self.table().changed(false);
             let changed = changed.into_iter().filter(|other| *other != number);
-            let unlocked = changed.filter(|other| !self.has_exclusive_lock(*other));
+            let unlocked = changed.filter(|other| !self.has_alone(*other));
             let published = join_all(unlocked.map(|other| self.publish(other))).await;
             let is_fault = |published: &Result<(), Fault>| {
                 // It was closed meanwhile.
@@ -549,11 +549,6 @@ impl Shared {
             }
             Err(_) => Err(Errno::ETIMEDOUT.into()),
         }
-    }
-
-    fn has_exclusive_lock(&self, number: u64) -> bool {
-        let mode = self.on_locked(number, |file| file.lease.as_ref().map(Held::mode)).flatten();
-        mode == Some(LockMode::Exclusive)
     }
 
     /// Takes over the removal of an inode whose last name was removed, until its lock is given up; gives it back if it
