@@ -13,7 +13,6 @@ use bytes::Bytes;
 use super::locks::Mounts;
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
-const SHARED: FileLock = FileLock { kind: LockKind::Shared, range: LockRange::WHOLE, pid: 7 };
 
 fn me() -> Caller {
     Caller::default()
@@ -112,7 +111,8 @@ fn a_locked_file_stays_as_it_was_when_it_was_locked() {
     let scene = Scene::new(9520, OpenFlags::READ_WRITE);
     let locks = scene.all.mounts[1].locks().expect("it has locks");
     let owner = LockOwner(1);
-    let lock = locks.lock_through(scene.file, scene.handle, owner, SHARED, true);
+    let (kind, range, through) = (LockKind::Shared, LockRange::WHOLE, Some(scene.handle));
+    let lock = locks.lock(scene.file, owner, FileLock { kind, range, pid: 7, through }, true);
     scene.all.run(lock).expect("is granted");
     // A program that asks for no lock.
     scene.closed("not locked");
