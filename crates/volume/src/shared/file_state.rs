@@ -1,5 +1,6 @@
 //! What a mount knows of one file, for people who ask why it is as it is: the value of the virtual attribute
-//! [`STATE_XATTR`], which `atoll why` reads.
+//! [`STATE_XATTR`], which `atoll why` reads; and what of a directory was written at the same time as something else, for
+//! `atoll conflicts`: that of [`CONFLICTS_XATTR`].
 //!
 //! It is CBOR with numbered fields, so that fields can be added; mount and command may be of different
 //! versions. The ring's part, which replicas there are and which nodes use the file, is not in it.
@@ -13,6 +14,57 @@ pub const STATE_XATTR: &str = "user.atoll.state";
 pub const BLOCKS_XATTR: &str = "user.atoll.blocks.";
 /// How many hashes such an attribute has at most.
 pub const BLOCKS_AT_ONCE: usize = 1_024;
+
+/// The beginning of the names of attributes that have the [`DirectoryConflicts`] of a directory: a number follows, of how
+/// many of its names are left out at the beginning.
+pub const CONFLICTS_XATTR: &str = "user.atoll.conflicts.";
+/// How many names such an attribute is about, at most. With all siblings that an inode may have, it fits an attribute.
+pub const NAMES_AT_ONCE: usize = 64;
+
+/// What of some names of a directory was written at the same time as something else.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct DirectoryConflicts {
+    /// How many names were looked at; fewer than [`NAMES_AT_ONCE`] if no other ones follow.
+    #[n(0)]
+    pub names: u64,
+    /// Names that a mount has given, `NAME~USER~TIME`.
+    #[n(1)]
+    pub kept: Vec<Vec<u8>>,
+    /// Contents in other files that nobody has been shown yet.
+    #[n(2)]
+    pub unopened: Vec<UnopenedContents>,
+}
+
+/// Contents that were written at the same time as those which their file shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct UnopenedContents {
+    /// The file's name.
+    #[n(0)]
+    pub name: Vec<u8>,
+    /// The first 8 hexadecimal digits of their writer's public key.
+    #[n(1)]
+    pub user: String,
+    /// When they were written: `20261123T135501Z`.
+    #[n(2)]
+    pub time: String,
+}
+
+impl DirectoryConflicts {
+    /// The attribute's value.
+    pub fn encode(&self) -> Vec<u8> {
+        minicbor::to_vec(self).expect("a vector takes all that is written")
+    }
+
+    /// Reads an attribute's value.
+    ///
+    /// # Errors
+    /// If it is none; for people.
+    pub fn decode(bytes: &[u8]) -> Result<DirectoryConflicts, String> {
+        minicbor::decode(bytes).map_err(|error| error.to_string())
+    }
+}
 
 /// What a mount knows of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]

@@ -253,11 +253,7 @@ pub fn conflict_name(name: &[u8], dot: &Dot, time_ms: u64, number: u32) -> Bytes
     while let Some(ConflictName { beside, .. }) = ConflictName::parse(name) {
         name = beside;
     }
-    let user: String =
-        dot.writer.user_prefix()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-    let secs = (time_ms / 1000).min(LAST_DATE_SECS);
-    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(secs));
-    let time = time.to_string().replace(['-', ':'], "");
+    let (user, time) = (conflict_user(dot), conflict_time(time_ms));
     let number = if number > 1 { format!("~{number}") } else { String::new() };
     let suffix = format!("~{user}~{time}{number}");
     let room = MAX_NAME_BYTES - suffix.len();
@@ -270,6 +266,25 @@ pub fn conflict_name(name: &[u8], dot: &Dot, time_ms: u64, number: u32) -> Bytes
         Err(_) => name.len().min(room),
     };
     Bytes::from([&name[..cut], suffix.as_bytes()].concat())
+}
+
+/// The user who made a write, as [`conflict_name`] has it.
+pub fn conflict_user(dot: &Dot) -> String {
+    dot.writer.user_prefix()[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A time, milliseconds since 1970, as [`conflict_name`] has it.
+pub fn conflict_time(time_ms: u64) -> String {
+    let secs = (time_ms / 1000).min(LAST_DATE_SECS);
+    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(secs));
+    time.to_string().replace(['-', ':'], "")
+}
+
+/// Whether a mount has given a name to what it stands for, since that was written at the same time as something else:
+/// the name and the entry say the same time. A program that makes a file of such a name, or moves one there, makes an entry
+/// of its own time.
+pub fn is_conflict(shown: &[u8], entry: &Entry) -> bool {
+    ConflictName::parse(shown).is_some_and(|name| name.time == conflict_time(entry.time_ms))
 }
 
 /// What a name of a conflict says.

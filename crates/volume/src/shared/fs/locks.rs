@@ -505,7 +505,7 @@ impl Shared {
         }
         let settled = self.settle_within_lease(number).await;
         if let Some(removal) = self.on_locked(number, |file| file.removal.take()).flatten() {
-            self.remove(&removal).await;
+            self.remove(removal).await;
         }
         let change = {
             let mut state = self.locks.state();

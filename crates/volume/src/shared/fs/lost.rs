@@ -31,6 +31,7 @@ use atoll_vfs::{Entry, Errno, FileKind};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use super::conflicts::{Change, Kept};
 use super::names::{entries, names_of};
 use super::{Freshness, ROOT, Shared, Version, entry};
 use crate::shared::fault::Fault;
@@ -44,8 +45,21 @@ use crate::shared::table::attr_of_lost;
 /// [`Table::path_to`]: crate::shared::table::Table::path_to
 pub(super) type Path = Vec<(InodeKey, Bytes)>;
 
+/// An inode that is looked at.
+pub(super) struct Look {
+    path: Path,
+    /// Whether it was found without a name and could not be given one: a link may be there alone.
+    has_failed: bool,
+}
+
 /// Inodes that are looked at.
-pub(super) type Places = BTreeMap<InodeKey, Path>;
+pub(super) type Looks = BTreeMap<InodeKey, Look>;
+
+impl Look {
+    fn new(path: Path) -> Look {
+        Look { path, has_failed: false }
+    }
+}
 
 /// The names that files and directories get of which this mount does not know any.
 const UNKNOWN_FILE: &[u8] = b"file";
@@ -76,14 +90,14 @@ impl Shared {
                 .map(|(key, (directory, name))| (key, table.path_to(directory, name)))
         };
         if let Some((key, path)) = place {
-            self.written().insert(key, path);
+            self.written().insert(key, Look::new(path));
         }
     }
 
     /// A file has another name in its directory: it is looked at a moment later.
     pub(super) fn note_renamed(&self, key: InodeKey, (directory, name): (InodeKey, &Bytes)) {
         let path = self.table().path_to(directory, name.clone());
-        self.written().insert(key, path);
+        self.written().insert(key, Look::new(path));
     }
 
     /// Makes an inode again as it was `before` another mount removed it, if the directory names it.
@@ -108,7 +122,7 @@ impl Shared {
         Ok(())
     }
 
-    fn written(&self) -> MutexGuard<'_, Places> {
+    fn written(&self) -> MutexGuard<'_, Looks> {
         self.written.lock().expect("no holder of this lock panics")
     }
 
@@ -126,7 +140,7 @@ impl Shared {
             // The root directory is in none.
             let Some((directory, name)) = place else { continue };
             let path = table.path_to(directory, name);
-            self.written().entry(key).or_insert(path);
+            self.written().entry(key).or_insert_with(|| Look::new(path));
         }
     }
 
@@ -136,42 +150,54 @@ impl Shared {
             return;
         }
         let written = std::mem::take(&mut *self.written());
-        let checks = written.iter().map(|(key, path)| self.check_named(*key, path));
+        let checks = written.into_iter().map(|(key, look)| self.check(key, look));
         join_all(checks).await;
     }
 
     /// Names an inode again if it was removed by somebody who had not seen what is in it.
-    pub(super) async fn check_named(&self, key: InodeKey, path: &Path) {
-        match self.name_again(key, path).await {
+    pub(super) async fn check_named(&self, key: InodeKey, path: Path) {
+        self.check(key, Look::new(path)).await;
+    }
+
+    async fn check(&self, key: InodeKey, look: Look) {
+        match self.name_again(key, &look).await {
             Ok(()) | Err(Fault { errno: Errno::ESTALE, .. }) => {}
-            Err(fault @ Fault { errno: Errno::ETIMEDOUT | Errno::ENOSPC | Errno::EDQUOT, .. }) => {
+            Err(fault)
+                if fault.is_conflict
+                    || matches!(fault.errno, Errno::ETIMEDOUT | Errno::ENOSPC | Errno::EDQUOT) =>
+            {
                 tracing::debug!("a file may have no name, and is looked at again: {fault:?}");
-                self.written().entry(key).or_insert_with(|| path.clone());
+                self.written().entry(key).or_insert(look).has_failed = true;
             }
             Err(fault) => tracing::warn!("a file may have no name: {fault:?}"),
         }
     }
 
-    async fn name_again(&self, key: InodeKey, path: &Path) -> Result<(), Fault> {
+    async fn name_again(
+        &self,
+        key: InodeKey,
+        Look { path, has_failed }: &Look,
+    ) -> Result<(), Fault> {
         let version = self.inodes.read(key, Freshness::Newest).await?;
-        let removals: Vec<_> =
-            version.block.siblings().iter().filter(|sibling| sibling.is_removal).collect();
-        if !version.inode().links.is_empty() {
+        let has_link = !version.inode().links.is_empty();
+        if has_link && (!has_failed || self.is_named(key, &version).await?) {
             return Ok(());
         }
         // It was renamed at the same time.
         let (directory, name) = path.first().ok_or(Errno::ESTALE)?;
         let above = self.inodes.read(*directory, Freshness::Newest).await;
         if above.is_ok_and(|above| names_of(above.inode(), key) > 0) {
+            self.keep_unseen(key, version, Change::Open, path).await?;
             self.link_alone(key, *directory).await?;
             self.show_named(key);
             self.drop_surplus_links(key, *directory).await;
             return Ok(());
         }
+        let Kept { version, shows_unseen } =
+            self.keep_unseen(key, version, Change::Removed, path).await?;
         let kept = match &version.inode().contents {
             Contents::Regular { written: Written { dot, time_ms }, .. } => {
-                let is_seen = removals.iter().any(|removal| removal.context.includes(dot));
-                (!is_seen).then_some((*dot, *time_ms))
+                shows_unseen.then_some((*dot, *time_ms))
             }
             Contents::Directory(entries) if !entries.is_empty() => {
                 let living = version.block.siblings().iter().filter(|one| !one.is_removal);
@@ -215,7 +241,7 @@ impl Shared {
                 && above.inode().links.is_empty()
                 && let Some(path) = path.get(at + 1..).filter(|path| !path.is_empty())
             {
-                self.written().entry(into).or_insert_with(|| path.to_vec());
+                self.written().entry(into).or_insert_with(|| Look::new(path.to_vec()));
             }
             return Ok(());
         }
@@ -251,6 +277,18 @@ impl Shared {
                 Err(fault)
             }
         }
+    }
+
+    /// Whether a directory names an inode to which it has a link.
+    async fn is_named(&self, key: InodeKey, version: &Version) -> Result<bool, Fault> {
+        for link in &version.inode().links {
+            match self.inodes.read(link.directory, Freshness::Newest).await {
+                Ok(above) if names_of(above.inode(), key) > 0 => return Ok(true),
+                Ok(_) | Err(Fault { errno: Errno::ESTALE, .. }) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(false)
     }
 
     /// Gives an inode without links one to a directory.

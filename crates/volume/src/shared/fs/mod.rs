@@ -43,7 +43,7 @@ use self::ahead::LookupAhead;
 use self::drawn::Drawn;
 pub use self::history::PastFs;
 use self::locks::FileLocks;
-use self::lost::Places;
+use self::lost::Looks;
 use self::near::NearKeys;
 pub use self::offline::Spooled;
 use self::releases::Releases;
@@ -200,7 +200,7 @@ struct Shared {
     settling: Mutex<BTreeSet<InodeKey>>,
     releases: Releases,
     /// Files that were written a moment ago.
-    written: Mutex<Places>,
+    written: Mutex<Looks>,
     ahead: Mutex<LookupAhead>,
     near: NearKeys,
     drawn: Drawn,

@@ -312,12 +312,7 @@ impl Shared {
         let (directory_key, directory) = self.living_directory(parent).await?;
         self.check_free(directory_key, &directory, name)?;
         let (now, time_ms) = (self.now(), self.env.unix_ms());
-        let linked = self.change(key, |inode, added| {
-            inode.links.insert(Link { added, directory: directory_key });
-            inode.attributes.ctime = now;
-            Ok(())
-        });
-        linked.await?;
+        let link = self.new_link(key, &(directory_key, name.clone())).await?;
         let added = self.inodes.update(directory_key, Base::Version(&directory), |inode, dot| {
             if named(inode, name)?.is_some() {
                 return Err(Errno::EEXIST);
@@ -327,11 +322,10 @@ impl Shared {
             Ok(())
         });
         if let Err(fault) = added.await {
-            if fault.errno != Errno::ETIMEDOUT {
-                self.drop_link(key, directory_key, 1).await;
-            }
+            link.undo().await;
             return Err(fault);
         }
+        link.keep();
         let attr = self.attr(number).await?;
         self.table().hold(key, kind);
         Ok(super::entry(attr))
@@ -352,6 +346,12 @@ impl Shared {
                 _ => return Err(Errno::ENOTDIR.into()),
             }
         };
+        let known = self.inodes.known(directory_key);
+        let known = known.map(|known| known.entry(name)).transpose()?.flatten();
+        let seen = known.map(|entry| (entry.inode, self.seen(entry.inode)));
+        if let Some((key, _)) = &seen {
+            self.keep_known_conflicts(*key).await?;
+        }
         let (now, age) = (self.now(), self.options.names_max_age);
         let removed = self.inodes.update_behind(directory_key, age, |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
@@ -369,7 +369,9 @@ impl Shared {
         if begins {
             self.put_removals_soon(directory_key);
         }
-        self.drop_link_soon(key, (directory_key, name.clone()), lost_names).await;
+        let seen = seen.filter(|(seen, _)| *seen == key).map(|(_, seen)| seen);
+        let seen = seen.unwrap_or_else(|| self.seen(key));
+        self.drop_names_soon(key, (directory_key, name.clone()), lost_names, seen).await;
         Ok(())
     }
 

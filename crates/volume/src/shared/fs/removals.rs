@@ -10,10 +10,11 @@
 //! then. The removal then refers to the inode as it was, kept for a day as a past version, so that the next holder of the
 //! lock who has the file open reads its last contents.
 //!
-//! A removal counts for what was written before the call. Contents that another mount has written after it, while the ring did not
-//! know of it, stay beside the name ([`lost`](super::lost)); so do those that were written before, if the ring was out of reach
-//! at the call and they were not known here. Clocks of mounts that differ can keep what was removed, or cover what was written
-//! within that difference.
+//! A removal counts for what its program was shown, and else for what was written before the call ([`Seen`]). Contents that another mount
+//! has written after it, while the ring did not know of it, stay beside the name ([`lost`](super::lost)); so do those that were
+//! written before, if the ring was out of reach at the call and they were not known here, and those that stood beside what was
+//! shown ([`conflicts`](super::conflicts)). Clocks of mounts that differ can keep what was removed, or cover what was written within
+//! that difference.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,11 +25,12 @@ use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use super::conflicts::{Change, Seen};
 use super::lost::Path;
 use super::names::{entries, names_of};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
-use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
+use crate::shared::inode::{self, Contents, Inode, InodeKey, Link};
 use crate::shared::inodes::Base;
 
 /// Inodes that are removed at once.
@@ -36,6 +38,8 @@ const REMOVALS_AT_ONCE: usize = 32;
 /// Inodes that wait to be removed; a call that finds so many removes its own one before it returns. A guess: what a
 /// ring removes in some seconds.
 const MAX_WAITING: usize = 4_096;
+/// How often a removal is tried of a file that others write meanwhile.
+const MAX_ROUNDS: usize = 8;
 
 /// How often it is looked whether inodes have been removed that are waited for. A guess: below a round trip.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -53,35 +57,70 @@ pub(super) struct Removals {
     turn: futures_util::lock::Mutex<()>,
 }
 
-/// An inode that has lost a name.
+/// A name, and the directory that it is in.
+pub(super) type Place = (InodeKey, Bytes);
+
+/// An inode that has lost names of a directory, or a link.
 pub(super) struct Removal {
     pub(super) key: InodeKey,
-    place: (InodeKey, Bytes),
-    lost_names: usize,
+    place: Place,
+    lost: Lost,
     pub(super) seen: Seen,
 }
 
-/// What a mount knew of an inode when a program removed one of its names.
-pub(super) struct Seen {
-    version: Option<Arc<Version>>,
-    was_offline: bool,
-    /// Milliseconds since 1970.
-    at_ms: u64,
-    /// Whether the file was locked here: those who have it open elsewhere read its last contents when they lock it.
-    pub(super) was_locked: bool,
+/// What an inode has lost.
+#[derive(Clone, Copy)]
+pub(super) enum Lost {
+    /// So many names.
+    Names(usize),
+    /// The link of a name that was not made.
+    Link(Link),
 }
 
-impl Seen {
-    /// Whether the removal counts for contents of another mount.
-    fn covers(&self, written: &Written) -> bool {
-        let is_known = self.version.as_ref().map(|version| {
-            let mut siblings = version.block.siblings().iter();
-            siblings.any(|one| one.dot == written.dot || one.context.includes(&written.dot))
-        });
-        match is_known {
-            Some(false) if self.was_offline => false,
-            Some(true) => true,
-            _ => written.time_ms <= self.at_ms,
+impl Lost {
+    /// The links that go, if `directory` has `left` names of the inode. A link more than those and what was lost may be of a
+    /// name which is just being made.
+    fn links(&self, links: &BTreeSet<Link>, directory: InodeKey, left: usize) -> Vec<Link> {
+        let here = links.iter().filter(|link| link.directory == directory).copied();
+        let here: Vec<Link> = here.collect();
+        let surplus = here.len().saturating_sub(left);
+        match self {
+            Lost::Names(count) => here.into_iter().take(surplus.min(*count)).collect(),
+            Lost::Link(lost) => here.into_iter().filter(|one| one == lost).take(surplus).collect(),
+        }
+    }
+}
+
+/// A link for a name that is about to be made. Unless it is kept it goes again, also if the call is given up: at the
+/// next look at what waits to be removed.
+pub(super) struct NewLink<'a> {
+    shared: &'a Shared,
+    key: InodeKey,
+    place: Place,
+    link: Option<Link>,
+}
+
+impl NewLink<'_> {
+    /// The name is there.
+    pub(super) fn keep(mut self) {
+        self.link = None;
+    }
+
+    /// The name is not there.
+    pub(super) async fn undo(mut self) {
+        if let Some(link) = self.link {
+            self.shared.drop_links(self.key, self.place.clone(), Lost::Link(link)).await;
+            self.link = None;
+        }
+    }
+}
+
+impl Drop for NewLink<'_> {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.take() {
+            let (key, seen) = (self.key, self.shared.seen(self.key));
+            let removal = Removal { key, place: self.place.clone(), lost: Lost::Link(link), seen };
+            self.shared.wait_to_be_removed(removal);
         }
     }
 }
@@ -93,32 +132,32 @@ impl Removals {
 }
 
 impl Shared {
-    /// As [`Shared::drop_link`], after the call if nobody can see the difference.
-    pub(super) async fn drop_link_soon(
+    /// As [`Shared::drop_links`] of so many names, after the call if nobody can see the difference. `seen` is what this
+    /// mount knew when the program asked for it.
+    pub(super) async fn drop_names_soon(
         self: &Arc<Self>,
         key: InodeKey,
-        place: (InodeKey, Bytes),
+        place: Place,
         lost_names: usize,
+        seen: Seen,
     ) {
-        let seen = self.seen(key);
-        let known = seen.version.clone().filter(|known| known.inode().links.len() <= 1);
-        let mut removal = Removal { key, place, lost_names, seen };
+        let known = self.inodes.known(key).filter(|known| known.inode().links.len() <= 1);
+        let mut removal = Removal { key, place, lost: Lost::Names(lost_names), seen };
         if known.is_some() {
             match self.remove_with_lock(removal) {
                 None => return,
                 Some(unlocked) => removal = unlocked,
             }
         }
-        let waiting = || self.removals.waiting();
         let is_shown_gone = known.is_some_and(|known| self.show_gone(key, known));
         // Whether others have given it another name is to be seen when the ring is within reach.
         let waits = is_shown_gone || self.spool.is_offline();
-        if !waits || waiting().len() >= MAX_WAITING {
+        if !waits || self.removals.waiting().len() >= MAX_WAITING {
             // First the name, then the link.
             if let Err(fault) = self.inodes.put_behind(removal.place.0).await {
                 self.note(Some(&fault));
             }
-            return self.remove(&removal).await;
+            return self.remove(removal).await;
         }
         self.wait_to_be_removed(removal);
         let shared = self.clone();
@@ -132,14 +171,10 @@ impl Shared {
 
     /// Removes an inode with the others that wait for it.
     pub(super) fn wait_to_be_removed(&self, removal: Removal) {
-        self.going().insert(removal.key);
+        if matches!(removal.lost, Lost::Names(_)) {
+            self.going().insert(removal.key);
+        }
         self.removals.waiting().push_back(removal);
-    }
-
-    /// Removes an inode whose name is gone from the ring, unless it has other names.
-    pub(super) async fn remove(&self, Removal { key, place, lost_names, seen }: &Removal) {
-        self.drop_link_as(*key, place.0, *lost_names, seen).await;
-        self.check_named(*key, &self.path_to(place)).await;
     }
 
     /// Shows a file without a name from now on; whether that is all that this mount has to do at once: it is not
@@ -155,7 +190,7 @@ impl Shared {
         true
     }
 
-    fn path_to(&self, (directory, name): &(InodeKey, Bytes)) -> Path {
+    fn path_to(&self, (directory, name): &Place) -> Path {
         self.table().path_to(*directory, name.clone())
     }
 
@@ -258,7 +293,8 @@ impl Shared {
         }
     }
 
-    /// Removes some of the inodes that wait for it, each after its name is gone from the ring; whether there may be more.
+    /// Removes some of the inodes that wait for it, each after its name is gone from the ring; whether there may be more. A
+    /// fault if none of them can be removed now.
     async fn remove_some(&self) -> Result<bool, Fault> {
         let next: Vec<Removal> = {
             let mut waiting = self.removals.waiting();
@@ -276,87 +312,150 @@ impl Shared {
             return put.map(|()| false);
         }
         let removals = next.into_iter().map(|removal| async move {
-            self.remove(&removal).await;
-            self.going().remove(&removal.key);
+            let key = removal.key;
+            let tried = self.try_remove(removal).await;
+            if tried.is_ok() {
+                self.going().remove(&key);
+            }
+            tried
         });
-        join_all(removals).await;
-        Ok(true)
+        let tried = join_all(removals).await;
+        let is_in_vain = tried.iter().all(Result::is_err);
+        let mut why = None;
+        for left in tried.into_iter().filter_map(Result::err) {
+            let (removal, fault) = *left;
+            self.removals.waiting().push_back(removal);
+            why = Some(fault);
+        }
+        why.filter(|_| is_in_vain).map_or(Ok(true), Err)
     }
 
-    /// Notes in an inode that a directory has lost names of it; removes the inode if it has none anywhere. A link more
-    /// than the directory's names and those that were lost may be of a name which is just being made. The name is gone
-    /// already: what fails here leaves an inode that ends with its lease.
-    pub(super) async fn drop_link(&self, key: InodeKey, directory: InodeKey, lost_names: usize) {
-        self.drop_link_as(key, directory, lost_names, &self.seen(key)).await;
+    /// Notes in an inode that a directory has lost names of it, or does not get one; removes the inode if it has none
+    /// anywhere.
+    pub(super) async fn drop_links(&self, key: InodeKey, place: Place, lost: Lost) {
+        self.remove(Removal { key, place, lost, seen: self.seen(key) }).await;
     }
 
-    /// The same; `seen` is what this mount knew when the program removed the name.
-    async fn drop_link_as(
-        &self,
-        key: InodeKey,
-        directory: InodeKey,
-        lost_names: usize,
-        seen: &Seen,
-    ) {
-        if let Err(fault) = self.try_drop_link(key, directory, lost_names, seen).await {
-            tracing::debug!("a removed name is still in its inode: {fault:?}");
+    /// Removes an inode whose name is gone from the ring, unless it has other names; later, if that is not possible now.
+    pub(super) async fn remove(&self, removal: Removal) {
+        if let Err(left) = self.try_remove(removal).await {
+            self.wait_to_be_removed(left.0);
         }
     }
 
-    fn seen(&self, key: InodeKey) -> Seen {
-        let (version, was_offline) = (self.inodes.known(key), self.spool.is_offline());
-        Seen { version, was_offline, at_ms: self.env.unix_ms(), was_locked: false }
+    /// The same; the removal, if it is to be tried again, and why: the ring is out of reach, or has no room. What fails else
+    /// leaves an inode that ends with its lease.
+    async fn try_remove(&self, mut removal: Removal) -> Result<(), Box<(Removal, Fault)>> {
+        let Removal { key, place, lost, seen } = &mut removal;
+        let (key, path) = (*key, self.path_to(place));
+        match self.try_drop_links(key, place, *lost, seen).await {
+            Err(fault @ Fault { errno: Errno::ETIMEDOUT | Errno::ENOSPC | Errno::EDQUOT, .. }) => {
+                return Err(Box::new((removal, fault)));
+            }
+            Err(fault) => {
+                tracing::debug!("a removed name is still in its inode: {fault:?}");
+            }
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+        }
+        self.check_named(key, path).await;
+        Ok(())
     }
 
-    /// As [`Shared::drop_link_as`]; [`Errno::ENOTEMPTY`] of a directory in which there are names, [`Errno::ESTALE`] of
-    /// an inode that was removed.
-    async fn try_drop_link(
+    /// Adds a link for a name that is about to be made.
+    pub(super) async fn new_link(
         &self,
         key: InodeKey,
-        directory: InodeKey,
-        lost_names: usize,
-        seen: &Seen,
-    ) -> Result<(), Fault> {
+        place: &Place,
+    ) -> Result<NewLink<'_>, Fault> {
+        let mut new = NewLink { shared: self, key, place: place.clone(), link: None };
+        let (now, directory) = (self.now(), place.0);
+        let linked = self.change(key, |inode, added| {
+            // Unless it is there from an attempt before.
+            if new.link.is_none_or(|link| !inode.links.contains(&link)) {
+                let link = Link { added, directory };
+                new.link = Some(link);
+                inode.links.insert(link);
+            }
+            inode.attributes.ctime = now;
+            Ok(())
+        });
+        let fault = match linked.await {
+            Ok(()) => return Ok(new),
+            // Its removal is known, and that of its name not yet.
+            Err(Fault { errno: Errno::ESTALE, .. }) => Errno::ENOENT.into(),
+            Err(fault) => fault,
+        };
+        new.undo().await;
+        Err(fault)
+    }
+
+    /// As [`Shared::drop_links`]; whether links are left. [`Errno::ENOTEMPTY`] of a directory in which there are names,
+    /// [`Errno::ESTALE`] of an inode that was removed.
+    async fn try_drop_links(
+        &self,
+        key: InodeKey,
+        place: &Place,
+        lost: Lost,
+        seen: &mut Seen,
+    ) -> Result<bool, Fault> {
+        for _ in 0..MAX_ROUNDS {
+            match self.try_drop_links_once(key, place, lost, seen).await {
+                // Somebody has written it meanwhile.
+                Err(fault) if fault.is_conflict => {}
+                done => return done,
+            }
+        }
+        Err(Fault::conflict())
+    }
+
+    async fn try_drop_links_once(
+        &self,
+        key: InodeKey,
+        place: &Place,
+        lost: Lost,
+        seen: &mut Seen,
+    ) -> Result<bool, Fault> {
         // Before the directory: a mount that gives the inode another name there changes the inode afterwards.
         let newest = self.inodes.read(key, Freshness::Newest).await?;
         // As the directory is now that the ring has heard of the removal: another mount may have given the inode
         // another name, and whoever does so from now on finds that the one here is gone.
+        let directory = place.0;
         let left_names = match self.inodes.read(directory, Freshness::Latest).await {
             Ok(version) => names_of(version.inode(), key),
             Err(Fault { errno: Errno::ESTALE, .. }) => 0,
             Err(fault) => return Err(fault),
         };
         let now = self.now();
-        let keep = |inode: &mut Inode| {
-            let here = |link: &&Link| link.directory == directory;
-            let surplus = inode.links.iter().filter(here).count().saturating_sub(left_names);
-            let surplus = surplus.min(lost_names);
-            let gone: Vec<Link> = inode.links.iter().filter(here).take(surplus).copied().collect();
-            for link in &gone {
-                inode.links.remove(link);
+        let drop_links = |inode: &mut Inode| {
+            for link in lost.links(&inode.links, directory, left_names) {
+                inode.links.remove(&link);
             }
             inode.attributes.ctime = now;
         };
         let mut left = newest.inode().clone();
-        keep(&mut left);
+        drop_links(&mut left);
         if !left.links.is_empty() && left.links == newest.inode().links {
             self.show_named(key);
-            return Ok(());
+            return Ok(true);
         }
-        let is_written_since = match &newest.inode().contents {
-            Contents::Regular { written, .. } => {
-                !self.inodes.is_own(key, &written.dot) && !seen.covers(written)
+        let has_links = !left.links.is_empty();
+        let (newest, stays) = match has_links {
+            true => (newest, true),
+            false => {
+                let (change, path) = (Change::Removal(seen), self.path_to(place));
+                let kept = self.keep_unseen(key, newest, change, &path).await?;
+                (kept.version, kept.shows_unseen)
             }
-            _ => false,
         };
         // `check_named` gives a file without links the name `NAME~USER~TIME`.
-        if !left.links.is_empty() || is_written_since {
+        if stays {
             let kept = self.change(key, |inode, _| {
-                keep(inode);
+                drop_links(inode);
                 Ok(())
             });
             self.show_named(key);
-            return kept.await;
+            return kept.await.map(|()| has_links);
         }
         // Those who have it open go on reading and writing, and nothing of that is kept.
         let turn = {
@@ -374,7 +473,7 @@ impl Shared {
         };
         let kept_secs = if seen.was_locked { KEPT_FOR_HOLDERS_SECS } else { 0 };
         let written = self.inodes.replace(key, Base::Version(&newest), kept_secs, |inode, _| {
-            keep(inode);
+            drop_links(inode);
             match &inode.contents {
                 Contents::Directory(entries) if !entries.is_empty() => Err(Errno::ENOTEMPTY),
                 _ => Ok(((), inode.links.is_empty())),
@@ -397,7 +496,7 @@ impl Shared {
                 self.releases.note_data(key, &newest, data.into_iter().collect());
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Names an inode again whose name was taken away.
@@ -491,8 +590,9 @@ impl Shared {
         entry: &inode::Entry,
         lost_names: usize,
     ) -> Result<(), Fault> {
-        match self.try_drop_link(entry.inode, parent, lost_names, &self.seen(entry.inode)).await {
-            Ok(()) => self.watch_removed(parent, entry.clone()),
+        let (place, lost) = ((parent, entry.name.clone()), Lost::Names(lost_names));
+        match self.try_drop_links(entry.inode, &place, lost, &mut self.seen(entry.inode)).await {
+            Ok(_) => self.watch_removed(parent, entry.clone()),
             Err(Fault { errno: Errno::ESTALE, .. }) => {}
             Err(fault) => {
                 if let Err(unnamed) = self.restore_name(parent, entry).await {
@@ -505,8 +605,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes what a rename has replaced.
-    pub(super) async fn replaced(self: &Arc<Self>, target: &inode::Entry, directory: InodeKey) {
+    /// Removes what a rename has replaced; `seen` is what this mount knew of it before.
+    pub(super) async fn replaced(
+        self: &Arc<Self>,
+        target: &inode::Entry,
+        directory: InodeKey,
+        seen: Seen,
+    ) {
         match target.file_kind() {
             FileKind::Directory => {
                 // The directory appears beside the one that has replaced it.
@@ -516,7 +621,7 @@ impl Shared {
             }
             _ => {
                 let place = (directory, target.name.clone());
-                self.drop_link_soon(target.inode, place, 1).await;
+                self.drop_names_soon(target.inode, place, 1, seen).await;
             }
         }
     }

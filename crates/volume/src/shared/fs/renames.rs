@@ -14,6 +14,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::names::{entries, modified, named, take_away};
+use super::removals::{Lost, NewLink};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Inode, InodeKey, Link};
@@ -79,6 +80,11 @@ impl Shared {
             },
             None => {}
         }
+        let replaced = target.as_ref().filter(|_| !flags.exchange);
+        let replaced = replaced.map(|target| (target, self.seen(target.inode)));
+        if let Some((target, _)) = &replaced {
+            self.keep_known_conflicts(target.inode).await?;
+        }
         let other = target.as_ref().filter(|_| flags.exchange).map(|target| target.inode);
         let steps = Steps {
             from: (from_key, &from, name),
@@ -106,8 +112,8 @@ impl Shared {
             self.rename_across(&steps).await?;
         }
         self.table().place(&key, to_key, new_name);
-        if let Some(target) = target.as_ref().filter(|_| !flags.exchange) {
-            self.replaced(target, to_key).await;
+        if let Some((target, seen)) = replaced {
+            self.replaced(target, to_key, seen).await;
         }
         Ok(())
     }
@@ -171,27 +177,53 @@ impl Shared {
         Ok(())
     }
 
+    /// Renames to another directory: nothing is left of it if it fails, at the latest when the ring is within reach again.
     async fn rename_across(&self, steps: &Steps<'_>) -> Result<(), Fault> {
+        let (from_key, from, name) = steps.from;
+        let (to_key, to, new_name) = steps.to;
+        for directory in [from, to] {
+            self.check_may_write(directory).await?;
+        }
+        let (old, new) = ((from_key, name.clone()), (to_key, new_name.clone()));
+        let exchanged = steps.target.filter(|_| steps.is_exchange);
+        let mut links = vec![self.new_link(steps.moved.0, &new).await?];
+        if let Some((key, _)) = exchanged {
+            match self.new_link(key, &old).await {
+                Ok(link) => links.push(link),
+                Err(fault) => return Err(undone(links, fault).await),
+            }
+        }
+        let lost_names = match self.rename_linked(steps).await {
+            Ok(lost_names) => lost_names,
+            Err(fault) => return Err(undone(links, fault).await),
+        };
+        links.into_iter().for_each(NewLink::keep);
+        self.drop_links(steps.moved.0, old, Lost::Names(lost_names)).await;
+        if let Some((key, _)) = exchanged {
+            self.drop_links(key, new, Lost::Names(1)).await;
+        }
+        Ok(())
+    }
+
+    /// Renames what has links to both directories; how many names of it the first one has lost.
+    async fn rename_linked(&self, steps: &Steps<'_>) -> Result<usize, Fault> {
         let (from_key, from, name) = steps.from;
         let (to_key, to, new_name) = steps.to;
         let (now, time_ms) = (self.now(), self.env.unix_ms());
         let exchanged = steps.target.filter(|_| steps.is_exchange);
-        self.add_link(steps.moved.0, to_key).await?;
-        if let Some((key, _)) = exchanged {
-            self.add_link(key, from_key).await?;
-        }
+        let mut renamed = HalfRenamed { shared: self, done: Vec::new() };
         let named_new = self.inodes.update(to_key, Base::Version(to), |inode, dot| {
             let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
             take_away(inode, &target, dot)?;
             let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
             entries(inode)?.insert(new);
             modified(inode, now);
+            let (given, taken) = (Some((new_name.clone(), steps.moved.0)), target.first().cloned());
+            renamed.done = vec![Renamed { directory: to_key, given, taken }];
             Ok(())
         });
         if let Err(fault) = named_new.await {
-            if fault.errno == Errno::EAGAIN {
-                self.drop_link(steps.moved.0, to_key, 1).await;
-            }
+            renamed.undo().await;
             return Err(fault);
         }
         let unnamed = self.inodes.update(from_key, Base::Version(from), |inode, dot| {
@@ -204,14 +236,26 @@ impl Shared {
                 entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
             }
             modified(inode, now);
+            let given = exchanged.map(|(key, _)| (name.clone(), key));
+            renamed.done.truncate(1);
+            renamed.done.push(Renamed {
+                directory: from_key,
+                given,
+                taken: moved.first().cloned(),
+            });
             Ok(moved.len())
         });
-        let (lost_names, _) = unnamed.await?;
-        self.drop_link(steps.moved.0, from_key, lost_names).await;
-        if let Some((key, _)) = exchanged {
-            self.drop_link(key, to_key, 1).await;
-        }
-        Ok(())
+        let lost_names = match unnamed.await {
+            Ok((lost_names, _)) => lost_names,
+            // Another mount has removed the directory with its names.
+            Err(Fault { errno: Errno::ESTALE, .. }) if exchanged.is_none() => 1,
+            Err(fault) => {
+                renamed.undo().await;
+                return Err(fault);
+            }
+        };
+        renamed.done.clear();
+        Ok(lost_names)
     }
 
     /// Gives a file the time of its renaming, as ext4 does, when its directory has the new name. Another mount that removes
@@ -245,6 +289,69 @@ impl Shared {
             // Its removal is known, and that of its name not yet.
             Err(Fault { errno: Errno::ESTALE, .. }) => Err(Errno::ENOENT.into()),
             done => done,
+        }
+    }
+}
+
+/// Takes back the links of a rename that has failed.
+async fn undone(links: Vec<NewLink<'_>>, fault: Fault) -> Fault {
+    for link in links {
+        link.undo().await;
+    }
+    fault
+}
+
+/// The names of a rename between two directories that are changed. If the call is given up, the file has both names, and
+/// what it has replaced gets a name again.
+struct HalfRenamed<'a> {
+    shared: &'a Shared,
+    done: Vec<Renamed>,
+}
+
+/// What a rename has changed in one directory.
+struct Renamed {
+    directory: InodeKey,
+    given: Option<(Bytes, InodeKey)>,
+    taken: Option<inode::Entry>,
+}
+
+impl HalfRenamed<'_> {
+    /// Gives the names back: here at once, on the ring as soon as it is within reach. What was signed and not acknowledged
+    /// would come there with the next change.
+    async fn undo(mut self) {
+        let inodes = &self.shared.inodes;
+        while let Some(Renamed { directory, given, taken }) = self.done.pop() {
+            let undone = inodes.update_behind(directory, Duration::MAX, |inode, dot| {
+                if let Some((name, key)) = &given {
+                    let found = named(inode, name)?.unwrap_or_default();
+                    let given: Vec<_> =
+                        found.into_iter().filter(|entry| entry.inode == *key).collect();
+                    take_away(inode, &given, dot)?;
+                }
+                let entries = entries(inode)?;
+                if let Some(taken) = &taken
+                    && entries.iter().all(|entry| entry.inode != taken.inode)
+                {
+                    entries.insert(inode::Entry { added: dot, ..taken.clone() });
+                }
+                Ok(())
+            });
+            let put = match undone.await {
+                Ok(_) => inodes.put_behind(directory).await,
+                Err(fault) => Err(fault),
+            };
+            // It is tried again with names that were removed.
+            if let Err(fault) = put {
+                tracing::debug!("a rename that has failed is not undone yet: {fault:?}");
+            }
+        }
+    }
+}
+
+impl Drop for HalfRenamed<'_> {
+    fn drop(&mut self) {
+        for Renamed { directory, taken, .. } in self.done.drain(..) {
+            taken.into_iter().for_each(|taken| self.shared.watch_removed(directory, taken));
         }
     }
 }

@@ -8,20 +8,26 @@ use std::sync::Arc;
 
 use atoll_key::kinds::certified::Sibling;
 use atoll_key::{GroupId, UserId};
+use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::{Freshness, Shared, Version};
 use crate::shared::access::{GroupRecord, read_group};
 use crate::shared::consistency::Consistency;
 use crate::shared::fault::Fault;
 use crate::shared::file_state::{
-    BLOCKS_AT_ONCE, BLOCKS_XATTR, FileState, PendingChanges, STATE_XATTR, WritingGroup,
-    WrittenVersion,
+    BLOCKS_AT_ONCE, BLOCKS_XATTR, CONFLICTS_XATTR, DirectoryConflicts, FileState, NAMES_AT_ONCE,
+    PendingChanges, STATE_XATTR, UnopenedContents, WritingGroup, WrittenVersion,
 };
-use crate::shared::inode::InodeKey;
+use crate::shared::inode::{self, InodeKey};
+use crate::shared::merged::{self, Conflict};
 use crate::shared::reach::Reach;
 use crate::shared::table::View;
+
+/// Inodes of a directory that are read at once.
+const READS_AT_ONCE: usize = 32;
 
 /// A virtual attribute of every file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +36,8 @@ pub(super) enum VirtualXattr {
     State,
     /// Hashes of content blocks, from this number on.
     Blocks(usize),
+    /// What of a directory's names was written at the same time as something else, from this number on.
+    Conflicts(usize),
 }
 
 impl VirtualXattr {
@@ -38,8 +46,12 @@ impl VirtualXattr {
         if name == STATE_XATTR.as_bytes() {
             return Some(VirtualXattr::State);
         }
-        let from = name.strip_prefix(BLOCKS_XATTR.as_bytes())?;
-        Some(VirtualXattr::Blocks(std::str::from_utf8(from).ok()?.parse().ok()?))
+        let from = |beginning: &str| -> Option<usize> {
+            let from = name.strip_prefix(beginning.as_bytes())?;
+            std::str::from_utf8(from).ok()?.parse().ok()
+        };
+        let conflicts = || from(CONFLICTS_XATTR).map(VirtualXattr::Conflicts);
+        from(BLOCKS_XATTR).map(VirtualXattr::Blocks).or_else(conflicts)
     }
 }
 
@@ -55,6 +67,9 @@ impl Shared {
         match xattr {
             VirtualXattr::State => Ok(self.state_of(number).await?.encode().into()),
             VirtualXattr::Blocks(from) => self.blocks_of(number, from).await,
+            VirtualXattr::Conflicts(from) => {
+                Ok(self.conflicts_of(number, from).await?.encode().into())
+            }
         }
     }
 
@@ -187,9 +202,47 @@ impl Shared {
         let reach = Reach { inline: &self.inline, cache: &self.cache, sealing };
         let mut found = BTreeSet::new();
         let reached = reach.add_inode(&version.block, &mut found).await;
-        reached.map_err(|told| Fault::new(atoll_vfs::Errno::EIO, told))?;
+        reached.map_err(|told| Fault::new(Errno::EIO, told))?;
         let hashes = found.into_iter().skip(from).take(BLOCKS_AT_ONCE);
         Ok(hashes.flat_map(|hash| hash.0).collect::<Vec<u8>>().into())
+    }
+}
+
+impl Shared {
+    /// What of a directory's names, from number `from` on, was written at the same time as something else. Each file is
+    /// read for it, as for a listing with attributes.
+    async fn conflicts_of(&self, number: u64, from: usize) -> Result<DirectoryConflicts, Fault> {
+        let (_, version) = match self.directory(number, self.names_age()).await {
+            Err(Fault { errno: Errno::ENOTDIR, .. }) => return Err(Errno::ENODATA.into()),
+            directory => directory?,
+        };
+        let names: Vec<(Bytes, inode::Entry)> = {
+            let names = version.names()?.iter().skip(from).take(NAMES_AT_ONCE);
+            names.map(|(name, entries)| (name.clone(), entries[0].clone())).collect()
+        };
+        let is_kept = |(name, entry): &&(Bytes, inode::Entry)| merged::is_conflict(name, entry);
+        let kept = names.iter().filter(is_kept).map(|(name, _)| name.to_vec()).collect();
+        let count = names.len() as u64;
+        let reads = names.into_iter().map(|(name, entry)| async move {
+            if entry.file_kind() == FileKind::Directory {
+                return Ok(Vec::new());
+            }
+            let found = match self.inodes.read(entry.inode, self.names_age()).await {
+                // It is gone.
+                Err(Fault { errno: Errno::ESTALE, .. }) => return Ok(Vec::new()),
+                found => found?,
+            };
+            let unopened = |conflict: &Conflict| UnopenedContents {
+                name: name.to_vec(),
+                user: merged::conflict_user(&conflict.dot),
+                time: merged::conflict_time(conflict.time_ms),
+            };
+            Ok::<_, Fault>(found.merged.conflicts.iter().map(unopened).collect())
+        });
+        let unopened: Vec<Vec<UnopenedContents>> =
+            stream::iter(reads).buffered(READS_AT_ONCE).try_collect().await?;
+        let unopened = unopened.into_iter().flatten().collect();
+        Ok(DirectoryConflicts { names: count, kept, unopened })
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! It does not know when the ring has the versions that are shown before they are put ([`super::behind`]).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use atoll_dht::PutError;
@@ -19,14 +20,14 @@ use crate::blocks::outbox::{NewContent, Outbox};
 use crate::shared::entries::Leaves;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Inode, InodeKey};
-use crate::shared::merged::{self, Merged};
+use crate::shared::merged::{self, Conflict, Merged};
 use crate::shared::past::{Replaced, left_by_removal};
 
 /// What becomes of what a version replaces.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Over {
-    /// Other contents have been kept elsewhere, and are covered.
-    pub(super) covers_conflicts: bool,
+pub(super) struct Over<'a> {
+    /// Other contents that are kept elsewhere, or that nobody has to keep: the version may cover them.
+    pub(super) covered: Option<&'a BTreeSet<Dot>>,
     /// How long it is kept at least as a past version, seconds.
     pub(super) kept_secs: u64,
 }
@@ -36,7 +37,7 @@ pub(super) struct Next<'a> {
     pub(super) version: &'a Version,
     /// The version that the caller's change was for, if replicas hold newer ones.
     pub(super) refused_base: Option<&'a Version>,
-    pub(super) over: Over,
+    pub(super) over: Over<'a>,
     /// Whether later versions cover it in any case. Else the caller says so when the ring has it.
     pub(super) is_recorded: bool,
 }
@@ -133,13 +134,15 @@ impl Inodes {
         self.write_over(key, base, Over { kept_secs, ..Over::default() }, edit).await
     }
 
-    /// Writes what `version` shows in place of all its siblings, whose other contents have been kept.
+    /// Writes what `version` shows in place of all its siblings, whose other contents have been kept. A conflict, if there
+    /// are others by now.
     pub(in crate::shared) async fn cover(
         &self,
         key: InodeKey,
         version: &Arc<Version>,
     ) -> Result<Arc<Version>, Fault> {
-        let over = Over { covers_conflicts: true, ..Over::default() };
+        let kept = version.merged.conflicts.iter().map(|conflict| conflict.dot).collect();
+        let over = Over { covered: Some(&kept), ..Over::default() };
         let written = self.write_over(key, Base::Version(version), over, |_, _| Ok(((), false)));
         Ok(written.await?.1.ok_or(Errno::ESTALE)?)
     }
@@ -148,7 +151,7 @@ impl Inodes {
         &self,
         key: InodeKey,
         base: Base<'_>,
-        over: Over,
+        over: Over<'_>,
         edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let state = self.state(key);
@@ -162,7 +165,7 @@ impl Inodes {
         &self,
         (key, state): (InodeKey, &State),
         (base, mut child): (Base<'_>, Option<&mut Child<'_>>),
-        over: Over,
+        over: Over<'_>,
         mut edit: impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<(T, Option<Arc<Version>>), Fault> {
         let (mut refused, mut is_stale) = (None, false);
@@ -226,7 +229,7 @@ impl Inodes {
     pub(super) async fn sign_next<T>(
         &self,
         state: &State,
-        Next { version, refused_base, over: Over { covers_conflicts, kept_secs }, is_recorded }: Next<'_>,
+        Next { version, refused_base, over: Over { covered, kept_secs }, is_recorded }: Next<'_>,
         edit: &mut impl FnMut(&mut Inode, Dot) -> Result<(T, bool), Errno>,
     ) -> Result<Signed<T>, Fault> {
         let over = match &state.known().signed {
@@ -249,7 +252,8 @@ impl Inodes {
         // elsewhere before anything covers them.
         let is_unseen = refused_base
             .is_some_and(|base| has_other_contents(base, &merged, &over, state.writer()));
-        if (is_unseen || !merged.conflicts.is_empty()) && !covers_conflicts {
+        let is_kept = |one: &Conflict| covered.is_some_and(|covered| covered.contains(&one.dot));
+        if is_unseen || !merged.conflicts.iter().all(is_kept) {
             return Err(Fault::conflict());
         }
         let author = self.credentials.author(over.groups(), state.writer()).await?;

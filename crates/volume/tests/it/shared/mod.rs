@@ -25,10 +25,12 @@ mod past;
 mod places;
 mod releases;
 mod removals;
+mod renames;
 mod sealing;
 mod state;
 mod status;
 mod stopped;
+mod unseen;
 mod upkeep;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};

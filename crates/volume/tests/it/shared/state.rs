@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use atoll_dht::{Blocks, MemoryBlocks, Wanted};
 use atoll_key::BlockHash;
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
-use atoll_volume::shared::file_state::{BLOCKS_XATTR, FileState, STATE_XATTR};
+use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer};
+use atoll_volume::shared::file_state::{
+    BLOCKS_XATTR, CONFLICTS_XATTR, DirectoryConflicts, FileState, NAMES_AT_ONCE, STATE_XATTR,
+};
 use atoll_volume::shared::{SharedFs, SharedOptions};
 use bytes::Bytes;
 
@@ -129,4 +131,67 @@ async fn the_blocks_of_a_file_are_named_a_thousand_at_a_time() {
     assert_eq!(hashes(all.len()).await, []);
     let wrong = fs.getxattr(inode, b"user.atoll.blocks.x").await;
     assert_eq!(wrong, Err(Errno::ENODATA));
+}
+
+/// All that a mount says of the conflicts of the root directory: kept names, and files with contents that nobody was shown.
+async fn conflicts(fs: &SharedFs) -> (Vec<String>, Vec<String>) {
+    let (mut kept, mut unopened, mut from) = (Vec::new(), Vec::new(), 0);
+    let text = |name: Vec<u8>| String::from_utf8(name).expect("ours");
+    loop {
+        let value = fs.getxattr(ROOT, format!("{CONFLICTS_XATTR}{from}").as_bytes()).await;
+        let found = DirectoryConflicts::decode(&value.expect("is said")).expect("reads back");
+        kept.extend(found.kept.into_iter().map(text));
+        unopened.extend(found.unopened.into_iter().map(|one| text(one.name)));
+        from += NAMES_AT_ONCE;
+        if found.names < NAMES_AT_ONCE as u64 {
+            return (kept, unopened);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_directory_tells_its_conflicts_and_no_names_that_programs_gave() {
+    let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
+    created(&env(), &blocks).await;
+    let mounts = [mounted(&env(), &blocks, 1).await, mounted(&env(), &blocks, 2).await];
+    let (me, rw) = (Caller::default(), OpenFlags::READ_WRITE);
+    let like_one = "file~0a1b2c3d~20261123T135501Z";
+    let names = (0..NAMES_AT_ONCE + 6).map(|n| format!("a{n:02}"));
+    for name in names.chain(["file".into(), like_one.into()]) {
+        let made = mounts[0].mknod(me, ROOT, name.as_bytes(), FileKind::Regular, 0o644, 0);
+        made.await.expect("made");
+    }
+    let mut open = Vec::new();
+    for fs in &mounts {
+        let inode = fs.lookup(me, ROOT, b"file").await.expect("found").attr.inode;
+        open.push((inode, fs.open(me, inode, rw).await.expect("opens").handle));
+        let text = Bytes::from(format!("by {:p}", fs));
+        let (inode, handle) = *open.last().expect("just opened");
+        fs.write(Writer::At(me), inode, handle, 0, text).await.expect("written");
+    }
+    for (fs, (inode, handle)) in mounts.iter().zip(&open) {
+        fs.flush(*inode, *handle).await.expect("closed");
+        fs.close(*inode, *handle).await.expect("it is open");
+    }
+    let none = Vec::<String>::new();
+    for fs in &mounts {
+        assert_eq!(conflicts(fs).await, (none.clone(), vec!["file".to_owned()]));
+    }
+    // Asking changes nothing; opening does.
+    let inode = mounts[1].lookup(me, ROOT, b"file").await.expect("found").attr.inode;
+    let handle = mounts[1].open(me, inode, OpenFlags::READ).await.expect("opens").handle;
+    mounts[1].close(inode, handle).await.expect("it is open");
+    let (kept, unopened) = conflicts(&mounts[0]).await;
+    assert_eq!((kept.len(), unopened), (1, none.clone()), "{kept:?}");
+    assert!(kept[0].starts_with("file~") && kept[0] != like_one, "{kept:?}");
+    // A person who gives it a name, even such a one, has looked at it.
+    let to = "file~0a1b2c3d~20261124T135501Z";
+    let renamed =
+        mounts[0].rename(me, ROOT, kept[0].as_bytes(), ROOT, to.as_bytes(), RenameFlags::default());
+    renamed.await.expect("renames");
+    assert_eq!(conflicts(&mounts[1]).await, (none.clone(), none));
+    let name = format!("{CONFLICTS_XATTR}0");
+    assert_eq!(mounts[0].getxattr(open[0].0, name.as_bytes()).await, Err(Errno::ENODATA));
+    let set = mounts[0].setxattr(me, ROOT, name.as_bytes(), Bytes::new(), Default::default());
+    assert_eq!(set.await, Err(Errno::EPERM));
 }
