@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
-use atoll_key::{SecretKey, SignedBlock, VolumeCipher};
+use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 
 use super::fs::{Fault, WritableFs};
 use super::spool::{self, Spool, SpoolError};
@@ -39,6 +39,37 @@ impl From<SpoolError> for WriteError {
     }
 }
 
+/// What earlier mounts have left in a spool, beside the newest root.
+#[derive(Default)]
+struct Left {
+    /// So many of its records the root has.
+    merged: u64,
+    /// The spool of the mount that has put the root.
+    newest: Option<[u8; 16]>,
+    /// Whether there are records that the root does not have, and that can be made again.
+    has_more: bool,
+    /// Where records lie that another writer has overtaken.
+    set_aside: Option<String>,
+}
+
+impl Left {
+    /// Compares a spool with the newest root, and sets its records aside if they were not made on that.
+    async fn compare(spool: &Spool, root: &Root) -> Result<Left, SpoolError> {
+        let merged = root.mounted.records_of(spool.former_ids());
+        let newest = root.mounted.merged.first().map(|merged| merged.spool);
+        let mut left = Left { merged, newest, ..Left::default() };
+        left.has_more = spool.begin_at(merged).await;
+        // Else nothing tells on which tree the records were made.
+        let is_newest = newest.is_some_and(|newest| spool.former_ids().contains(&newest));
+        if left.has_more && !is_newest {
+            tracing::warn!("another writer has put a root since the spool was written");
+            left.set_aside = Some(spool.set_aside().await?);
+            left.has_more = false;
+        }
+        Ok(left)
+    }
+}
+
 impl WritableFs {
     /// Opens the volume of `secret` for writing, and says on the ring that this mount writes it. What
     /// an earlier mount has left in the spool is made again, or set aside if another writer has
@@ -60,6 +91,11 @@ impl WritableFs {
             None => None,
         };
         let former_ids = spool.as_ref().map_or(Vec::new(), |spool| spool.former_ids().to_vec());
+        // Before the volume is found to be busy: what was overtaken can be recovered while another mount writes.
+        let left = match &spool {
+            Some(spool) => Some(Left::compare(spool, &root).await?),
+            None => None,
+        };
         let now = env.unix_ms();
         if let Some(writer) = root.mounted.writer.filter(|writer| writer.until_unix_ms > now)
             // An earlier mount of this spool has ended, or it would still hold the spool.
@@ -69,18 +105,8 @@ impl WritableFs {
             let left_secs = (writer.until_unix_ms - now).div_ceil(1000);
             return Err(WriteError::Busy { left_secs });
         }
-        let mut set_aside = None;
-        let merged = root.mounted.records_of(&former_ids);
+        let Left { merged, newest, has_more, set_aside } = left.unwrap_or_default();
         if let Some(spool) = &mut spool {
-            let newest = root.mounted.merged.first().map(|merged| merged.spool);
-            let mut has_more = spool.begin_at(merged).await;
-            // Else nothing tells on which tree the records were made.
-            let is_newest = newest.is_some_and(|newest| former_ids.contains(&newest));
-            if has_more && !is_newest {
-                tracing::warn!("another writer has put a root since the spool was written");
-                set_aside = Some(spool.set_aside().await?);
-                has_more = false;
-            }
             spool.keep_id(newest, has_more).await?;
         }
         let spool_id = spool.as_ref().map_or_else(|| random_id(&env), Spool::id);
@@ -96,6 +122,27 @@ impl WritableFs {
         }
         fs.shared().begin();
         Ok(fs)
+    }
+
+    /// Sets aside what an earlier mount has left in the spool of the volume of `secret` if another writer has put a root
+    /// since; the name of the directory below the spool that has it then. The ring is only read, so the volume may
+    /// be in use.
+    ///
+    /// # Errors
+    /// If the volume's root or the spool cannot be read.
+    pub async fn set_aside_overtaken(
+        env: &Env,
+        blocks: &Arc<dyn Blocks>,
+        secret: &SecretKey,
+        read_key: Option<&ReadKey>,
+        spool: Arc<dyn SpoolDirectory>,
+    ) -> Result<Option<String>, WriteError> {
+        let id = secret.volume_id();
+        let cipher = read_key.map(|key| VolumeCipher::new(key, &id));
+        let block: SignedBlock = blocks.get_signed(id.root_key()).await?;
+        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+        let spool = Spool::open(env, spool, cipher).await?;
+        Ok(Left::compare(&spool, &root).await?.set_aside)
     }
 
     /// What a mount has left in a spool that was set aside: the volume as that mount showed it,

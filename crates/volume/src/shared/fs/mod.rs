@@ -583,7 +583,7 @@ impl Shared {
             (table.changed(false).len() + self.inodes.behind().len(), table.held_bytes())
         };
         let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
-        if let Some(Spooled { files, bytes, why }) = self.spooled() {
+        if let Some(Spooled { files, bytes, why, .. }) = self.spooled() {
             let alone = |why| {
                 let paths = self.changed_paths();
                 format!("; {changed} files are in memory alone ({paths}): {why}")

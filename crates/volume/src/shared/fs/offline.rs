@@ -32,6 +32,8 @@ pub struct Spooled {
     pub bytes: u64,
     /// The reason, for people.
     pub why: String,
+    /// Why the ring does not take some of the files, for people: nobody brings those there while that is so.
+    pub refused: Option<String>,
 }
 
 /// Brings to the ring what is spooled, until the mount ends.
@@ -78,7 +80,7 @@ impl Shared {
                 humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(since_ms));
             why.push(format!("offline since {since}, what is shown may be old: {told}"));
         }
-        if let Some((count, told)) = refused {
+        if let Some((count, told)) = &refused {
             let keep = "copy them out of this mount to keep them elsewhere";
             why.push(format!("the ring does not take {count} of them, {keep}: {told}"));
         }
@@ -86,6 +88,7 @@ impl Shared {
             why.push(format!("{damaged} files of the spool were damaged and are set aside"));
         }
         let is_empty = inodes == 0 && bytes == 0 && why.is_empty();
-        (!is_empty).then(|| Spooled { files: inodes, bytes, why: why.join("; ") })
+        let refused = refused.map(|(_, told)| told);
+        (!is_empty).then(|| Spooled { files: inodes, bytes, why: why.join("; "), refused })
     }
 }

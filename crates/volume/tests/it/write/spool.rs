@@ -943,6 +943,37 @@ async fn the_end_of_a_fenced_mount_keeps_what_was_written() {
     assert_eq!(left.changed_names().await, Ok(vec![(b"mine".to_vec(), true)]));
 }
 
+/// The story: what a mount had left could be recovered only after the next mount on its machine, which was refused for as long as
+/// the mount went on that had taken over.
+#[tokio::test(start_paused = true)]
+async fn what_was_overtaken_is_recovered_while_the_other_mount_writes() {
+    let setting = Setting::new(WriteOptions::default()).await;
+    let (fs, machine) = setting.mount().await;
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    setting.ring_is_away(true);
+    save(&fs, "mine", b"1").await.expect("closes");
+    machine.crash(0);
+    setting.ring_is_away(false);
+    let find = || async {
+        let disk = Crashing::new(&setting.ring, &setting.spool).spool;
+        let (env, read_key) = (env(), setting.options.read_key.as_ref());
+        WritableFs::set_aside_overtaken(&env, &blocks, &secret(), read_key, disk).await
+    };
+    assert_eq!(find().await.expect("reads"), None, "nobody has written the volume since");
+    let by_force = WriteOptions { take_over: true, ..setting.options.clone() };
+    let other = mounted(&blocks, by_force).await.expect("takes over");
+    assert_eq!(find().await.expect("reads").as_deref(), Some("aside"));
+    assert_eq!(find().await.expect("reads"), None, "nothing is left to be overtaken");
+    let disk = Crashing::new(&setting.ring, &setting.spool.below("aside")).spool;
+    let options = setting.options.clone();
+    let opened = WritableFs::open_set_aside(env(), blocks.clone(), secret(), options, disk);
+    let (left, missing) = opened.await.expect("opens");
+    assert_eq!(missing, None);
+    assert_eq!(left.changed_names().await, Ok(vec![(b"mine".to_vec(), true)]));
+    save(&other, "theirs", b"2").await.expect("it writes on");
+    other.end().await.expect("ends");
+}
+
 /// A file with several names is in no directory.
 #[tokio::test(start_paused = true)]
 async fn a_linked_file_that_was_overtaken_is_named() {
