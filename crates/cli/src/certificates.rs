@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, PutError};
 use atoll_env::{Env, Instant, TokioRuntime};
-use atoll_key::{SecretKey, VolumeId, VolumeInvitation};
+use atoll_key::{SecretKey, VolumeId};
 use atoll_volume::shared::access::groups::{renew, renew_volume};
 use atoll_volume::shared::access::{AccessError, ReadAccess, Renewal, VolumeRecord, read_volume};
 use atoll_volume::shared::inode::InodeKey;
@@ -25,7 +25,7 @@ use atoll_volume::shared::upkeep::{self, Kept};
 use crate::connection;
 use crate::failure::Failure;
 use crate::own_group::OwnGroup;
-use crate::user;
+use crate::user::{self, Joined};
 
 /// The first look: the node has joined the ring by then.
 const FIRST_AFTER: Duration = Duration::from_secs(60);
@@ -113,7 +113,7 @@ impl Walk {
     pub(crate) async fn of_member(
         env: &Env,
         blocks: &Arc<dyn Blocks>,
-        VolumeInvitation { volume, user }: VolumeInvitation,
+        Joined { volume, user, .. }: Joined,
     ) -> Result<Walk, String> {
         let record = read_volume(blocks, volume).await.map_err(|error| error.to_string())?;
         let (_, record) = record.ok_or("it is not on the ring")?;
@@ -202,9 +202,9 @@ async fn keep_joined(
     blocks: &Arc<dyn Blocks>,
     kept: &mut Upkeep,
 ) -> Result<(), String> {
-    let invitation = user::joined(node, name).map_err(|failure| failure.to_string())?;
-    let Some(invitation) = invitation else { return Ok(()) };
-    let volume = invitation.volume;
+    let joined = user::joined(node, name).map_err(|failure| failure.to_string())?;
+    let Some(joined) = joined else { return Ok(()) };
+    let volume = joined.volume;
     let (now, into_day) = (env.now(), Duration::from_millis(env.unix_ms() % DAY_MS));
     if !kept.is_due(volume, now, into_day) {
         return Ok(());
@@ -213,7 +213,7 @@ async fn keep_joined(
         kept.done.insert(volume, now);
         return Ok(());
     }
-    kept.keep(env, blocks, &Walk::of_member(env, blocks, invitation).await?).await
+    kept.keep(env, blocks, &Walk::of_member(env, blocks, joined).await?).await
 }
 
 #[cfg(test)]

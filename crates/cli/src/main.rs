@@ -18,6 +18,7 @@ mod global;
 mod heap;
 mod incomplete;
 mod interrupt;
+mod joined_volume;
 mod logging;
 mod messages;
 mod moment;

@@ -18,6 +18,7 @@ use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 use crate::read_key::Found;
 use crate::units;
+use crate::user;
 
 /// How long a mount that has ended tries to bring what was written to the ring.
 const END_LIMIT: Duration = Duration::from_secs(600);
@@ -37,7 +38,13 @@ pub(crate) async fn status(
     what: &str,
 ) -> Result<VolumeStatus, Failure> {
     let volumes = client.volumes().await.map_err(connection::failure)?;
-    volumes.into_iter().find(|volume| volume.name == name).ok_or_else(|| {
+    let found = volumes.into_iter().find(|volume| volume.name == name);
+    if found.is_none() && user::joined(client.dir(), name)?.is_some() {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("this node has joined it, and does not have the volume's key")
+            .advice("Ask its owner, on whose node it was made."));
+    }
+    found.ok_or_else(|| {
         Failure::new(Exit::NotFound, what).because("this node has no volume of that name").advice(
             format!(
                 "`atoll volume create {}` makes one; `atoll volumes` lists those there are.",

@@ -37,6 +37,9 @@ pub(crate) struct Pending {
     pub(crate) files: u64,
     /// Whether a mount of this machine writes the volume now.
     pub(crate) mounted: bool,
+    /// Why the ring did not take some of the files of a shared volume when that was tried last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) refused: Option<String>,
     /// Directories with changes that another writer has overtaken.
     pub(crate) set_aside: Vec<PathBuf>,
     /// Their bytes.

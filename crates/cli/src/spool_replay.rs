@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::Blocks;
 use atoll_key::SecretKey;
 use atoll_volume::owned::{WritableFs, WriteOptions};
 use atoll_volume::shared::{SharedFs, SharedOptions};
@@ -75,7 +76,7 @@ async fn left_by_shared_mounts(node: &Path) -> Vec<Left> {
 
 /// The key of the user whose mount has left a spool: this node's, or that of an invitation.
 fn key_of(node: &Path, left: &Left) -> Result<Option<SecretKey>, Failure> {
-    let joined = user::joined(node, &left.name)?.map(|invitation| invitation.user);
+    let joined = user::joined(node, &left.name)?.map(|joined| joined.user);
     let keys = user::key(node)?.into_iter().chain(joined);
     Ok(keys.into_iter().find(|key| key.user_id() == left.user))
 }
@@ -93,7 +94,10 @@ async fn replay_shared(node: &Path, left: Left) -> Result<(), Failure> {
     let fs = SharedFs::open_spooled(env, client, owner, options, directory).await;
     let fs = fs.map_err(|error| failure().because(error))?;
     fs.end().await.map_err(|error| failure().because(error))?;
-    match fs.spooled() {
+    let spooled = fs.spooled();
+    let refused = spooled.as_ref().and_then(|spooled| spooled.refused.as_deref());
+    shared_spool::note_refused(&left.path, refused);
+    match spooled {
         Some(spooled) => Err(failure().because(spooled.why)),
         None => {
             tracing::info!("what a mount has left of {} is on the ring", left.name);
@@ -113,6 +117,15 @@ async fn replay(node: &Path, name: &str) -> Result<(), Failure> {
     };
     // A mount that has come meanwhile does it itself.
     let Some(spool) = spool::open(node, name, &what)? else { return Ok(()) };
+    let (blocks, read_key): (Arc<dyn Blocks>, _) = (client.clone(), options.read_key.as_ref());
+    let overtaken =
+        WritableFs::set_aside_overtaken(&env, &blocks, &volume.key, read_key, spool.clone()).await;
+    if overtaken.map_err(|error| own_volume::failure(&what, error))?.is_some() {
+        tracing::warn!(
+            "another writer has overtaken what a mount has left: `atoll volume recover {name}`"
+        );
+        return Ok(());
+    }
     let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
     let fs = WritableFs::open(env, client, volume.key, options, keeper, Some(spool)).await;
     let fs = fs.map_err(|error| own_volume::failure(&what, error))?;

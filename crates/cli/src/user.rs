@@ -5,16 +5,17 @@
 //! | `identity/user.key` | the user's Ed25519 secret key, 32 bytes |
 //! | `identity/groups/NAME` | the public key of a group that the user has made, `atollgroup:KEY`; its secret key follows from the user's, NAME and an epoch |
 //! | `identity/lock` | locked (`flock`) while one of these is made |
-//! | `shared/NAME` | the invitation to a shared volume that is called NAME here, `atoll-share:CODE` |
+//! | `shared/NAME` | the shared volume that was joined as NAME: an invitation, `atoll-share:CODE`, or its address, `atoll:KEY`, which the user of this node writes |
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use atoll_env::Env;
-use atoll_key::{GroupAddress, GroupId, SecretKey, VolumeInvitation};
+use atoll_key::{GroupAddress, GroupId, SecretKey, VolumeAddress, VolumeId, VolumeInvitation};
 use atoll_node::{
     ClientError, DirError, check_name, create_atomically, make_private_dir, read_secret,
+    write_atomically,
 };
 use rustix::fs::FlockOperation;
 
@@ -145,32 +146,67 @@ pub(crate) fn joined_names(dir: &Path) -> Vec<String> {
     names_in(&dir.join("shared"))
 }
 
+/// A shared volume of another node that has a name on this one.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined {
+    /// Which one.
+    pub volume: VolumeId,
+    /// The key of the member by which this node writes it.
+    pub user: SecretKey,
+    /// Whether that is the key of an invitation, and not of this node's user.
+    pub is_invited: bool,
+}
+
+impl Joined {
+    /// The text that is kept of it.
+    fn to_text(&self) -> String {
+        match self.is_invited {
+            true => VolumeInvitation { volume: self.volume, user: self.user.clone() }.to_text(),
+            false => VolumeAddress(self.volume).to_string(),
+        }
+    }
+}
+
 /// The shared volume that was joined under this name.
-pub(crate) fn joined(dir: &Path, name: &str) -> Result<Option<VolumeInvitation>, Failure> {
+pub(crate) fn joined(dir: &Path, name: &str) -> Result<Option<Joined>, Failure> {
     if check_name(name).is_err() {
         return Ok(None);
     }
-    let what = format!("the invitation to {name} cannot be read");
+    let what = format!("how {name} was joined cannot be read");
     let path = dir.join("shared").join(name);
     let Some(bytes) = read_secret(&path).map_err(|error| failed(&what, error))? else {
         return Ok(None);
     };
     let text = String::from_utf8_lossy(&bytes);
-    let invitation = text
-        .trim()
-        .parse()
-        .map_err(|error| failed(&what, DirError::Damaged { path, what: format!("{error}") }))?;
-    Ok(Some(invitation))
+    let damaged =
+        |what_is: String| failed(&what, DirError::Damaged { path: path.clone(), what: what_is });
+    if let Ok(VolumeAddress(volume)) = text.trim().parse() {
+        let user = key(dir)?.ok_or_else(|| {
+            Failure::new(Exit::Failed, &what).because("the key of this node's user is gone")
+        })?;
+        return Ok(Some(Joined { volume, user, is_invited: false }));
+    }
+    let invitation: Result<VolumeInvitation, _> = text.trim().parse();
+    let VolumeInvitation { volume, user } =
+        invitation.map_err(|error| damaged(error.to_string()))?;
+    Ok(Some(Joined { volume, user, is_invited: true }))
 }
 
-/// Notes a shared volume under a name, which is free.
-pub(crate) fn join(dir: &Path, name: &str, invitation: &VolumeInvitation) -> Result<(), Failure> {
-    let what = format!("the invitation to {name} cannot be kept");
+/// Notes a shared volume under a name, in the place of what was joined under it before.
+pub(crate) fn join(dir: &Path, name: &str, joined: &Joined) -> Result<(), Failure> {
+    let what = format!("it cannot be noted that {name} was joined");
     let _lock = lock(dir)?;
     let shared = dir.join("shared");
     make_private_dir(&shared).map_err(|error| failed(&what, error))?;
-    let text = format!("{}\n", invitation.to_text());
-    create_atomically(&shared.join(name), text.as_bytes()).map_err(|error| failed(&what, error))
+    let text = format!("{}\n", joined.to_text());
+    write_atomically(&shared.join(name), text.as_bytes()).map_err(|error| failed(&what, error))
+}
+
+/// Forgets a shared volume that was joined under a name.
+pub(crate) fn forget_joined(dir: &Path, name: &str) -> Result<(), Failure> {
+    let _lock = lock(dir)?;
+    fs::remove_file(dir.join("shared").join(name))
+        .map_err(|error| Failure::io(format!("{name} cannot be forgotten"), &error))
 }
 
 #[cfg(test)]
@@ -223,12 +259,25 @@ mod tests {
 
         assert!(joined(dir, "work").expect("reads").is_none());
         assert!(joined_names(dir).is_empty());
-        let invitation = VolumeInvitation { volume: user.volume_id(), user: user.clone() };
-        join(dir, "work", &invitation).expect("is kept");
+        let volume = user.volume_id();
+        let invited = Joined { volume, user: user.clone(), is_invited: true };
+        join(dir, "work", &invited).expect("is kept");
         assert_eq!(joined_names(dir), ["work"]);
-        let back = joined(dir, "work").expect("reads").expect("was kept");
-        assert_eq!((back.volume, back.user.seed()), (user.volume_id(), user.seed()));
-        assert!(join(dir, "work", &invitation).is_err(), "it is never overwritten");
+        let back = || joined(dir, "work").expect("reads").expect("was kept");
+        assert_eq!((back().volume, back().user.seed()), (volume, user.seed()));
+        let other = SecretKey::from_seed(&[2; 32]);
+        join(dir, "work", &Joined { user: other.clone(), ..invited.clone() }).expect("is replaced");
+        assert_eq!((back().user.seed(), back().is_invited), (other.seed(), true));
+        // By its address it is the user of this node who writes it.
+        let env: Env = Arc::new(TokioRuntime::current());
+        let own = key_or_new(dir, &env).expect("is made");
+        join(dir, "work", &Joined { user: own.clone(), is_invited: false, ..invited.clone() })
+            .expect("is replaced");
+        assert_eq!((back().volume, back().user.seed()), (volume, own.seed()));
+        assert!(!back().is_invited);
+        forget_joined(dir, "work").expect("is forgotten");
+        assert!(joined(dir, "work").expect("reads").is_none() && joined_names(dir).is_empty());
+        join(dir, "work", &invited).expect("is joined again");
         fs::write(dir.join("shared/work"), "nonsense").expect("writes");
         let told = joined(dir, "work").expect_err("damaged").to_string();
         assert!(told.contains("is damaged"), "{told}");

@@ -282,7 +282,7 @@ pub(crate) fn create_private_file(path: &Path) -> io::Result<File> {
 
 /// Replaces `path` by `bytes`: after a crash it has the old content or the new, and
 /// when this returns, the new.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), DirError> {
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), DirError> {
     let beside = beside(path);
     let written = create_private_file(&beside)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))

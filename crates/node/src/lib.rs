@@ -55,7 +55,9 @@ pub use config::{
     Protocol, StartError, VirtualServers,
 };
 pub use control::volume_error::VolumeError;
-pub use dir::{DirError, create_atomically, default_dir, make_private_dir, read_secret};
+pub use dir::{
+    DirError, create_atomically, default_dir, make_private_dir, read_secret, write_atomically,
+};
 pub use join_code::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{DEFAULT_REPLICAS, MAX_REPLICAS, Network, NetworkId};
 pub use node::Node;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_gateway::fuse::{self, MountError, MountOptions};
-use atoll_key::{SecretKey, UserAddress, VolumeId, VolumeInvitation};
+use atoll_key::{SecretKey, UserAddress, VolumeId};
 use atoll_node::{Client, shell_word};
 use atoll_vfs::FileSystem;
 use atoll_volume::keep::Keep;
@@ -44,11 +44,11 @@ use crate::own_volume;
 use crate::read_key::{self, Found, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::runtime::until_done;
-use crate::shared_spool;
+use crate::shared_spool::{self, Opened};
 use crate::shared_volume;
 use crate::spool;
 use crate::units;
-use crate::user;
+use crate::user::{self, Joined};
 
 /// Arguments of `atoll mount`.
 #[derive(clap::Args, Debug)]
@@ -227,7 +227,7 @@ async fn shared_of_name(
     what: &str,
 ) -> Result<Option<(VolumeId, Option<SecretKey>)>, Failure> {
     let dir = global.dir()?;
-    if let Some(VolumeInvitation { volume, user }) = user::joined(&dir, name)? {
+    if let Some(Joined { volume, user, .. }) = user::joined(&dir, name)? {
         return Ok(Some((volume, Some(user))));
     }
     let id = own_volume::address(client, name, None, what).await?.0.volume.0;
@@ -283,8 +283,9 @@ async fn serve_shared(
         }
         _ => None,
     };
+    let spool_path = spool.as_ref().map(|spool| spool.path.clone());
     let fs = match (spool, user) {
-        (Some(directory), Some(user)) => {
+        (Some(Opened { directory, .. }), Some(user)) => {
             SharedFs::open_spooled(env, client, (volume, user), options, directory).await
         }
         (_, user) => SharedFs::open(env, client, volume, user, options).await,
@@ -320,8 +321,14 @@ async fn serve_shared(
         let lost = format!("{what}: what was written last is lost");
         Failure::new(Exit::Unavailable, lost).because(error)
     });
-    if let Some(Spooled { files, why, .. }) = fs.spooled() {
-        tracing::warn!("{} {why}", waits_for_ring(files as u64));
+    let left = fs.spooled();
+    if let Some(path) = &spool_path {
+        let refused = left.as_ref().and_then(|left| left.refused.as_deref());
+        shared_spool::note_refused(path, refused);
+    }
+    if let Some(Spooled { why, .. }) = left {
+        let told = shared_spool::describe(&shared_spool::pending_of(&dir, &name));
+        tracing::warn!("{} {why}", told.unwrap_or_default());
     }
     served.and(ended)
 }
@@ -358,15 +365,6 @@ async fn keep_from_now_on(
         groups::change_volume(env, &owned.blocks, &owned.key, |record| record.keep = keep);
     let (block, _) = changed.await.map_err(failed)?;
     owned.keep(block, what).await
-}
-
-/// That files wait in spools of a shared volume.
-fn waits_for_ring(files: u64) -> String {
-    format!(
-        "{} not on the ring yet: the node brings {} there, or the next mount.",
-        units::counted(files, "file of an earlier mount is", "files of earlier mounts are"),
-        if files == 1 { "it" } else { "them" }
-    )
 }
 
 /// The failure of a user who cannot read an encrypted volume.
@@ -513,9 +511,9 @@ fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
     if mounted.is_err()
         && let Ok(dir) = global.dir()
     {
-        match shared_spool::files_of(&dir, &args.target.to_string()) {
-            0 => {}
-            files => note!("{}", waits_for_ring(files)),
+        let left = shared_spool::pending_of(&dir, &args.target.to_string());
+        if let Some(told) = shared_spool::describe(&left) {
+            note!("{told}");
         }
     }
     mounted

@@ -26,6 +26,7 @@ use crate::progress::Watch;
 use crate::source_filter::{self, WithoutNodes};
 use crate::stat_cache;
 use crate::units;
+use crate::user;
 
 const GOES_ON: &str = "What was uploaded stays; the same command again goes on from there. \
                        Readers still see the version before.";
@@ -173,6 +174,13 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         false => client.volume(name, &args.source).await,
     };
     let volume = volume.map_err(connection::failure)?;
+    if volume.is_new && user::joined(&global.dir()?, &volume.name)?.is_some() {
+        // It was made by this call, and nothing has its key.
+        client.forget_volume(&volume.name).await.map_err(connection::failure)?;
+        return Err(Failure::new(Exit::Failed, what)
+            .because(format!("this node has joined a shared volume that is called {}", volume.name))
+            .advice("--name calls this one otherwise."));
+    }
     let read_key = read_key(args, &client, &volume, &what).await?;
     let options = PublishOptions {
         label: Some(volume.name.clone()),

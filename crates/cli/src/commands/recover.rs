@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+use atoll_dht::Blocks;
 use atoll_node::shell_word;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, FileSystem, InodeNumber, OpenFlags};
 use atoll_volume::owned::{WritableFs, WriteOptions};
@@ -35,10 +36,11 @@ const READ_BYTES: u32 = 1 << 20;
   atoll volume recover work ~/recovered
   atoll volume recover work --discard
 
-Changes made through a mount wait in the node's directory until the ring has stored them; the next
-`atoll mount NAME` on this node brings them there. Where another writer has changed the volume
-meanwhile, they are set aside instead: this command copies the files that were written, each as it was
-then, into DIR, and says which names were removed.")]
+Changes made through a mount wait in the node's directory until the ring has stored them; after the mount has
+ended or died, the node brings them there, or the next `atoll mount NAME`. Where another writer has changed the
+volume meanwhile (`atoll mount --take-over`), they are set aside instead: this command copies the files that were
+written, each as it was then, into DIR, and says which names were removed.
+The changes of a shared volume whose member was removed stay on this machine: a mount shows them.")]
 pub(crate) struct Args {
     /// The volume's name on this node
     name: String,
@@ -74,45 +76,70 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, format!("cannot recover {:?}", args.name))
             .because("no volume has such a name"));
     }
-    let mut shared = shared_spool::pending(&node);
-    shared.retain(|spool| spool.name == args.name);
+    let shared = shared_spool::pending_of(&node, &args.name);
     if !shared.is_empty() {
         return recover_shared(args, &shared, &node);
     }
-    let pending = spool::pending_of(&node, &args.name);
+    let mut pending = spool::pending_of(&node, &args.name);
     if args.discard {
         return discard(args, &pending, &node);
     }
+    let mut unknown = None;
+    if pending.bytes > 0 && !pending.mounted {
+        unknown = set_aside_overtaken(&args.name, global).await.err();
+        pending = spool::pending_of(&node, &args.name);
+    }
+    let unknown = unknown.map(|failure| failure.to_string());
     match &args.destination {
-        None => show(args, &pending),
-        Some(destination) => copy(args, destination, &pending, global).await,
+        None => show(args, &pending, unknown.as_deref()),
+        Some(destination) => copy(args, destination, (&pending, unknown.as_deref()), global).await,
     }
 }
 
-fn show(args: &Args, pending: &Pending) -> Result<(), Failure> {
+/// Sets aside what waits if another writer has changed the volume since, as the next mount would.
+async fn set_aside_overtaken(name: &str, global: &Global) -> Result<(), Failure> {
+    let what = format!("whether another writer has overtaken the changes to {name} is not known");
+    let (env, client) = connection::to_node(global).await?;
+    let volume = own_volume::find(&client, name, &what).await?;
+    let read_key = client.read_key(name).await.map_err(connection::failure)?;
+    // A mount that has come meanwhile does it itself.
+    let Some(spool) = spool::open(&global.dir()?, name, &what)? else { return Ok(()) };
+    let blocks: Arc<dyn Blocks> = client;
+    let read_key = read_key.as_ref();
+    WritableFs::set_aside_overtaken(&env, &blocks, &volume.key, read_key, spool)
+        .await
+        .map(drop)
+        .map_err(|error| own_volume::failure(&what, error))
+}
+
+fn show(args: &Args, pending: &Pending, unknown: Option<&str>) -> Result<(), Failure> {
     let mut output = Output::new();
     if args.json {
         output.json(pending)?;
         return output.flush();
     }
-    for line in describe(pending) {
+    for line in describe(pending, unknown) {
         output.line(line)?;
     }
     output.flush()
 }
 
-fn describe(pending: &Pending) -> Vec<String> {
+/// `unknown` is why it could not be found out whether another writer has overtaken what waits.
+fn describe(pending: &Pending, unknown: Option<&str>) -> Vec<String> {
     let Pending { name, bytes, mounted, set_aside, .. } = pending;
     let mut lines = Vec::new();
     let (size, name) = (units::size(*bytes), shell_word(name));
     match (*bytes, mounted) {
         (0, _) => lines.push("nothing waits for the ring".to_owned()),
         (_, true) => {
-            lines.push(format!("{size} of changes wait for the ring; the mount writes them"))
+            lines.push(format!("{size} of changes wait for the ring; the mount writes them, unless another mount has taken over"));
         }
         (_, false) => lines.push(format!(
-            "{size} of changes wait for the ring; `atoll mount {name} DIR` brings them there"
+            "{size} of changes wait for the ring; the node brings them there, or `atoll mount {name} DIR`"
         )),
+    }
+    if *bytes > 0 {
+        lines.extend(unknown.map(str::to_owned));
     }
     for directory in set_aside {
         lines.push(format!(
@@ -147,19 +174,33 @@ fn recover_shared(args: &Args, spools: &[Pending], node: &Path) -> Result<(), Fa
             output.json(pending)?;
             continue;
         }
-        let (size, files) = (units::size(pending.bytes), pending.files);
-        let files = units::counted(files, "file", "files");
-        let how = match pending.mounted {
-            true => "the mount brings them there; `getfattr -n user.atoll.status MNT` says more",
-            false => "the node brings them there, or the next mount, which shows them",
-        };
-        output.line(format!("{files} ({size}) wait for the ring; {how}"))?;
+        output.line(describe_shared(pending))?;
         for directory in &pending.set_aside {
             let aside = directory.display();
             output.line(format!("damaged files of the spool were set aside: {aside}"))?;
         }
     }
     output.flush()
+}
+
+fn describe_shared(pending: &Pending) -> String {
+    let Pending { name, bytes, files, mounted, refused, .. } = pending;
+    let files = units::counted(*files, "file", "files");
+    let size = units::size(*bytes);
+    match (mounted, refused) {
+        (true, _) => format!(
+            "{files} ({size}) wait for the ring; the mount brings them there, or says in `getfattr -n \
+             user.atoll.status MNT` why the ring does not take them"
+        ),
+        (false, None) => format!(
+            "{files} ({size}) wait for the ring; the node brings them there, or the next mount, which shows them"
+        ),
+        (false, Some(why)) => format!(
+            "{files} ({size}) are on this machine only, and the ring does not take them: {why}. `atoll mount {name} \
+             DIR` shows them: copy them from there, or ask the volume's owner for `atoll grant`; `atoll volume \
+             recover {name} --discard` gives them up"
+        ),
+    }
 }
 
 fn discard(args: &Args, pending: &Pending, node: &Path) -> Result<(), Failure> {
@@ -185,7 +226,7 @@ fn discard(args: &Args, pending: &Pending, node: &Path) -> Result<(), Failure> {
 async fn copy(
     args: &Args,
     destination: &Path,
-    pending: &Pending,
+    (pending, unknown): (&Pending, Option<&str>),
     global: &Global,
 ) -> Result<(), Failure> {
     let what = format!("cannot recover {}", args.name);
@@ -193,7 +234,7 @@ async fn copy(
         let failure = Failure::new(Exit::NotFound, what).because("nothing is set aside");
         return Err(match pending.bytes {
             0 => failure,
-            _ => failure.advice(describe(pending).remove(0)),
+            _ => failure.advice(describe(pending, unknown).join("\n")),
         });
     }
     let (env, client) = connection::to_node(global).await?;
@@ -371,14 +412,18 @@ mod tests {
     #[test]
     fn what_waits_is_described() {
         let mut pending = Pending { name: "work".into(), ..Pending::default() };
-        assert_eq!(describe(&pending), ["nothing waits for the ring"]);
+        assert_eq!(describe(&pending, None), ["nothing waits for the ring"]);
         pending.bytes = 2048;
         assert!(
-            describe(&pending)[0].contains("2.0 KiB of changes wait for the ring; `atoll mount")
+            describe(&pending, None)[0]
+                .contains("2.0 KiB of changes wait for the ring; the node brings them there")
         );
+        assert_eq!(describe(&pending, Some("no node runs"))[1], "no node runs");
         pending.mounted = true;
-        assert!(describe(&pending)[0].contains("the mount writes them"));
+        assert!(describe(&pending, None)[0].contains("the mount writes them"));
         pending.set_aside.push("/x/aside-1".into());
-        assert!(describe(&pending)[1].contains("/x/aside-1 (`atoll volume recover work DIR`"));
+        assert!(
+            describe(&pending, None)[1].contains("/x/aside-1 (`atoll volume recover work DIR`")
+        );
     }
 }

@@ -120,8 +120,8 @@ async fn renew(
     let what = format!("the leases of volume {name} were not renewed");
     let volumes = client.volumes().await.map_err(connection::failure)?;
     let is_here = volumes.iter().any(|volume| volume.name == name);
-    if !is_here && let Some(invitation) = user::joined(dir, name)? {
-        let walk = Walk::of_member(env, &blocks, invitation).await;
+    if !is_here && let Some(joined) = user::joined(dir, name)? {
+        let walk = Walk::of_member(env, &blocks, joined).await;
         let walk = walk.map_err(|why| Failure::new(Exit::Failed, what.clone()).because(why))?;
         let volume = VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
         return walked(env, &blocks, &walk, volume, &what).await;

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use atoll_key::VolumeAddress;
 use atoll_node::{Cache, Clock, Diverted, RingNode, Status, shell_word};
 use serde::Serialize;
 
@@ -15,6 +16,7 @@ use crate::output::Output;
 use crate::shared_spool;
 use crate::spool::{self, Pending};
 use crate::units;
+use crate::user;
 
 /// Successors in the table for people.
 const SUCCESSORS_SHOWN: usize = 8;
@@ -98,16 +100,24 @@ impl Wish {
 struct JsonStatus<'a> {
     #[serde(flatten)]
     status: &'a Status,
+    /// The names of shared volumes of other nodes that were joined here.
+    joined_volumes: Vec<String>,
     /// Changes that mounts of this machine have made and the ring has not stored.
     pending: &'a [Pending],
 }
 
 /// The changes that wait for the ring: a line for each volume.
 fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
-    let lines =
-        pending.iter().flat_map(|Pending { name, bytes, files, mounted, set_aside, .. }| {
+    let lines = pending.iter().flat_map(
+        |Pending { name, bytes, files, mounted, refused, set_aside, .. }| {
             let waits = (*bytes > 0).then(|| {
-                let how = if *mounted { "" } else { ", and it is not mounted" };
+                let how = match (mounted, refused) {
+                    (true, _) => String::new(),
+                    (false, None) => ", and it is not mounted".to_owned(),
+                    (false, Some(_)) => {
+                        format!(", which does not take them: `atoll volume recover {name}`")
+                    }
+                };
                 let size = units::size(*bytes);
                 match files {
                     0 => format!("{size} of changes to {name} wait for the ring{how}"),
@@ -122,7 +132,8 @@ fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
                 format!("changes to {name} were set aside: `atoll volume recover {word}`")
             });
             [waits, aside]
-        });
+        },
+    );
     lines.flatten().map(|line| ("pending", line)).collect()
 }
 
@@ -149,9 +160,17 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             output.bytes(b"\x1b[H\x1b[2J")?;
         }
         if args.json {
-            output.json(&JsonStatus { status: &status, pending: &pending })?;
+            let joined_volumes = user::joined_names(&dir);
+            output.json(&JsonStatus { status: &status, joined_volumes, pending: &pending })?;
         } else {
-            for (name, value) in describe(&status).into_iter().chain(waiting(&pending)) {
+            let joined = user::joined_names(&dir).into_iter();
+            let joined = joined.map(|name| {
+                let address = user::joined(&dir, &name).ok().flatten().map(|joined| joined.volume);
+                let address = address.map(|volume| VolumeAddress(volume).to_string());
+                ("joined", format!("{name} {}", address.unwrap_or_default()))
+            });
+            let lines = describe(&status).into_iter().chain(joined).chain(waiting(&pending));
+            for (name, value) in lines {
                 output.line(format!("{name:>10}  {value}"))?;
             }
         }
@@ -382,6 +401,9 @@ mod tests {
         let spool = Pending { name: "work".into(), bytes: 1024, ..Pending::default() };
         let aside = Pending { bytes: 0, set_aside: vec!["x".into()], ..spool.clone() };
         let shared = Pending { files: 2, name: "team".into(), mounted: true, ..spool.clone() };
+        let refused = Pending { refused: Some("x".into()), mounted: false, ..shared.clone() };
+        let told = waiting(&[refused]);
+        assert!(told[0].1.ends_with("not take them: `atoll volume recover team`"), "{told:?}");
         let told = waiting(&[spool, aside, shared]);
         assert_eq!(told[2].1, "2 files of team (1.0 KiB) wait for the ring");
         let said = "1.0 KiB of changes to work wait for the ring, and it is not mounted";

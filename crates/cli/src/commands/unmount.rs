@@ -61,7 +61,11 @@ fn bring_to_ring(mountpoint: &Path) -> Result<(), Failure> {
         Ok(()) => {
             let status = mount_server::status(mountpoint).unwrap_or_default();
             if status.contains("wait in the spool") {
-                note!("{status}\nThe node brings them to the ring when it can, or the next mount.");
+                let then = match status.contains("the ring does not take") {
+                    true => "They stay on this machine, and the next mount shows them.",
+                    false => "The node brings them to the ring when it can, or the next mount.",
+                };
+                note!("{status}\n{then}");
             }
             Ok(())
         }

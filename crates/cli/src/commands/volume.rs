@@ -49,7 +49,7 @@ pub(crate) struct Args {
 enum Command {
     /// Make an empty volume, and print its address
     Create(CreateArgs),
-    /// List this node's volumes, published ones included: as `atoll volumes`
+    /// List this node's volumes, published and joined ones included: as `atoll volumes`
     List(volumes::Args),
     /// List the states of a volume that are kept
     History(history::Args),

@@ -1,10 +1,12 @@
-//! `atoll volumes`: what is published from this node, and until when it is kept.
+//! `atoll volumes`: the volumes that this node knows by a name: those it publishes or has made, and until when they are
+//! kept, and those of other nodes that it has joined.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use atoll_dht::Blocks;
+use atoll_env::{Env, TokioRuntime};
 use atoll_key::VolumeAddress;
 use atoll_node::{VolumeStatus, shell_word};
 use atoll_volume::shared::access::{VolumeRecord, read_volume};
@@ -14,9 +16,11 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
+use crate::joined_volume::{self, JoinedStatus};
 use crate::messages::note;
 use crate::output::Output;
 use crate::units;
+use crate::user;
 
 /// How long the ring may take to say which volumes are shared.
 const RING_LIMIT: Duration = Duration::from_secs(5);
@@ -25,7 +29,8 @@ const RING_LIMIT: Duration = Duration::from_secs(5);
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll volumes
-  atoll volumes --json | jq -r .address")]
+  atoll volumes --json | jq -r .address
+  atoll volumes --json | jq 'select(.joined.may_write == false)'")]
 pub(crate) struct Args {
     /// One JSON object a line
     #[arg(long)]
@@ -36,7 +41,8 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let status = connection::status(global).await?;
     let mut output = Output::new();
-    if status.volumes.is_empty() && !args.json {
+    let joined = joined(global).await?;
+    if status.volumes.is_empty() && joined.is_empty() && !args.json {
         note!("nothing is published from this node; `atoll publish DIR` does that");
     }
     let shared = shared(global, &status.volumes).await;
@@ -45,7 +51,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         let encrypted = volume.encrypted || record.is_some_and(|record| record.is_encrypted);
         if args.json {
             let status = VolumeStatus { encrypted, ..volume.clone() };
-            output.json(&Shown { status, shared: record.is_some() })?;
+            output.json(&Shown { status, shared: record.is_some(), joined: None })?;
             continue;
         }
         output.line(format!("{}  {}", volume.name, volume.address))?;
@@ -53,7 +59,36 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             output.line(format!("    {line}"))?;
         }
     }
+    for joined in joined {
+        if args.json {
+            output.json(&Shown::of_joined(joined))?;
+            continue;
+        }
+        output.line(format!("{}  {}", joined.name, joined.address))?;
+        for line in describe_joined(&joined) {
+            output.line(format!("    {line}"))?;
+        }
+    }
     output.flush()
+}
+
+/// The volumes of other nodes that were joined here.
+async fn joined(global: &Global) -> Result<Vec<JoinedStatus>, Failure> {
+    let dir = global.dir()?;
+    if user::joined_names(&dir).is_empty() {
+        return Ok(Vec::new());
+    }
+    let env: Env = Arc::new(TokioRuntime::current());
+    let blocks: Arc<dyn Blocks> = Arc::new(connection::impatient(global).await?);
+    Ok(joined_volume::all(&env, &blocks, &dir).await)
+}
+
+fn describe_joined(joined: &JoinedStatus) -> Vec<String> {
+    let how = if joined.is_encrypted { "shared, encrypted" } else { "shared" };
+    vec![
+        format!("{how}, of another node; joined {}", joined.member()),
+        format!("may write: {}", joined.access()),
+    ]
 }
 
 /// A volume, as JSON.
@@ -63,6 +98,21 @@ struct Shown {
     status: VolumeStatus,
     /// Whether many may write it; not said while the ring does not answer.
     shared: bool,
+    /// As whom this node writes it, if it is another node's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    joined: Option<JoinedStatus>,
+}
+
+impl Shown {
+    fn of_joined(joined: JoinedStatus) -> Shown {
+        let status = VolumeStatus {
+            name: joined.name.clone(),
+            address: joined.address.clone(),
+            encrypted: joined.is_encrypted,
+            ..VolumeStatus::default()
+        };
+        Shown { status, shared: true, joined: Some(joined) }
+    }
 }
 
 /// The records of those of these volumes that are shared, as far as the ring says so within some seconds.

@@ -163,7 +163,43 @@ fn an_invitation_is_joined_with_one_code() {
         .failed(2, &["cannot be used", "atoll volume invite"]);
     assert!(!said.stderr.contains(&code[20..60]), "{said:?}");
     let other = owner.atoll(["volume", "invite", "work"]).ok().last_line().to_owned();
-    guest.atoll(["volume", "join", &other, "team"]).failed(1, &["another volume of that name"]);
+    // One list of all that this node knows.
+    let listed = |name: &str| {
+        let all = guest.atoll(["volume", "list", "--json"]).ok().stdout;
+        let all = all.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        all.into_iter().find(|one: &serde_json::Value| one["name"] == name)
+    };
+    let team = || listed("team").expect("it is listed");
+    assert_eq!((&team()["address"], &team()["shared"]), (&address[..].into(), &true.into()));
+    assert_eq!(
+        (&team()["joined"]["may_write"], &team()["joined"]["label"]),
+        (&true.into(), &"carol".into())
+    );
+    assert!(listed("mine").expect("it is listed")["joined"].is_null());
+    let text = guest.atoll(["volumes"]).ok().stdout;
+    assert!(
+        text.contains(&format!("team  {address}")) && text.contains("may write: yes, until"),
+        "{text}"
+    );
+    let text = guest.atoll(["status"]).ok().stdout;
+    assert!(text.contains(&format!("joined  team {address}")), "{text}");
+    let shown = guest.atoll(["volume", "show", "team", "--json"]).ok().json();
+    assert_eq!(
+        (&shown["kind"], shown["members"].as_array().map(Vec::len)),
+        (&"joined".into(), Some(3))
+    );
+    let text = guest.atoll(["volume", "show", "team"]).ok().stdout;
+    assert!(text.contains("by an invitation, carol") && text.contains("member  owner"), "{text}");
+    for command in [&["volume", "delete", "team", "--yes"][..], &["grant", "team", &user(owner)]] {
+        run(&mut guest.command(command)).failed(1, &["has joined it", "its owner"]);
+    }
+    run(guest.command(["publish", "--name", "team"]).arg("src"))
+        .failed(1, &["joined a shared volume that is called team", "--name"]);
+    let foreign =
+        owner.atoll(["volume", "create", "other", "--shared"]).ok().last_line().to_owned();
+    guest
+        .atoll(["volume", "join", &foreign, "team"])
+        .failed(1, &["another volume", "volume forget team"]);
     let again = owner.atoll(["volume", "invite", "work"]).ok();
     assert!(again.stderr.contains("atoll revoke work invited-2"), "{again:?}");
     assert_eq!(members(owner, "work"), labels(&["carol", "invited", "invited-2", "owner"]));
@@ -173,6 +209,27 @@ fn an_invitation_is_joined_with_one_code() {
 
     owner.atoll(["revoke", "work", "carol", "--now"]).ok();
     until("the guest may not write", || join("team").ok().json()["may_write"] == false);
+    assert_eq!(team()["joined"]["may_write"], false);
+    let text = guest.atoll(["volumes"]).ok().stdout;
+    assert!(text.contains("may write: no") && text.contains("volume join - team"), "{text}");
+    // The story: the name stayed bound to the dead key, and a new code was refused.
+    let again = guest.atoll(["volume", "join", &other, "team", "--json"]).ok().json();
+    assert_eq!(again["may_write"], true);
+    assert_eq!(team()["joined"]["label"], "invited");
+    // The same volume by the node's own user.
+    let granted = guest.atoll(["volume", "join", &address, "team", "--json"]).ok();
+    assert_eq!(granted.json()["may_write"], false);
+    owner.atoll(["grant", "work", &format!("dave={}", user(guest))]).ok();
+    until("the guest may write", || team()["joined"]["may_write"] == true);
+    assert_eq!(
+        (&team()["joined"]["label"], &team()["joined"]["invited"]),
+        (&"dave".into(), &false.into())
+    );
+    guest.atoll(["volume", "forget", "team"]).failed(2, &["--yes"]);
+    guest.atoll(["volume", "forget", "team", "--yes"]).ok();
+    assert!(listed("team").is_none() && !file.exists());
+    guest.atoll(["volume", "show", "team"]).failed(4, &["no volume of that name"]);
+    guest.atoll(["volume", "forget", "team", "--yes"]).failed(4, &["no volume of that name"]);
     owner.atoll(["volume", "invite", "mine"]).failed(4, &["no volume of that name"]);
 }
 

@@ -98,3 +98,43 @@ fn a_node_brings_to_the_ring_what_an_ended_mount_has_left() {
     let pending = || ring.nodes[1].atoll(["status", "--json"]).ok().json();
     until("nothing waits", || pending()["pending"].as_array().is_some_and(Vec::is_empty));
 }
+
+/// The story: it was said that the node would bring to the ring what a mount had left whose member was removed meanwhile.
+#[test]
+fn what_a_removed_member_has_left_stays_and_says_so() {
+    if !can_mount("what_a_removed_member_has_left_stays_and_says_so") {
+        return;
+    }
+    let (mut ring, mine, theirs) = mounted();
+    fs::write(mine.join("before"), "online").expect("is written");
+    until("another member sees it", || theirs.join("before").exists());
+    ring.nodes[1].kill();
+    fs::write(mine.join("before"), "offline").expect("is spooled");
+    ring.nodes[0].atoll(["revoke", "team", "invited", "--now"]).ok();
+    let code = ring.nodes[0].atoll(["volume", "invite", "team"]).ok().last_line().to_owned();
+    ring.nodes[1].restart();
+    until("the ring does not take it", || status_of(&mine).contains("the ring does not take 1"));
+    let join = |ring: &Ring| ring.nodes[1].atoll(["volume", "join", &code, "ours"]);
+    join(&ring).failed(1, &["it is mounted on", "Unmount it first"]);
+    let mut command = atoll();
+    unmount(command.arg("unmount").arg(&mine));
+    let recover = |ring: &Ring| ring.nodes[1].atoll(["volume", "recover", "ours"]).ok().stdout;
+    until("the mount has ended", || recover(&ring).contains("on this machine only"));
+    let said = recover(&ring);
+    assert!(said.contains("not a member") && said.contains("--discard"), "{said}");
+    let status = ring.nodes[1].atoll(["status"]).ok().stdout;
+    assert!(status.contains("which does not take them"), "{status}");
+    // The files are not lost by joining anew.
+    join(&ring).failed(1, &["wait on this node", "atoll volume recover ours"]);
+    let again = ring.mount(1, "ours", &[]);
+    assert_eq!(fs::read(again.join("before")).expect("is shown"), b"offline");
+    let mut command = atoll();
+    unmount(command.arg("unmount").arg(&again));
+    let discard = ["volume", "recover", "ours", "--discard", "--json"];
+    let discard = || ring.nodes[1].atoll(discard);
+    until("it is given up", || discard().ok().json()["discarded_bytes"].as_u64() > Some(0));
+    join(&ring).ok();
+    let anew = ring.mount(1, "ours", &[]);
+    fs::write(anew.join("after"), "by the new code").expect("is written");
+    until("another member sees it", || theirs.join("after").exists());
+}

@@ -227,6 +227,14 @@ fn what_another_node_has_overtaken_is_recovered() {
     assert!(status_of(&mount).contains("another writer"), "{}", status_of(&mount));
     fs::write(mount.join("more"), "x").expect_err("it is fenced");
     unmount(atoll().arg("unmount").arg(&mount));
+    // The other mount still writes, and this one's process has ten seconds to end.
+    let told =
+        || run(&mut ring.nodes[0].command(["volume", "recover", "work", "--json"])).ok().json();
+    until("it is found without another mount", || told()["set_aside"][0].is_string());
+    let early = ring.path("early");
+    run(ring.nodes[0].command(["volume", "recover", "work"]).arg(&early)).ok();
+    let aside = fs::read_dir(&early).expect("is made").next().expect("one").expect("reads").path();
+    assert_eq!(fs::read(aside.join("dir/mine")).expect("reads"), b"not on the ring");
     unmount(atoll().arg("unmount").arg(&other));
     let second = || ring.nodes[0].command(["mount", "work"]);
     let mut said = String::new();

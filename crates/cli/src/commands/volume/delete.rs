@@ -1,7 +1,7 @@
 //! `atoll volume delete`: take a volume off the ring. `atoll volume forget`: only off this node.
 
 use atoll_dht::{Blocks, PutError};
-use atoll_key::SignedBlock;
+use atoll_key::{SignedBlock, VolumeAddress};
 use atoll_node::shell_word;
 use atoll_volume::owned::{OpenError, RootError, newest_root};
 
@@ -16,6 +16,7 @@ use crate::spool;
 use crate::stat_cache;
 use crate::terminal;
 use crate::units;
+use crate::user::{self, Joined};
 
 /// Arguments of `atoll volume delete`.
 #[derive(clap::Args, Debug)]
@@ -48,9 +49,11 @@ pub(super) struct DeleteArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll volume export work > work.key && atoll volume forget work
+  atoll volume forget team                 a volume that was joined
 
 The volume stays on the ring as it is. This node renews its leases no more and removes its key: do
-this where another node has imported it.")]
+this where another node has imported it. Of a volume that was joined, the code of the invitation is removed; to join
+it again takes that code, or a new one.")]
 pub(super) struct ForgetArgs {
     /// The volume's name on this node
     name: String,
@@ -161,6 +164,12 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
     let name = &args.name;
     let what = format!("cannot forget {name}");
     let (_, client) = connection::to_node(global).await?;
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    if volumes.iter().all(|volume| volume.name != *name)
+        && let Some(joined) = user::joined(&global.dir()?, name)?
+    {
+        return forget_joined(args, &joined, global, &what);
+    }
     let status = own_volume::status(&client, name, &what).await?;
     let secret = client.volume_secret(name).await.map_err(connection::failure)?;
     if let Some(mount) = own_volume::mounts(name, secret.key.volume_id()).first() {
@@ -168,7 +177,7 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
             .because(format!("it is mounted on {}", mount.display())));
     }
     spool::check_empty(&global.dir()?, name, &what)?;
-    shared_spool::check_empty(&global.dir()?, secret.key.volume_id(), &what)?;
+    shared_spool::check_empty(&global.dir()?, (secret.key.volume_id(), None), &what)?;
     args.confirmed.check(&what, name)?;
     client.forget_volume(name).await.map_err(connection::failure)?;
     spool::remove(&global.dir()?, name);
@@ -176,5 +185,33 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
     let mut output = Output::new();
     let until = units::unix_date(status.lease_expires_unix_secs);
     output.line(format!("{name}: forgotten; unless another node renews its leases, its blocks may go from {until} UTC on"))?;
+    output.flush()
+}
+
+/// Ends that this node knows a shared volume of another one by a name.
+fn forget_joined(
+    args: &ForgetArgs,
+    joined: &Joined,
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    let (name, dir) = (&args.name, global.dir()?);
+    if let Some(mount) = own_volume::mounts(name, joined.volume).first() {
+        return Err(Failure::new(Exit::Failed, what)
+            .because(format!("it is mounted on {}", mount.display()))
+            .advice("Unmount it first."));
+    }
+    let user = joined.user.user_id();
+    shared_spool::check_empty(&dir, (joined.volume, Some(user)), what)?;
+    args.confirmed.check(what, name)?;
+    user::forget_joined(&dir, name)?;
+    let mut output = Output::new();
+    output.line(match joined.is_invited {
+        true => format!("{name}: forgotten; to join it again takes its code, or a new one"),
+        false => {
+            let address = VolumeAddress(joined.volume);
+            format!("{name}: forgotten; `atoll volume join {address} NAME` joins it again")
+        }
+    })?;
     output.flush()
 }

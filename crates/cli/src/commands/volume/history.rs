@@ -89,7 +89,7 @@ async fn shared(
     what: &str,
 ) -> Result<Option<VolumeRecord>, Failure> {
     let volume = match user::joined(&global.dir()?, name)? {
-        Some(invitation) => invitation.volume,
+        Some(joined) => joined.volume,
         None => own_volume::address(client, name, None, what).await?.0.volume.0,
     };
     match client.get_signed(volume.root_key()).await {

@@ -21,6 +21,7 @@ use crate::passphrase::PassphraseArgs;
 use crate::shared_volume;
 use crate::spool;
 use crate::units;
+use crate::user;
 use crate::volume_walk::VolumeWalk;
 
 /// Arguments of `atoll volume export`.
@@ -180,6 +181,14 @@ pub(super) async fn import(args: &ImportArgs, global: &Global) -> Result<(), Fai
     let (env, client) = connection::to_node(global).await?;
     let address = VolumeAddress(secret.key.volume_id()).to_string();
     let volumes = client.volumes().await.map_err(connection::failure)?;
+    if user::joined(&global.dir()?, &name)?.is_some() {
+        return Err(Failure::new(Exit::Failed, what)
+            .because(format!("this node has joined a shared volume that is called {name}"))
+            .advice(format!(
+                "`atoll volume import OTHER-NAME` calls this one otherwise; `atoll volume forget {name}` lets go of \
+                 that one."
+            )));
+    }
     if let Some(other) = volumes.iter().find(|v| v.address == address && v.name != name) {
         return Err(Failure::new(Exit::Failed, what)
             .because(format!("this node has it already: it is called {} here", other.name)));

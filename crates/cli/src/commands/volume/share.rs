@@ -1,9 +1,12 @@
 //! `atoll volume create --shared`, `invite` and `join`.
 
+use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
+use atoll_key::text::TextError;
 use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
 use atoll_node::{Client, check_name, shell_word};
 use atoll_volume::keep::Keep;
@@ -21,8 +24,9 @@ use crate::moment::Moment;
 use crate::output;
 use crate::own_volume;
 use crate::read_key::read_text;
+use crate::shared_spool;
 use crate::shared_volume;
-use crate::user;
+use crate::user::{self, Joined};
 
 /// The label of the volume's maker in its list of members.
 const MAKER: &str = "owner";
@@ -61,13 +65,17 @@ pub(super) struct InviteArgs {
 #[command(after_help = "Examples:
   atoll volume join - work < code && atoll mount work ~/work
   atoll volume join - work                     the same: paste the code, then Enter and Ctrl-D
+  atoll volume join atoll:KEY work             a volume that was granted to your `atoll id`
 
 The code is a secret: in the place of `-` it is seen by every user of the machine, and stays in the shell's
 history.
 
-The code is kept in this node's directory (DIR/shared/NAME).")]
+The code is kept in this node's directory (DIR/shared/NAME). With another code, or the address, the same command
+joins the volume anew under its name: after its owner has revoked the first code, for example. `atoll volume list`
+lists what was joined, `atoll volume forget NAME` ends it.")]
 pub(super) struct JoinArgs {
-    /// The code that `atoll volume invite` printed; `-` reads it from standard input
+    /// The code that `atoll volume invite` printed; `-` reads it from standard input. Or the volume's address, to
+    /// write it as the user of this node
     code: String,
 
     /// A name for the volume on this node
@@ -175,37 +183,92 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         "-" => read_text("-".as_ref()).map_err(|error| Failure::io(&what, &error))?,
         code => code.to_owned(),
     };
-    let invitation: VolumeInvitation = text.trim().parse().map_err(|error| {
+    let wanted: Result<Wanted, _> = text.parse();
+    let wanted = wanted.map_err(|error| {
         usage(&format!("the code cannot be used: {error}"))
             .advice("`atoll volume invite` prints one, which begins with atoll-share:.")
     })?;
     let (env, client) = connection::to_node(global).await?;
     let dir = user::directory(global)?;
-    let joined = user::joined(&dir, name)?;
-    let is_same = |other: &VolumeInvitation| other.to_text() == invitation.to_text();
+    let joined = match wanted {
+        Wanted::Invited(VolumeInvitation { volume, user }) => {
+            Joined { volume, user, is_invited: true }
+        }
+        Wanted::Granted(VolumeAddress(volume)) => {
+            Joined { volume, user: user::key_or_new(&dir, &env)?, is_invited: false }
+        }
+    };
     let volumes = client.volumes().await.map_err(connection::failure)?;
-    let is_taken = joined.as_ref().is_some_and(|other| !is_same(other))
-        || volumes.iter().any(|volume| volume.name == *name);
-    if is_taken {
+    if volumes.iter().any(|volume| volume.name == *name) {
         return Err(Failure::new(Exit::Failed, what)
             .because("this node has another volume of that name")
             .advice("`atoll volume join CODE OTHER-NAME` calls this one otherwise."));
     }
-    let blocks: Arc<dyn Blocks> = client;
-    let groups = shared_volume::root_groups(&blocks, invitation.volume, &what).await?;
-    let credentials = access::Credentials::new(env, blocks, Some(invitation.user.clone()));
-    let may_write = credentials.may_write(&groups).await;
-    if joined.is_none() {
-        user::join(&dir, name, &invitation)?;
+    if let Some(former) = user::joined(&dir, name)? {
+        check_replaceable(&dir, name, (&former, &joined), &what)?;
     }
-    let address = VolumeAddress(invitation.volume).to_string();
+    let blocks: Arc<dyn Blocks> = client;
+    let groups = shared_volume::root_groups(&blocks, joined.volume, &what).await?;
+    let credentials = access::Credentials::new(env, blocks, Some(joined.user.clone()));
+    let may_write = credentials.may_write(&groups).await;
+    user::join(&dir, name, &joined)?;
+    let address = VolumeAddress(joined.volume).to_string();
     let shown = JsonJoined { name: name.clone(), address: address.clone(), may_write };
     output::show(args.json, &shown, [address])?;
     if !may_write {
-        note!("warning: its member may not write now: removed, or the time is over");
+        note!(
+            "warning: its member may not write now: never granted, removed, or the time is over; `atoll volume \
+             show {name}` says more"
+        );
     }
     if !args.json && !global.quiet {
         note!("`atoll mount {} DIR` mounts it", shell_word(name));
     }
     Ok(())
+}
+
+/// What is joined: by the secret key of an invitation, or as the user of this node.
+enum Wanted {
+    Invited(VolumeInvitation),
+    Granted(VolumeAddress),
+}
+
+impl FromStr for Wanted {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Wanted, TextError> {
+        match text.trim() {
+            address if address.starts_with("atoll:") => address.parse().map(Wanted::Granted),
+            code => code.parse().map(Wanted::Invited),
+        }
+    }
+}
+
+/// That another key, of the same volume, can take the place of the one by which it was joined: nothing that was
+/// written with that one needs it any more.
+fn check_replaceable(
+    dir: &Path,
+    name: &str,
+    (former, wanted): (&Joined, &Joined),
+    what: &str,
+) -> Result<(), Failure> {
+    let refused = || Failure::new(Exit::Failed, what);
+    if former.volume != wanted.volume {
+        return Err(refused().because("this node has joined another volume under that name").advice(
+            format!(
+                "`atoll volume join CODE OTHER-NAME` calls this one otherwise; `atoll volume forget {name}` lets go \
+                 of the other."
+            ),
+        ));
+    }
+    let (before, now) = (former.user.user_id(), wanted.user.user_id());
+    if before == now {
+        return Ok(());
+    }
+    if let Some(mount) = own_volume::mounts(name, former.volume).first() {
+        return Err(refused()
+            .because(format!("it is mounted on {} by the former key", mount.display()))
+            .advice("Unmount it first."));
+    }
+    shared_spool::check_empty(dir, (former.volume, Some(before)), what)
 }

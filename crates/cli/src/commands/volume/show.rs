@@ -1,8 +1,10 @@
 //! `atoll volume show`: all that is known of one of this node's volumes.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::Blocks;
 use atoll_key::{ReadAddress, VolumeAddress};
 use atoll_node::VolumeStatus;
 use atoll_volume::owned::{OpenError, Root, RootError, newest_root};
@@ -11,10 +13,12 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
+use crate::joined_volume::{self, JoinedStatus};
 use crate::output;
 use crate::own_volume;
 use crate::shared_volume::{self, JsonMember, JsonReader};
 use crate::units;
+use crate::user;
 
 /// Arguments of `atoll volume show`.
 #[derive(clap::Args, Debug)]
@@ -59,6 +63,43 @@ struct Shown {
     reader_lines: Vec<String>,
 }
 
+/// A volume of another node that was joined here, as JSON.
+#[derive(Serialize)]
+struct ShownJoined<'a> {
+    name: &'a str,
+    address: &'a str,
+    kind: &'static str,
+    encrypted: bool,
+    joined: &'a JoinedStatus,
+    members: Vec<JsonMember>,
+}
+
+impl ShownJoined<'_> {
+    fn of(joined: &JoinedStatus) -> ShownJoined<'_> {
+        ShownJoined {
+            name: &joined.name,
+            address: &joined.address,
+            kind: "joined",
+            encrypted: joined.is_encrypted,
+            joined,
+            members: joined.groups.iter().flat_map(shared_volume::json_members).collect(),
+        }
+    }
+}
+
+fn describe_joined(joined: &JoinedStatus) -> Vec<String> {
+    let mut fields = vec![
+        ("address", joined.address.clone()),
+        ("kind", "shared, of another node".to_owned()),
+        ("encrypted", if joined.is_encrypted { "yes" } else { "no" }.to_owned()),
+        ("joined", format!("{}: {}", joined.member(), joined.user)),
+        ("may write", joined.access()),
+    ];
+    let members = joined.groups.iter().flat_map(shared_volume::member_lines);
+    fields.extend(members.map(|line| ("member", line)));
+    fields.iter().map(|(name, value)| format!("{name:>10}  {value}")).collect()
+}
+
 #[derive(Serialize)]
 struct ShownRoot {
     version: u64,
@@ -82,6 +123,14 @@ struct Writer {
 pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let name = &args.name;
     let (env, client) = connection::to_node(global).await?;
+    let volumes = client.volumes().await.map_err(connection::failure)?;
+    if volumes.iter().all(|volume| volume.name != *name)
+        && let Some(joined) = user::joined(&global.dir()?, name)?
+    {
+        let blocks: Arc<dyn Blocks> = client;
+        let joined = joined_volume::status(&env, &blocks, name, &joined).await;
+        return output::show(args.json, &ShownJoined::of(&joined), describe_joined(&joined));
+    }
     let mut status = own_volume::status(&client, name, &format!("cannot show {name}")).await?;
     let secret = client.volume_secret(name).await.map_err(connection::failure)?;
     let id = secret.key.volume_id();
