@@ -3,7 +3,8 @@
 //!
 //! Leases are extended once a day by the owner's node. A node that has joined a volume does the same, at an hour of its own,
 //! unless another one has left a mark that it was done today (`shared/upkeep.rs`). Anybody who knows the volume's
-//! address can make such marks, so each node does it itself once a week. Certificates only the owner can renew.
+//! address can make such marks, so each node does it itself once a week. Certificates are renewed by the owner's node, and by
+//! those of the volume's keepers which have joined it.
 //!
 //! All are due once a day. What cannot be renewed now is tried again at the next look: a certificate
 //! lasts for six days more, a lease for weeks.
@@ -17,8 +18,8 @@ use atoll_dht::{Blocks, PutError};
 use atoll_env::{Env, Instant, TokioRuntime};
 use atoll_key::{SecretKey, VolumeId};
 use atoll_volume::shared::access::groups::{renew, renew_volume};
+use atoll_volume::shared::access::keepers::renew_as_keeper;
 use atoll_volume::shared::access::{AccessError, ReadAccess, Renewal, VolumeRecord, read_volume};
-use atoll_volume::shared::inode::InodeKey;
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::upkeep::{self, Kept};
 
@@ -98,7 +99,7 @@ impl Upkeep {
 /// A walk through a shared volume, from its root directory, with the keys that open its blocks.
 pub(crate) struct Walk {
     volume: VolumeId,
-    root: InodeKey,
+    record: VolumeRecord,
     sealing: Sealing,
 }
 
@@ -106,7 +107,7 @@ impl Walk {
     /// Through a volume whose key is here.
     pub(crate) fn of_owner(key: &SecretKey, record: &VolumeRecord) -> Walk {
         let sealing = Sealing::of_owner(key, record.read_epoch());
-        Walk { volume: key.volume_id(), root: record.root, sealing }
+        Walk { volume: key.volume_id(), record: record.clone(), sealing }
     }
 
     /// Through a volume that was joined.
@@ -119,12 +120,12 @@ impl Walk {
         let (_, record) = record.ok_or("it is not on the ring")?;
         let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), Some(user));
         let reading = reading.await.map_err(|error| error.to_string())?;
-        Ok(Walk { volume, root: record.root, sealing: reading.sealing().clone() })
+        Ok(Walk { volume, sealing: reading.sealing().clone(), record })
     }
 
     /// Extends the leases of all that it finds.
     pub(crate) async fn keep(&self, env: &Env, blocks: &Arc<dyn Blocks>) -> Result<Kept, PutError> {
-        upkeep::keep(env, blocks, self.volume, self.root, &self.sealing).await
+        upkeep::keep(env, blocks, self.volume, &self.record, &self.sealing).await
     }
 }
 
@@ -178,6 +179,8 @@ async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, St
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     for name in user::joined_names(node) {
+        let outcome = keep_certificates(node, &name, &env, &blocks).await;
+        note(format!("volume {name}"), outcome);
         let outcome = keep_joined(node, &name, &env, &blocks, kept).await;
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
@@ -192,6 +195,19 @@ async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, St
         }
     }
     Ok(failed)
+}
+
+/// Renews the certificates of a volume that was joined on this node, if its member is a keeper.
+async fn keep_certificates(
+    node: &Path,
+    name: &str,
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+) -> Result<Renewal, String> {
+    let joined = user::joined(node, name).map_err(|failure| failure.to_string())?;
+    let Some(Joined { volume, user, .. }) = joined else { return Ok(Renewal::default()) };
+    let renewed = renew_as_keeper(env, blocks, volume, &user).await;
+    Ok(renewed.map_err(|error| error.to_string())?.unwrap_or_default())
 }
 
 /// Extends the leases of a volume that was joined on this node, if that is due.

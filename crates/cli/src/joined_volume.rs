@@ -8,7 +8,9 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{UserAddress, VolumeAddress};
 use atoll_volume::shared::access::rebind::groups_of;
-use atoll_volume::shared::access::{Credentials, GroupRecord, NotAllowed, read_group, read_volume};
+use atoll_volume::shared::access::{
+    Credentials, GroupRecord, NotAllowed, read_group, read_keepers, read_volume,
+};
 use futures_util::future::join_all;
 use serde::Serialize;
 
@@ -39,6 +41,8 @@ pub(crate) struct JoinedStatus {
     pub may_write: Option<bool>,
     /// Until when, if that is not renewed.
     pub certified_until_unix_secs: Option<u64>,
+    /// Whether the member is a keeper: then this node renews the members' certificates.
+    pub keeper: bool,
     /// Why the member may not, or why that is not known.
     pub why_not: Option<String>,
     /// The records of the groups that may write the root directory.
@@ -100,6 +104,11 @@ async fn look(
     let user = joined.user.user_id();
     let member = status.groups.iter().find_map(|record| record.members.get(&user));
     status.label = member.map(|member| member.label.clone()).unwrap_or_default();
+    if record.has_keepers
+        && let Ok(Some(keepers)) = read_keepers(blocks, joined.volume).await
+    {
+        status.keeper = keepers.keepers.contains_key(&user);
+    }
     let credentials = Credentials::new(env.clone(), blocks.clone(), Some(joined.user.clone()));
     match credentials.valid_until(&groups).await {
         Ok(until_secs) => {
@@ -120,9 +129,10 @@ impl JoinedStatus {
     /// As whom this node writes the volume.
     pub(crate) fn member(&self) -> String {
         let how = if self.invited { "by an invitation" } else { "as the user of this node" };
+        let keeps = if self.keeper { ", a keeper" } else { "" };
         match &self.label[..] {
-            "" => how.to_owned(),
-            label => format!("{how}, {}", escaped(label.as_bytes())),
+            "" => format!("{how}{keeps}"),
+            label => format!("{how}, {}{keeps}", escaped(label.as_bytes())),
         }
     }
 

@@ -12,6 +12,7 @@ use atoll_key::{
 };
 use atoll_node::Client;
 use atoll_volume::owned::LeaseKeeper;
+use atoll_volume::shared::access::keepers::volume_members;
 use atoll_volume::shared::access::{
     self, AccessError, Credentials, GroupRecord, ReaderRecord, RebindReport, VolumeRecord,
 };
@@ -46,13 +47,15 @@ pub(crate) fn failure(what: &str, error: AccessError) -> Failure {
     match error {
         AccessError::Get(error) => Failure::get(what, &error),
         AccessError::Put(error) => Failure::put(what, &error),
-        AccessError::NoGroup | AccessError::NoVolume | AccessError::NoReaders => {
-            Failure::new(Exit::NotFound, what).because(error)
-        }
+        AccessError::NoGroup
+        | AccessError::NoVolume
+        | AccessError::NoReaders
+        | AccessError::NoKeepers
+        | AccessError::NotMember => Failure::new(Exit::NotFound, what).because(error),
         AccessError::TooLong(_) | AccessError::Past | AccessError::BadUser => {
             Failure::new(Exit::Usage, what).because(error)
         }
-        AccessError::Bad { .. } | AccessError::NoEpoch => {
+        AccessError::Bad { .. } | AccessError::NoEpoch | AccessError::IsKeeper => {
             Failure::new(Exit::Failed, what).because(error)
         }
     }
@@ -80,11 +83,28 @@ impl Owned {
 
     /// Who belongs to that group.
     pub(crate) async fn members(&self, what: &str) -> Result<GroupRecord, Failure> {
-        let group = self.default_group().group_id();
-        let record = access::read_group(&self.blocks, group).await;
-        record
+        Ok(self.members_and_strangers(what).await?.0)
+    }
+
+    /// Who belongs to that group; and users whom a keeper has put there, and not the owner.
+    pub(crate) async fn members_and_strangers(
+        &self,
+        what: &str,
+    ) -> Result<(GroupRecord, Vec<UserId>), Failure> {
+        let found = volume_members(&self.blocks, &self.key, &self.record).await;
+        found.map_err(|error| failure(what, error))
+    }
+
+    /// Who renews the members' certificates beside this node.
+    pub(crate) async fn keepers(&self, what: &str) -> Result<Vec<UserId>, Failure> {
+        if !self.record.has_keepers {
+            return Ok(Vec::new());
+        }
+        let record = access::read_keepers(&self.blocks, self.key.volume_id()).await;
+        let record = record
             .map_err(|error| failure(what, error))?
-            .ok_or_else(|| failure(what, AccessError::NoGroup))
+            .ok_or_else(|| failure(what, AccessError::NoKeepers))?;
+        Ok(record.keepers.into_keys().collect())
     }
 
     /// Who may read it; none if it is not encrypted.
@@ -288,6 +308,15 @@ pub(crate) fn reader_lines(record: &ReaderRecord, members: &GroupRecord) -> Vec<
         format!("{}{}", user_line(user, &reader.label, reader.until_secs), by(reader))
     };
     readers.map(line).collect()
+}
+
+/// The keepers of a volume, in a list.
+pub(crate) fn keeper_lines(keepers: &[UserId], members: &GroupRecord) -> Vec<String> {
+    let line = |user: &UserId| {
+        let label = members.members.get(user).map_or("", |member| &member.label[..]);
+        user_line(user, label, 0)
+    };
+    keepers.iter().map(line).collect()
 }
 
 /// A reader of an encrypted volume, as JSON.

@@ -16,7 +16,8 @@
 //!
 //! Both keys are BLAKE3 in key-derivation mode, each under its own context, of the agreed secret (32
 //! bytes), the volume's and the user's public key (32 bytes each) and the epoch (4 bytes, big-endian).
-//! Nobody else can make or open it.
+//! Nobody else can make or open it. The secret key of a volume's default group is sealed to a keeper in the same way, under
+//! contexts of its own.
 
 use crate::identity::{SecretKey, UserId, VolumeId};
 use crate::read_key::{Keys, ReadKey, TAG_BYTES};
@@ -32,6 +33,8 @@ const LAST: &str = "atoll v1 last read key of a shared volume";
 const BEFORE: &str = "atoll v1 read key of the epoch before";
 const USER_TAG: &str = "atoll v1 tag of a read key for a user";
 const USER_CIPHER: &str = "atoll v1 cipher of a read key for a user";
+const GROUP_TAG: &str = "atoll v1 tag of a group's key for a keeper";
+const GROUP_CIPHER: &str = "atoll v1 cipher of a group's key for a keeper";
 
 impl ReadKey {
     /// The read key of an epoch of a shared volume, for its owner. `None` for epochs from [`MAX_EPOCHS`]
@@ -57,8 +60,9 @@ impl ReadKey {
         epoch: u32,
     ) -> Option<[u8; SEALED_KEY_BYTES]> {
         let agreed = volume.agree(&user.0)?;
-        let sealed = keys(&agreed, &volume.volume_id(), user, epoch).seal_inner(self.bytes());
-        Some(sealed.try_into().expect("so long"))
+        let contexts = [USER_TAG, USER_CIPHER];
+        let sealed = keys(contexts, &agreed, &volume.volume_id(), user, epoch);
+        Some(sealed.seal_inner(self.bytes()).try_into().expect("so long"))
     }
 
     /// Opens what the volume's owner has sealed to this user. `None` if it is not that.
@@ -69,18 +73,50 @@ impl ReadKey {
         epoch: u32,
     ) -> Option<ReadKey> {
         let agreed = user.agree(&volume.0)?;
-        let opened = keys(&agreed, volume, &user.user_id(), epoch).open_inner(sealed).ok()?;
+        let keys = keys([USER_TAG, USER_CIPHER], &agreed, volume, &user.user_id(), epoch);
+        let opened = keys.open_inner(sealed).ok()?;
         Some(ReadKey::from_bytes(opened[..].try_into().expect("so long")))
     }
 }
 
-fn keys(agreed: &[u8; 32], volume: &VolumeId, user: &UserId, epoch: u32) -> Keys {
+/// Seals the secret key of a group, of an epoch of the volume, to a user. `None` if the user's key is no key.
+pub fn seal_group_key(
+    group: &SecretKey,
+    user: &UserId,
+    volume: &SecretKey,
+    epoch: u32,
+) -> Option<[u8; SEALED_KEY_BYTES]> {
+    let agreed = volume.agree(&user.0)?;
+    let keys = keys([GROUP_TAG, GROUP_CIPHER], &agreed, &volume.volume_id(), user, epoch);
+    Some(keys.seal_inner(&group.seed()).try_into().expect("so long"))
+}
+
+/// Opens the secret key of a group that the volume's owner has sealed to this user. `None` if it is not that.
+pub fn open_group_key(
+    sealed: &[u8; SEALED_KEY_BYTES],
+    user: &SecretKey,
+    volume: &VolumeId,
+    epoch: u32,
+) -> Option<SecretKey> {
+    let agreed = user.agree(&volume.0)?;
+    let keys = keys([GROUP_TAG, GROUP_CIPHER], &agreed, volume, &user.user_id(), epoch);
+    let opened = keys.open_inner(sealed).ok()?;
+    Some(SecretKey::from_seed(opened[..].try_into().expect("so long")))
+}
+
+fn keys(
+    [tag, cipher]: [&str; 2],
+    agreed: &[u8; 32],
+    volume: &VolumeId,
+    user: &UserId,
+    epoch: u32,
+) -> Keys {
     let derive = |context| {
         let mut hasher = blake3::Hasher::new_derive_key(context);
         hasher.update(agreed).update(&volume.0).update(&user.0).update(&epoch.to_be_bytes());
         *hasher.finalize().as_bytes()
     };
-    Keys::new(derive(USER_TAG), derive(USER_CIPHER))
+    Keys::new(derive(tag), derive(cipher))
 }
 
 #[cfg(test)]
@@ -123,6 +159,25 @@ mod tests {
             assert_eq!(open(&changed, &alice, &volume, 4), None, "bit {bit}");
         }
         assert_eq!(key.seal_to(&UserId([0; 32]), &volume, 4), None, "no key");
+    }
+
+    #[test]
+    fn a_group_key_opens_to_its_keeper_alone_and_is_no_read_key() {
+        let (volume, alice, bob, group) = (secret(1), secret(2), secret(3), secret(7));
+        let sealed = seal_group_key(&group, &alice.user_id(), &volume, 4).expect("a key");
+        let open =
+            |sealed: &[u8; SEALED_KEY_BYTES], user: &SecretKey, volume: &SecretKey, epoch| {
+                open_group_key(sealed, user, &volume.volume_id(), epoch).map(|key| key.seed())
+            };
+        assert_eq!(open(&sealed, &alice, &volume, 4), Some(group.seed()));
+        assert_eq!(open(&sealed, &bob, &volume, 4), None, "another user");
+        assert_eq!(open(&sealed, &alice, &secret(4), 4), None, "another volume");
+        assert_eq!(open(&sealed, &alice, &volume, 5), None, "another epoch");
+        assert_eq!(ReadKey::open_sealed(&sealed, &alice, &volume.volume_id(), 4), None);
+        let mut changed = sealed;
+        changed[30] ^= 1;
+        assert_eq!(open(&changed, &alice, &volume, 4), None, "damaged");
+        assert_eq!(seal_group_key(&group, &UserId([0; 32]), &volume, 4), None, "no key");
     }
 
     /// Volumes are read again by newer programs only if these bytes stay as they are.

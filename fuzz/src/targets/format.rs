@@ -10,7 +10,9 @@ use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::keep::Keep;
 use atoll_volume::owned::{Root, sealed_root};
-use atoll_volume::shared::access::{GroupRecord, Member, Reader, ReaderRecord, VolumeRecord};
+use atoll_volume::shared::access::{
+    GroupRecord, KeeperRecord, ListedMember, Member, Reader, ReaderRecord, VolumeRecord,
+};
 use atoll_volume::shared::entries::{Entries, Leaf};
 use atoll_volume::shared::inode::{Attributes, Contents, Entry, Inode, InodeKey, Link};
 use atoll_volume::shared::past::{Earlier, PastVersion, Span};
@@ -66,6 +68,10 @@ pub(super) fn targets() -> Vec<Target> {
         block("volume/group-record", vec![group_record()], |block| {
             let record = GroupRecord::decode(block, group_key().group_id()).ok()?;
             Some(record.encode().expect("it came from a block"))
+        }),
+        block("volume/keeper-record", vec![keeper_record()], |block| {
+            let record = KeeperRecord::decode(block).ok()?;
+            Some(record.encode().expect("what was read is short enough"))
         }),
         block("volume/reader-record", vec![reader_record()], |block| {
             let record = ReaderRecord::decode(block).ok()?;
@@ -140,6 +146,7 @@ fn shared_records() -> Vec<VolumeRecord> {
         bound_epoch: 0,
         is_encrypted: false,
         keep: Keep::default(),
+        has_keepers: false,
     };
     let keep = "60m/28d".parse().expect("a policy");
     let encrypted = VolumeRecord { is_encrypted: true, keep, ..plain.clone() };
@@ -162,6 +169,14 @@ fn group_record() -> Vec<u8> {
     };
     let members = (1..4).map(member).collect();
     GroupRecord { label: "band".into(), members }.encode().expect("few members")
+}
+
+fn keeper_record() -> Vec<u8> {
+    let user = |n: u8| SecretKey::from_seed(&[n; 32]).user_id();
+    let member = |n: u8| (user(n), ListedMember { until_secs: n.into(), label: "alice".into() });
+    let keepers = [(user(1), vec![[7; 56], [8; 56]])].into();
+    let members = (1..4).map(member).collect();
+    KeeperRecord { first_epoch: 3, keepers, members }.encode().expect("few members")
 }
 
 fn reader_record() -> Vec<u8> {

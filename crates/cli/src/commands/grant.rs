@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use atoll_env::Env;
-use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, volume_group};
+use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, VolumeAddress, volume_group};
 use atoll_node::shell_word;
 use atoll_volume::shared::access::groups::{
-    add_member, add_volume_member, begin_epoch, change_volume, remove_member,
+    add_member, add_volume_member, begin_epoch, begin_epoch_without_keeper, change_volume,
+    remove_member,
 };
+use atoll_volume::shared::access::keepers::{add_keeper, follow_epochs, remove_volume_member};
 use atoll_volume::shared::access::read_access::KEY_AGE;
 use atoll_volume::shared::access::readers::{
     add_reader, add_reading_group, remove_reader, remove_reading_group,
@@ -37,6 +39,7 @@ use crate::user;
   atoll grant work/project atollgroup:KEY
   atoll grant work/project alice=atolluser:KEY --until 2027-01-31
   atoll grant board alice=atolluser:KEY --read
+  atoll grant work alice --keeper
 
 A user joins the volume's default group, which may write all of it. With a path the user may write what is
 there from the path down: the user joins a group that is made for the path (`atoll group list` shows it as
@@ -46,7 +49,10 @@ The user mounts the volume by its address.
 An encrypted volume (`atoll volume create --shared --encrypt`) can be read by its members, by members of groups
 that may write it or a part of it, and by users and groups to whom --read is granted; all of these can read
 all of it. Those who join a group later can read within a day.
-Members get certificates for a week at a time, which this node renews daily while it runs.")]
+Members get certificates for a week at a time, which this node renews daily while it runs. So does the node of a
+keeper (--keeper), once that has joined the volume (`atoll volume join`): the members can write while this node is
+away. A keeper gets the key of the members' group. Until that is taken away (`atoll revoke`, with or without --keeper),
+a keeper could let anybody write the volume, or remove members; never name keepers, nor read what it could not.")]
 pub(crate) struct Args {
     /// The volume's name on this node, and a path in it if the right is to begin there
     #[arg(value_name = "NAME[/PATH]")]
@@ -64,6 +70,10 @@ pub(crate) struct Args {
     /// Let the user or the group write, which is also done without this option
     #[arg(long, conflicts_with = "read")]
     write: bool,
+
+    /// Make the user, a member by its label or its key, a keeper too, whose node renews the members' certificates
+    #[arg(long, conflicts_with_all = ["read", "until"])]
+    keeper: bool,
 
     /// Until when the user may write: a date or a minute of UTC. What was readable then stays so until
     /// `atoll revoke --now` names somebody
@@ -83,6 +93,7 @@ pub(crate) struct Args {
   atoll revoke work band
   atoll revoke work/project atollgroup:KEY
   atoll revoke work/project alice --now
+  atoll revoke work alice --keeper
 
 A user's certificate is not renewed any more, and ends within a week. With --now the other members
 get certificates of a new group, and everything in the volume is bound to that: the user can write nothing
@@ -91,6 +102,8 @@ nothing any more as soon as the command has ended, and so does the last user who
 A group is taken away from the path down: what was moved or linked out of the path keeps it, since the group
 may have been granted elsewhere too. `atoll revoke NAME GROUP` takes it away in all of the volume. A user who was
 granted a path by name loses what is elsewhere by now, too.
+A keeper is shut out at once, with --now or without it; with --keeper the user stays a member, and the group's
+key is replaced in the same way.
 Of an encrypted volume a user can read what is written until somebody is shut out with --now; with it,
 nothing that is written after the command has ended.")]
 pub(crate) struct RevokeArgs {
@@ -105,6 +118,10 @@ pub(crate) struct RevokeArgs {
     /// Do not wait until the user's certificate ends, and give the others a new read key
     #[arg(long)]
     now: bool,
+
+    /// Let a keeper be a keeper no more, and stay a member
+    #[arg(long, conflicts_with = "now")]
+    keeper: bool,
 
     /// One JSON object
     #[arg(long)]
@@ -136,6 +153,13 @@ struct Done {
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot grant {}", args.target);
     let (volume, path) = split(&args.target);
+    if args.keeper {
+        if !is_whole(path) {
+            return Err(keeps_whole(&what));
+        }
+        let (env, owned) = open(volume, global, &what).await?;
+        return grant_keeper(args, &env, &owned, (&what, global)).await;
+    }
     match &args.to {
         Grantee::User(user, label) if !is_whole(path) => {
             let (env, owned) = open(volume, global, &what).await?;
@@ -212,6 +236,57 @@ fn reads_whole(what: &str) -> Failure {
         .because("reading is granted for a whole volume, which has one read key at a time")
 }
 
+fn keeps_whole(what: &str) -> Failure {
+    Failure::new(Exit::Usage, what).because(
+        "a keeper renews the certificates of a whole volume's members; those of a path's are renewed by this node alone",
+    )
+}
+
+/// Makes a user a keeper, and a member before if need be.
+async fn grant_keeper(
+    args: &Args,
+    env: &Env,
+    owned: &Owned,
+    (what, global): (&str, &Global),
+) -> Result<(), Failure> {
+    let failed = |error| shared_volume::failure(what, error);
+    let members = owned.members(what).await?;
+    let user = shared_volume::find_member(&members, &args.to, what)?;
+    let (blocks, volume) = (&owned.blocks, (&owned.key, &owned.record));
+    let known = members.members.get(&user);
+    if known.is_some_and(|member| member.until_secs > 0) {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("the user is a member until a time, and a keeper's part has no end of its own")
+            .advice("`atoll grant` without --until makes the user a member without an end."));
+    }
+    let label = match &args.to {
+        Grantee::User(_, label) => &label[..],
+        _ => "",
+    };
+    if known.is_none_or(|member| !label.is_empty() && member.label != label) {
+        add_volume_member(env, blocks, volume, (user, label), 0).await.map_err(failed)?;
+    }
+    let (block, _) = add_keeper(env, blocks, volume, user).await.map_err(failed)?;
+    owned.keep(block, what).await?;
+    let done = Done {
+        volume: owned.name.clone(),
+        user: Some(UserAddress(user).to_string()),
+        access: Some("keep"),
+        ..Done::default()
+    };
+    let label = known.map_or(label, |member| &member.label[..]);
+    let line = format!("{}: {} is a keeper, and may write it", owned.name, called(label));
+    output::show(args.json, &done, [line])?;
+    if !global.quiet {
+        let address = VolumeAddress(owned.key.volume_id());
+        eprintln!(
+            "the keeper's node renews the members' certificates once it has joined the volume: by its invitation, or \
+             by `atoll volume join {address} NAME`"
+        );
+    }
+    Ok(())
+}
+
 /// Lets a user write what is there from a path down, as a member of the path's group.
 async fn grant_on_path(
     args: &Args,
@@ -275,6 +350,11 @@ async fn grant_user(
     if args.read && !owned.record.is_encrypted {
         return Err(is_public(what));
     }
+    if args.until.is_some() && owned.keepers(what).await?.contains(&user) {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("the user is a keeper, whose membership has no end")
+            .advice(format!("`atoll revoke {} USER --keeper` ends that.", owned.name)));
+    }
     let granted = match args.read {
         true => add_reader(env, blocks, &owned.key, who, until_secs).await,
         false => add_volume_member(env, blocks, volume, who, until_secs).await,
@@ -298,6 +378,9 @@ pub(crate) async fn revoke(args: &RevokeArgs, global: &Global) -> Result<(), Fai
     let what = format!("cannot revoke {}", args.target);
     let (volume, path) = split(&args.target);
     let (env, owned) = open(volume, global, &what).await?;
+    if args.keeper && !is_whole(path) {
+        return Err(keeps_whole(&what));
+    }
     if !is_whole(path)
         && let Some(user) = user_on_path(args, &env, &owned, (&what, global)).await?
     {
@@ -441,7 +524,7 @@ async fn revoke_on_path(
     };
     // Also if something could not be rebound: the user is not to read on for that.
     if owned.record.is_encrypted && args.now {
-        done.rebound = shut_out(env, &mut owned, user, true, (what, global)).await?;
+        done.rebound = shut_out(env, &mut owned, Some((user, false)), (what, global)).await?;
     }
     done.rebound += rebound?;
     done.group = Some(GroupAddress(group.id()).to_string());
@@ -455,18 +538,21 @@ async fn revoke_on_path(
 /// Of an encrypted volume.
 const READS_ON: &str = "the user can read what is written until somebody is revoked with --now";
 
-/// Shuts a user out of the whole volume at once, unless that `begins` no more and was only interrupted; how many files
-/// and directories have other groups now.
+/// Shuts a user out of the whole volume at once, or goes on with that if no user is given, since it was interrupted; how many
+/// files and directories have other groups now. The user may stay a member, and be no keeper any more.
 async fn shut_out(
     env: &Env,
     owned: &mut Owned,
-    user: UserId,
-    begins: bool,
+    user: Option<(UserId, bool)>,
     (what, global): (&str, &Global),
 ) -> Result<u64, Failure> {
     let began_at = Instant::now();
-    if begins {
-        let began = begin_epoch(env, &owned.blocks, &owned.key, user).await;
+    if let Some((user, stays)) = user {
+        let (blocks, key) = (&owned.blocks, &owned.key);
+        let began = match stays {
+            true => begin_epoch_without_keeper(env, blocks, key, user).await,
+            false => begin_epoch(env, blocks, key, user).await,
+        };
         let (block, record) = began.map_err(|error| shared_volume::failure(what, error))?;
         owned.keep(block, what).await?;
         owned.record = record;
@@ -492,7 +578,7 @@ async fn revoke_user(
     let user = match shared_volume::find_user(&members, &readers, &args.from, what) {
         Ok(user) => user,
         // By label, a member that an interrupted command has removed cannot be found any more.
-        Err(_) if args.now && is_unfinished => {
+        Err(_) if (args.now || owned.record.has_keepers) && is_unfinished => {
             let rebound = finish_rebinding(env, &mut owned, what, global).await?;
             let done = Done { volume: owned.name.clone(), rebound, ..Done::default() };
             let line = format!("{}: shut out, {rebound} changed", owned.name);
@@ -500,23 +586,39 @@ async fn revoke_user(
         }
         Err(failure) => return Err(failure),
     };
+    let is_keeper = owned.keepers(what).await?.contains(&user);
+    if args.keeper {
+        // One that was interrupted goes on.
+        if !is_keeper && !is_unfinished {
+            return Err(
+                Failure::new(Exit::NotFound, what).because("the user is not a keeper of it")
+            );
+        }
+        let shut = is_keeper.then_some((user, true));
+        let rebound = shut_out(env, &mut owned, shut, (what, global)).await?;
+        let user = Some(UserAddress(user).to_string());
+        let done = Done { volume: owned.name.clone(), user, rebound, ..Done::default() };
+        let line = format!("{}: no keeper any more, still a member; {rebound} changed", owned.name);
+        return output::show(args.json, &done, [line]);
+    }
     let is_member = members.members.contains_key(&user) || readers.readers.contains_key(&user);
     let mut done = Done {
         volume: owned.name.clone(),
         user: Some(UserAddress(user).to_string()),
         ..Done::default()
     };
-    if !args.now {
-        let group = owned.default_group();
-        let removed = remove_member(env, &owned.blocks, &group, user).await.map_err(failed)?;
+    // A keeper has the group's key: there is no other way.
+    if !args.now && !is_keeper {
+        let volume = (&owned.key, &owned.record);
+        let removed = remove_volume_member(env, &owned.blocks, volume, user).await;
+        let removed = removed.map_err(failed)?;
         let reader = match owned.record.is_encrypted {
             true => remove_reader(env, &owned.blocks, &owned.key, user).await.map_err(failed)?,
             false => None,
         };
         let mut lines = Vec::new();
         match removed {
-            Some(member) => {
-                let until_secs = member.certificate.not_after_secs;
+            Some(until_secs) => {
                 done.until_unix_secs = Some(until_secs);
                 let until = units::unix_date(until_secs);
                 lines.push(format!("{}: removed; can write until {until} UTC at most", owned.name));
@@ -536,7 +638,8 @@ async fn revoke_user(
         output::show(args.json, &done, lines)?;
     } else {
         let begins = is_member || !is_unfinished;
-        done.rebound = shut_out(env, &mut owned, user, begins, (what, global)).await?;
+        let shut = begins.then_some((user, false));
+        done.rebound = shut_out(env, &mut owned, shut, (what, global)).await?;
         let line = match is_member || is_unfinished {
             true => format!("{}: shut out, {} changed", owned.name, done.rebound),
             false => format!(
@@ -583,6 +686,10 @@ async fn finish_rebinding(
     let (block, record) = finished.await.map_err(|error| shared_volume::failure(what, error))?;
     owned.keep(block, what).await?;
     owned.record = record;
+    if owned.record.has_keepers {
+        let followed = follow_epochs(env, &owned.blocks, &owned.key, &owned.record).await;
+        followed.map_err(|error| shared_volume::failure(what, error))?;
+    }
     Ok(report.changed)
 }
 

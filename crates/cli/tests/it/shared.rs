@@ -669,3 +669,47 @@ fn a_member_is_removed_from_a_group_at_once() {
     let again = owner.atoll(["group", "create", "band"]).ok();
     assert_eq!(again.last_line(), listed["group"].as_str().expect("text"));
 }
+
+/// A member's node renews certificates as the owner's does; the key that takes is replaced when it is a keeper no more.
+#[test]
+fn a_keeper_is_named_listed_and_revoked() {
+    let ring = Ring::of(2);
+    let (owner, guest) = (&ring.nodes[0], &ring.nodes[1]);
+    let address = owner.atoll(["volume", "create", "work", "--shared"]).ok().last_line().to_owned();
+    let alice = user(guest);
+    let labelled = format!("alice={alice}");
+    owner.atoll(["grant", "work", "alice", "--keeper"]).failed(4, &["no member is called alice"]);
+    let said = owner.atoll(["grant", "work", &labelled, "--keeper"]).ok();
+    assert!(said.stderr.contains(&format!("atoll volume join {address} NAME")), "{said:?}");
+    assert_eq!(members(owner, "work"), ["alice", "owner"]);
+    let keepers =
+        || owner.atoll(["volume", "show", "work", "--json"]).ok().json()["keepers"].clone();
+    assert_eq!(keepers(), serde_json::json!([alice]));
+    let text = owner.atoll(["volume", "show", "work"]).ok().stdout;
+    assert!(text.contains("keeper  alice") && !text.contains("stranger"), "{text}");
+    guest.atoll(["volume", "join", &address, "team"]).ok();
+    let team = || guest.atoll(["volume", "list", "--json"]).ok().json()["joined"].clone();
+    assert_eq!((&team()["keeper"], &team()["may_write"]), (&true.into(), &true.into()));
+    let grant = |options: &[&str]| run(owner.command(["grant", "work", &labelled]).args(options));
+    grant(&["--keeper", "--until", "2096-01-31"]).failed(2, &["cannot be used with"]);
+    grant(&["--until", "2096-01-31"]).failed(1, &["is a keeper", "--keeper"]);
+    owner.atoll(["grant", "work/plans", &labelled, "--keeper"]).failed(2, &["a whole volume"]);
+    assert_eq!(owner.atoll(["renew", "work", "--json"]).ok().json()["lost_blocks"], 0);
+
+    let revoke =
+        |options: &[&str]| run(owner.command(["revoke", "work", "alice", "--json"]).args(options));
+    assert_eq!(revoke(&["--keeper"]).ok().json()["rebound"], 1, "the root directory");
+    assert_eq!(
+        (keepers(), members(owner, "work")),
+        (serde_json::json!([]), labels(&["alice", "owner"]))
+    );
+    until("it is seen on the other node", || {
+        team()["keeper"] == false && team()["may_write"] == true
+    });
+    revoke(&["--keeper"]).failed(4, &["not a keeper"]);
+    // A keeper is shut out at once, with --now or without.
+    owner.atoll(["grant", "work", "alice", "--keeper"]).ok();
+    assert_eq!(revoke(&[]).ok().json()["rebound"], 1);
+    assert_eq!((keepers(), members(owner, "work")), (serde_json::json!([]), labels(&["owner"])));
+    until("the guest may not write", || team()["may_write"] == false);
+}

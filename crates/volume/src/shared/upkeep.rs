@@ -21,7 +21,7 @@ use atoll_key::{BlockHash, BlockId, GroupId, SignedBlock, VolumeId};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::access::{GroupRecord, ReaderRecord};
+use super::access::{GroupRecord, KeeperRecord, ReaderRecord, VolumeRecord};
 use super::entries;
 use super::inline_blocks::InlineBlocks;
 use super::inode::{Contents, InodeKey};
@@ -57,7 +57,7 @@ pub struct Kept {
 }
 
 /// Extends the leases of everything below the root directory, and of the records of the volume, its readers if it is
-/// encrypted, and the groups that may write it.
+/// encrypted, its keepers if it has any, and the groups that may write it.
 ///
 /// # Errors
 /// If leases are not extended: for lack of room, or since the ring does not answer.
@@ -65,9 +65,10 @@ pub async fn keep(
     env: &Env,
     blocks: &Arc<dyn Blocks>,
     volume: VolumeId,
-    root: InodeKey,
+    record: &VolumeRecord,
     sealing: &Sealing,
 ) -> Result<Kept, PutError> {
+    let root = record.root;
     let inline = InlineBlocks::over(blocks.clone(), sealing.clone());
     let over: Arc<dyn Blocks> = inline.clone();
     let cache = BlockCache::new(env.clone(), (over, None), CACHE_BYTES);
@@ -76,6 +77,9 @@ pub async fn keep(
     let mut groups = BTreeSet::new();
     if sealing.is_encrypted() {
         due.push(ReaderRecord::id(volume));
+    }
+    if record.has_keepers {
+        due.push(KeeperRecord::id(volume));
     }
     let mut seen = BTreeSet::from([root]);
     let mut waiting = VecDeque::from([root]);

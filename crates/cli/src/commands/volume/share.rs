@@ -1,13 +1,12 @@
 //! `atoll volume create --shared`, `invite` and `join`.
 
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::text::TextError;
-use atoll_key::{SecretKey, VolumeAddress, VolumeInvitation};
+use atoll_key::{SecretKey, VolumeAddress, VolumeId, VolumeInvitation};
 use atoll_node::{Client, check_name, shell_word};
 use atoll_volume::keep::Keep;
 use atoll_volume::owned::LeaseKeeper;
@@ -183,21 +182,18 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         "-" => read_text("-".as_ref()).map_err(|error| Failure::io(&what, &error))?,
         code => code.to_owned(),
     };
-    let wanted: Result<Wanted, _> = text.parse();
-    let wanted = wanted.map_err(|error| {
+    let (volume, invited) = parse_code(text.trim()).map_err(|error| {
         usage(&format!("the code cannot be used: {error}"))
             .advice("`atoll volume invite` prints one, which begins with atoll-share:.")
     })?;
     let (env, client) = connection::to_node(global).await?;
     let dir = user::directory(global)?;
-    let joined = match wanted {
-        Wanted::Invited(VolumeInvitation { volume, user }) => {
-            Joined { volume, user, is_invited: true }
-        }
-        Wanted::Granted(VolumeAddress(volume)) => {
-            Joined { volume, user: user::key_or_new(&dir, &env)?, is_invited: false }
-        }
+    let is_invited = invited.is_some();
+    let user = match invited {
+        Some(user) => user,
+        None => user::key_or_new(&dir, &env)?,
     };
+    let joined = Joined { volume, user, is_invited };
     let volumes = client.volumes().await.map_err(connection::failure)?;
     if volumes.iter().any(|volume| volume.name == *name) {
         return Err(Failure::new(Exit::Failed, what)
@@ -227,21 +223,14 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
     Ok(())
 }
 
-/// What is joined: by the secret key of an invitation, or as the user of this node.
-enum Wanted {
-    Invited(VolumeInvitation),
-    Granted(VolumeAddress),
-}
-
-impl FromStr for Wanted {
-    type Err = TextError;
-
-    fn from_str(text: &str) -> Result<Wanted, TextError> {
-        match text.trim() {
-            address if address.starts_with("atoll:") => address.parse().map(Wanted::Granted),
-            code => code.parse().map(Wanted::Invited),
-        }
+/// The volume of a code, and the member's key that an invitation has; an address has none.
+fn parse_code(text: &str) -> Result<(VolumeId, Option<SecretKey>), TextError> {
+    if text.starts_with("atoll:") {
+        let VolumeAddress(volume) = text.parse()?;
+        return Ok((volume, None));
     }
+    let VolumeInvitation { volume, user } = text.parse()?;
+    Ok((volume, Some(user)))
 }
 
 /// That another key, of the same volume, can take the place of the one by which it was joined: nothing that was

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::Blocks;
-use atoll_key::{ReadAddress, VolumeAddress};
+use atoll_key::{ReadAddress, UserAddress, UserId, VolumeAddress};
 use atoll_node::VolumeStatus;
 use atoll_volume::owned::{OpenError, Root, RootError, newest_root};
 use serde::Serialize;
@@ -57,8 +57,16 @@ struct Shown {
     /// Who may read an encrypted shared volume, its members included.
     #[serde(skip_serializing_if = "Option::is_none")]
     readers: Option<Vec<JsonReader>>,
+    /// Members whose nodes renew the members' certificates beside this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keepers: Option<Vec<String>>,
+    /// Users in the group's record whom the owner has not put there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    strangers: Vec<String>,
     #[serde(skip)]
     member_lines: Vec<String>,
+    #[serde(skip)]
+    keeper_lines: Vec<String>,
     #[serde(skip)]
     reader_lines: Vec<String>,
 }
@@ -148,7 +156,9 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             let what = format!("cannot show who may write {name}");
             let owned = shared_volume::owned(client, name, &what).await?;
             status.encrypted = owned.record.is_encrypted;
-            Some((owned.members(&what).await?, owned.readers(&what).await?))
+            let keepers = owned.keepers(&what).await?;
+            let (members, strangers) = owned.members_and_strangers(&what).await?;
+            Some((members, owned.readers(&what).await?, keepers, strangers))
         }
         false => None,
     };
@@ -163,16 +173,17 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Err(OpenError::Root(RootError::Shared)) => (None, None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let (mut members, mut readers) = (None, None);
-    let (mut member_lines, mut reader_lines) = (Vec::new(), Vec::new());
-    if let Some((group, record)) = &group {
-        members = Some(shared_volume::json_members(group));
-        member_lines = shared_volume::member_lines(group);
-        readers = status.encrypted.then(|| shared_volume::json_readers(record));
-        reader_lines = shared_volume::reader_lines(record, group);
+    let mut shown = Shown { kind, root, unread, writer, ..Shown::of(status) };
+    if let Some((group, record, keepers, strangers)) = &group {
+        let text = |user: &UserId| UserAddress(*user).to_string();
+        shown.members = Some(shared_volume::json_members(group));
+        shown.member_lines = shared_volume::member_lines(group);
+        shown.readers = shown.status.encrypted.then(|| shared_volume::json_readers(record));
+        shown.reader_lines = shared_volume::reader_lines(record, group);
+        shown.keepers = Some(keepers.iter().map(text).collect());
+        shown.keeper_lines = shared_volume::keeper_lines(keepers, group);
+        shown.strangers = strangers.iter().map(text).collect();
     }
-    let shown =
-        Shown { status, kind, root, unread, writer, members, readers, member_lines, reader_lines };
     output::show(args.json, &shown, shown.describe())
 }
 
@@ -184,6 +195,24 @@ impl ShownRoot {
 }
 
 impl Shown {
+    /// Of which nothing is known but what the node says.
+    fn of(status: VolumeStatus) -> Shown {
+        Shown {
+            status,
+            kind: "mounts",
+            root: None,
+            unread: None,
+            writer: None,
+            members: None,
+            readers: None,
+            keepers: None,
+            strangers: Vec::new(),
+            member_lines: Vec::new(),
+            reader_lines: Vec::new(),
+            keeper_lines: Vec::new(),
+        }
+    }
+
     fn describe(&self) -> Vec<String> {
         let status = &self.status;
         let mut fields = vec![
@@ -229,6 +258,11 @@ impl Shown {
             Some(_) => {
                 fields.extend(self.member_lines.iter().map(|line| ("member", line.clone())));
                 fields.extend(self.reader_lines.iter().map(|line| ("reader", line.clone())));
+                fields.extend(self.keeper_lines.iter().map(|line| ("keeper", line.clone())));
+                fields.extend(self.strangers.iter().map(|user| {
+                    let why = "a keeper has put it into the group's record, and you have not";
+                    ("stranger", format!("{user}: {why}"))
+                }));
             }
             None => fields
                 .push(("writer", self.writer.as_ref().map_or("none".into(), Writer::describe))),
@@ -285,17 +319,7 @@ mod tests {
             let mounted_on = on.iter().map(PathBuf::from).collect();
             Some(Writer { left_secs: 90, mounted_on })
         };
-        let shown = |writer| Shown {
-            writer,
-            kind: "mounts",
-            root: None,
-            unread: None,
-            members: None,
-            readers: None,
-            member_lines: Vec::new(),
-            reader_lines: Vec::new(),
-            status: status.clone(),
-        };
+        let shown = |writer| Shown { writer, ..Shown::of(status.clone()) };
         let whole = Shown { root: Some(root), ..shown(writer(&["/w"])) };
         let text = whole.describe().join("\n");
         for part in [

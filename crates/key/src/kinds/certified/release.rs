@@ -2,7 +2,7 @@
 //! time (Pastis leaves replaced blocks to a garbage collector that it does not describe).
 //!
 //! A release shortens leases and removes nothing. [`MIN_RELEASED_LEASE_SECS`] are left at least, so
-//! that the keeper of the volume, which renews once a day whatever an inode refers to, finds a block
+//! that the node which renews the volume's leases, once a day whatever an inode refers to, finds a block
 //! that was released by mistake while it is still there.
 //!
 //! What holds a block does not hold the inode. So the release brings the inode's binding, which its key
@@ -19,7 +19,7 @@ use crate::ring::Key;
 
 /// The most blocks of one release: 4 KiB of hashes. A guess.
 pub const MAX_RELEASED: usize = 128;
-/// The shortest time that a release leaves a block, seconds: two rounds of the volume's keeper.
+/// The shortest time that a release leaves a block, seconds: two daily renewals of the volume's leases.
 pub const MIN_RELEASED_LEASE_SECS: u32 = 2 * 24 * 3600;
 
 const CONTEXT: &[u8] = b"atoll v1 release\0";

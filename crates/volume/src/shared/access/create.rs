@@ -71,6 +71,7 @@ pub async fn create(
         bound_epoch: 0,
         is_encrypted: options.is_encrypted,
         keep: options.keep,
+        has_keepers: false,
     };
     let directory = root_directory(options, now_ms).encode().expect("an empty directory is short");
     let sealer = Sealing::of_owner(volume, record.read_epoch()).sealer();

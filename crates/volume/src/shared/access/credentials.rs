@@ -81,7 +81,7 @@ impl fmt::Display for NotAllowed {
             }
             NotAllowed::Expired { at_secs } => write!(
                 f,
-                "your certificate ran out at {}, and the owner's node has not renewed it",
+                "your certificate ran out at {}, and neither the owner's node nor a keeper's has renewed it",
                 date(*at_secs)
             ),
             NotAllowed::Unknown { told } => {

@@ -1,8 +1,9 @@
 //! Changing who belongs to a group.
 //!
-//! Only the holder of a group's key can. A change reads the record, puts the next version, and begins
-//! again if another version came first.
+//! Only the holder of a group's key can: its owner, and of a volume's default group the [keepers](super::keepers). A change
+//! reads the record, puts the next version, and begins again if another version came first.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_dht::{Blocks, PutError};
@@ -11,6 +12,8 @@ use atoll_key::kinds::certified::Certificate;
 use atoll_key::{GroupId, SecretKey, SignedBlock, UserId, volume_group};
 
 use super::group_record::{GroupRecord, Member};
+use super::keeper_record::{KeeperRecord, ListedMember};
+use super::keepers::{change_keepers, follow_epochs, list_member};
 use super::reader_record::ReaderRecord;
 use super::readers::{add_reader, change_readers, follow_groups, reading_members};
 use super::{ATTEMPTS, AccessError, VolumeRecord, next_version, read_signed, read_volume};
@@ -176,7 +179,7 @@ pub async fn remove_member(
 }
 
 /// Adds a member to a volume's default group, as [`add_member`] does, and to the readers of an encrypted
-/// volume before.
+/// volume before. With keepers, the owner's list has the member first.
 ///
 /// # Errors
 /// As of [`change_group`], if the time has passed, and if the user's key is no key.
@@ -189,6 +192,9 @@ pub async fn add_volume_member(
 ) -> Result<(), AccessError> {
     if record.is_encrypted {
         add_reader(env, blocks, volume, (user, label), until_secs).await?;
+    }
+    if record.has_keepers {
+        list_member(env, blocks, volume, (user, label), until_secs).await?;
     }
     let group = volume_group(volume, record.group_epoch);
     add_member(env, blocks, &group, user, label, until_secs).await
@@ -223,8 +229,48 @@ pub async fn renew(
     .await
 }
 
+/// Corrects a group's record by the owner's list: drops users that are not listed, takes labels and ends from the list, and
+/// issues a certificate in the place of each that lasts too short, or longer than an owner issues them. Listed users
+/// that the record lacks are added only if `adds` says so.
+pub(super) async fn renew_listed(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    group: &SecretKey,
+    listed: &BTreeMap<UserId, ListedMember>,
+    adds: bool,
+) -> Result<Renewal, AccessError> {
+    change_group(env, blocks, group, |record, now_secs| {
+        let mut renewal = Renewal::default();
+        let mut before = std::mem::take(&mut record.members);
+        for (user, one) in listed.iter().filter(|(_, one)| !one.has_ended(now_secs)) {
+            let held = before.remove(user).map(|member| member.certificate);
+            if held.is_none() && !adds {
+                continue;
+            }
+            let held = held.filter(|held| is_as_issued(held, now_secs, one.until_secs));
+            renewal.renewed += usize::from(held.is_none());
+            let certificate = held.unwrap_or_else(|| issue(group, *user, now_secs, one.until_secs));
+            record.members.insert(*user, one.member(group, *user, Some(certificate)));
+        }
+        renewal.dropped = before.len();
+        renewal
+    })
+    .await
+}
+
+/// Whether a certificate is one that its group's owner has issued, for this end of the membership, and that lasts.
+fn is_as_issued(certificate: &Certificate, now_secs: u64, until_secs: u64) -> bool {
+    let Certificate { not_before_secs, not_after_secs, .. } = *certificate;
+    let longest = now_secs + CERTIFICATE_SECS + CLOCK_SLACK_SECS;
+    let is_last = not_after_secs == until_secs;
+    let is_too_long = not_after_secs > longest || (until_secs > 0 && not_after_secs > until_secs);
+    let lasts = not_after_secs.saturating_sub(now_secs) >= RENEW_BELOW_SECS || is_last;
+    not_before_secs <= now_secs && !is_too_long && lasts && certificate.is_signed()
+}
+
 /// Renews the certificates of a volume's default group; while a rebinding is not through, of the former
-/// ones too, to which inodes are still bound. Drops the readers of an encrypted volume whose time is over, and follows
+/// ones too, to which inodes are still bound. With keepers, the owner's list counts, and they are given the keys of these
+/// epochs. Drops the readers of an encrypted volume whose time is over, and follows
 /// its reading groups.
 ///
 /// # Errors
@@ -236,14 +282,30 @@ pub async fn renew_volume(
     record: &VolumeRecord,
 ) -> Result<Renewal, AccessError> {
     let mut all = Renewal::default();
-    for epoch in record.bound_epoch..=record.group_epoch {
-        match renew(env, blocks, &volume_group(volume, epoch)).await {
+    let epochs = record.bound_epoch..=record.group_epoch;
+    let listed = match record.has_keepers {
+        true => Some(keepers_without(env, blocks, (volume, record), None, false).await?),
+        false => None,
+    };
+    for epoch in epochs {
+        let group = volume_group(volume, epoch);
+        let renewed = match &listed {
+            Some(listed) => {
+                renew_listed(env, blocks, &group, listed, epoch == record.group_epoch).await
+            }
+            None => renew(env, blocks, &group).await,
+        };
+        match renewed {
             Ok(Renewal { renewed, dropped }) => {
                 all.renewed += renewed;
                 all.dropped += dropped;
             }
             // An epoch whose beginning was interrupted.
             Err(AccessError::NoGroup) if epoch < record.group_epoch => {}
+            // Of a former epoch a former keeper can have made anything.
+            Err(error) if epoch < record.group_epoch && record.has_keepers => {
+                tracing::warn!("certificates of a former epoch are not renewed: {error}");
+            }
             Err(error) => return Err(error),
         }
     }
@@ -280,9 +342,35 @@ pub async fn change_volume(
     Ok((block.await?.ok_or(AccessError::NoVolume)?, changed.expect("it was changed")))
 }
 
+/// Changes the record of a volume's keepers: they get the keys of the epochs whose certificates are renewed now, and members
+/// whose time is over are dropped. The keeper `user` is one no more, and is dropped from the owner's list unless it
+/// `stays` a member. Returns that list.
+async fn keepers_without(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    (volume, record): (&SecretKey, &VolumeRecord),
+    user: Option<UserId>,
+    stays: bool,
+) -> Result<BTreeMap<UserId, ListedMember>, AccessError> {
+    let epochs = record.bound_epoch..=record.group_epoch;
+    change_keepers(env, blocks, volume, None, |keepers, now_secs| {
+        keepers.drop_ended(now_secs);
+        if let Some(user) = user.filter(|_| !stays) {
+            keepers.members.remove(&user);
+        }
+        let KeeperRecord { keepers: held, members, .. } = &*keepers;
+        let is_left = |keeper: &UserId| Some(*keeper) != user && members.contains_key(keeper);
+        let users: Vec<UserId> = held.keys().filter(|user| is_left(user)).copied().collect();
+        keepers.give(volume, &users, epochs.clone())?;
+        Ok(keepers.members.clone())
+    })
+    .await
+}
+
 /// Begins a new epoch of a volume's default group without `user`: the other members have certificates of
 /// the new group, and what is made anew is bound to it once a [rebinding](mod@super::rebind) has reached
-/// the directory it is made in. The other readers of an encrypted volume have its new read key before that.
+/// the directory it is made in. The other readers of an encrypted volume have its new read key before that, the other
+/// keepers the group's key after it.
 /// Returns the volume's record, and the block that it is in.
 ///
 /// # Errors
@@ -293,15 +381,55 @@ pub async fn begin_epoch(
     volume: &SecretKey,
     user: UserId,
 ) -> Result<(SignedBlock, VolumeRecord), AccessError> {
+    begin(env, blocks, volume, user, false).await
+}
+
+/// Begins a new epoch whose key `user`, who has been a keeper, does not have; the user stays a member.
+///
+/// # Errors
+/// As of [`begin_epoch`], and if the volume never had keepers.
+pub async fn begin_epoch_without_keeper(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    user: UserId,
+) -> Result<(SignedBlock, VolumeRecord), AccessError> {
+    begin(env, blocks, volume, user, true).await
+}
+
+/// As of [`begin_epoch`]; `stays` says whether the user is a member of the new epoch.
+async fn begin(
+    env: &Env,
+    blocks: &Arc<dyn Blocks>,
+    volume: &SecretKey,
+    user: UserId,
+    stays: bool,
+) -> Result<(SignedBlock, VolumeRecord), AccessError> {
     let (_, record) =
         read_volume(blocks, volume.volume_id()).await?.ok_or(AccessError::NoVolume)?;
+    if stays && !record.has_keepers {
+        return Err(AccessError::NoKeepers);
+    }
     let former = volume_group(volume, record.group_epoch);
     // The others need it until their inodes are bound to the new one.
-    let remaining = change_group(env, blocks, &former, |group, _| {
-        group.members.remove(&user);
+    let change = |group: &mut GroupRecord, _| {
+        if !stays {
+            group.members.remove(&user);
+        }
         group.clone()
-    })
-    .await?;
+    };
+    let changed = change_group(env, blocks, &former, change).await;
+    let (label, remaining) = if record.has_keepers {
+        let listed = keepers_without(env, blocks, (volume, &record), Some(user), stays).await?;
+        if let Err(error) = changed {
+            // A keeper can have made it anything.
+            tracing::warn!("the record of the former epoch's group stays as it is: {error}");
+        }
+        (record.label.clone(), listed)
+    } else {
+        let group = changed?;
+        (group.label.clone(), KeeperRecord::listing(&group).members)
+    };
     let mut epoch = record.group_epoch + 1;
     if record.is_encrypted {
         // Members who have left a reading group get no key any more.
@@ -310,7 +438,9 @@ pub async fn begin_epoch(
             // A change that was interrupted here has given a key to readers whom this one may shut out.
             let epoch = record.group_epoch.max(readers.epoch) + 1;
             readers.follow(volume, &members, now_secs)?;
-            readers.readers.remove(&user);
+            if !stays {
+                readers.readers.remove(&user);
+            }
             readers.drop_ended(now_secs);
             readers.begin(volume, epoch)?;
             Ok(epoch)
@@ -319,14 +449,20 @@ pub async fn begin_epoch(
     }
     let group = volume_group(volume, epoch);
     let now_secs = env.unix_ms() / 1000;
-    let mut next = GroupRecord { label: remaining.label, ..GroupRecord::default() };
-    for (user, Member { label, until_secs, .. }) in &remaining.members {
+    let mut next = GroupRecord { label, ..GroupRecord::default() };
+    for (user, ListedMember { label, until_secs }) in &remaining {
         // One whose time is over is not taken along.
         if let Ok(member) = new_member(&group, *user, label, now_secs, *until_secs) {
             next.members.insert(*user, member);
         }
     }
     put_group(env, blocks, &group, &next).await?;
-    change_volume(env, blocks, volume, |record| record.group_epoch = record.group_epoch.max(epoch))
-        .await
+    let begun = change_volume(env, blocks, volume, |record| {
+        record.group_epoch = record.group_epoch.max(epoch);
+    });
+    let begun = begun.await?;
+    if record.has_keepers {
+        follow_epochs(env, blocks, volume, &begun.1).await?;
+    }
+    Ok(begun)
 }

@@ -14,6 +14,7 @@
 //! - [`volume_record`], [`group_record`]: the bytes of both.
 //! - [`groups`]: adding and removing members, and renewing certificates. A certificate is valid for a
 //!   week at most, and issued anew each day. Removing is not renewing.
+//! - [`keeper_record`], [`keepers`]: members who renew certificates beside the owner.
 //! - [`reader_record`], [`readers`]: who may read an encrypted volume, and changing that.
 //! - [`mod@create`]: a new volume.
 //! - [`credentials`]: finds the certificate with which a user may write an inode.
@@ -30,6 +31,8 @@ pub mod create;
 pub mod credentials;
 pub mod group_record;
 pub mod groups;
+pub mod keeper_record;
+pub mod keepers;
 pub mod read_access;
 pub mod reader_record;
 pub mod readers;
@@ -46,6 +49,8 @@ pub use create::{NewVolume, create};
 pub use credentials::{Credentials, NotAllowed};
 pub use group_record::{GroupRecord, Member};
 pub use groups::{Renewal, read_group};
+pub use keeper_record::{KeeperRecord, ListedMember};
+pub use keepers::read_keepers;
 pub use read_access::{NotReader, ReadAccess};
 pub use reader_record::{Reader, ReaderRecord};
 pub use readers::read_readers;
@@ -69,6 +74,9 @@ pub enum TooLong {
     /// More than [`group_record::MAX_MEMBERS`].
     #[error("a volume has at most {} readers", group_record::MAX_MEMBERS)]
     Readers,
+    /// More than [`keeper_record::MAX_KEEPERS`], or keys of too many epochs.
+    #[error("a volume has at most {} keepers", keeper_record::MAX_KEEPERS)]
+    Keepers,
     /// Longer than [`MAX_KEPT_SECS`](volume_record::MAX_KEPT_SECS).
     #[error("a shared volume keeps old versions for at most four weeks: 4w, 28d or 672h")]
     Kept,
@@ -86,7 +94,7 @@ pub enum AccessError {
     /// A record is not what it should be.
     #[error("the record of the {of} is bad: {error}")]
     Bad {
-        /// Of the volume, its readers, or a group.
+        /// Of the volume, its readers, its keepers, or a group.
         of: &'static str,
         /// What is wrong with it.
         error: FormatError,
@@ -106,6 +114,17 @@ pub enum AccessError {
          lease has run out"
     )]
     NoReaders,
+    /// There is no record of the volume's keepers on the ring.
+    #[error(
+        "the record of the volume's keepers is not on the ring: it has none, or its lease has run out"
+    )]
+    NoKeepers,
+    /// Only a member can be a keeper.
+    #[error("the user is not a member of the volume")]
+    NotMember,
+    /// A keeper has the group's key, which only a new epoch makes void.
+    #[error("the user is a keeper: a new epoch has to begin")]
+    IsKeeper,
     /// The volume has had all its epochs.
     #[error("members of an encrypted volume can be shut out at once {} times", MAX_EPOCHS - 1)]
     NoEpoch,
@@ -152,7 +171,8 @@ pub async fn read_volume(
 /// The version that takes the place of `held`. It also grows with time, so that a record which is made
 /// anew after its lease has run out is newer than copies of the former one.
 fn next_version(held: Option<&SignedBlock>, now_ms: u64) -> u64 {
-    held.map_or(0, |block| block.version + 1).max(now_ms)
+    // A keeper may have put the last version there is: then the ring refuses ours.
+    held.map_or(0, |block| block.version.saturating_add(1)).max(now_ms)
 }
 
 fn put_label(out: &mut Vec<u8>, label: &str, most: usize) -> Result<(), TooLong> {

@@ -13,7 +13,8 @@
 //! Fields: tag 1 the epoch of the volume's default group (4 bytes, absent: 0), tag 2 the epoch to which
 //! all inodes were rebound (4 bytes, absent: 0; not above the other one), tag 3 which old versions are kept
 //! (counts of minutes, ten minutes, hours, days and weeks, 2 bytes each; absent: 60, 144, 24, 7 and 4; none for longer
-//! than four weeks), tag 128 that the volume is encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
+//! than four weeks), tag 4 that members other than the owner renew certificates ([`super::keeper_record`]; 1 byte, 1;
+//! absent: none do), tag 128 that the volume is encrypted, and how (1 byte, 1). A reader skips an unknown tag below 128 and refuses the volume for one
 //! of 128 or above.
 //!
 //! A mount needs the root directory and whether the volume is encrypted; the epochs are the owner's. If they differ, a rebinding that
@@ -31,6 +32,7 @@ use crate::shared::inode::InodeKey;
 const TAG_GROUP_EPOCH: u8 = 1;
 const TAG_BOUND_EPOCH: u8 = 2;
 const TAG_KEEP: u8 = 3;
+const TAG_KEEPERS: u8 = 4;
 const TAG_ENCRYPTED: u8 = 128;
 /// How an encrypted volume is sealed ([`crate::shared::sealing`]): the one way so far.
 const SEALED: u8 = 1;
@@ -58,6 +60,9 @@ pub struct VolumeRecord {
     pub is_encrypted: bool,
     /// Which old versions of files and directories are kept, none for longer than [`MAX_KEPT_SECS`].
     pub keep: Keep,
+    /// Whether the volume has, or had, keepers: then there is a record of them, and its list of members counts for the
+    /// owner.
+    pub has_keepers: bool,
 }
 
 impl VolumeRecord {
@@ -85,6 +90,9 @@ impl VolumeRecord {
         if self.keep != Keep::default() {
             put_field(&mut out, TAG_KEEP, &self.keep.to_bytes());
         }
+        if self.has_keepers {
+            put_field(&mut out, TAG_KEEPERS, &[1]);
+        }
         if self.is_encrypted {
             put_field(&mut out, TAG_ENCRYPTED, &[SEALED]);
         }
@@ -111,6 +119,7 @@ impl VolumeRecord {
             bound_epoch: 0,
             is_encrypted: false,
             keep: Keep::default(),
+            has_keepers: false,
         };
         check_block_size(record.block_size_log2)?;
         cursor.fields(|tag, value| {
@@ -118,6 +127,10 @@ impl VolumeRecord {
                 TAG_GROUP_EPOCH => record.group_epoch = whole(value, Cursor::u32)?,
                 TAG_BOUND_EPOCH => record.bound_epoch = whole(value, Cursor::u32)?,
                 TAG_KEEP => record.keep = whole(value, Keep::take)?,
+                TAG_KEEPERS => match whole(value, Cursor::u8)? {
+                    1 => record.has_keepers = true,
+                    _ => return Err(FormatError::BadReference("keepers are there or not")),
+                },
                 TAG_ENCRYPTED => match whole(value, Cursor::u8)? {
                     SEALED => record.is_encrypted = true,
                     other => return Err(FormatError::UnknownLayout(other)),

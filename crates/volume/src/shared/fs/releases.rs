@@ -7,7 +7,7 @@
 //! were written at the same time is left alone: they may have become a file of its own, which refers to blocks of
 //! this inode.
 //!
-//! A release leaves a block two days, and the keeper of the volume extends once a day whatever an inode refers to: so
+//! A release leaves a block two days, and once a day a node of the volume's extends whatever an inode refers to: so
 //! what is released in vain, because others refer to it again at the same moment, is not lost. Conversely an open
 //! file may show what others have replaced: its leases are extended for as long as it is open.
 //!

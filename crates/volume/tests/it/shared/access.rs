@@ -42,11 +42,11 @@ fn user(n: u8) -> UserId {
     secret(n).user_id()
 }
 
-fn now_secs(env: &Env) -> u64 {
+pub(super) fn now_secs(env: &Env) -> u64 {
     env.unix_ms() / 1000
 }
 
-async fn pass(secs: u64) {
+pub(super) async fn pass(secs: u64) {
     tokio::time::advance(Duration::from_secs(secs)).await;
 }
 
@@ -62,6 +62,7 @@ fn volume_records() -> Vec<VolumeRecord> {
         bound_epoch: 0,
         is_encrypted: false,
         keep: Keep::default(),
+        has_keepers: false,
     };
     let label = "Größe".to_owned();
     let rebinding = VolumeRecord { label, group_epoch: 300, bound_epoch: 299, ..plain.clone() };
@@ -147,7 +148,15 @@ fn hostile_volume_records_are_refused() {
         let field = [&bytes[..], &[tag, 0, 2, 9, 9]].concat();
         VolumeRecord::decode(&field.into())
     };
-    assert_eq!(with(127), Ok(record));
+    assert_eq!(with(127), Ok(record.clone()));
+    let with_keepers = |value: u8| {
+        let field = [&bytes[..], &[4, 0, 1, value]].concat();
+        VolumeRecord::decode(&field.into())
+    };
+    let kept = VolumeRecord { has_keepers: true, ..record };
+    assert_eq!(with_keepers(1), Ok(kept.clone()));
+    assert_eq!(VolumeRecord::decode(&kept.encode().expect("short").into()), Ok(kept));
+    assert!(with_keepers(0).is_err() && with_keepers(2).is_err());
     assert_eq!(with(129), Err(FormatError::UnknownFeature(129)));
     assert!(with(128).is_err(), "two bytes");
     let label = "x".repeat(256);
@@ -220,7 +229,7 @@ fn a_group_has_4096_members_and_no_more() {
 
 /// Blocks in memory that fail, or are overtaken by another writer.
 #[derive(Default)]
-struct Ring {
+pub(super) struct Ring {
     memory: MemoryBlocks,
     is_away: AtomicBool,
     /// So many puts of signed blocks are answered by somebody else's first.
@@ -265,7 +274,7 @@ impl OverMemory for Ring {
 }
 
 impl Ring {
-    fn new() -> (Env, Arc<Ring>, Arc<dyn Blocks>) {
+    pub(super) fn new() -> (Env, Arc<Ring>, Arc<dyn Blocks>) {
         let ring = Arc::new(Ring::default());
         (clocked(), ring.clone(), ring)
     }
@@ -378,7 +387,7 @@ async fn certificates_are_renewed_once_a_day_until_the_membership_ends() {
 
 // --- volumes ----------------------------------------------------------------------------
 
-fn new_volume() -> NewVolume {
+pub(super) fn new_volume() -> NewVolume {
     NewVolume {
         label: "work".into(),
         member_label: "me".into(),
@@ -391,15 +400,15 @@ fn new_volume() -> NewVolume {
 }
 
 /// The key of the volumes here.
-fn volume() -> SecretKey {
+pub(super) fn volume() -> SecretKey {
     secret(50)
 }
 
-async fn made(env: &Env, blocks: &Arc<dyn Blocks>) -> VolumeRecord {
+pub(super) async fn made(env: &Env, blocks: &Arc<dyn Blocks>) -> VolumeRecord {
     create(env, blocks, &volume(), &secret(1), &new_volume()).await.expect("is made")
 }
 
-async fn held(blocks: &Arc<dyn Blocks>, inode: InodeKey) -> CertifiedBlock {
+pub(super) async fn held(blocks: &Arc<dyn Blocks>, inode: InodeKey) -> CertifiedBlock {
     let id = CertifiedBlock::id_at(inode.key());
     let held = blocks.get_block(id, Wanted::Newest).await.expect("there");
     CertifiedBlock::decode(&held.bytes).expect("verifies")
@@ -558,7 +567,7 @@ async fn a_user_who_may_not_write_is_told_why() {
     assert!(refused.to_string().contains("ended at 2023-11-15T22:13:20Z"), "{refused}");
     let refused = of(3).author(&ids, writer(3)).await.expect_err("it was not renewed");
     assert!(matches!(refused, NotAllowed::Expired { .. }), "{refused}");
-    assert!(refused.to_string().contains("has not renewed it"), "{refused}");
+    assert!(refused.to_string().contains("has renewed it"), "{refused}");
     ring.is_away.store(true, Ordering::Relaxed);
     let refused = of(3).author(&ids, writer(3)).await.expect_err("unknown");
     assert!(refused.to_string().contains("nobody answers"), "{refused}");
@@ -642,7 +651,7 @@ async fn link(
     put(blocks, &written).await;
 }
 
-fn directory() -> Contents {
+pub(super) fn directory() -> Contents {
     Contents::Directory(Entries::default())
 }
 
@@ -650,7 +659,7 @@ fn symlink(target: &'static str) -> Contents {
     Contents::Symlink(Bytes::from_static(target.as_bytes()))
 }
 
-async fn rebind_all(
+pub(super) async fn rebind_all(
     env: &Env,
     blocks: &Arc<dyn Blocks>,
     top: InodeKey,

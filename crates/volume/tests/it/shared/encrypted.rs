@@ -584,7 +584,7 @@ async fn the_leases_of_an_encrypted_volume_are_extended() {
     write_at(&one, "far", 1 << 30, b"away").await;
     let id = volume().volume_id();
     let sealing = Sealing::of_owner(&volume(), record.read_epoch());
-    let kept = upkeep::keep(&env(), &blocks, id, record.root, &sealing).await.expect("renewed");
+    let kept = upkeep::keep(&env(), &blocks, id, &record, &sealing).await.expect("renewed");
     assert_eq!((kept.inodes, kept.lacking, kept.unread), (4, 0, 0), "{kept:?}");
     let renewed = noted.renewed.lock().expect("one thread").clone();
     assert!(renewed.contains(&ReaderRecord::id(id)));
@@ -594,6 +594,6 @@ async fn the_leases_of_an_encrypted_volume_are_extended() {
     assert_eq!(renewed.iter().filter(data).count(), is_put.iter().filter(data).count());
     // Without the keys, not much is found.
     let none = Sealing::none();
-    let kept = upkeep::keep(&env(), &blocks, id, record.root, &none).await.expect("renewed");
+    let kept = upkeep::keep(&env(), &blocks, id, &record, &none).await.expect("renewed");
     assert_eq!((kept.inodes, kept.unread), (1, 1), "{kept:?}");
 }

@@ -11,6 +11,7 @@ mod follow;
 mod fs;
 mod given_up;
 mod inodes;
+mod keepers;
 mod liars;
 mod lock_order;
 mod locks;

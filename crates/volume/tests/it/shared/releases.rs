@@ -299,14 +299,14 @@ impl World {
         self.block_on(mounted_with(&env, &blocks, user, options))
     }
 
-    /// What the keeper of the volume does once a day.
+    /// What renews the volume's leases once a day.
     fn keep(&self, member: usize) -> upkeep::Kept {
         let (env, blocks) = self.at(member);
         let keep = async {
             let id = volume().volume_id();
             let (_, record) = read_volume(&blocks, id).await.expect("reads").expect("there");
             groups::renew_volume(&env, &blocks, &volume(), &record).await.expect("certificates");
-            upkeep::keep(&env, &blocks, id, record.root, &Sealing::none()).await
+            upkeep::keep(&env, &blocks, id, &record, &Sealing::none()).await
         };
         self.block_on(keep).expect("leases are extended")
     }
@@ -320,7 +320,7 @@ impl World {
         content.map(|info| u64::from(info.len_bytes)).sum()
     }
 
-    /// Two days of lease and a day of grace, with the keeper at work.
+    /// Two days of lease and a day of grace, renewed each day.
     fn pass_leases(&self) {
         for _ in 0..3 {
             self.keep(0);

@@ -175,6 +175,7 @@ fn the_bytes_of_encrypted_volumes_never_change() {
         bound_epoch: 0,
         is_encrypted: true,
         keep: Keep::default(),
+        has_keepers: false,
     };
     let encoded = Bytes::from(record.encode().expect("short"));
     assert_eq!(&encoded[48..], [1, 0, 4, 0, 0, 0, 2, 128, 0, 1, 1]);
@@ -206,6 +207,7 @@ fn a_volume_says_which_versions_it_keeps_and_none_for_too_long() {
         bound_epoch: 0,
         is_encrypted: false,
         keep: keep.parse().expect("a policy"),
+        has_keepers: false,
     };
     let policies = ["none", "24h/7d/4w", "60m/28d", "672h"].map(|keep| (keep, 3 + 10));
     for (keep, bytes) in [&[("60m/144t/24h/7d/4w", 0)][..], &policies].concat() {

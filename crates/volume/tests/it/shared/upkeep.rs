@@ -111,8 +111,7 @@ async fn the_leases_of_all_that_is_there_are_extended() {
 
     let (_, record) =
         read_volume(&blocks, volume().volume_id()).await.expect("reads").expect("there");
-    let kept =
-        upkeep::keep(&env(), &blocks, volume().volume_id(), record.root, &Sealing::none()).await;
+    let kept = upkeep::keep(&env(), &blocks, volume().volume_id(), &record, &Sealing::none()).await;
     let kept = kept.expect("renewed");
     let renewed = noted.renewed.lock().expect("one thread").clone();
     let lost: Vec<&BlockId> = is_put.difference(&renewed).collect();
@@ -156,8 +155,7 @@ async fn what_is_lost_is_told_and_the_rest_is_kept() {
     noted.memory.lose_block(&data);
     let (_, record) =
         read_volume(&blocks, volume().volume_id()).await.expect("reads").expect("there");
-    let kept =
-        upkeep::keep(&env(), &blocks, volume().volume_id(), record.root, &Sealing::none()).await;
+    let kept = upkeep::keep(&env(), &blocks, volume().volume_id(), &record, &Sealing::none()).await;
     let kept = kept.expect("renewed");
     assert_eq!((kept.inodes, kept.lacking, kept.unread), (3, 1, 0), "{kept:?}");
 }
@@ -169,14 +167,15 @@ fn replicas_extend_the_leases_of_inodes() {
     let (env, blocks) = (ring.sim.outside(), ring.members[0].dht.clone());
     let blocks: Arc<dyn Blocks> = blocks;
     let long = Duration::from_secs(600);
-    let root = ring.sim.block_on(long, async {
+    let record = ring.sim.block_on(long, async {
         created(&env, &blocks).await;
         let one = mounted(&env, &blocks, 1).await;
         put(&one, "in a block", 0, bytes(40_000, 2)).await;
         let read = read_volume(&blocks, volume().volume_id()).await;
-        read.expect("reads").expect("there").1.root
+        read.expect("reads").expect("there").1
     });
-    let root = root.expect("calls have deadlines");
+    let record = record.expect("calls have deadlines");
+    let root = record.root;
     let expires = |ring: &Ring| -> Vec<u64> {
         let of = |member| ring.info(member, &root.key()).map(|info| info.expires_unix_secs);
         (0..5).filter_map(of).collect()
@@ -185,7 +184,7 @@ fn replicas_extend_the_leases_of_inodes() {
     let before = expires(&ring);
     ring.sim.run_for(Duration::from_secs(3600));
     let sealing = Sealing::none();
-    let kept = upkeep::keep(&env, &blocks, volume().volume_id(), root, &sealing);
+    let kept = upkeep::keep(&env, &blocks, volume().volume_id(), &record, &sealing);
     let kept = ring.sim.block_on(long, kept).expect("ends").expect("renewed");
     assert_eq!((kept.inodes, kept.renewed, kept.lacking), (2, 5, 0));
     let after = expires(&ring);
