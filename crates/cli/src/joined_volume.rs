@@ -7,6 +7,7 @@ use std::time::Duration;
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{UserAddress, VolumeAddress};
+use atoll_node::shell_word;
 use atoll_volume::shared::access::rebind::groups_of;
 use atoll_volume::shared::access::{
     Credentials, GroupRecord, NotAllowed, read_group, read_keepers, read_volume,
@@ -138,7 +139,7 @@ impl JoinedStatus {
 
     /// Whether the member may write, and what to do if not.
     pub(crate) fn access(&self) -> String {
-        let name = &self.name;
+        let name = shell_word(&self.name);
         let why = self.why_not.as_deref().unwrap_or("that is not known");
         match (self.may_write, self.certified_until_unix_secs) {
             (Some(true), Some(until_secs)) => {

@@ -168,8 +168,9 @@ pub(crate) fn describe(spools: &[Pending]) -> Option<String> {
             format!("{which} not on the ring yet: the node brings {them} there, or the next mount.")
         }
         Some((name, why)) => format!(
-            "{which} on this machine only, and the ring does not take {them}: {why}. `atoll volume recover {name}` \
-             says what to do."
+            "{which} on this machine only, and the ring does not take {them}: {why}. `atoll volume recover {}` \
+             says what to do.",
+            shell_word(name)
         ),
     })
 }

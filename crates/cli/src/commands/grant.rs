@@ -353,7 +353,10 @@ async fn grant_user(
     if args.until.is_some() && owned.keepers(what).await?.contains(&user) {
         return Err(Failure::new(Exit::Failed, what)
             .because("the user is a keeper, whose membership has no end")
-            .advice(format!("`atoll revoke {} USER --keeper` ends that.", owned.name)));
+            .advice(format!(
+                "`atoll revoke {} USER --keeper` ends that.",
+                shell_word(&owned.name)
+            )));
     }
     let granted = match args.read {
         true => add_reader(env, blocks, &owned.key, who, until_secs).await,

@@ -185,6 +185,7 @@ fn recover_shared(args: &Args, spools: &[Pending], node: &Path) -> Result<(), Fa
 
 fn describe_shared(pending: &Pending) -> String {
     let Pending { name, bytes, files, mounted, refused, .. } = pending;
+    let name = shell_word(name);
     let files = units::counted(*files, "file", "files");
     let size = units::size(*bytes);
     match (mounted, refused) {

@@ -115,7 +115,8 @@ fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
                     (true, _) => String::new(),
                     (false, None) => ", and it is not mounted".to_owned(),
                     (false, Some(_)) => {
-                        format!(", which does not take them: `atoll volume recover {name}`")
+                        let word = shell_word(name);
+                        format!(", which does not take them: `atoll volume recover {word}`")
                     }
                 };
                 let size = units::size(*bytes);

@@ -185,8 +185,9 @@ pub(super) async fn import(args: &ImportArgs, global: &Global) -> Result<(), Fai
         return Err(Failure::new(Exit::Failed, what)
             .because(format!("this node has joined a shared volume that is called {name}"))
             .advice(format!(
-                "`atoll volume import OTHER-NAME` calls this one otherwise; `atoll volume forget {name}` lets go of \
-                 that one."
+                "`atoll volume import OTHER-NAME` calls this one otherwise; `atoll volume forget {}` lets go of \
+                 that one.",
+                shell_word(&name)
             )));
     }
     if let Some(other) = volumes.iter().find(|v| v.address == address && v.name != name) {

@@ -214,7 +214,8 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
     if !may_write {
         note!(
             "warning: its member may not write now: never granted, removed, or the time is over; `atoll volume \
-             show {name}` says more"
+             show {}` says more",
+            shell_word(name)
         );
     }
     if !args.json && !global.quiet {
@@ -245,8 +246,9 @@ fn check_replaceable(
     if former.volume != wanted.volume {
         return Err(refused().because("this node has joined another volume under that name").advice(
             format!(
-                "`atoll volume join CODE OTHER-NAME` calls this one otherwise; `atoll volume forget {name}` lets go \
-                 of the other."
+                "`atoll volume join CODE OTHER-NAME` calls this one otherwise; `atoll volume forget {}` lets go \
+                 of the other.",
+                shell_word(name)
             ),
         ));
     }
