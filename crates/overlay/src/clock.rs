@@ -65,6 +65,9 @@ pub struct ClockReport {
     /// Peers whose clocks are wrong by the network's time, and by how much, milliseconds; none
     /// if no majority agrees.
     pub wrong: Vec<(Peer, i64)>,
+    /// If no majority agrees: peers whose clocks contradict this node's, and by how much they are
+    /// ahead of it, milliseconds.
+    pub undecided: Vec<(Peer, i64)>,
 }
 
 fn monotonic_ms(now: Instant) -> i64 {
@@ -110,14 +113,17 @@ impl ClockVotes {
         let mut wrong: Vec<(Peer, i64)> = differences.iter().map(off).collect();
         wrong.retain(|(_, off_ms)| !agrees(*off_ms));
         let right = differences.len() - wrong.len() + usize::from(correction_ms == 0);
+        let mut undecided = Vec::new();
         if right * 2 <= differences.len() + 1 {
             wrong.clear();
+            undecided.extend(differences.iter().filter(|(_, ahead)| !agrees(*ahead)));
         }
         ClockReport {
             compared: differences.len(),
             agreeing: differences.iter().filter(|(_, ahead)| agrees(*ahead)).count(),
             correction_ms,
             wrong,
+            undecided,
         }
     }
 }
@@ -245,6 +251,7 @@ mod tests {
         let votes = votes(&[0, YEAR_MS, YEAR_MS]);
         let report = votes.report(TRUE_MS, NOW);
         assert_eq!((report.correction_ms, report.wrong), (0, Vec::new()));
+        assert_eq!(report.undecided, [(peer(2), YEAR_MS), (peer(3), YEAR_MS)]);
     }
 
     proptest! {

@@ -9,6 +9,7 @@
 //! for blocks on the way (CFS §6.2, "integrated lookup"). [`checker`] looks at many nodes from
 //! outside and says whether they form one correct ring.
 
+pub mod census;
 pub mod checker;
 pub mod chord;
 pub mod clock;
