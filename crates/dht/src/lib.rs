@@ -73,5 +73,5 @@ pub use locks::{LockGrant, LockLease, LockMode, LockRefusal, LockStep};
 pub use mechanisms::Mechanisms;
 pub use node::Dht;
 pub use replication::reconcile;
-pub use replication::status::RepairStatus;
+pub use replication::status::{Obstacle, OpenReplica, RepairStage, RepairStatus};
 pub use stats::DhtStats;

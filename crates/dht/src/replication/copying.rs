@@ -12,10 +12,12 @@ use atoll_overlay::Node;
 use atoll_store::StoreError;
 
 use super::Replication;
+use super::obstacle::Obstacle;
 use super::store::{put_message, store_here};
 use crate::accounting::admission::Origin;
 use crate::context::REPLY_BYTES;
 use crate::diversion::{self, follow};
+use crate::rpc::backoff::SetBack;
 use crate::rpc::budget::PeerBudget;
 use crate::rpc::{
     Block, Fetch, FetchReply, Item, MAX_BATCH_BLOCKS, PutStatus, There, is_majority, to_blocks,
@@ -48,6 +50,17 @@ impl ExchangeError {
         use ExchangeError::{Call, Endless, IllFormed};
         matches!(self, IllFormed | Endless | Call(CallError::Refused(_)))
     }
+
+    /// What keeps blocks from being copied.
+    pub(super) fn obstacle(&self) -> Obstacle {
+        match self {
+            ExchangeError::Call(CallError::Refused(_)) => Obstacle::Refused,
+            ExchangeError::Call(_) => Obstacle::Unreachable,
+            ExchangeError::Store(_) => Obstacle::Disk,
+            ExchangeError::IllFormed | ExchangeError::Endless => Obstacle::Senseless,
+            ExchangeError::Later => Obstacle::Busy,
+        }
+    }
 }
 
 impl From<atoll_net::Refusal> for ExchangeError {
@@ -57,18 +70,27 @@ impl From<atoll_net::Refusal> for ExchangeError {
 }
 
 /// What an exchange did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Blocks copied either way, and those that a put is copying.
+    /// Blocks copied either way, and those that a put or another exchange is copying.
     pub moved: u64,
-    /// Blocks that differ still, because they could not be copied.
-    pub left: u64,
+    /// Blocks that differ still, by what kept them from being copied.
+    pub left: BTreeMap<Obstacle, u64>,
+}
+
+impl Outcome {
+    /// So many blocks could not be copied.
+    pub(super) fn leave(&mut self, blocks: u64, why: Obstacle) {
+        if blocks > 0 {
+            *self.left.entry(why).or_default() += blocks;
+        }
+    }
 }
 
 impl AddAssign for Outcome {
     fn add_assign(&mut self, other: Outcome) {
         self.moved += other.moved;
-        self.left += other.left;
+        other.left.into_iter().for_each(|(why, blocks)| self.leave(blocks, why));
     }
 }
 
@@ -81,15 +103,22 @@ fn offered(
     outcome: &mut Outcome,
 ) -> Vec<Key> {
     let (repair, now) = (&replication.repair, replication.env.now());
-    let is_fit = replication.backoff.is_fit(node, now);
+    let set_back = replication.backoff.set_back_for(node, now).map(|why| {
+        let is_here = *node == replication.transport.local().id;
+        if is_here { Obstacle::NoRoomHere } else { why.into() }
+    });
     let leaves = replication.config.mechanisms.in_flight;
     let is_on_its_way = |item: &&Item| leaves && replication.in_flight.of(&(*node, item.key)) > 0;
     let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);
-    let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
-    let count = others.len();
-    let offered: Vec<Key> = others.into_iter().filter(may).map(|item| item.key).collect();
     outcome.moved += on_their_way.len() as u64;
-    outcome.left += (count - offered.len()) as u64;
+    let mut offered = Vec::with_capacity(others.len());
+    for item in others {
+        let refused = repair.refused_by(node, &item.key, now);
+        match set_back.or(refused) {
+            Some(why) => outcome.leave(1, why),
+            None => offered.push(item.key),
+        }
+    }
     offered
 }
 
@@ -117,13 +146,13 @@ pub(super) async fn take(
         let lacking = batch.filter(is_lacking).collect();
         let (asked, elsewhere_asked) =
             replication.repair.begin_fetch(lacking, replication.env.now());
-        outcome.left += elsewhere_asked;
+        outcome.moved += elsewhere_asked;
         if asked.keys.is_empty() {
             continue;
         }
         let fetch = Fetch { keys: asked.keys.clone() };
         let Some((reply, parts)) = time.call(at, &fetch, Vec::new()).await? else {
-            outcome.left += (asked.keys.len() + wanted.len()) as u64;
+            outcome.leave((asked.keys.len() + wanted.len()) as u64, Obstacle::Slow);
             return Ok(outcome);
         };
         let asked = &asked.keys;
@@ -146,7 +175,7 @@ pub(super) async fn take(
         let blocks = to_blocks(headers, parts);
         let blocks = blocks.into_iter().filter(|block| is_good(replication, at, asked, block));
         if !store_taken(replication, other, blocks.collect(), &mut outcome, time).await {
-            outcome.left += wanted.len() as u64;
+            outcome.leave(wanted.len() as u64, Obstacle::NoRoomHere);
             return Ok(outcome);
         }
     }
@@ -170,21 +199,36 @@ async fn store_taken(
         return true;
     }
     let me = replication.transport.local().id;
-    let keys: Vec<Key> = batch.iter().map(|block| block.header.key).collect();
+    let version = |block: &Block| replication.known(&block.header.key).map(|held| held.version);
+    let before: Vec<Option<u64>> = batch.iter().map(version).collect();
     let statuses = store_here(replication, &other.peer, &batch).await;
     let kept = statuses.iter().filter(|status| is_settled(status)).count() as u64;
     if kept == 0 && diversion::has_no_room(replication) {
-        replication.backoff.set_back(me, replication.env.now());
-        outcome.left += count;
+        replication.backoff.set_back(me, replication.env.now(), SetBack::Full);
+        outcome.leave(count, Obstacle::NoRoomHere);
         return false;
     }
-    if kept < count {
-        decline_unheld(replication, me, &keys);
-    } else {
+    if kept == count {
         replication.backoff.kept(&me);
     }
-    outcome.moved += kept;
-    outcome.left += count - kept;
+    for (block, status) in batch.iter().zip(&statuses).filter(|(_, status)| !is_settled(status)) {
+        let why = Obstacle::here(status);
+        outcome.leave(1, why);
+        // A block that found no account, or whose time has not come, is not fetched again soon.
+        if replication.known(&block.header.key).is_none() {
+            let now = replication.env.now();
+            replication.repair.decline(me, block.header.key, why, now, &replication.backoff);
+        }
+    }
+    // What brought nothing new to a block that joins is no progress: it would be fetched for ever while
+    // the other side cannot take this one's.
+    let adds_nothing = |at: &usize| {
+        let block = &batch[*at];
+        is_settled(&statuses[*at]) && block.header.kind.joins() && version(block) == before[*at]
+    };
+    let known = (0..batch.len()).filter(adds_nothing).count() as u64;
+    outcome.leave(known, Obstacle::NotJoined);
+    outcome.moved += kept - known;
     replication.repair.done(kept, bytes);
     pace(replication, bytes).await;
     true
@@ -206,20 +250,12 @@ async fn take_elsewhere(
             // Other replicas may have these too.
             Err(ExchangeError::Call(error)) => {
                 tracing::info!(?holder, %error, "diverted copies could not be fetched");
-                outcome.left += its.len() as u64;
+                outcome.leave(its.len() as u64, Obstacle::Unreachable);
             }
             Err(error) => return Err(error),
         }
     }
     Ok(())
-}
-
-/// Of blocks that were fetched, those that found no account are not fetched again soon.
-fn decline_unheld(replication: &Replication, me: PeerId, keys: &[Key]) {
-    let is_held = |key: &Key| replication.known(key).is_some();
-    for key in keys.iter().filter(|key| !is_held(key)) {
-        replication.repair.decline(me, *key, replication.env.now(), &replication.backoff);
-    }
 }
 
 /// Whether a fetched block was asked for, is not expired, and is what its key says.
@@ -236,14 +272,15 @@ fn is_good(replication: &Replication, from: &Node, asked: &[Key], block: &Block)
     true
 }
 
-/// Sends blocks to `other`, as to a replica, as far as it takes them in its time.
+/// Sends blocks to `other`, as to a replica, as far as it takes them in its time; also says which it
+/// acknowledged.
 pub(crate) async fn give(
     replication: &Replication,
     other: &Node,
     items: &[Item],
     time: &mut PeerBudget<'_>,
-) -> Result<Outcome, ExchangeError> {
-    let mut outcome = Outcome::default();
+) -> Result<(Outcome, Vec<Key>), ExchangeError> {
+    let (mut outcome, mut acknowledged) = (Outcome::default(), Vec::new());
     let keys = offered(replication, &other.peer.id, items, &mut outcome);
     let mut keys = keys.into_iter().peekable();
     while keys.peek().is_some() {
@@ -255,32 +292,35 @@ pub(crate) async fn give(
         let sent: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let (put, parts) = put_message(&Origin::Carrier, blocks, false);
         let Some((reply, _)) = time.call(other, &put, parts).await? else {
-            outcome.left += (sent.len() + keys.count()) as u64;
+            outcome.leave((sent.len() + keys.count()) as u64, Obstacle::Slow);
             break;
         };
         let (now, id) = (replication.env.now(), other.peer.id);
-        let refused = sent.iter().zip(&reply.statuses.0).filter(|(_, status)| !is_settled(status));
-        let (mut refused_count, mut is_full) = (0, false);
-        for (key, status) in refused {
-            refused_count += 1;
+        let (mut settled, mut is_full) = (0, false);
+        for (key, status) in sent.iter().zip(&reply.statuses.0) {
+            if is_settled(status) {
+                settled += 1;
+                acknowledged.push(*key);
+                continue;
+            }
+            let why = Obstacle::there(status);
+            outcome.leave(1, why);
             match status {
                 PutStatus::Full => is_full = true,
-                _ => replication.repair.decline(id, *key, now, &replication.backoff),
+                _ => replication.repair.decline(id, *key, why, now, &replication.backoff),
             }
         }
-        let settled = sent.len() as u64 - refused_count;
         outcome.moved += settled;
-        outcome.left += refused_count;
         replication.repair.done(settled, bytes);
         time.moved(settled, bytes);
         if is_full {
-            replication.backoff.set_back(id, now);
-            outcome.left += keys.count() as u64;
+            replication.backoff.set_back(id, now, SetBack::Full);
+            outcome.leave(keys.count() as u64, Obstacle::NoRoom);
             break;
         }
         pace(replication, bytes).await;
     }
-    Ok(outcome)
+    Ok((outcome, acknowledged))
 }
 
 /// Reads as many of the next blocks as go into one message, some of which other nodes may keep for
@@ -300,7 +340,7 @@ async fn read_batch(
             Ok(None) => follow::own(replication, &key).await,
             Err(error) => {
                 replication.note_store_error(&error);
-                outcome.left += 1;
+                outcome.leave(1, Obstacle::Disk);
                 None
             }
         };

@@ -13,8 +13,10 @@ use futures_util::future::{Either, select};
 
 use super::Replication;
 use super::copying::{ExchangeError, Outcome, give, take};
+use super::obstacle::Obstacle;
 use super::reconcile::{Difference, difference, well_formed_items, well_formed_parts};
 use crate::holdings::ranges::{page, summaries};
+use crate::rpc::backoff::SetBack;
 use crate::rpc::budget::PeerBudget;
 use crate::rpc::{Answer, COMPARE_LIMIT, Claim, Item, Reconcile, send};
 
@@ -47,7 +49,8 @@ pub(crate) async fn reconcile_with(
     if ended.is_ok() && session.outcome == Outcome::default() {
         replication.backoff.kept(&other.peer.id);
     }
-    ended.map(|()| session.outcome)
+    let Session { outcome, .. } = session;
+    ended.map(|()| outcome)
 }
 
 struct Session<'a> {
@@ -64,7 +67,8 @@ impl Session<'_> {
         let (mut idle_steps, mut moved) = (0, 0);
         while !self.todo.is_empty() {
             if self.time.left().is_zero() {
-                self.outcome.left += 1;
+                // What was not compared may differ.
+                self.outcome.leave(1, Obstacle::Slow);
                 break;
             }
             if idle_steps == MAX_IDLE_STEPS {
@@ -142,28 +146,39 @@ impl Session<'_> {
                 theirs.iter().filter(|item| part.contains(&item.key)).copied().collect();
             let known = |key: &Key| self.replication.known(key);
             let joins = |key: &Key| known(key).is_some_and(|held| held.kind.joins());
-            self.level(difference(part, &ours, &there, joins)).await?;
+            let mut found = difference(part, &ours, &there, joins);
+            found.give = self.may_be_given(&found);
+            self.level(found).await?;
             todo = rest;
         }
         Ok(())
     }
 
-    /// What may be given: nothing to a replica that does not keep what it is given.
-    fn may_be_given(&mut self, lacking: &[Item]) -> Vec<Item> {
+    /// What may be given: nothing to a replica that does not keep what it is given. Where versions
+    /// are joined and this node cannot take the other's, the two differ although the other has kept
+    /// what it was given.
+    fn may_be_given(&mut self, found: &Difference) -> Vec<Item> {
         let (again, new): (Vec<Item>, Vec<Item>) =
-            lacking.iter().partition(|item| self.given.contains(item));
-        if !again.is_empty() {
+            found.give.iter().partition(|item| self.given.contains(item));
+        let there: BTreeSet<Key> = match again.is_empty() {
+            true => BTreeSet::new(),
+            false => found.take.iter().map(|item| item.key).collect(),
+        };
+        let different = again.iter().filter(|item| there.contains(&item.key)).count();
+        let missing = again.len() - different;
+        if missing > 0 {
             let replica = self.other;
-            tracing::warn!(count = again.len(), ?replica, "blocks it took are missing again");
-            self.replication.backoff.set_back(replica.peer.id, self.replication.env.now());
-            self.outcome.left += again.len() as u64;
+            tracing::warn!(count = missing, ?replica, "blocks it took are missing again");
+            let now = self.replication.env.now();
+            self.replication.backoff.set_back(replica.peer.id, now, SetBack::Forgets);
         }
+        self.outcome.leave(missing as u64, Obstacle::Forgotten);
+        self.outcome.leave(different as u64, Obstacle::NotJoined);
         new
     }
 
     /// Copies what differs, both ways.
-    async fn level(&mut self, mut found: Difference) -> Result<(), ExchangeError> {
-        found.give = self.may_be_given(&found.give);
+    async fn level(&mut self, found: Difference) -> Result<(), ExchangeError> {
         let repair = &self.replication.repair;
         let queued = (found.take.len() + found.give.len()) as u64;
         repair.queue(queued);
@@ -174,12 +189,13 @@ impl Session<'_> {
             Err(error) => Err(error.clone()),
         };
         repair.unqueue(queued);
-        if given.as_ref().is_ok_and(|outcome| outcome.left == 0) {
-            let room = MAX_GIVEN.saturating_sub(self.given.len());
-            self.given.extend(found.give.iter().take(room));
-        }
         self.outcome += taken?;
-        self.outcome += given?;
+        let (outcome, acknowledged) = given?;
+        // Not what a put is still sending: the replica has not acknowledged that.
+        let acknowledged: BTreeSet<Key> = acknowledged.into_iter().collect();
+        let kept = found.give.into_iter().filter(|item| acknowledged.contains(&item.key));
+        self.given.extend(kept.take(MAX_GIVEN.saturating_sub(self.given.len())));
+        self.outcome += outcome;
         Ok(())
     }
 }

@@ -328,7 +328,7 @@ async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]
         let mut time = PeerBudget::of(replication, member.peer.id);
         let given_to = give(replication, member, &lacking, &mut time).await;
         let left = match given_to {
-            Ok(outcome) => outcome.left > 0,
+            Ok((outcome, _)) => !outcome.left.is_empty(),
             Err(error) => {
                 tracing::info!(%error, ?member, "strays could not be given away");
                 true

@@ -6,6 +6,7 @@ mod exchange;
 pub(crate) mod handoff;
 mod joining;
 mod losses;
+mod obstacle;
 pub(crate) mod pointer_upkeep;
 pub mod reconcile;
 pub(crate) mod repair;
@@ -72,11 +73,12 @@ impl Replication {
     pub(crate) fn status(&self) -> RepairStatus {
         let served = self.overlay.served_ranges(self.config.replicas);
         let lost = self.losses.report();
+        let wanted = u32::try_from(self.config.replicas).expect("k is small");
         RepairStatus {
             vanished_nodes: lost.nodes,
             vanished_ring_ppm: lost.ring_ppm,
             vanished_since_unix_ms: lost.since_unix_ms,
-            ..self.repair.status(&served, self.requests.count())
+            ..self.repair.status(&served, wanted, self.requests.count())
         }
     }
 

@@ -32,8 +32,11 @@ use crate::placement::expected_replicas;
 use crate::replication::Replication;
 use crate::replication::copying::{ExchangeError, Outcome};
 use crate::replication::exchange::{Given, reconcile_with};
+use crate::replication::state::Compared;
+use crate::replication::status::OpenReplica;
 use crate::replication::store::store_here;
 use crate::rpc::Block;
+use crate::rpc::backoff::SetBack;
 use crate::rpc::budget::PEER_LIMIT;
 
 /// A round repeats at most so often before it waits again.
@@ -138,7 +141,9 @@ async fn pass(
     served: &ServedRanges,
     given: &mut BTreeMap<PeerId, Given>,
 ) -> Ended {
-    let mut sum = Outcome::default();
+    // What is asked for from now on may come too late for this pass.
+    let requests = replication.requests.count();
+    let (mut moved, mut open) = (0, Vec::new());
     let mut is_unfinished = false;
     let mut replicas = by_replica(served);
     // Replicas that misbehave come last.
@@ -146,28 +151,29 @@ async fn pass(
         !replication.backoff.is_fit(&replica.peer.id, replication.env.now())
     });
     for (replica, outcome) in side_by_side(replication, replicas, given).await {
-        match outcome {
-            Ok(outcome) => sum += outcome,
-            Err(error) => {
-                tracing::info!(%error, ?replica, "a replica could not be compared");
-                if error.is_misbehaviour() {
-                    replication.backoff.set_back(replica.peer.id, replication.env.now());
-                }
-                if error.is_failure() {
-                    is_unfinished = true;
-                } else {
-                    sum.left += 1;
-                }
+        let outcome = outcome.unwrap_or_else(|error| {
+            tracing::info!(%error, ?replica, "a replica could not be compared");
+            if error.is_misbehaviour() {
+                let now = replication.env.now();
+                replication.backoff.set_back(replica.peer.id, now, SetBack::Refuses);
             }
-        }
+            is_unfinished |= error.is_failure();
+            let mut outcome = Outcome::default();
+            outcome.leave(1, error.obstacle());
+            outcome
+        });
+        moved += outcome.moved;
+        let left = outcome.left.into_iter();
+        open.extend(left.map(|(why, blocks)| OpenReplica { peer: replica.peer, why, blocks }));
     }
-    let ended = match sum {
+    let ended = match moved {
         _ if is_unfinished => Ended::Unfinished,
-        Outcome { moved: 0, left: 0 } => Ended::Equal,
-        Outcome { moved: 0, .. } => Ended::Stuck,
+        0 if open.is_empty() => Ended::Equal,
+        0 => Ended::Stuck,
         _ => Ended::Moving,
     };
-    finish_pass(replication, served, ended == Ended::Equal).await;
+    let is_equal = ended == Ended::Equal;
+    finish_pass(replication, Compared { served: served.clone(), requests, is_equal, open }).await;
     ended
 }
 
@@ -236,13 +242,12 @@ async fn refetch_damaged(replication: &Replication, fetch: &FetchBlock) {
     }
 }
 
-async fn finish_pass(replication: &Replication, served: &ServedRanges, is_equal: bool) {
-    let ranges = served.ranges.iter().map(|scope| scope.range).collect();
+async fn finish_pass(replication: &Replication, compared: Compared) {
+    let ranges = compared.served.ranges.iter().map(|scope| scope.range).collect();
     let held = summaries(replication, ranges).await.unwrap_or_else(|error| {
         tracing::error!(%error, "the blocks of this node's ranges could not be counted");
         Vec::new()
     });
     let root_blocks = held.iter().map(|summary| summary.count).sum();
-    let equal = is_equal.then(|| (served.clone(), replication.requests.count()));
-    replication.repair.pass_ended(equal, root_blocks, replication.env.unix_ms());
+    replication.repair.pass_ended(compared, root_blocks, replication.env.unix_ms());
 }

@@ -8,8 +8,9 @@ use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 use atoll_overlay::ServedRanges;
 
-use crate::replication::status::RepairStatus;
-use crate::rpc::backoff::Backoff;
+use crate::replication::obstacle::Obstacle;
+use crate::replication::status::{OpenReplica, RepairStage, RepairStatus};
+use crate::rpc::backoff::{Backoff, SetBack};
 
 /// Blocks remembered that a node refused.
 const MAX_DECLINED: usize = 8192;
@@ -32,15 +33,26 @@ pub(crate) struct Repair {
 #[derive(Default)]
 struct State {
     status: RepairStatus,
-    /// The ranges that were last found without a difference, and how many requests for repair
-    /// there had been by then.
-    clean: Option<(ServedRanges, u64)>,
+    /// What the last pass has found.
+    compared: Option<Compared>,
     next_slot: Instant,
     /// Blocks that are being fetched, and since when: exchanges with several nodes go on side by
     /// side.
     fetching: BTreeMap<Key, Instant>,
-    /// Blocks that a node refused, and until when they are not offered to it.
-    declined: BTreeMap<(PeerId, Key), Instant>,
+    /// Blocks that a node refused: until when they are not offered to it, and why.
+    declined: BTreeMap<(PeerId, Key), (Instant, Obstacle)>,
+}
+
+/// What a pass over all replicas has found.
+pub(super) struct Compared {
+    /// The ranges, and the replicas that they were compared with.
+    pub served: ServedRanges,
+    /// How many requests for repair there were when it began.
+    pub requests: u64,
+    /// Whether no replica differed.
+    pub is_equal: bool,
+    /// The replicas that differ still.
+    pub open: Vec<OpenReplica>,
 }
 
 /// Blocks that are being fetched from one node, until this is dropped.
@@ -68,26 +80,35 @@ impl Repair {
     }
 
     /// `node` refused a block. Beyond [`MAX_DECLINED`] it is left alone as a whole.
-    pub(super) fn decline(&self, node: PeerId, key: Key, now: Instant, backoff: &Backoff) {
+    pub(super) fn decline(
+        &self,
+        node: PeerId,
+        key: Key,
+        why: Obstacle,
+        now: Instant,
+        backoff: &Backoff,
+    ) {
         let is_remembered = {
             let mut state = self.lock();
             if state.declined.len() >= MAX_DECLINED {
-                state.declined.retain(|_, until| *until > now);
+                state.declined.retain(|_, (until, _)| *until > now);
             }
             let has_room = state.declined.len() < MAX_DECLINED;
             if has_room {
-                state.declined.insert((node, key), now + DECLINED_FOR);
+                state.declined.insert((node, key), (now + DECLINED_FOR, why));
             }
             has_room
         };
         if !is_remembered {
-            backoff.set_back(node, now);
+            backoff.set_back(node, now, SetBack::Refuses);
         }
     }
 
-    /// Whether a block may be offered to `node`: it has not refused it of late.
-    pub(super) fn may_offer(&self, node: &PeerId, key: &Key, now: Instant) -> bool {
-        self.lock().declined.get(&(*node, *key)).is_none_or(|until| *until <= now)
+    /// Why a block is not offered to `node`, which has refused it of late.
+    pub(super) fn refused_by(&self, node: &PeerId, key: &Key, now: Instant) -> Option<Obstacle> {
+        let state = self.lock();
+        let refused = state.declined.get(&(*node, *key)).filter(|(until, _)| *until > now);
+        refused.map(|(_, why)| *why)
     }
 
     /// Begins to fetch those of `keys` that another node has not just been asked for, and says how
@@ -106,19 +127,13 @@ impl Repair {
         (Fetching { repair: self, keys, since: now }, others)
     }
 
-    /// A pass over all replicas has ended; `equal` are the ranges if none differed, and the number
-    /// of requests for repair.
-    pub(super) fn pass_ended(
-        &self,
-        equal: Option<(ServedRanges, u64)>,
-        root_blocks: u64,
-        unix_ms: u64,
-    ) {
+    /// A pass over all replicas has ended.
+    pub(super) fn pass_ended(&self, compared: Compared, root_blocks: u64, unix_ms: u64) {
         let mut state = self.lock();
         state.status.root_blocks = root_blocks;
         state.status.rounds += 1;
         state.status.last_round_unix_ms = unix_ms;
-        state.clean = equal;
+        state.compared = Some(compared);
     }
 
     pub(super) fn queue(&self, blocks: u64) {
@@ -149,17 +164,36 @@ impl Repair {
         state.next_slot
     }
 
-    /// The state of repair, given what the node is responsible for at present and how many
-    /// requests for repair there were.
-    pub(super) fn status(&self, served: &ServedRanges, requests: u64) -> RepairStatus {
+    /// The state of repair, given what the node is responsible for at present, how many copies each
+    /// block should have, and how many requests for repair there were.
+    pub(super) fn status(
+        &self,
+        served: &ServedRanges,
+        replicas_wanted: u32,
+        requests: u64,
+    ) -> RepairStatus {
         let copies = served.ranges.iter().map(|range| range.replicas.len() as u32 + 1);
-        let replicas_wanted = copies.max().unwrap_or(0);
+        let replicas_present = copies.min().unwrap_or(0);
         let state = self.lock();
+        let stage = match &state.compared {
+            _ if !served.complete => RepairStage::NoPlace,
+            None => RepairStage::NotCompared,
+            Some(compared) if compared.served != *served => RepairStage::NewNeighbours,
+            Some(compared) if !compared.is_equal => RepairStage::Differing,
+            Some(compared) if compared.requests != requests => RepairStage::Requested,
+            Some(_) => RepairStage::InStep,
+        };
+        let compared = state.compared.as_ref().filter(|_| stage == RepairStage::Differing);
+        let open = compared.map_or(Vec::new(), |compared| compared.open.clone());
+        let left_blocks: u64 = open.iter().map(|replica| replica.blocks).sum();
         RepairStatus {
             replicas_wanted,
-            fully_replicated: served.complete
-                && state.clean.as_ref().is_some_and(|(s, r)| s == served && *r == requests),
-            ..state.status
+            replicas_present,
+            stage,
+            fully_replicated: stage == RepairStage::InStep && replicas_present >= replicas_wanted,
+            queue_blocks: state.status.queue_blocks.max(left_blocks),
+            open,
+            ..state.status.clone()
         }
     }
 }

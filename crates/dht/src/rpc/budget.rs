@@ -15,6 +15,7 @@ use atoll_net::CallError;
 use atoll_overlay::Node;
 use bytes::Bytes;
 
+use super::backoff::SetBack;
 use super::{Answered, Method};
 use crate::rpc::Rpc;
 
@@ -101,7 +102,7 @@ impl Drop for PeerBudget<'_> {
     fn drop(&mut self) {
         if self.use_of.is_slow(self.limit) {
             tracing::info!(peer = ?self.peer, used = ?self.use_of, "a peer answers too slowly");
-            self.rpc.backoff.set_back(self.peer, self.rpc.env.now());
+            self.rpc.backoff.set_back(self.peer, self.rpc.env.now(), SetBack::Slow);
         }
     }
 }

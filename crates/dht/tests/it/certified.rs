@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::rpc::{self, ReadReply, Stamp};
-use atoll_dht::{Blocks, DhtConfig, GetError, NewBlock, PutError, Wanted};
+use atoll_dht::{Blocks, DhtConfig, GetError, NewBlock, Obstacle, PutError, Wanted};
 use atoll_env::BoxFuture;
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, WriterId};
 use atoll_key::{BlockKind, GroupId, Key, NotAdmitted, SecretKey, UserId, VolumeId};
@@ -364,6 +364,49 @@ fn a_watcher_hears_of_a_concurrent_write_and_a_removed_inode_is_gone() {
     let tombstone = ring.members[0].dht.remove_blocks(vec![new_block(&removed)]);
     assert_eq!(ring.sim.block_on(MINUTE * 5, tombstone).expect("ends"), [Ok(())]);
     assert!(matches!(inode.get(2), Err(GetError::Removed { .. })));
+}
+
+/// A node whose clock is two hours ahead kept what was written there. The root compared with it
+/// every minute, could not take the block, and said "not checked yet" without a reason.
+#[test]
+fn a_block_of_the_future_is_named_as_what_keeps_replicas_apart() {
+    for seed in 0..5 {
+        let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, prompt(), 2);
+        ring.join_skewed(2 * 3_600_000);
+        ring.until_replicated();
+        let ahead = ring.node(2).peer;
+        let inode = Inode::on(&ring, 1);
+        assert_eq!(inode.put(0, &inode.first), Ok(()), "seed {seed}");
+        ring.settle();
+        let written = {
+            let author = author(&ring, &inode.group, 0, HOUR * 24 * 365);
+            let at_ms = now_ms(&ring) + 2 * 3_600_000;
+            inode.first.write(&author, at_ms, Some(b"ahead")).expect("a member")
+        };
+        inode.store(2, &written);
+        let rounds = || -> u64 { ring.up().map(|m| m.dht.repair_status().rounds).sum() };
+        ring.members.iter().for_each(|member| member.dht.repair_now());
+        ring.sim.run_for(MINUTE * 3);
+        let before = rounds();
+        ring.sim.run_for(MINUTE * 10);
+        let passes = rounds() - before;
+        assert!(passes < 100, "seed {seed}: {passes} passes of three nodes in ten minutes");
+        let all = (0..3).map(|at| (at, ring.members[at].dht.repair_status()));
+        let open = all.clone().find(|(_, status)| !status.open.is_empty());
+        let (root, status) =
+            open.unwrap_or_else(|| panic!("seed {seed}: {:?}", all.collect::<Vec<_>>()));
+        assert!(!status.fully_replicated && status.queue_blocks > 0, "seed {seed}: {status:?}");
+        let named: Vec<_> = status.open.iter().map(|open| (open.peer, open.why)).collect();
+        let is_named = match root {
+            2 => named.iter().any(|(_, why)| *why == Obstacle::OfTheFuture),
+            _ => named.contains(&(ahead, Obstacle::OfTheFutureHere)),
+        };
+        assert!(is_named, "seed {seed}: {named:?}");
+        ring.sim.run_for(HOUR * 3);
+        ring.until_replicated();
+        let held = inode.held().iter().map(payloads).collect::<Vec<_>>();
+        assert_eq!(held, vec![texts(&["ahead"]); 3], "seed {seed}: its time has come");
+    }
 }
 
 /// A replica that lies about certified blocks.

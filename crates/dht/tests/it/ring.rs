@@ -207,11 +207,12 @@ impl Ring {
         self.sim.run_for(Duration::from_secs(60));
     }
 
-    /// Runs until every node that is up says that all its blocks have all copies.
+    /// Runs until every node that is up says that all its blocks have as many copies as there are
+    /// nodes for.
     pub(crate) fn until_replicated(&self) {
         // Failures are noticed first, then repaired.
         self.sim.run_for(Duration::from_secs(30));
-        let replicated = |_: &Sim| self.up().all(|m| m.dht.repair_status().fully_replicated);
+        let replicated = |_: &Sim| self.up().all(|m| m.dht.repair_status().is_in_step());
         let reached = self.sim.run_until_true(Duration::from_secs(600), replicated);
         assert!(
             reached,

@@ -66,7 +66,7 @@ fn a_node_alone_with_many_virtual_servers_keeps_one_copy_of_each_block() {
     ring.until_replicated();
     ring.assert_readable(0..50);
     let status = ring.members[0].dht.repair_status();
-    assert_eq!((status.root_blocks, status.replicas_wanted), (50, 1));
+    assert_eq!((status.root_blocks, status.replicas_present), (50, 1));
 }
 
 fn changed_under_load(seed: u64) {
