@@ -80,7 +80,8 @@ impl Ring {
     }
 
     fn status(&self, site: usize) -> serde_json::Value {
-        let said = self.run(site, &["status", "--json"]).0;
+        // Waiting for what is so already keeps its exit code from telling of copies.
+        let said = self.run(site, &["status", "--wait", "joined", "--json"]).0;
         serde_json::from_str(&said).expect("status prints JSON")
     }
 

@@ -28,6 +28,10 @@ pub(crate) enum Exit {
     Full = 6,
     /// It was done in part: what is missing or old is named.
     Incomplete = 7,
+    /// `atoll status`: blocks have fewer copies than the network was made for.
+    Degraded = 8,
+    /// `atoll status`: the node cannot tell whether they have.
+    Unknown = 9,
     /// Stopped by a signal; running it again goes on.
     Interrupted = 130,
 }
@@ -43,6 +47,8 @@ Exit codes:
   5    the ring could not answer in time; try again
   6    there is no room
   7    done, but not all of it: what is left out, old or not copied is named
+  8    `atoll status`: some blocks have fewer copies than the network was made for
+  9    `atoll status`: the node cannot tell yet whether they have
   130  interrupted; run it again to go on
 With --json the last line of standard error is then {\"error\", \"why\", \"next\", \"exit\"}.";
 
@@ -60,6 +66,16 @@ impl Failure {
     /// `what` failed and on what, e.g. "cannot list atoll:…/usr".
     pub(crate) fn new(exit: Exit, what: impl Into<String>) -> Failure {
         Failure { exit, what: what.into(), why: None, next: None }
+    }
+
+    /// Only an exit code: everything has been said.
+    pub(crate) fn silent(exit: Exit) -> Failure {
+        Failure::new(exit, String::new())
+    }
+
+    /// Whether there is nothing to say.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.what.is_empty()
     }
 
     /// The reason.
@@ -227,6 +243,8 @@ mod tests {
             Exit::Unavailable,
             Exit::Full,
             Exit::Incomplete,
+            Exit::Degraded,
+            Exit::Unknown,
             Exit::Interrupted,
         ];
         for exit in all {

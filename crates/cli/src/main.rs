@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             match is_json {
+                _ if failure.is_silent() => {}
                 true => note!("{}", failure.to_json()),
                 false => note!("error: {}", output::safe_message(&failure.to_string())),
             }

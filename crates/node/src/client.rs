@@ -34,7 +34,7 @@ use crate::join_code::JoinCode;
 use crate::policy::Policy;
 use crate::shell_word::shell_word;
 use crate::status::{
-    ContributionStatus, NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus,
+    ContributionStatus, NodeSettings, QuotaStatus, Reclaimed, RingCount, Status, VolumeStatus,
 };
 use crate::volumes;
 
@@ -225,6 +225,14 @@ impl Client {
     /// The node's state.
     pub async fn status(&self) -> Result<Status, ClientError> {
         self.ask::<calls::NodeStatus>(Empty {}).await.map(|Json(status)| status)
+    }
+
+    /// How many nodes the ring has, by walking around it.
+    ///
+    /// # Errors
+    /// If the walk cannot go on.
+    pub async fn count_nodes(&self) -> Result<RingCount, ClientError> {
+        self.ask::<calls::CountNodes>(Empty {}).await.map(|Json(count)| count)
     }
 
     /// The volumes published from here.

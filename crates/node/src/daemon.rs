@@ -16,6 +16,7 @@ use crate::control::calls::{NodeStatus, Ping, SetSettings, ShowSettings, Shutdow
 use crate::control::message::{ChangeSettings, Empty};
 use crate::control::server::Calls;
 use crate::dir::NodeDir;
+use crate::health;
 use crate::memory;
 use crate::network::Network;
 use crate::settings::SettingsStore;
@@ -86,6 +87,7 @@ impl Daemon {
             ..Status::default()
         };
         self.subsystems.iter().for_each(|subsystem| subsystem.report(&mut status));
+        health::judge(&mut status);
         status
     }
 

@@ -23,6 +23,7 @@ mod control;
 mod daemon;
 pub mod decoders;
 mod dir;
+mod health;
 mod join_code;
 mod membership;
 mod memory;
@@ -67,9 +68,10 @@ pub use private::{PrivateDirectory, enclosing};
 pub use process::daemon_runtime;
 pub use shell_word::shell_word;
 pub use status::{
-    AskedNode, BlockCopy, BlockReplicas, BlockUser, Cache, Clock, ContributionStatus, Diverted,
-    LockUser, Member, MemberList, Moving, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed,
-    Repair, ReplicaReport, RingNode, Rotated, Status, UsesReport, VolumeStatus, WrongClock,
+    AskedNode, AwayNode, BlockCopy, BlockReplicas, BlockUser, Cache, Clock, ContributionStatus,
+    Diverted, Health, LockUser, Member, MemberList, Moving, NodeSettings, OpenReplica,
+    QuotaAccount, QuotaStatus, Reclaimed, Repair, ReplicaReport, RingCount, RingNode, Rotated,
+    Status, UsesReport, VolumeStatus, WrongClock,
 };
 pub use tree_walk::TreeWalk;
 pub use volumes::{MAX_NAME_BYTES, check_name};

@@ -37,6 +37,17 @@ pub struct Status {
     pub successors: Vec<RingNode>,
     /// How many nodes the ring seems to have.
     pub estimated_nodes: f64,
+    /// How many nodes the ring has, this one included, where this node sees all of them.
+    pub known_nodes: Option<u64>,
+    /// Members met before that are not on the ring, those seen last first; only where this node
+    /// sees all of the ring.
+    pub away: Vec<AwayNode>,
+    /// Why this node is no longer a member of the network.
+    pub not_member: Option<String>,
+    /// Whether its blocks have the copies that the network was made for, as far as it can tell.
+    pub health: Health,
+    /// What is lacking, or not known, in sentences for people; empty if the node is healthy.
+    pub health_reasons: Vec<String>,
     /// Blocks held.
     pub blocks: u64,
     /// Bytes of the blocks held.
@@ -47,6 +58,8 @@ pub struct Status {
     pub capacity_bytes: u64,
     /// Blocks found to have rotted on disk since the start; each is fetched again.
     pub rotten_blocks: u64,
+    /// Why the node's disk does not take blocks.
+    pub disk_trouble: Option<String>,
     /// The state of replication.
     pub repair: Repair,
     /// Copies kept by other nodes than they belong to, for want of room.
@@ -71,6 +84,42 @@ pub struct Status {
     pub volumes: Vec<VolumeStatus>,
     /// Warnings for people, in sentences.
     pub warnings: Vec<String>,
+}
+
+/// Whether a node's blocks have the copies that the network was made for: those of which it is the
+/// root, on the nodes that should hold them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// It cannot tell, e.g. because it has not compared with the others yet.
+    #[default]
+    Unknown,
+    /// There are fewer copies than the network was made for, or they could not be made.
+    Degraded,
+    /// All are there.
+    Healthy,
+}
+
+/// A member of the network that is not on the ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AwayNode {
+    /// Its public key, hexadecimal.
+    pub peer_id: String,
+    /// Where it listened.
+    pub addr: String,
+    /// When it was last connected, seconds since 1970; 0 if that is not known.
+    pub last_seen_unix_secs: u64,
+}
+
+/// How many nodes a ring has, counted by walking around it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RingCount {
+    /// Nodes met, this one included.
+    pub nodes: u64,
+    /// Whether the walk went around the ring.
+    pub is_whole: bool,
 }
 
 /// What can be set while a node runs; see `atoll settings`.
@@ -246,6 +295,9 @@ pub struct Clock {
     pub off_secs: i64,
     /// Nodes whose clocks are wrong.
     pub wrong: Vec<WrongClock>,
+    /// If no majority of clocks agrees: nodes whose clocks contradict this machine's, and by how
+    /// much they are ahead of that.
+    pub undecided: Vec<WrongClock>,
 }
 
 /// A node whose clock is wrong.
@@ -278,11 +330,18 @@ pub struct RingNode {
 pub struct Repair {
     /// Copies found missing and not yet restored.
     pub queue_blocks: u64,
-    /// Whether all blocks of this root have all their copies, as far as the last
-    /// reconciliation saw.
+    /// Whether all blocks of this root have as many copies as the network was made for, as far as
+    /// the last reconciliation saw.
     pub fully_replicated: bool,
-    /// Copies each block should have.
+    /// Copies each block should have: what the network was made for.
     pub replicas_wanted: u32,
+    /// Nodes that are there to hold them, this one included; as many as wanted at most.
+    pub replicas_present: u32,
+    /// How far the comparison with these has come: `no_place`, `not_compared`, `new_neighbours`,
+    /// `requested` (copies were found missing since), `differing` or `in_step`.
+    pub stage: String,
+    /// The nodes that could not be brought into step, if the stage is `differing`.
+    pub open: Vec<OpenReplica>,
     /// Blocks this node is the root of.
     pub root_blocks: u64,
     /// Copies made by repair since the start.
@@ -300,6 +359,20 @@ pub struct Repair {
     pub vanished_ring_share: f64,
     /// When that was noticed, milliseconds since 1970; 0 if it was not.
     pub vanished_since_unix_ms: u64,
+}
+
+/// A node with which blocks could not be brought into step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OpenReplica {
+    /// Its public key, hexadecimal.
+    pub peer_id: String,
+    /// Its address.
+    pub addr: String,
+    /// How many blocks; 1 if that is not known.
+    pub blocks: u64,
+    /// What kept them from being copied, in words.
+    pub why: String,
 }
 
 /// Copies that are not where they belong because there was no room.

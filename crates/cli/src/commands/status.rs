@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use atoll_key::VolumeAddress;
-use atoll_node::{Cache, Clock, Diverted, RingNode, Status, shell_word};
+use atoll_node::{Cache, Clock, Diverted, Health, RingCount, RingNode, Status, shell_word};
 use serde::Serialize;
 
 use crate::connection;
@@ -23,6 +23,10 @@ const SUCCESSORS_SHOWN: usize = 8;
 /// How often `--wait` and `--watch` look.
 const WAIT_LOOK_EVERY: Duration = Duration::from_millis(200);
 const WATCH_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often `--wait` has a large ring counted: that takes a lookup for each sixteen nodes.
+const COUNT_EVERY: Duration = Duration::from_secs(2);
+/// How long counting may take at least.
+const COUNT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Arguments of `atoll status`.
 #[derive(clap::Args, Debug)]
@@ -30,7 +34,18 @@ const WATCH_LOOK_EVERY: Duration = Duration::from_secs(1);
   atoll status
   atoll status --watch
   atoll status --json | jq .repair.queue_blocks
-  atoll status --wait nodes=5 --wait replicated --timeout 1min")]
+  atoll status --wait nodes=5 --wait replicated --timeout 1min
+  atoll status >/dev/null || echo \"exit code $?\"
+
+The exit code tells scripts whether the blocks that this node sees to have as many copies as the
+network was made for (`atoll up --replicas`):
+  0  healthy: they have
+  8  degraded: they have fewer, or some could not be copied; a network of fewer nodes than copies
+     is degraded too, so one that has just been started is until more nodes have joined
+  9  the node cannot tell, e.g. because it has just started or its neighbours have just changed
+  3  no node runs here
+  5  the node does not answer
+With --wait it is 0 as soon as the states are reached, and 5 if they are not in time.")]
 pub(crate) struct Args {
     /// Everything, as one JSON object
     #[arg(long)]
@@ -41,8 +56,9 @@ pub(crate) struct Args {
     watch: bool,
 
     /// Wait until the node is in this state first: `joined` (it has a place on the ring),
-    /// `replicated` (all blocks it is the root of had all their copies when it last compared),
-    /// or `nodes=N` (it sees a ring of N nodes); may be given several times
+    /// `replicated` (all blocks it is the root of had all copies that the network was made for
+    /// when it last compared), or `nodes=N` (the ring has N nodes, counted by walking around it
+    /// if it is large); may be given several times
     #[arg(long, value_name = "STATE")]
     wait: Vec<Wish>,
 
@@ -56,7 +72,7 @@ pub(crate) struct Args {
 enum Wish {
     Joined,
     Replicated,
-    Nodes(usize),
+    Nodes(u64),
 }
 
 impl FromStr for Wish {
@@ -73,27 +89,56 @@ impl FromStr for Wish {
 }
 
 impl Wish {
-    fn holds(self, status: &Status) -> bool {
+    /// Whether it holds; `counted` are the nodes of a ring that is too large to be seen from one
+    /// place.
+    fn holds(self, status: &Status, counted: Option<RingCount>) -> bool {
         match self {
             Wish::Joined => status.joined,
             Wish::Replicated => status.joined && status.repair.fully_replicated,
-            Wish::Nodes(nodes) => status.joined && nodes_seen(status) == nodes,
+            Wish::Nodes(nodes) => status.joined && nodes_of(status, counted) == Some(nodes),
         }
     }
 
-    fn missing(self, status: &Status) -> String {
+    fn missing(self, status: &Status, counted: Option<RingCount>) -> String {
         match self {
             Wish::Joined => "it has no place on the ring yet".into(),
+            Wish::Replicated if status.health_reasons.is_empty() => {
+                "replication is not complete".into()
+            }
             Wish::Replicated => {
-                let queue = units::counted(status.repair.queue_blocks, "copy", "copies");
-                format!("replication is not complete ({queue} known to be missing)")
+                format!("replication is not complete: {}", status.health_reasons.join("; "))
             }
-            Wish::Nodes(nodes) => {
-                let seen = units::counted(nodes_seen(status) as u64, "node", "nodes");
-                format!("it sees {seen} on the ring, not {nodes}")
-            }
+            Wish::Nodes(nodes) => match (nodes_of(status, counted), counted) {
+                (Some(seen), _) => {
+                    let seen = units::counted(seen, "node", "nodes");
+                    format!("the ring has {seen}, not {nodes}")
+                }
+                (None, Some(part)) => {
+                    let part = units::counted(part.nodes, "node", "nodes");
+                    format!("it has counted {part} and not come around the ring, not {nodes}")
+                }
+                (None, None) => "the nodes of the ring could not be counted".into(),
+            },
         }
     }
+}
+
+/// How many nodes the ring has: as the node sees them, or as were counted.
+fn nodes_of(status: &Status, counted: Option<RingCount>) -> Option<u64> {
+    let counted = counted.filter(|count| count.is_whole).map(|count| count.nodes);
+    status.known_nodes.or(counted).or_else(|| is_of_old_node(status).then(|| named(status)))
+}
+
+/// Whether a node of an earlier version sent this, which tells no stage and cannot count its ring.
+fn is_of_old_node(status: &Status) -> bool {
+    status.repair.stage.is_empty()
+}
+
+/// The nodes that a status names: all of a small ring.
+fn named(status: &Status) -> u64 {
+    let neighbours = status.successors.iter().chain(&status.predecessor);
+    let named = neighbours.map(|node| node.peer_id.as_str()).chain([status.peer_id.as_str()]);
+    named.collect::<BTreeSet<&str>>().len() as u64
 }
 
 #[derive(Serialize)]
@@ -138,18 +183,6 @@ fn waiting(pending: &[Pending]) -> Vec<(&'static str, String)> {
     lines.flatten().map(|line| ("pending", line)).collect()
 }
 
-/// The nodes this one knows of: all of a small ring, its surroundings of a large one.
-fn nodes_seen(status: &Status) -> usize {
-    let known: BTreeSet<&str> = status
-        .successors
-        .iter()
-        .chain(&status.predecessor)
-        .map(|node| node.peer_id.as_str())
-        .chain([status.peer_id.as_str()])
-        .collect();
-    known.len()
-}
-
 /// Shows the status.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut status = wait(args, global).await?;
@@ -178,7 +211,13 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         output.flush()?;
         drop(output);
         if !args.watch {
-            return Ok(());
+            return match status.health {
+                // It was asked for something else, which it has.
+                _ if !args.wait.is_empty() => Ok(()),
+                Health::Healthy => Ok(()),
+                Health::Degraded => Err(Failure::silent(Exit::Degraded)),
+                Health::Unknown => Err(Failure::silent(Exit::Unknown)),
+            };
         }
         tokio::time::sleep(WATCH_LOOK_EVERY).await;
         status = connection::status(global).await?;
@@ -187,27 +226,51 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 
 async fn wait(args: &Args, global: &Global) -> Result<Status, Failure> {
     let deadline = Instant::now() + args.timeout;
+    let mut count = RingCounter::default();
     loop {
         let late = Instant::now() >= deadline;
         match connection::status(global).await {
-            Ok(status) => match args.wait.iter().find(|wish| !wish.holds(&status)) {
-                None => return Ok(status),
-                Some(wish) if late => {
-                    return Err(Failure::new(
-                        Exit::Unavailable,
-                        format!(
-                            "the node is not where it should be after {}",
-                            units::duration(args.timeout)
-                        ),
-                    )
-                    .because(wish.missing(&status)));
+            Ok(status) => {
+                let counts = args.wait.iter().any(|wish| matches!(wish, Wish::Nodes(_)));
+                if counts && status.known_nodes.is_none() && !is_of_old_node(&status) {
+                    count.renew(global, deadline).await;
                 }
-                Some(_) => {}
-            },
+                match args.wait.iter().find(|wish| !wish.holds(&status, count.last)) {
+                    None => return Ok(status),
+                    Some(wish) if late => {
+                        let after = units::duration(args.timeout);
+                        let what = format!("the node is not where it should be after {after}");
+                        let why = wish.missing(&status, count.last);
+                        return Err(Failure::new(Exit::Unavailable, what).because(why));
+                    }
+                    Some(_) => {}
+                }
+            }
             Err(failure) if late || args.wait.is_empty() => return Err(failure),
             Err(_) => {}
         }
         tokio::time::sleep(WAIT_LOOK_EVERY).await;
+    }
+}
+
+/// Has the node count a ring that it does not see all of, now and then.
+#[derive(Default)]
+struct RingCounter {
+    last: Option<RingCount>,
+    counted_at: Option<Instant>,
+}
+
+impl RingCounter {
+    /// Counts again unless that was done a moment ago; a walk that fails, or takes longer than
+    /// there is time, leaves nothing counted.
+    async fn renew(&mut self, global: &Global, deadline: Instant) {
+        if self.counted_at.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
+            return;
+        }
+        let left = deadline.saturating_duration_since(Instant::now()).max(COUNT_LIMIT);
+        let counting = async { connection::impatient(global).await.ok()?.count_nodes().await.ok() };
+        self.last = tokio::time::timeout(left, counting).await.ok().flatten();
+        self.counted_at = Some(Instant::now());
     }
 }
 
@@ -253,6 +316,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
         ),
     ));
     lines.push(("cache", cache(&status.cache)));
+    lines.extend(health(status));
     lines.push(("repair", repair(status)));
     lines.push(("clock", clock(&status.clock)));
     lines.extend(diverted(&status.diverted).map(|line| ("diverted", line)));
@@ -296,15 +360,17 @@ fn ring(status: &Status) -> String {
     if !status.joined {
         return "not joined yet".into();
     }
-    if nodes_seen(status) == 1 {
-        return "this node alone".into();
-    }
+    let nodes = match status.known_nodes {
+        Some(1) => return "this node alone".into(),
+        Some(nodes) => units::counted(nodes, "node", "nodes"),
+        None => format!("about {:.0} nodes", status.estimated_nodes.max(2.0)),
+    };
     let before = match &status.predecessor {
         None => "nobody known".into(),
         Some(node) if node.peer_id == status.peer_id => "another place of its own".into(),
         Some(node) => format!("{} at {}", short(&node.id), node.addr),
     };
-    format!("about {:.0} nodes; before this one: {before}", status.estimated_nodes.max(2.0))
+    format!("{nodes}; before this one: {before}")
 }
 
 fn cache(cache: &Cache) -> String {
@@ -350,21 +416,39 @@ fn diverted(diverted: &Diverted) -> Option<String> {
     }
 }
 
+/// Whether the copies are there that should be, and what is lacking or not known. A ring that has
+/// too few nodes is nothing to be alarmed by: it may have been started just now.
+fn health(status: &Status) -> Vec<(&'static str, String)> {
+    let verdict = match status.health {
+        Health::Healthy => {
+            let copies = units::counted(status.repair.replicas_wanted.into(), "copy", "copies");
+            return vec![("copies", format!("complete: {copies} of each block this node sees to"))];
+        }
+        Health::Degraded => "not complete",
+        Health::Unknown => "not known yet",
+    };
+    let reasons = status.health_reasons.iter().enumerate();
+    reasons
+        .map(|(i, why)| match i {
+            0 => ("copies", format!("{verdict}: {why}")),
+            _ => ("", why.clone()),
+        })
+        .collect()
+}
+
 fn repair(status: &Status) -> String {
     let repair = &status.repair;
     let roots = units::counted(repair.root_blocks, "block", "blocks");
-    let copies = units::counted(repair.replicas_wanted.into(), "copy", "copies");
-    let duty = format!("this node sees to {roots}, {copies} of each");
-    match (repair.fully_replicated, repair.queue_blocks) {
-        (true, _) if repair.vanished_nodes > 0 => {
-            format!("complete among the nodes that are left: {duty}; see the warning")
-        }
-        (true, _) => format!("complete: {duty}"),
-        (false, 0) => format!("not checked yet: {duty}"),
-        (false, queue) => {
-            format!("under way, {} missing: {duty}", units::counted(queue, "copy", "copies"))
-        }
-    }
+    let wanted = units::counted(repair.replicas_wanted.into(), "copy", "copies");
+    let missing = match repair.queue_blocks {
+        0 => String::new(),
+        queue => format!("; {} known to be missing", units::counted(queue, "copy", "copies")),
+    };
+    let made = units::counted(repair.repaired_blocks, "copy", "copies");
+    format!(
+        "this node sees to {roots}: {} of {wanted} each{missing}; {made} made since the start",
+        repair.replicas_present
+    )
 }
 
 #[cfg(test)]
@@ -383,6 +467,7 @@ mod tests {
             positions: vec!["aa".into()],
             predecessor: Some(node("cc")),
             successors: vec![node("bb"), node("cc")],
+            known_nodes: Some(3),
             ..Status::default()
         }
     }
@@ -416,11 +501,45 @@ mod tests {
     fn wishes_are_read_and_judged() {
         assert_eq!("nodes=3".parse(), Ok(Wish::Nodes(3)));
         assert!("nodes=x".parse::<Wish>().is_err() && "done".parse::<Wish>().is_err());
-        assert!(Wish::Nodes(3).holds(&status()) && !Wish::Nodes(2).holds(&status()));
-        assert!(!Wish::Replicated.holds(&status()));
+        let holds = |wish: Wish, status: &Status| wish.holds(status, None);
+        assert!(holds(Wish::Nodes(3), &status()) && !holds(Wish::Nodes(2), &status()));
+        assert!(!holds(Wish::Replicated, &status()));
         let repair = Repair { fully_replicated: true, ..Repair::default() };
-        assert!(Wish::Replicated.holds(&Status { repair, ..status() }));
-        assert!(!Wish::Joined.holds(&Status::default()));
+        assert!(holds(Wish::Replicated, &Status { repair, ..status() }));
+        assert!(!holds(Wish::Joined, &Status::default()));
+    }
+
+    #[test]
+    fn a_large_ring_has_as_many_nodes_as_were_counted_and_never_as_were_estimated() {
+        let repair = Repair { stage: "in_step".into(), ..Repair::default() };
+        let large = Status { known_nodes: None, estimated_nodes: 24.0, repair, ..status() };
+        let wish = Wish::Nodes(24);
+        let counted = |nodes, is_whole| Some(RingCount { nodes, is_whole });
+        assert!(wish.holds(&large, counted(24, true)));
+        for not in [None, counted(24, false), counted(25, true)] {
+            assert!(!wish.holds(&large, not), "{not:?}");
+            assert!(wish.missing(&large, not).contains("count") || not == counted(25, true));
+        }
+        assert!(wish.missing(&large, counted(25, true)).contains("has 25 nodes, not 24"));
+        // A node of an earlier version names its neighbours, and cannot count.
+        let old = Status { known_nodes: None, ..status() };
+        assert!(Wish::Nodes(3).holds(&old, None) && !wish.holds(&old, None));
+    }
+
+    #[test]
+    fn copies_are_told_without_alarm_and_with_what_to_do() {
+        let told = |health, reasons: &[&str]| {
+            let health_reasons = reasons.iter().map(|why| (*why).to_owned()).collect();
+            let repair = Repair { replicas_wanted: 3, ..Repair::default() };
+            super::health(&Status { health, health_reasons, repair, ..status() })
+        };
+        let complete = "complete: 3 copies of each block this node sees to";
+        assert_eq!(told(Health::Healthy, &[]), [("copies", complete.to_owned())]);
+        let lacking = told(Health::Degraded, &["add 2 nodes", "it has no room"]);
+        assert_eq!(lacking[0], ("copies", "not complete: add 2 nodes".into()));
+        assert_eq!(lacking[1], ("", "it has no room".into()));
+        let waits = told(Health::Unknown, &["it has just started"]);
+        assert_eq!(waits, [("copies", "not known yet: it has just started".to_owned())]);
     }
 
     #[test]
@@ -466,8 +585,10 @@ mod tests {
     #[test]
     fn a_node_without_a_place_says_so() {
         assert_eq!(ring(&Status::default()), "not joined yet");
-        let alone = Status { joined: true, ..Status::default() };
+        let alone = Status { joined: true, known_nodes: Some(1), ..Status::default() };
         assert_eq!(ring(&alone), "this node alone");
-        assert!(ring(&status()).contains("before this one: cc"));
+        assert!(ring(&status()).starts_with("3 nodes; before this one: cc"));
+        let large = Status { known_nodes: None, estimated_nodes: 23.6, ..status() };
+        assert!(ring(&large).starts_with("about 24 nodes; "));
     }
 }

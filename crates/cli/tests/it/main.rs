@@ -22,6 +22,7 @@ mod shared;
 mod shared_history;
 mod shared_locks;
 mod shared_offline;
+mod status;
 mod strangers;
 mod tfs;
 mod tfs_access;

@@ -10,7 +10,7 @@ mod journal;
 use std::sync::Arc;
 
 use atoll_dht::quota::Account;
-use atoll_dht::{Blocks, Dht, Share};
+use atoll_dht::{Blocks, Dht, RepairStage, Share};
 use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockId, Key};
 use atoll_net::{Refusal, Service};
@@ -27,7 +27,9 @@ use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
 use crate::ring::Ring;
 use crate::settings::SettingsStore;
-use crate::status::{Cache, Diverted, QuotaAccount, QuotaStatus, Reclaimed, Repair, Status, hex};
+use crate::status::{
+    Cache, Diverted, OpenReplica, QuotaAccount, QuotaStatus, Reclaimed, Repair, Status, hex,
+};
 use crate::subsystem::Subsystem;
 
 /// The most publishers, and the most addresses, that are listed with what they use.
@@ -141,6 +143,8 @@ impl Subsystem for BlockLayer {
             evictions: stats.cache_evictions,
         };
         status.repair = self.repair();
+        let failing = self.store.disk_failure().map(|failure| failure.why);
+        status.disk_trouble = self.dht.disk_trouble().or(failing);
         let warnings = self.warnings(status);
         status.warnings.extend(warnings);
     }
@@ -248,6 +252,9 @@ impl BlockLayer {
             queue_blocks: repair.queue_blocks,
             fully_replicated: repair.fully_replicated,
             replicas_wanted: repair.replicas_wanted,
+            replicas_present: repair.replicas_present,
+            stage: stage_name(repair.stage).to_owned(),
+            open: repair.open.iter().map(open_replica).collect(),
             root_blocks: repair.root_blocks,
             repaired_blocks: repair.repaired_blocks,
             repaired_bytes: repair.repaired_bytes,
@@ -278,6 +285,27 @@ impl BlockLayer {
             warnings.push(format!("node {peer} sent {count} blocks that do not match their keys"));
         }
         warnings
+    }
+}
+
+/// As the status names it.
+fn stage_name(stage: RepairStage) -> &'static str {
+    match stage {
+        RepairStage::NoPlace => "no_place",
+        RepairStage::NotCompared => "not_compared",
+        RepairStage::NewNeighbours => "new_neighbours",
+        RepairStage::Requested => "requested",
+        RepairStage::Differing => "differing",
+        RepairStage::InStep => "in_step",
+    }
+}
+
+fn open_replica(open: &atoll_dht::OpenReplica) -> OpenReplica {
+    OpenReplica {
+        peer_id: hex(&open.peer.id.0),
+        addr: open.peer.addr.to_string(),
+        blocks: open.blocks,
+        why: open.why.to_string(),
     }
 }
 

@@ -18,8 +18,8 @@ use super::message::{
 };
 use super::volume_error::VolumeError;
 use crate::status::{
-    ContributionStatus, MemberList, NodeSettings, QuotaStatus, Reclaimed, ReplicaReport, Rotated,
-    Status, UsesReport, VolumeStatus,
+    ContributionStatus, MemberList, NodeSettings, QuotaStatus, Reclaimed, ReplicaReport, RingCount,
+    Rotated, Status, UsesReport, VolumeStatus,
 };
 
 /// The users who may make a call.
@@ -188,6 +188,9 @@ calls! {
     Reclaim = 0x031d "reclaim" Owner
         Empty ["–", "–"]
         => Json<Reclaimed> ["–", "JSON: bytes given back (0 if there is no more to gain), bytes of blocks, bytes on disk. The node copies some 64 MiB at most"] or Never;
+    CountNodes = 0x031e "count nodes" Owner
+        Empty ["–", "–"]
+        => Json<RingCount> ["–", "JSON: nodes met on a walk around the ring, and whether they are all; 4,096 positions at most"] or Unfit;
     Volumes = 0x0320 "volumes" Owner
         Empty ["–", "–"] => Json<Vec<VolumeStatus>> ["–", "JSON"] or Never;
     VolumeOpen = 0x0321 "open volume" Owner

@@ -16,7 +16,7 @@ use crate::control::calls::{Invite, Members, RotateSecret};
 use crate::control::message::{Empty, Invited, Unfit};
 use crate::control::server::Calls;
 use crate::join_code::JoinCode;
-use crate::status::{MemberList, Status};
+use crate::status::{AwayNode, Member, MemberList, Status};
 use crate::subsystem::Subsystem;
 
 /// Successors named in an invitation besides the node itself.
@@ -91,7 +91,16 @@ impl Subsystem for NetworkMembers {
     }
 
     fn report(&self, status: &mut Status) {
-        status.warnings.extend(self.membership.warning());
+        status.not_member = self.membership.warning();
+        status.warnings.extend(status.not_member.clone());
+        let away = self.list().members.into_iter().filter(|member| member.status == "away");
+        status.away = away
+            .map(|Member { id, addr, last_seen_unix_secs, .. }| AwayNode {
+                peer_id: id,
+                addr,
+                last_seen_unix_secs,
+            })
+            .collect();
     }
 
     fn stop(self: Arc<Self>) -> BoxFuture<'static, ()> {

@@ -4,26 +4,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{Env, sleep};
+use atoll_net::Peer;
 use atoll_overlay::Overlay;
-use atoll_overlay::clock::{ClockReport, MIN_CLOCKS};
+use atoll_overlay::clock::ClockReport;
 
 use crate::status::{Clock, WrongClock};
 
 /// How often the clock is compared to log that it has become wrong, or right again.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
+/// Contradicting clocks of which none is known to be right that are named.
+const UNDECIDED_NAMED: usize = 3;
+
 /// How this node's clock stands, for `status`.
 pub(crate) fn status(report: &ClockReport) -> Clock {
-    let wrong = report.wrong.iter().map(|(peer, off_ms)| WrongClock {
+    let clock = |(peer, off_ms): &(Peer, i64)| WrongClock {
         peer_id: crate::status::hex(&peer.id.0),
         addr: peer.addr.to_string(),
         off_secs: off_ms / 1000,
-    });
+    };
     Clock {
         compared: report.compared,
         agreeing: report.agreeing,
         off_secs: -report.correction_ms / 1000,
-        wrong: wrong.collect(),
+        wrong: report.wrong.iter().map(clock).collect(),
+        undecided: report.undecided.iter().map(clock).collect(),
     }
 }
 
@@ -38,12 +43,14 @@ pub(crate) fn warnings(clock: &Clock) -> Vec<String> {
             clock.compared - clock.agreeing,
             clock.compared,
         ));
-    } else if clock.compared > 0 && clock.compared + 1 < MIN_CLOCKS && clock.agreeing == 0 {
-        warnings.push(
-            "this machine's clock and that of the only other node differ by more than ten \
-             minutes: set the wrong one, or they may refuse each other's blocks"
-                .into(),
-        );
+    }
+    for other in clock.undecided.iter().take(UNDECIDED_NAMED) {
+        warnings.push(format!(
+            "the clock of the node at {} is {} by this machine's, and too few others tell which is \
+             right: set the wrong one, or they refuse each other's blocks",
+            other.addr,
+            off(other.off_secs)
+        ));
     }
     for wrong in &clock.wrong {
         warnings.push(format!(
@@ -91,7 +98,7 @@ mod tests {
             compared: 4,
             agreeing: 1,
             correction_ms: 56 * 365 * 86_400_000,
-            wrong: Vec::new(),
+            ..ClockReport::default()
         };
         let told = warnings(&status(&report));
         assert_eq!(told.len(), 1);
@@ -105,7 +112,7 @@ mod tests {
         let peer =
             atoll_net::Peer { id: atoll_key::PeerId([7; 32]), addr: ([10, 1, 2, 3], 7543).into() };
         let wrong = vec![(peer, 11 * 60_000)];
-        let report = ClockReport { compared: 3, agreeing: 2, correction_ms: 0, wrong };
+        let report = ClockReport { compared: 3, agreeing: 2, wrong, ..ClockReport::default() };
         let told = warnings(&status(&report));
         assert_eq!(told.len(), 1);
         assert!(told[0].contains("10.1.2.3:7543 is 11 minutes ahead"), "{told:?}");
@@ -113,7 +120,12 @@ mod tests {
 
     #[test]
     fn two_nodes_that_contradict_each_other_are_told_so() {
-        let report = ClockReport { compared: 1, ..ClockReport::default() };
-        assert!(warnings(&status(&report))[0].contains("only other node"));
+        let peer =
+            atoll_net::Peer { id: atoll_key::PeerId([7; 32]), addr: ([10, 1, 2, 3], 7543).into() };
+        let undecided = vec![(peer, 2 * 3_600_000)];
+        let report = ClockReport { compared: 1, undecided, ..ClockReport::default() };
+        let told = warnings(&status(&report));
+        let said = "the clock of the node at 10.1.2.3:7543 is 2 hours ahead by this machine's";
+        assert!(told[0].starts_with(said), "{told:?}");
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, timeout};
 use atoll_net::{Peer, Service, TcpTransport, Transport};
+use atoll_overlay::census::{self, Census};
 use atoll_overlay::chord::{self, Chord, RememberedPeer};
 use atoll_overlay::{Node as RingPlace, Overlay};
 use atoll_store::{BlockStore, ContributedStore};
@@ -17,13 +18,18 @@ use atoll_store::{BlockStore, ContributedStore};
 use self::join::{JoinableRing, Place, RingJoin};
 use crate::address;
 use crate::config::StartError;
+use crate::control::body::Json;
+use crate::control::calls::CountNodes;
+use crate::control::message::{Empty, Unfit};
 use crate::control::server::Calls;
 use crate::settings::SettingsStore;
-use crate::status::{RingNode, Status, hex};
+use crate::status::{RingCount, RingNode, Status, hex};
 use crate::subsystem::Subsystem;
 
 /// How long telling the neighbours that this node leaves may take.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// Ring positions that are counted at most: a lookup for each sixteen.
+const MAX_COUNTED: usize = 4096;
 
 /// This node's places on the ring.
 pub(crate) struct Ring {
@@ -70,8 +76,17 @@ impl Subsystem for Ring {
         Some((chord::messages::FAMILY, self.chord.clone()))
     }
 
-    /// None: what can be asked of the ring is in the node's status and settings.
-    fn control_calls(self: Arc<Self>, _: &mut Calls) {}
+    fn control_calls(self: Arc<Self>, calls: &mut Calls) {
+        calls.on::<CountNodes>(move |Empty {}| {
+            let chord = self.chord.clone();
+            Box::pin(async move {
+                let counted = census::count(&*chord, MAX_COUNTED).await;
+                let counted = counted.map_err(|error| Unfit::from(error.to_string()));
+                Ok(counted
+                    .map(|Census { peers: nodes, is_whole }| Json(RingCount { nodes, is_whole })))
+            })
+        });
+    }
 
     fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), StartError>> {
         Box::pin(async move {
@@ -96,6 +111,8 @@ impl Subsystem for Ring {
         status.predecessor = around.predecessor.as_ref().map(ring_node);
         status.successors = around.successors.iter().map(ring_node).collect();
         status.estimated_nodes = self.chord.estimated_peers();
+        let known = census::known(&places);
+        status.known_nodes = known.is_whole.then_some(known.peers);
         status.clock = clock::status(&self.chord.clock());
         status.warnings.extend(self.join.trouble());
         if let Some(peer) = self.chord.doubted_by() {
