@@ -106,6 +106,14 @@ impl Failure {
             .to_string()
     }
 
+    /// What else may be the reason, a line each.
+    #[must_use]
+    pub(crate) fn also(mut self, reasons: &[String]) -> Failure {
+        let lines = self.next.into_iter().chain(reasons.iter().cloned());
+        self.next = Some(lines.collect::<Vec<_>>().join("\n"));
+        self
+    }
+
     /// A failed operation on local files.
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Failure {
         let exit = match error.kind() {

@@ -44,6 +44,7 @@ mod tree_copy;
 mod units;
 mod user;
 mod volume_walk;
+mod waiting;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -55,6 +56,7 @@ use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;
 use crate::messages::note;
 use crate::runtime::until_done;
+use crate::waiting::told;
 
 fn main() -> ExitCode {
     let is_json = asks_for_json(std::env::args_os());
@@ -122,11 +124,20 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Member(args) => until_done(commands::member::run(args, &global)),
         Command::Secret(args) => until_done(commands::secret::run(args, &global)),
         Command::Id(args) => until_done(commands::id::run(args, &global)),
-        Command::Group(args) => until_done(commands::group::run(args, &global)),
-        Command::Grant(args) => until_done(commands::grant::run(args, &global)),
-        Command::Revoke(args) => until_done(commands::grant::revoke(args, &global)),
+        Command::Group(args) => {
+            until_done(told(&global, "change the group", commands::group::run(args, &global)))
+        }
+        Command::Grant(args) => {
+            until_done(told(&global, "grant that", commands::grant::run(args, &global)))
+        }
+        Command::Revoke(args) => {
+            until_done(told(&global, "revoke that", commands::grant::revoke(args, &global)))
+        }
         Command::Publish(args) => until_done(commands::publish::run(args, &global)),
-        Command::Unpublish(args) => until_done(commands::unpublish::run(args, &global)),
+        Command::Unpublish(args) => {
+            let unpublishing = commands::unpublish::run(args, &global);
+            until_done(told(&global, "take the volume off", unpublishing))
+        }
         Command::Renew(args) => until_done(commands::renew::run(args, &global)),
         Command::Gc(args) => until_done(commands::gc::run(args, &global)),
         Command::Quota(args) => until_done(commands::quota::run(args, &global)),
@@ -134,10 +145,16 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Volume(args) => until_done(commands::volume::run(args, &global)),
         Command::Why(args) => until_done(commands::why::run(args, &global)),
         Command::Volumes(args) => until_done(commands::volumes::run(args, &global)),
-        Command::Ls(args) => until_done(commands::ls::run(args, &global)),
-        Command::Tree(args) => until_done(commands::tree::run(args, &global)),
+        Command::Ls(args) => {
+            until_done(told(&global, "list the directory", commands::ls::run(args, &global)))
+        }
+        Command::Tree(args) => {
+            until_done(told(&global, "list the tree", commands::tree::run(args, &global)))
+        }
         Command::Cat(args) => until_done(commands::cat::run(args, &global)),
-        Command::Stat(args) => until_done(commands::stat::run(args, &global)),
+        Command::Stat(args) => {
+            until_done(told(&global, "show the file", commands::stat::run(args, &global)))
+        }
         Command::Get(args) => until_done(commands::get::run(args, &global)),
         Command::Status(args) => until_done(commands::status::run(args, &global)),
     }

@@ -24,6 +24,7 @@ use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
 use crate::user;
+use crate::waiting::told;
 
 /// The size of data blocks, as a power of two: 64 KiB, as of published volumes.
 const BLOCK_SIZE_LOG2: u8 = 16;
@@ -130,18 +131,25 @@ struct JsonCreated<'a> {
 /// Runs the subcommand.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
-        Command::Create(args) => create(args, global).await,
+        Command::Create(args) => {
+            let what = format!("store the volume {}", args.name);
+            told(global, &what, create(args, global)).await
+        }
         Command::List(args) => volumes::run(args, global).await,
         Command::History(args) => history::run(args, global).await,
         Command::Restore(args) => restore::run(args, global).await,
         Command::Recover(args) => recover::run(args, global).await,
-        Command::Invite(args) => share::invite(args, global).await,
+        Command::Invite(args) => {
+            told(global, "take the new member in", share::invite(args, global)).await
+        }
         Command::Join(args) => share::join(args, global).await,
         Command::Show(args) => show::run(args, global).await,
         Command::Export(args) => keys::export(args, global).await,
         Command::Import(args) => keys::import(args, global).await,
         Command::Move(args) => keys::move_away(args, global).await,
-        Command::Delete(args) => delete::delete(args, global).await,
+        Command::Delete(args) => {
+            told(global, "take the volume off", delete::delete(args, global)).await
+        }
         Command::Forget(args) => delete::forget(args, global).await,
     }
 }

@@ -555,6 +555,9 @@ impl Shared {
 
     /// What the attribute of the root directory says: `ok` if the mount works.
     async fn status(&self) -> String {
+        if let Some(waits) = self.spool.waiting_told() {
+            return waits;
+        }
         let told = self.pending_status();
         match self.why_not_written().await {
             Some(why) if told == "ok" => format!("the root directory cannot be written: {why}"),

@@ -53,6 +53,8 @@ use crate::spool_directory::SpoolDirectory;
 /// How long a put may take before the ring counts as out of reach. A call of a program may take 60 s, and a slow
 /// line is not to be taken for a broken one. A guess.
 const PUT_LIMIT: Duration = Duration::from_secs(40);
+/// After how long a put that still waits for the ring is told of, and again. It holds up a program.
+const TOLD_AFTER: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 /// How long the volume's record may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -105,6 +107,22 @@ struct State {
     reached: Option<Instant>,
     /// Inodes that the ring does not take, and why.
     refused: BTreeMap<InodeKey, String>,
+    /// Since when the puts wait that are under way.
+    waiting: Vec<Instant>,
+}
+
+/// A put that is under way, until this is dropped.
+struct WaitingPut<'a> {
+    spool: &'a Spool,
+    since: Instant,
+}
+
+impl Drop for WaitingPut<'_> {
+    fn drop(&mut self) {
+        let waiting = &mut self.spool.state().waiting;
+        let at = waiting.iter().position(|since| *since == self.since);
+        at.map(|at| waiting.swap_remove(at));
+    }
 }
 
 /// Whether the order counts in which blocks are put.
@@ -211,6 +229,13 @@ impl SpooledBlocks {
     pub(super) fn room_offline(&self) -> Option<(u64, u64)> {
         let spool = self.inner.spool.as_ref().filter(|_| self.is_offline())?;
         Some((spool.disk.max_bytes(), spool.disk.counts().1))
+    }
+
+    /// That a put waits for the ring, and since when, if it has for some seconds.
+    pub(super) fn waiting_told(&self) -> Option<String> {
+        let since = self.inner.spool.as_ref()?.state().waiting.iter().min().copied()?;
+        let waited = self.inner.env.now().since(since);
+        (waited >= TOLD_AFTER[0]).then(|| told_of_waiting(waited))
     }
 
     /// Whether a version of an inode waits, and why the ring does not take it.
@@ -352,14 +377,21 @@ impl Inner {
             Order::Any => self.ring.put_blocks(blocks),
             Order::AsGiven => self.ring.put_in_order(blocks),
         };
-        if self.spool.is_none() {
-            return put.await;
+        let Some(spool) = &self.spool else { return put.await };
+        let waiting = WaitingPut { spool, since: self.env.now() };
+        spool.state().waiting.push(waiting.since);
+        let waited = || self.env.now().since(waiting.since);
+        let mut put = put;
+        for until in TOLD_AFTER.into_iter().chain([PUT_LIMIT]) {
+            let answer = timeout(&*self.env, until.saturating_sub(waited()), &mut put).await;
+            match answer {
+                Ok(outcomes) => return outcomes,
+                Err(_) if until < PUT_LIMIT => tracing::warn!("{}", told_of_waiting(waited())),
+                Err(_) => {}
+            }
         }
-        let late = || {
-            let told = format!("the ring did not answer within {} s", PUT_LIMIT.as_secs());
-            vec![Err(PutError::Unavailable(told)); count]
-        };
-        timeout(&*self.env, PUT_LIMIT, put).await.unwrap_or_else(|_| late())
+        let told = format!("the ring did not answer within {} s", PUT_LIMIT.as_secs());
+        vec![Err(PutError::Unavailable(told)); count]
     }
 
     /// Puts blocks on the ring, or in the spool those that it cannot be reached for.
@@ -533,6 +565,15 @@ fn not_kept(error: KeepError) -> PutError {
             "the ring cannot be reached, and the spool fails: {error}"
         )),
     }
+}
+
+fn told_of_waiting(waited: Duration) -> String {
+    format!(
+        "a write has waited for the ring for {} s, and goes to the spool after {} s: `atoll status` \
+         says which nodes are away and what to do",
+        waited.as_secs(),
+        PUT_LIMIT.as_secs()
+    )
 }
 
 impl Blocks for SpooledBlocks {

@@ -53,6 +53,10 @@ impl Node {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
+    pub(super) fn stop_at_next_put(&self) {
+        self.puts_left.store(0, Ordering::Relaxed);
+    }
+
     pub(super) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
     }

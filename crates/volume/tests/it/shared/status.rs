@@ -52,6 +52,26 @@ fn a_spool_with_nothing_in_it_is_not_told_as_files() {
     assert!(told.starts_with("2 files wait in the spool"), "{told}");
 }
 
+/// The first write after the ring was gone took 41 s, and nothing said for what it waited.
+#[test]
+fn a_write_that_waits_for_the_ring_is_told_while_it_waits() {
+    let all = Setting::new(9715);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "before", "x")).expect("is written");
+    assert_eq!(all.status(&fs), "ok");
+    all.machine.node.stop_at_next_put();
+    let (writer, env) = (fs.clone(), all.ring.sim.env(all.ring.members[6].host));
+    env.spawn(Box::pin(async move {
+        let _ = write(&writer, ROOT, "x", "x").await;
+    }));
+    all.wait(Duration::from_secs(4));
+    let told = all.status(&fs);
+    assert!(told.starts_with("a write has waited for the ring for "), "{told}");
+    assert!(told.contains("`atoll status` says which nodes are away"), "{told}");
+    all.wait(Duration::from_secs(20));
+    assert!(!all.status(&fs).contains("has waited"), "it is in the spool");
+}
+
 /// `ENOSPC` alone says nothing of where there is no room.
 #[test]
 fn a_full_spool_is_named_with_its_limit() {
