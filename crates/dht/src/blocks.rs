@@ -41,6 +41,17 @@ impl Wanted {
     }
 }
 
+/// How much room a ring has, estimated, in bytes of files: copies are divided out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingRoom {
+    /// What there is, used or free.
+    pub total_bytes: u64,
+    /// What no publisher uses.
+    pub free_bytes: u64,
+    /// What of it the local node's quota leaves to its users.
+    pub available_bytes: u64,
+}
+
 /// A block that was read, verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
@@ -261,6 +272,13 @@ pub trait Blocks: Send + Sync + 'static {
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
         let _ = ask;
         Box::pin(async { Err(LockRefusal::NoMajority("nothing keeps locks here".into())) })
+    }
+
+    /// How much room the ring has; `None` where that is not known.
+    ///
+    /// Provided for rings that cannot tell.
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        Box::pin(async { None })
     }
 
     /// Removes blocks, by tombstones that those who may write them have made
@@ -582,6 +600,10 @@ impl<T: OverMemory> Blocks for T {
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
         OverMemory::lock_lease(self, ask)
+    }
+
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        self.memory().room()
     }
 }
 

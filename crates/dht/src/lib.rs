@@ -64,7 +64,7 @@ pub use accounting::receipt::{Attestor, SimulatedKeys};
 pub use accounting::{quota, receipt};
 pub use blocks::{
     Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, OverMemory, PutError,
-    Renewed, Wanted,
+    Renewed, RingRoom, Wanted,
 };
 pub use client::get::Fetched;
 pub use client::inspect::{Replica, ReplicaCopy, Uses};

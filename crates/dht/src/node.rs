@@ -15,12 +15,12 @@ use crate::accounting::Accounting;
 use crate::accounting::quota::{QuotaConfig, QuotaReport};
 use crate::accounting::receipt::Attestor;
 use crate::blocks::{
-    Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted,
+    Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, RingRoom, Wanted,
 };
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
 use crate::client::inspect::{self, Replica, Uses};
-use crate::client::{Client, get_mutable, known_sets, lock_leases, put, release, renew};
+use crate::client::{Client, get_mutable, known_sets, lock_leases, put, release, renew, room};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;
@@ -286,6 +286,11 @@ impl Blocks for Dht {
     fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
         let until = known_sets::same_set_until(&self.client, &key);
         Box::pin(async move { until })
+    }
+
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        let client = self.client.clone();
+        Box::pin(async move { room::room(&client).await })
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

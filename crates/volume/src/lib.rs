@@ -15,6 +15,7 @@ pub mod blocks;
 pub mod format;
 pub mod keep;
 pub mod owned;
+mod room;
 pub mod shared;
 mod spool_directory;
 

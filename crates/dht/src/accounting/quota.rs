@@ -261,6 +261,23 @@ impl Quota {
         self.lock().judge(store, store.usage().capacity_bytes, peers, want)
     }
 
+    /// How much more content `owner` may put here, on a network of about `peers` nodes; `None`
+    /// without a limit.
+    pub(crate) fn left_bytes(
+        &self,
+        store: &dyn BlockStore,
+        peers: f64,
+        owner: &Owner,
+    ) -> Option<u64> {
+        let state = self.lock();
+        let capacity_bytes = store.usage().capacity_bytes;
+        let left = |(of, used_bytes): (QuotaOf, u64)| {
+            let allowed = state.allowed_bytes(of, ChargeClass::Content, peers, capacity_bytes);
+            allowed.map(|allowed| allowed.saturating_sub(used_bytes))
+        };
+        state.used_bytes(store, owner).into_iter().filter_map(left).min()
+    }
+
     /// Whether `owner` has used so much that others may have no room for it any more.
     pub(crate) fn is_near_limit(&self, store: &dyn BlockStore, peers: f64, owner: Owner) -> bool {
         let state = self.lock();

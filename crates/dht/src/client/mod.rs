@@ -15,6 +15,7 @@ mod recent;
 pub(crate) mod release;
 pub(crate) mod renew;
 mod replica_selection;
+pub(crate) mod room;
 mod seen;
 mod votes;
 
@@ -27,6 +28,7 @@ use block_times::BlockTimes;
 use known_sets::KnownSets;
 use lock_leases::KnownVoters;
 use replica_selection::HedgeBudget;
+use room::LastRoom;
 use seen::SeenVersions;
 
 /// The first pause before trying again; doubled each time.
@@ -44,6 +46,7 @@ pub(crate) struct Client {
     known_voters: KnownVoters,
     /// Mutable blocks are not read below these versions.
     seen: Arc<SeenVersions>,
+    last_room: LastRoom,
 }
 layer_above!(Client, server: Arc<Server>);
 
@@ -54,6 +57,7 @@ impl Client {
             fetch_times: BlockTimes::default(),
             known_sets: KnownSets::default(),
             known_voters: KnownVoters::default(),
+            last_room: LastRoom::default(),
             seen: Arc::new(SeenVersions::remembered(&*server.durable)),
             server,
         }

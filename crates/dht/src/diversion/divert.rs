@@ -279,6 +279,18 @@ fn candidates(diversion: &Diversion, tried: &BTreeSet<PeerId>) -> Vec<Node> {
     distinct_peers(&fit, MAX_ASKED)
 }
 
+/// How much room the nodes have that this one knows, of those that answer.
+pub(crate) async fn ask_rooms(diversion: &Diversion) -> Vec<u64> {
+    let me = BTreeSet::from([diversion.transport.local().id]);
+    let nodes = candidates(diversion, &me);
+    let asks = nodes.iter().map(|node| async move {
+        let asked = AskHoldings { keys: Vec::new(), pointing: Pointing::No };
+        let answer = diversion.within(ASK_LIMIT, diversion.call(node, &asked, Vec::new())).await;
+        answer.map(|(reply, _)| reply.spare_bytes)
+    });
+    join_all(asks).await.into_iter().flatten().collect()
+}
+
 /// Asks nodes how much room they have, and remembers it.
 async fn ask_room(diversion: &Diversion, nodes: &[Node]) {
     let asks = nodes.iter().map(|node| async move {

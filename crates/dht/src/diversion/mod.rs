@@ -32,7 +32,7 @@ use atoll_key::{Key, PeerId};
 use atoll_overlay::Node;
 use atoll_store::BlockInfo;
 
-pub(crate) use divert::divert;
+pub(crate) use divert::{ask_rooms, divert};
 
 use crate::accounting::Accounting;
 use crate::accounting::quota::{Share, cost_bytes};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, DhtConfig, GetError, PutError, rpc};
+use atoll_dht::{Blocks, DhtConfig, GetError, PutError, Share, rpc};
 use atoll_key::{BlockHash, BlockKind, SecretKey, SignedBlock};
 use atoll_sim::{HostConfig, Sim, SimConfig};
 use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
@@ -396,4 +396,40 @@ fn who_reads_a_signed_block_that_all_replicas_hold_starts_no_task() {
         assert_eq!(ring.sim.task_count(), before, "a task was left behind");
         ring.sim.run_for(Duration::from_secs(1));
     }
+}
+
+#[test]
+fn the_room_of_a_ring_is_that_of_its_nodes_divided_by_the_copies() {
+    let ring = Ring::configured(41, DhtConfig::default(), 6);
+    let room = |ring: &Ring| {
+        let asked = ring.members[0].dht.room();
+        ring.sim.block_on(MINUTE, asked).expect("it has a limit")
+    };
+    let said = room(&ring).expect("all answer");
+    assert_eq!(said.total_bytes, 2 * ROOMY, "six nodes, three copies");
+    assert_eq!(said.available_bytes, said.free_bytes, "no quota on so few nodes");
+    let blocks: Vec<_> = (0..64).map(|n| sized_block(n, 512 << 10)).collect();
+    ring.try_put(0, blocks).expect("the ring is healthy");
+    ring.until_replicated();
+    let left = room(&ring).expect("all answer");
+    let used = said.free_bytes - left.free_bytes;
+    assert!((30 << 20..40 << 20).contains(&used), "32 MiB were put: {used}");
+    // Asked of a node that is cut off, while it still believes in the others.
+    let hosts: Vec<_> = ring.members.iter().map(|m| m.host).collect();
+    ring.sim.partition(&[&hosts[..1], &hosts[1..]]);
+    ring.sim.run_for(Duration::from_secs(1));
+    let alone = room(&ring);
+    assert!(alone.is_none() || alone == Some(left), "invented: {alone:?}");
+}
+
+#[test]
+fn a_quota_leaves_a_publisher_its_part_of_the_ring() {
+    let mut config = DhtConfig::default();
+    config.quota.key_share = Some(Share::from_millionths(10_000));
+    let ring = Ring::configured(42, config, 6);
+    let asked = ring.members[0].dht.room();
+    let room = ring.sim.block_on(MINUTE, asked).expect("it has a limit").expect("all answer");
+    // Three quarters of a hundredth are for puts, and a 64th of that for roots alone.
+    let part = room.available_bytes as f64 / room.total_bytes as f64;
+    assert!((0.0070..0.0076).contains(&part), "{part}");
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
-    PutError, Renewed, Wanted,
+    PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::{BoxFuture, Env, Instant};
 use atoll_key::{BlockId, Key};
@@ -193,6 +193,10 @@ impl Blocks for Observed {
 
     fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
         self.blocks.same_set_until(key)
+    }
+
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        self.blocks.room()
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

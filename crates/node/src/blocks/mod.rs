@@ -20,8 +20,8 @@ use crate::config::StartError;
 use crate::control::blocks::{self, AskReplicas, AskUses, BlockList, Changed, Outcomes};
 use crate::control::body::{Block, Json};
 use crate::control::calls::{
-    ForgetAbsent, Get, Lock, Put, PutInOrder, Reclaim, Release, Renew, Replicas, SameSet, SetQuota,
-    ShowQuota, Uses, Watch,
+    ForgetAbsent, Get, Lock, Put, PutInOrder, Reclaim, Release, Renew, Replicas, Room, SameSet,
+    SetQuota, ShowQuota, Uses, Watch,
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
@@ -198,6 +198,11 @@ pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
     calls.on::<Release>(move |ask| {
         let released = target.release_blocks(ask.release);
         Box::pin(async move { Ok(Ok(Outcomes::of_put(released.await))) })
+    });
+    let target = blocks.clone();
+    calls.on::<Room>(move |Empty {}| {
+        let room = target.room();
+        Box::pin(async move { Ok(Ok(room.await.into())) })
     });
     let target = blocks.clone();
     calls.on::<Lock>(move |ask| {

@@ -5,7 +5,7 @@
 use atoll_dht::rpc::ReleaseBlocks;
 use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
-    PutError, Renewed, Wanted,
+    PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::BoxFuture;
 use atoll_key::kinds::certified::Release;
@@ -17,7 +17,7 @@ use crate::control::blocks::{
 };
 use crate::control::body::{Json, WithPart};
 use crate::control::calls::{self, ControlCall};
-use crate::control::message::{GetFailed, Never};
+use crate::control::message::{Empty, GetFailed, Never};
 use crate::status::{ReplicaReport, UsesReport};
 
 impl Inner {
@@ -147,6 +147,14 @@ impl Blocks for Client {
         Box::pin(async move {
             let said = inner.call::<calls::SameSet>(AskSameSet { key: key.0 }).await;
             said.ok()?.ok()?.until.map(Key)
+        })
+    }
+
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let called = inner.call::<calls::Room>(Empty {}).await;
+            called.ok().and_then(Result::ok).and_then(Into::into)
         })
     }
 

@@ -1,7 +1,7 @@
 //! The messages of the calls for blocks: what [`atoll_dht::Blocks`] takes and gives, as headers.
 
 use atoll_dht::rpc::{Lock, ReleaseBlocks};
-use atoll_dht::{LeaseRenewal, LockGrant, NewBlock, PutError, Renewed, Wanted};
+use atoll_dht::{LeaseRenewal, LockGrant, NewBlock, PutError, Renewed, RingRoom, Wanted};
 use atoll_key::{BlockId, BlockKind, Key};
 use atoll_net::Refusal;
 use atoll_net::header::Capped;
@@ -93,6 +93,38 @@ pub(crate) struct AskSameSet {
 pub(crate) struct SameSet {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub until: Option<[u8; 64]>,
+}
+
+/// How much room the ring has, if that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Room {
+    #[n(0)]
+    pub total_bytes: Option<u64>,
+    #[n(1)]
+    pub free_bytes: Option<u64>,
+    #[n(2)]
+    pub available_bytes: Option<u64>,
+}
+
+impl From<Option<RingRoom>> for Room {
+    fn from(room: Option<RingRoom>) -> Room {
+        Room {
+            total_bytes: room.map(|room| room.total_bytes),
+            free_bytes: room.map(|room| room.free_bytes),
+            available_bytes: room.map(|room| room.available_bytes),
+        }
+    }
+}
+
+impl From<Room> for Option<RingRoom> {
+    fn from(room: Room) -> Option<RingRoom> {
+        Some(RingRoom {
+            total_bytes: room.total_bytes?,
+            free_bytes: room.free_bytes?,
+            available_bytes: room.available_bytes?,
+        })
+    }
 }
 
 /// A block to be stored; the part of the same number has its bytes.
@@ -194,6 +226,7 @@ header_only!(
     Watch,
     AskSameSet,
     SameSet,
+    Room,
     Renew,
     Outcomes,
     Lock,

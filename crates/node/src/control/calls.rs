@@ -152,6 +152,9 @@ calls! {
     PutInOrder = 0x030A "put in order" Owner
         BlockList ["as put, of mutable blocks: none is stored without those before it", "the blocks"]
         => Outcomes ["outcomes", "–"] or Never;
+    Room = 0x030B "room" Owner
+        Empty ["–", "–"]
+        => blocks::Room ["0 bytes of files that the ring holds and could hold, 1 bytes free, 2 bytes that this node's quota leaves (all absent if not known)", "–"] or Never;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner

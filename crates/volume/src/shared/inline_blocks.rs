@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, NewBlock,
-    PutError, Renewed, Wanted,
+    PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockId, Key};
@@ -108,6 +108,10 @@ impl Blocks for InlineBlocks {
 
     fn same_set_until(&self, key: Key) -> BoxFuture<'static, Option<Key>> {
         self.ring.same_set_until(key)
+    }
+
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        self.ring.room()
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {

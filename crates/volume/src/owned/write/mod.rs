@@ -66,6 +66,7 @@ use crate::blocks::error::BlockError;
 use crate::blocks::pace::Wanted;
 use crate::format::{DirectoryRef, Owner, xattrs};
 use crate::keep::Keep;
+use crate::room::LastRoom;
 
 /// How to write a volume.
 #[derive(Clone, Debug)]
@@ -229,6 +230,7 @@ struct Shared {
     /// The tree whose blocks the keeper has.
     listed: Mutex<Option<Tops>>,
     has_ended: AtomicBool,
+    last_room: LastRoom,
 }
 
 /// Bytes swapped out at once.

@@ -17,6 +17,7 @@ use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
 use crate::owned::root::Root;
 use crate::owned::sealed_root;
+use crate::room::LastRoom;
 use crate::spool_directory::SpoolDirectory;
 
 /// Why records were not made again.
@@ -284,6 +285,7 @@ impl Shared {
             listed: Mutex::default(),
             // Until this mount writes, its caller is told why it cannot.
             has_ended: AtomicBool::new(true),
+            last_room: LastRoom::default(),
         }
     }
 

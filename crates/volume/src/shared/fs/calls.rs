@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::RingRoom;
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
     InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr,
@@ -14,7 +15,7 @@ use super::locks::SharedLocks;
 use super::names::{self, Birth};
 use super::state::VirtualXattr;
 use super::{Freshness, Present, STATUS_XATTR, reply};
-use crate::format::MAX_FILE_BYTES;
+use crate::room;
 use crate::shared::entries::Entries;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, InodeKey};
@@ -321,23 +322,19 @@ impl FileSystem for Present {
     }
 
     fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
-        let block_size_log2 = self.shared.block_size_log2;
-        // Nobody counts what a volume holds, nor what the ring has room for: what is known is how large one file may be.
-        // Offline there is room in the spool.
-        let (bytes, used) = self.shared.spool.room_offline().unwrap_or((MAX_FILE_BYTES, 0));
-        let (blocks, free) =
-            (bytes >> block_size_log2, bytes.saturating_sub(used) >> block_size_log2);
+        let shared = self.shared.clone();
         Box::pin(async move {
-            Ok(StatFs {
-                block_size_bytes: 1 << block_size_log2,
-                blocks,
-                blocks_free: free,
-                blocks_available: free,
-                // As of file systems that have no number of inodes to share out.
-                files: 0,
-                files_free: 0,
-                max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
-            })
+            // Offline there is room in the spool. Online the volume may take what the ring has; how much of
+            // that it holds is not counted.
+            let room = match shared.spool.room_offline() {
+                Some((total_bytes, used_bytes)) => {
+                    let free_bytes = total_bytes.saturating_sub(used_bytes);
+                    Some(RingRoom { total_bytes, free_bytes, available_bytes: free_bytes })
+                }
+                None => shared.last_room.ask(&shared.env, &*shared.blocks).await,
+            };
+            // It has no number of inodes to share out.
+            Ok(room::sizes(room, 0, 1 << shared.block_size_log2))
         })
     }
 

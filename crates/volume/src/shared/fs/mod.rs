@@ -61,6 +61,7 @@ use crate::blocks::cache::BlockCache;
 use crate::blocks::read_pieces::Readers;
 use crate::format::FormatError;
 use crate::keep::Keep;
+use crate::room::LastRoom;
 use crate::spool_directory::SpoolDirectory;
 
 /// How long a call may take; a process that waits for a mount cannot be killed. Guess.
@@ -170,6 +171,7 @@ struct Present {
 
 struct Shared {
     env: Env,
+    last_room: LastRoom,
     /// The volume's name for people.
     label: String,
     /// The ring's, and those that lie in inodes.
@@ -277,6 +279,7 @@ impl SharedFs {
             invalidations: Arc::default(),
             blocks: over,
             inline,
+            last_room: LastRoom::default(),
             cache,
             readers,
             options,

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use atoll_dht::{
     Blocks, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal, LockStep,
-    NewBlock, PutError, Renewed, Wanted,
+    NewBlock, PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::{BoxFuture, Env, Instant, timeout};
 use atoll_key::kinds::certified::{CertifiedBlock, Release};
@@ -620,6 +620,10 @@ impl Blocks for SpooledBlocks {
         seen: u64,
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         self.inner.ring.watch(id, seen)
+    }
+
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        self.inner.ring.room()
     }
 
     /// What is written under a lock has to be where the next holder reads.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use atoll_dht::{
     Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, LockGrant, LockLease, LockRefusal,
-    NewBlock, PutError, Renewed, Wanted,
+    NewBlock, PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::{BlockId, GroupId, volume_group};
@@ -78,7 +78,16 @@ impl Node {
     }
 }
 
+/// What the ring says of its room.
+pub(super) const ROOM: RingRoom =
+    RingRoom { total_bytes: 8 << 30, free_bytes: 6 << 30, available_bytes: 1 << 30 };
+
 impl Blocks for Node {
+    fn room(&self) -> BoxFuture<'static, Option<RingRoom>> {
+        let is_there = self.is_there();
+        Box::pin(async move { is_there.await.then_some(ROOM) })
+    }
+
     fn get_block(
         &self,
         id: BlockId,

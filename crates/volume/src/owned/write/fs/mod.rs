@@ -18,6 +18,7 @@ use super::tree::{Birth, Loaded, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::read_pieces::{Readers, seek_to};
+use crate::room;
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
 /// kernels overflow on more.
@@ -659,22 +660,17 @@ impl FileSystem for WritableFs {
     }
 
     fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
-        let totals = self.shared.tree().totals();
-        let block_size_bytes = 4096;
-        // What the ring has room for is not known: as much as will ever be asked for.
-        let blocks = 1 << 38;
-        let used = totals.bytes.div_ceil(u64::from(block_size_bytes));
-        let files = totals.files.saturating_add(totals.dirs).saturating_add(totals.symlinks);
-        let statfs = StatFs {
-            block_size_bytes,
-            blocks,
-            blocks_free: blocks.saturating_sub(used),
-            blocks_available: blocks.saturating_sub(used),
-            files: 1 << 40,
-            files_free: (1u64 << 40).saturating_sub(files),
-            max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
-        };
-        Box::pin(async move { Ok(statfs) })
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let room = shared.last_room.ask(&shared.env, &*shared.blocks).await;
+            let totals = shared.tree().totals();
+            let files = totals.files.saturating_add(totals.dirs).saturating_add(totals.symlinks);
+            Ok(StatFs {
+                files: 1 << 40,
+                files_free: (1u64 << 40).saturating_sub(files),
+                ..room::sizes(room, totals.bytes, 4096)
+            })
+        })
     }
 
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
