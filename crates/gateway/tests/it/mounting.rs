@@ -248,7 +248,7 @@ fn a_mount_whose_process_died_is_named_and_can_be_taken_away() {
     for below in [path.to_owned(), path.join("below/it")] {
         let refused = try_mount(&below);
         assert!(matches!(&refused, MountError::Broken { path: p } if p == path), "{refused}");
-        assert!(refused.to_string().contains("atoll unmount"), "{refused}");
+        assert!(refused.to_string().contains("unmount it first"), "{refused}");
     }
     unmount(path, false).unwrap();
     assert!(fs::metadata(path).unwrap().is_dir());
