@@ -1,20 +1,23 @@
-//! `atoll conflicts`: files of which a mounted shared volume has kept a second version, because two members wrote them at
-//! the same time.
+//! `atoll conflicts`: what members of a mounted shared volume wrote at the same time: contents that were kept beside a file,
+//! and those that nobody has been shown yet.
 //!
-//! They are known by their names ([`ConflictName`]), so this reads directories and nothing else.
+//! The mount says of each directory which they are (a virtual attribute): a file that somebody has given such a name is none.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use atoll_volume::shared::file_state::{
+    CONFLICTS_XATTR, DirectoryConflicts, NAMES_AT_ONCE, UnopenedContents,
+};
 use atoll_volume::shared::merged::ConflictName;
 use rustix::fs::FileType;
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
-use crate::messages::note;
 use crate::mounted_past::is_in_shared_mount;
 use crate::output::{Output, Part, json_text};
 
@@ -26,7 +29,9 @@ use crate::output::{Output, Part, json_text};
 
 If two members write a file at the same time, one version keeps the name, and the other appears beside it as
 NAME~USER~TIME: the first digits of its writer's key, and when it was written. Compare the two, keep what
-you want under the plain name, and remove the other.")]
+you want under the plain name, and remove the other.
+That happens when the file is opened, replaced or removed. Before that its other versions are listed too: open the
+file to have them beside it. A kept version that was renamed or moved is listed no more.")]
 pub(crate) struct Args {
     /// Directories of mounted volumes; without any, the current one
     #[arg(value_name = "PATH")]
@@ -47,6 +52,8 @@ struct Shown {
     beside_hex: Option<String>,
     user: String,
     time: String,
+    /// Whether it is in the file `beside` still, and nobody has been shown it.
+    unopened: bool,
 }
 
 /// Lists them.
@@ -63,14 +70,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             _ => Failure::io(format!("cannot read {}", path.display()), &error),
         })?;
-        let mut shown = 0;
-        walk(top, &mut unread, &mut |directory, conflict| {
-            shown += usize::from(show(&mut output, args.json, directory, conflict)?);
-            Ok(())
+        check_mount(&top)?;
+        walk(top, &mut unread, &mut |directory, found| {
+            show(&mut output, args.json, directory, found)
         })?;
-        if shown == 0 && !is_in_shared_mount(path) {
-            note!("{} is in no mount of a shared volume; no conflicts were found", path.display());
-        }
     }
     output.flush()?;
     match unread.first() {
@@ -82,11 +85,61 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Visits all names of conflicts below a directory, on its file system alone. Others may change the tree meanwhile.
+/// That a mount says what the conflicts of a directory are.
+fn check_mount(top: &Directory) -> Result<(), Failure> {
+    let told = conflicts_of(top, 0).err().and_then(|error| Errno::from_io_error(&error));
+    if !matches!(told, Some(Errno::NODATA | Errno::NOTSUP)) {
+        return Ok(());
+    }
+    let path = top.path();
+    let failure =
+        Failure::new(Exit::Usage, format!("cannot look for conflicts in {}", path.display()));
+    Err(match is_in_shared_mount(path) {
+        true => failure
+            .because("its mount does not say which there are")
+            .advice("If atoll was upgraded, mount the volume anew."),
+        false => failure
+            .because("it is in no mount of a shared volume")
+            .advice("`atoll mount NAME MNT` mounts a shared volume."),
+    })
+}
+
+/// What the mount says of the names of a directory, from number `from` on.
+fn conflicts_of(directory: &Directory, from: usize) -> io::Result<DirectoryConflicts> {
+    let name = format!("{CONFLICTS_XATTR}{from}");
+    let value = directory.hold(OsStr::new("."))?.xattr(OsStr::new(&name))?;
+    DirectoryConflicts::decode(&value).map_err(|_| Errno::NOTSUP.into())
+}
+
+/// Visits the conflicts of a directory.
+fn visit_all(
+    directory: &Directory,
+    unread: &mut Vec<String>,
+    visit: &mut impl FnMut(&Path, &DirectoryConflicts) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut from = 0;
+    loop {
+        match conflicts_of(directory, from) {
+            Ok(found) => {
+                visit(directory.path(), &found)?;
+                if found.names < NAMES_AT_ONCE as u64 {
+                    return Ok(());
+                }
+            }
+            Err(error) => {
+                unread.push(format!("{}: {error}", directory.path().display()));
+                return Ok(());
+            }
+        }
+        from += NAMES_AT_ONCE;
+    }
+}
+
+/// Visits the conflicts of each directory from `top` down, on its file system alone. Others may change the tree meanwhile.
 fn walk(
     top: Directory,
     unread: &mut Vec<String>,
-    visit: &mut impl FnMut(&Path, &[u8]) -> Result<(), Failure>,
+    visit: &mut impl FnMut(&Path, &DirectoryConflicts) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let device = top.stat().map(|stat| stat.st_dev).ok();
     let mut levels: Vec<(Directory, std::vec::IntoIter<OsString>)> = Vec::new();
@@ -95,11 +148,7 @@ fn walk(
         if let Some(directory) = next.take() {
             match directory.names() {
                 Ok(names) => {
-                    for name in names.iter().map(|name| name.as_bytes()) {
-                        if ConflictName::parse(name).is_some() {
-                            visit(directory.path(), name)?;
-                        }
-                    }
+                    visit_all(&directory, unread, visit)?;
                     levels.push((directory, names.into_iter()));
                 }
                 Err(error) => unread.push(format!("{}: {error}", directory.path().display())),
@@ -122,32 +171,47 @@ fn walk(
     }
 }
 
-/// Shows a name if it is one of a conflict; whether it is.
-fn show(output: &mut Output, json: bool, directory: &Path, name: &[u8]) -> Result<bool, Failure> {
-    let Some(ConflictName { beside, user, time }) = ConflictName::parse(name) else {
-        return Ok(false);
-    };
+/// Shows the conflicts of a directory.
+fn show(
+    output: &mut Output,
+    json: bool,
+    directory: &Path,
+    found: &DirectoryConflicts,
+) -> Result<(), Failure> {
     let directory = directory.strip_prefix(".").unwrap_or(directory);
-    let path = directory.join(std::ffi::OsStr::from_bytes(name));
-    if json {
-        let beside = directory.join(std::ffi::OsStr::from_bytes(beside));
-        let (path, path_hex) = json_text(path.as_os_str().as_bytes());
-        let (beside, beside_hex) = json_text(beside.as_os_str().as_bytes());
-        let shown = Shown {
-            path,
-            path_hex,
-            beside,
-            beside_hex,
-            user: user.to_owned(),
-            time: time.to_owned(),
-        };
-        return output.json(&shown).map(|()| true);
+    let of = |name: &[u8]| directory.join(OsStr::from_bytes(name));
+    let shown = |name: &[u8], beside: &[u8], (user, time): (&str, &str), unopened| {
+        let (path, path_hex) = json_text(of(name).as_os_str().as_bytes());
+        let (beside, beside_hex) = json_text(of(beside).as_os_str().as_bytes());
+        let (user, time) = (user.to_owned(), time.to_owned());
+        Shown { path, path_hex, beside, beside_hex, user, time, unopened }
+    };
+    for name in &found.kept {
+        let Some(ConflictName { beside, user, time }) = ConflictName::parse(name) else { continue };
+        if json {
+            output.json(&shown(name, beside, (user, time), false))?;
+            continue;
+        }
+        output.parts(&[
+            Part::Name(of(name).as_os_str().as_bytes()),
+            Part::Words("  beside "),
+            Part::Name(beside),
+            Part::Words(&format!(", written by {user} at {time}")),
+        ])?;
     }
-    let parts = [
-        Part::Name(path.as_os_str().as_bytes()),
-        Part::Words("  beside "),
-        Part::Name(beside),
-        Part::Words(&format!(", written by {user} at {time}")),
-    ];
-    output.parts(&parts).map(|()| true)
+    for UnopenedContents { name, user, time } in &found.unopened {
+        if json {
+            output.json(&shown(name, name, (user, time), true))?;
+            continue;
+        }
+        output.parts(&[
+            Part::Name(of(name).as_os_str().as_bytes()),
+            Part::Words("  has another version, written by "),
+            Part::Name(user.as_bytes()),
+            Part::Words(" at "),
+            Part::Name(time.as_bytes()),
+            Part::Words(": open the file to have it beside this one"),
+        ])?;
+    }
+    Ok(())
 }
