@@ -279,7 +279,7 @@ async fn grant_keeper(
     output::show(args.json, &done, [line])?;
     if !global.quiet {
         let address = VolumeAddress(owned.key.volume_id());
-        eprintln!(
+        note!(
             "the keeper's node renews the members' certificates once it has joined the volume: by its invitation, or \
              by `atoll volume join {address} NAME`"
         );

@@ -475,7 +475,7 @@ impl Tfs {
             let number = to_ext2(inode)?;
             let until = shared.env.now() + CLOSE_PATIENCE;
             loop {
-                match shared.set_transparent(caller.clone(), number, on) {
+                match shared.set_transparent(caller, number, on) {
                     Err(Errno::EBUSY) if shared.env.now() < until => {
                         atoll_env::sleep(&*shared.env, CLOSE_INTERVAL).await;
                     }

@@ -371,8 +371,7 @@ impl Shared {
     ) -> Result<(Root, Flushed), FlushError> {
         let mut outbox = self.outbox();
         let now = self.env.unix_ms();
-        let mut flushed = Flushed::default();
-        flushed.left_out = plan.left_out;
+        let mut flushed = Flushed { left_out: plan.left_out, ..Flushed::default() };
         for file in plan.files {
             let inode = file.inode;
             let stored = self.write_file(file, &mut outbox).await?;
