@@ -296,13 +296,13 @@ impl Shared {
                 Err(fault) => failed = Some(fault),
             }
         }
+        // Another task may have stored meanwhile what failed here.
+        let left = self.table().changed(abandoned).len();
+        let failed = failed.filter(|_| left > 0);
         self.note(failed.as_ref());
         match failed {
             None => Ok(()),
-            Some(fault) => {
-                let files = self.table().changed(abandoned).len();
-                Err(EndError::of((files, self.changed_paths()), fault))
-            }
+            Some(fault) => Err(EndError::of((left, self.changed_paths()), fault)),
         }
     }
 
