@@ -239,6 +239,7 @@ impl Run {
         let user = |number: usize| SecretKey::from_seed(&[number as u8 + 1; 32]);
         let env = |number: usize| ring.sim.env(ring.members[number].host);
         let blocks = |number: usize| ring.members[number].dht.clone() as Arc<dyn Blocks>;
+        let told = |error: &dyn std::fmt::Display| error.to_string();
         let options = NewVolume {
             label: "pastis".into(),
             member_label: "0".into(),
@@ -246,9 +247,10 @@ impl Run {
             owner: (0, 0),
             mode: 0o755,
             is_encrypted: false,
-            keep: Keep::default(),
+            // Nothing by minutes: a run of a dozen seconds that meets the end of one would pay for it, and
+            // another one not.
+            keep: "24h/7d/4w".parse::<Keep>().map_err(|error| told(&error))?,
         };
-        let told = |error: &dyn std::fmt::Display| error.to_string();
         let made = access::create(&env(0), &blocks(0), &volume, &user(0), &options).await;
         made.map_err(|error| told(&error))?;
         let group = volume_group(&volume, 0);

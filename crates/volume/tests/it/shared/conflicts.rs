@@ -51,10 +51,14 @@ impl OverMemory for Failing {
         if self.left.fetch_sub(1, Ordering::Relaxed) <= 0 {
             return Box::pin(async { refused });
         }
+        let writes_inodes = blocks.iter().any(|block| block.id.kind.is_mutable());
         let put = self.memory.put_blocks(blocks);
-        let denied = self.denied.load(Ordering::Relaxed);
-        self.denied.store(denied >> 1, Ordering::Relaxed);
-        let is_denied = denied & 1 == 1;
+        let mut is_denied = false;
+        if writes_inodes {
+            let denied = self.denied.load(Ordering::Relaxed);
+            self.denied.store(denied >> 1, Ordering::Relaxed);
+            is_denied = denied & 1 == 1;
+        }
         Box::pin(async move {
             let done = put.await;
             if is_denied { refused } else { done }
