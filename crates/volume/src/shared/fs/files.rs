@@ -319,11 +319,13 @@ impl Shared {
         };
         let _turn = turn.lock().await;
         let had_alone = self.has_alone(number);
+        // A change that comes while data is on its way is not in the inode which is put then: it stays to be published.
+        let changes = self.table().on_view(number, |view| view.changes)?;
         if self.table().node(number)?.orphan.is_none() {
             self.store_contents(number).await?;
         }
         let is_newborn = self.table().node(number)?.birthplace.is_some();
-        let (base, attributes, file, changes) = {
+        let (base, attributes, file) = {
             let mut table = self.table();
             let is_orphan = table.node(number)?.orphan.is_some();
             let found = table.on_view(number, |view| {
@@ -332,11 +334,10 @@ impl Shared {
                 }
                 let Stored { size_bytes, blocks_512, .. } = view.content.stored;
                 let file = (size_bytes, blocks_512, view.data.clone());
-                (view.version.clone(), view.attributes.clone(), file, view.changes)
+                let found = (view.version.clone(), view.attributes.clone(), file);
+                Some(found).filter(|_| view.has_changes())
             })?;
-            if found.3 == 0 {
-                return Ok(());
-            }
+            let Some(found) = found else { return Ok(()) };
             found
         };
         self.check_reused(number, file.2.as_ref()).await?;

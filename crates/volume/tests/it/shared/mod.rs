@@ -33,6 +33,7 @@ mod status;
 mod stopped;
 mod unseen;
 mod upkeep;
+mod written_meanwhile;
 
 use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, WriterId};
 use atoll_key::{GroupId, SecretKey, UserId, VolumeId};
