@@ -26,6 +26,7 @@ use atoll_volume::shared::upkeep::{self, Kept};
 use crate::connection;
 use crate::failure::Failure;
 use crate::own_group::OwnGroup;
+use crate::units;
 use crate::user::{self, Joined};
 
 /// The first look: the node has joined the ring by then.
@@ -87,9 +88,9 @@ impl Upkeep {
         self.walked.insert(volume, now);
         if (lacking, unread) != (0, 0) {
             let first = named.first().map(|why| format!(" ({why})")).unwrap_or_default();
-            return Err(format!(
-                "{lacking} blocks are nowhere, {unread} inodes cannot be read{first}"
-            ));
+            let blocks = units::counted(lacking, "block is", "blocks are");
+            let inodes = units::counted(unread, "inode cannot", "inodes cannot");
+            return Err(format!("{blocks} nowhere, {inodes} be read{first}"));
         }
         tracing::info!("leases of {renewed} blocks, {inodes} inodes renewed");
         upkeep::mark_kept(env, blocks, volume).await.map_err(|error| error.to_string())

@@ -269,8 +269,9 @@ fn describe(state: State, per_sec: f64) -> String {
         let left_secs = ((total - state.bytes) as f64 / per_sec).clamp(1.0, 1e7);
         text += &format!(", {} left", units::whole_secs(left_secs as u64));
     }
-    text +=
-        &format!("; {} files", of(units::count(state.files), state.files_total.map(units::count)));
+    let files = of(units::count(state.files), state.files_total.map(units::count));
+    let is_one = state.files_total.unwrap_or(state.files) == 1;
+    text += &format!("; {files} {}", if is_one { "file" } else { "files" });
     if state.new_blocks > 0 {
         text += &format!(", {} new", units::counted(state.new_blocks, "block", "blocks"));
     }

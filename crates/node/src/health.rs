@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::counted::counted;
 use crate::status::{AwayNode, Health, Status};
 
 /// Decides [`Status::health`] and says why; leaves out of [`Status::away`] who is on the ring.
@@ -105,10 +106,6 @@ fn unknown(status: &Status) -> Vec<String> {
         _ => return Vec::new(),
     };
     vec![why.into()]
-}
-
-fn counted(count: u64, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 #[cfg(test)]

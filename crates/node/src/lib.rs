@@ -20,6 +20,7 @@ pub mod client;
 mod config;
 mod contribution;
 mod control;
+mod counted;
 mod daemon;
 pub mod decoders;
 mod dir;

@@ -12,6 +12,7 @@
 //! knows routing, replicas or peers.
 
 pub mod blocks;
+mod counted;
 pub mod format;
 pub mod keep;
 pub mod owned;

@@ -100,8 +100,8 @@ fn describe(quota: &QuotaStatus) -> Vec<String> {
     let why = |set: Option<f64>| match set {
         Some(_) => "as set".to_string(),
         None => format!(
-            "{} nodes' worth in a network of about {nodes}, at least {}",
-            quota.publisher_nodes,
+            "{} worth in a network of about {nodes}, at least {}",
+            units::counted(quota.publisher_nodes.into(), "node's", "nodes'"),
             percent(quota.floor_share)
         ),
     };

@@ -103,8 +103,9 @@ fn describe(rotated: &Rotated) -> Vec<String> {
     let until = units::unix_date(*former_until_unix_secs);
     lines.extend([
         format!(
-            "secret number {epoch} is with this node and {told} of {connected} members connected \
-             to it; they hand it on"
+            "secret number {epoch} is with this node and {told} of {} connected to it; they hand \
+             it on",
+            units::counted(*connected, "member", "members")
         ),
         format!("members that are away can come back by the old one until {until} UTC"),
         "join codes given out before are worth nothing now; `atoll invite` prints a new one".into(),

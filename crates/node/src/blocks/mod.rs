@@ -25,6 +25,7 @@ use crate::control::calls::{
 };
 use crate::control::message::{Empty, GetFailed, Unfit, cut_refusal};
 use crate::control::server::Calls;
+use crate::counted::counted;
 use crate::ring::Ring;
 use crate::settings::SettingsStore;
 use crate::status::{
@@ -277,17 +278,24 @@ impl BlockLayer {
         warnings.extend(loss_warning(&status.repair));
         if let Some(failure) = self.store.disk_failure() {
             let secs = (self.env.unix_ms() / 1000).saturating_sub(failure.since_unix_secs);
-            let (why, minutes) = (failure.why, secs / 60);
-            warnings.push(format!("the disk has not taken a write for {minutes} minutes: {why}"));
+            let (why, time) = (failure.why, counted(secs / 60, "minute", "minutes"));
+            warnings.push(format!("the disk has not taken a write for {time}: {why}"));
         }
         if status.rotten_blocks > 0 {
-            let rotten = status.rotten_blocks;
-            warnings.push(format!(
-                "{rotten} blocks have rotted on disk and are fetched again: look after the disk"
-            ));
+            let rotten = counted(
+                status.rotten_blocks,
+                "block has rotted on disk and is",
+                "blocks have rotted on disk and are",
+            );
+            warnings.push(format!("{rotten} fetched again: look after the disk"));
         }
         for (peer, count) in &status.bad_blocks {
-            warnings.push(format!("node {peer} sent {count} blocks that do not match their keys"));
+            let blocks = counted(
+                *count,
+                "block that does not match its key",
+                "blocks that do not match their keys",
+            );
+            warnings.push(format!("node {peer} sent {blocks}"));
         }
         warnings
     }

@@ -22,6 +22,7 @@ use atoll_store::{Backend, BlockStore, ContributedStore, FileStore, FlagCheck, M
 use tokio::sync::Notify;
 
 use super::backends::{capacity_bytes, forget_files, remove_backend};
+use crate::counted::counted;
 use crate::dir::NodeDir;
 use crate::policy::{Place, Policy};
 use crate::ring::Ring;
@@ -138,8 +139,9 @@ impl ContributionController {
                         "the blocks in {from} have not been moved yet, and it is not there: {AWAY_ADVICE}"
                     )
                 } else {
+                    let left = counted(left, "block is", "blocks are");
                     format!(
-                        "{left} blocks are still being moved from {from}; wait until they are \
+                        "{left} still being moved from {from}; wait until that is done \
                          (`atoll contribute` shows it)"
                     )
                 });

@@ -30,6 +30,7 @@ use crate::control::calls::{
 use crate::control::message::{Empty, HeldReadKey, OpenVolume, OpenedVolume};
 use crate::control::server::{Calls, Handled, off_thread};
 use crate::control::volume_error::VolumeError;
+use crate::counted::counted;
 use crate::dir::path_from_bytes;
 use crate::status::{Status, VolumeStatus};
 use crate::subsystem::Subsystem;
@@ -211,10 +212,11 @@ fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec
     let name = &volume.name;
     let mut warnings = Vec::new();
     if volume.lost_blocks > 0 {
-        let lost = volume.lost_blocks;
+        let lost = counted(volume.lost_blocks, "block", "blocks");
+        let were = if volume.lost_blocks == 1 { "was" } else { "were" };
         let source = volume.source.as_deref().unwrap_or("its directory");
         warnings.push(format!(
-            "{lost} blocks of volume {name} were on no node that answered at the last renewal: if \
+            "{lost} of volume {name} {were} on no node that answered at the last renewal: if \
              no node is missing, publish {source} again"
         ));
     }
@@ -222,8 +224,8 @@ fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec
     // Renewal is due when two thirds are left; by half something has gone wrong.
     if volume.root_version > 0 && left_secs < lease_secs / 2 {
         warnings.push(format!(
-            "volume {name} has not been renewed; its blocks may go in {} hours",
-            left_secs / 3600
+            "volume {name} has not been renewed; its blocks may go in {}",
+            counted(left_secs / 3600, "hour", "hours")
         ));
     }
     if let Some(trouble) = &volume.trouble {

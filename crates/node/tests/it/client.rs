@@ -369,7 +369,7 @@ async fn the_lease_renewer_renews_a_volume_and_reports_what_is_lost() {
     .await;
     let status = node.status();
     assert_eq!(status.volumes[0].lost_blocks, 1);
-    let warning = "1 blocks of volume docs were on no node that answered";
+    let warning = "1 block of volume docs was on no node that answered";
     assert!(status.warnings.iter().any(|w| w.contains(warning)), "{:?}", status.warnings);
     let put_again = home.client().await.get_signed(root.key()).await;
     assert_eq!(put_again, Ok(root), "the root was put by the lease renewer");

@@ -59,6 +59,7 @@ use super::spool::SpooledBlocks;
 use super::table::{Node, ROOT, Table, attr_of, attr_of_lost};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::read_pieces::Readers;
+use crate::counted::counted;
 use crate::format::FormatError;
 use crate::keep::Keep;
 use crate::room::LastRoom;
@@ -136,7 +137,7 @@ pub enum OpenError {
 
 /// Files whose last changes are not on the ring.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{files} files have changes that are not on the ring ({paths}): {why}")]
+#[error("{} not on the ring ({paths}): {why}", counted(*files as u64, "file has changes that are", "files have changes that are"))]
 pub struct EndError {
     /// How many.
     pub files: usize,
@@ -591,26 +592,28 @@ impl Shared {
         let trouble = self.trouble.lock().expect("no holder of this lock panics").clone();
         if let Some(Spooled { files, bytes, why, .. }) = self.spooled() {
             let alone = |why| {
-                let paths = self.changed_paths();
-                format!("; {changed} files are in memory alone ({paths}): {why}")
+                let files = counted(changed as u64, "file is", "files are");
+                format!("; {files} in memory alone ({}): {why}", self.changed_paths())
             };
             let told = trouble.filter(|_| changed > 0).map(alone).unwrap_or_default();
             return match files {
                 0 => format!("no file waits in the spool; {why}{told}"),
-                _ => format!("{files} files wait in the spool ({bytes} bytes); {why}{told}"),
+                _ => {
+                    let files = counted(files as u64, "file waits", "files wait");
+                    format!("{files} in the spool ({bytes} bytes); {why}{told}")
+                }
             };
         }
+        let files = counted(changed as u64, "file", "files");
+        let what = format!("{files} with {}", counted(held, "changed byte", "changed bytes"));
         match (trouble, changed) {
             (Some(why), 1..) => {
-                let paths = self.changed_paths();
-                format!(
-                    "{changed} files with {held} changed bytes wait for the ring ({paths}): {why}"
-                )
+                let verb = if changed == 1 { "waits" } else { "wait" };
+                format!("{what} {verb} for the ring ({}): {why}", self.changed_paths())
             }
             (_, 0) => "ok".into(),
-            (None, _) => {
-                format!("ok; {changed} files with {held} changed bytes are not closed yet")
-            }
+            (None, 1) => format!("ok; {what} is not closed yet"),
+            (None, _) => format!("ok; {what} are not closed yet"),
         }
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use atoll_env::sleep;
 
 use super::Shared;
+use crate::counted::counted;
 use crate::shared::inodes::OutOfReach;
 use crate::shared::spool::SpoolStatus;
 
@@ -85,7 +86,9 @@ impl Shared {
             why.push(format!("the ring does not take {count} of them, {keep}: {told}"));
         }
         if damaged > 0 {
-            why.push(format!("{damaged} files of the spool were damaged and are set aside"));
+            let files =
+                ("file of the spool was damaged and is", "files of the spool were damaged and are");
+            why.push(format!("{} set aside", counted(damaged as u64, files.0, files.1)));
         }
         let is_empty = inodes == 0 && bytes == 0 && why.is_empty();
         let refused = refused.map(|(_, told)| told);

@@ -22,6 +22,7 @@ use atoll_key::{BlockHash, MAX_BLOCK_BYTES, UserId, VolumeId};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use crate::counted::counted;
 use crate::shared::inode::InodeKey;
 use crate::spool_directory::SpoolDirectory;
 
@@ -321,9 +322,9 @@ impl Disk {
             return Ok(());
         }
         self.index().damaged += names.len();
-        let count = names.len();
+        let files = counted(names.len() as u64, "file of the spool is", "files of the spool are");
         let aside = self.directory.set_aside(names).await?;
-        tracing::error!("{count} files of the spool are not what they should be: see {aside}");
+        tracing::error!("{files} damaged, and set aside: see {aside}");
         Ok(())
     }
 

@@ -230,7 +230,7 @@ async fn what_cannot_be_written_at_a_close_is_tried_again() {
     failing.left.store(0, Ordering::Relaxed);
     assert_eq!(close(&one, file).await, Err(Errno::ETIMEDOUT));
     let status = one.getxattr(ROOT, b"user.atoll.status").await.expect("there");
-    assert!(status.starts_with(b"1 files with "), "{status:?}");
+    assert!(status.starts_with(b"1 file with "), "{status:?}");
     assert_eq!(contents(&two).await, [("plan".into(), "first".into())]);
     // This mount shows what it has.
     assert_eq!(contents(&one).await, [("plan".into(), "second".into())]);

@@ -832,7 +832,7 @@ fn files_that_are_not_a_mounts_own_are_set_aside() {
     all.machine.node.start();
     let fs = all.mounted();
     let told = all.status(&fs);
-    assert!(told.contains("1 files of the spool were damaged"), "{told}");
+    assert!(told.contains("1 file of the spool was damaged and is set aside"), "{told}");
     all.wait(MINUTE * 2);
     assert_eq!(all.run(read(&all.others[0], ROOT, "f")).expect("reads"), "y");
     let left = all.machine.disk.names();

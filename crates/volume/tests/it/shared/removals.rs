@@ -110,7 +110,7 @@ fn names_that_the_ring_has_not_heard_of_are_told_and_go_once_it_is_there_again()
     all.run(one.unlink(me(), ROOT, &name(3))).expect("is removed");
     assert!(all.run(one.sync()).is_err(), "the ring has not heard of it");
     let status = all.run(one.getxattr(ROOT, b"user.atoll.status")).expect("a text");
-    assert!(status.starts_with(b"1 files"), "{status:?}");
+    assert!(status.starts_with(b"1 file with "), "{status:?}");
     assert_eq!(all.run(names(two, ROOT)).len(), 10);
     all.ring.sim.heal();
     all.ring.sim.run_for(Duration::from_secs(120));

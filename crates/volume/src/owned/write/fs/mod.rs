@@ -18,6 +18,7 @@ use super::tree::{Birth, Loaded, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::read_pieces::{Readers, seek_to};
+use crate::counted::counted;
 use crate::room;
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
@@ -725,13 +726,10 @@ fn opened(handle: u64) -> Opened {
 
 /// What is not on the ring, and why, for the mount's status.
 fn waiting(held_bytes: u64, changes: u64, trouble: Option<String>) -> String {
-    let counted = |count: u64, what: &str| match count {
-        0 => None,
-        1 => Some(format!("1 {what}")),
-        _ => Some(format!("{count} {what}s")),
-    };
-    let parts = [counted(held_bytes, "byte"), counted(changes, "change")];
-    let waits = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+    let parts = [(held_bytes, "byte", "bytes"), (changes, "change", "changes")];
+    let parts = parts.into_iter().filter(|(count, ..)| *count > 0);
+    let parts = parts.map(|(count, one, many)| counted(count, one, many));
+    let waits = parts.collect::<Vec<_>>().join(" and ");
     let verb = if held_bytes + changes == 1 { "waits" } else { "wait" };
     match (trouble, &waits[..]) {
         (None, "") => "ok".into(),
