@@ -41,15 +41,28 @@ fn options_of_fstab_become_those_of_the_command() {
     helper("work /m -o ro").failed(1, &["work is mounted read-write", "its address"]);
 }
 
+/// `make install`, with an environment of the test's own.
+fn install(prefix: &Path, variables: &[(&str, &Path)]) -> Command {
+    let mut install = Command::new(script("install"));
+    install.arg(prefix).env_remove("DESTDIR").env_remove("SBINDIR");
+    install.envs(variables.iter().copied());
+    install
+}
+
+/// The story: the helper had the program's path unquoted, and one with a brace in it was cut off there.
 #[test]
 fn an_installation_has_the_helper_that_runs_the_installed_program() {
     let temp = tempfile::tempdir().expect("temp");
-    let (target, package) = (temp.path().join("target"), temp.path().join("package"));
+    let path = |name: &str| temp.path().join(name);
+    let target = path("target");
     fs::create_dir_all(target.join("release")).expect("makes");
     symlink(env!("CARGO_BIN_EXE_atoll"), target.join("release/atoll")).expect("links");
-    let mut install = Command::new(script("install"));
-    install.arg("/opt/at & oll").env("CARGO_TARGET_DIR", &target).env("DESTDIR", &package);
-    let said = run(install.env_remove("SBINDIR")).ok();
+    let target = ("CARGO_TARGET_DIR", &*target);
+
+    // As a package takes it.
+    let package = path("a package");
+    let prefix = Path::new("/opt/at & oll");
+    let said = run(&mut install(prefix, &[target, ("DESTDIR", &package)])).ok();
     assert!(said.stdout.contains("mount.fuse.atoll"), "{said:?}");
     let installed = package.join("opt/at & oll");
     for file in ["bin/atoll", "share/man/man1/atoll.1", "share/zsh/site-functions/_atoll"] {
@@ -58,6 +71,24 @@ fn an_installation_has_the_helper_that_runs_the_installed_program() {
     let helper = package.join("sbin/mount.fuse.atoll");
     let mode = fs::metadata(&helper).expect("is there").permissions().mode() & 0o777;
     assert_eq!(mode, 0o755);
-    let text = fs::read_to_string(&helper).expect("reads");
-    assert!(text.contains("program=${ATOLL_BIN:-/opt/at & oll/bin/atoll}"), "{text}");
+    // The path is what it will be, without the package's directory.
+    let said = run(Command::new(&helper).args(["work", "/m"]).env_remove("ATOLL_BIN"));
+    assert!(said.stderr.contains("/opt/at & oll/bin/atoll: No such file"), "{said:?}");
+
+    // In place, with directories that are made.
+    let (prefix, sbin) = (path("it's {a} $prefix | \"of\" mine"), path("s bin/deep"));
+    run(&mut install(&prefix, &[target, ("SBINDIR", &sbin)])).ok();
+    // Written by a process of its own: one that another test forks could hold the file open, which cannot be run then.
+    let program = r#"printf '#!/bin/sh\necho "$0" "$@"\n' >"$1""#;
+    run(Command::new("sh").args(["-c", program, "sh"]).arg(prefix.join("bin/atoll"))).ok();
+    let helper = sbin.join("mount.fuse.atoll");
+    let said = run(Command::new(&helper).args(["work", "/m"]).env_remove("ATOLL_BIN")).ok();
+    let expected = format!("{} -q mount -- work /m\n", prefix.join("bin/atoll").display());
+    assert_eq!(said.stdout, expected);
+
+    // mount(8) has another directory than whoever installs.
+    for (prefix, sbin) in [("usr", "/sbin"), ("/usr", "sbin")] {
+        let variables = [target, ("SBINDIR", Path::new(sbin)), ("DESTDIR", &package)];
+        run(&mut install(Path::new(prefix), &variables)).failed(1, &["not an absolute path"]);
+    }
 }
