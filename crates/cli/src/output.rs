@@ -8,7 +8,8 @@
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
 
@@ -155,6 +156,22 @@ pub(crate) fn json_text(bytes: &[u8]) -> (String, Option<String>) {
     (String::from_utf8_lossy(bytes).into_owned(), bytes_hex)
 }
 
+/// A list of names as a field of a JSON object, which flattens it: texts, and if one of them cannot hold its bytes, the
+/// bytes of all in hexadecimal in a second field, `FIELD_hex`.
+pub(crate) fn json_list<'a, S: Serializer>(
+    field: &str,
+    names: impl Iterator<Item = &'a [u8]> + Clone,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(None)?;
+    let texts: Vec<_> = names.clone().map(String::from_utf8_lossy).collect();
+    map.serialize_entry(field, &texts)?;
+    if names.clone().any(|name| std::str::from_utf8(name).is_err()) {
+        map.serialize_entry(&format!("{field}_hex"), &names.map(hex).collect::<Vec<_>>())?;
+    }
+    map.end()
+}
+
 /// A name in JSON: text, and the exact bytes in hexadecimal where text cannot hold them.
 #[derive(Serialize)]
 pub(crate) struct JsonName {
@@ -195,6 +212,20 @@ mod tests {
     #[test]
     fn a_message_keeps_its_lines_and_nothing_else() {
         assert_eq!(safe_message("a \\ b:\x1b[2J\nnext"), "a \\ b:\\x1b[2J\nnext");
+    }
+
+    #[test]
+    fn json_keeps_the_bytes_of_lists_of_names() {
+        #[derive(Serialize)]
+        struct Shown(#[serde(serialize_with = "list")] Vec<&'static [u8]>);
+        fn list<S: Serializer>(names: &[&[u8]], serializer: S) -> Result<S::Ok, S::Error> {
+            json_list("names", names.iter().copied(), serializer)
+        }
+        let text = |names| serde_json::to_string(&Shown(names)).expect("serialises");
+        assert_eq!(text(vec![]), r#"{"names":[]}"#);
+        assert_eq!(text(vec![b"a", b"b"]), r#"{"names":["a","b"]}"#);
+        let both = "{\"names\":[\"a\u{fffd}\",\"b\"],\"names_hex\":[\"61ff\",\"62\"]}";
+        assert_eq!(text(vec![b"a\xff", b"b"]), both);
     }
 
     #[test]

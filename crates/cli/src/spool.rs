@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,9 +17,10 @@ use atoll_volume::shared::{SPOOL_BLOCK, SPOOL_INODE};
 use bytes::Bytes;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::failure::{Exit, Failure};
+use crate::output::json_list;
 
 const LOCK: &str = "lock";
 const ASIDE: &str = "aside-";
@@ -41,9 +43,14 @@ pub(crate) struct Pending {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
     /// Directories with changes that another writer has overtaken.
+    #[serde(flatten, serialize_with = "set_aside_json")]
     pub(crate) set_aside: Vec<PathBuf>,
     /// Their bytes.
     pub(crate) set_aside_bytes: u64,
+}
+
+fn set_aside_json<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    json_list("set_aside", paths.iter().map(|path| path.as_os_str().as_bytes()), serializer)
 }
 
 /// Where the spool of a volume is.

@@ -1,13 +1,14 @@
 //! `atoll stat`: what is known of one file.
 
 use atoll_volume::format::Content;
-use serde::Serialize;
+use bytes::Bytes;
+use serde::{Serialize, Serializer};
 
 use crate::address::Address;
 use crate::commands::ls::JsonItem;
 use crate::failure::Failure;
 use crate::global::Global;
-use crate::output::{Output, Part, escaped, hex};
+use crate::output::{Output, Part, escaped, hex, json_list};
 use crate::read_key::ReadKeyArgs;
 use crate::reading::{self, Reading};
 use crate::units;
@@ -40,7 +41,13 @@ struct JsonStat {
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stored_bytes: Option<u64>,
-    xattrs: Vec<String>,
+    /// Their names.
+    #[serde(flatten, serialize_with = "xattrs_json")]
+    xattrs: Vec<(Bytes, Bytes)>,
+}
+
+fn xattrs_json<S: Serializer>(xattrs: &[(Bytes, Bytes)], serializer: S) -> Result<S::Ok, S::Error> {
+    json_list("xattrs", xattrs.iter().map(|(name, _)| &name[..]), serializer)
 }
 
 /// Shows it.
@@ -64,7 +71,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             item: JsonItem::of(&item.path, &item),
             block,
             stored_bytes,
-            xattrs: xattrs.iter().map(|(name, _)| escaped(name)).collect(),
+            xattrs,
         })?;
         return output.flush();
     }

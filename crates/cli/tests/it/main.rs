@@ -8,6 +8,7 @@ mod encrypted;
 mod full_disk;
 mod full_node;
 mod installing;
+mod json;
 mod keys;
 mod lab;
 mod live;

@@ -1,5 +1,6 @@
 //! `atoll volume show`: all that is known of one of this node's volumes.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +9,13 @@ use atoll_dht::Blocks;
 use atoll_key::{ReadAddress, UserAddress, UserId, VolumeAddress};
 use atoll_node::VolumeStatus;
 use atoll_volume::owned::{OpenError, Root, RootError, newest_root};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
 use crate::joined_volume::{self, JoinedStatus};
-use crate::output;
+use crate::output::{self, json_list};
 use crate::own_volume;
 use crate::shared_volume::{self, JsonMember, JsonReader};
 use crate::units;
@@ -124,7 +125,12 @@ struct Writer {
     /// For how long it has said so yet.
     left_secs: u64,
     /// Where it is, if it is on this machine.
+    #[serde(flatten, serialize_with = "mounted_on_json")]
     mounted_on: Vec<PathBuf>,
+}
+
+fn mounted_on_json<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    json_list("mounted_on", paths.iter().map(|path| path.as_os_str().as_bytes()), serializer)
 }
 
 /// Shows it.

@@ -133,8 +133,9 @@ fn conflicts(report: &Report, name: &[u8], todo: &mut Vec<String>) {
     }
     if let Some(first) = report.beside.first() {
         todo.push(format!(
-            "Compare it with {first}, which was written at the same time, keep what you want under the plain name, and \
-             remove the other."
+            "Compare it with {}, which was written at the same time, keep what you want under the plain name, and \
+             remove the other.",
+            crate::output::escaped(first)
         ));
     }
     if let Some(conflict) = ConflictName::parse(name) {

@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, VolumeAddress, VolumeId};
 use atoll_node::BlockCopy;
 use atoll_volume::shared::file_state::{FileState, PendingChanges};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{Found, Ring, advice};
 use crate::failure::Failure;
-use crate::output::{Output, Part, escaped, hex, json_text};
+use crate::output::{Output, Part, escaped, hex, json_list, json_text};
 use crate::units;
 
 /// Blocks that are named of those that lack copies.
@@ -36,7 +36,8 @@ pub(super) struct Report {
     /// Other contents that the inode still has beside those that are shown.
     pub conflicts: u64,
     /// Names of versions that were kept beside it.
-    pub beside: Vec<String>,
+    #[serde(flatten, serialize_with = "beside_json")]
+    pub beside: Vec<Vec<u8>>,
     /// Why a version cannot be read.
     pub unreadable: Option<String>,
     pub replicas: Vec<Replica>,
@@ -50,6 +51,10 @@ pub(super) struct Report {
     pub ring_trouble: Option<String>,
     /// What to do about what is not well.
     pub todo: Vec<String>,
+}
+
+fn beside_json<S: Serializer>(names: &[Vec<u8>], serializer: S) -> Result<S::Ok, S::Error> {
+    json_list("beside", names.iter().map(Vec::as_slice), serializer)
 }
 
 /// A version, and its writer.
@@ -214,7 +219,6 @@ impl Report {
         });
         let (first, concurrent) = (written.next(), written.collect());
         let node_trouble = ring.as_ref().err().cloned();
-        let beside: Vec<String> = beside.iter().map(|name| escaped(name)).collect();
         let (text, path_hex) = json_text(path.as_os_str().as_bytes());
         let mut report = Report {
             path: text,
@@ -434,10 +438,10 @@ impl Data {
                 format!("{first}{blocks}, which nobody was asked for")
             }
             (None, _) => format!(
-                "{first}{blocks}, {} on all nodes that should hold {} ({} copies)",
+                "{first}{blocks}, {} on all nodes that should hold {} ({})",
                 if self.blocks == 1 { "which is" } else { "all of them" },
                 if self.blocks == 1 { "it" } else { "them" },
-                wanted
+                units::counted(wanted as u64, "copy", "copies")
             ),
         }];
         for Lacking { block, copies, nodes } in &self.lacking {
@@ -570,7 +574,8 @@ impl Report {
             let others = units::counted(self.conflicts, "other content", "other contents");
             conflicts.push(format!("{others} of the same time, kept in the inode"));
         }
-        conflicts.extend(self.beside.iter().map(|name| format!("kept beside it: {name}")));
+        let beside = self.beside.iter().map(|name| escaped(name));
+        conflicts.extend(beside.map(|name| format!("kept beside it: {name}")));
         fields.push(("conflicts", conflicts));
         fields.push(("replicas", self.replica_lines()));
         fields.push(("data", self.data.lines(self.replicas_wanted)));
