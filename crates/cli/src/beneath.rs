@@ -2,7 +2,8 @@
 //!
 //! Every name is looked up in the directory that is open and never through a symbolic link, and what is found is
 //! held open while it is read, changed or removed. So no process that changes the tree meanwhile can lead a command
-//! out of it. Only the directory that the caller names at first is opened by its path.
+//! out of it. Only the directory that the caller names at first is opened by its path ([`crate::user_path`] opens those that
+//! a user has typed).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -45,18 +46,10 @@ pub(crate) fn open_many_files() {
 }
 
 impl Directory {
-    /// Opens the directory that the user named, through links if the path has any.
+    /// Opens a directory by its path, through links if that has any.
     pub(crate) fn open(path: &Path) -> io::Result<Directory> {
-        let named = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let fd = rustix::fs::open(named, DIRECTORY, Mode::empty())?;
+        let fd = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         Ok(Directory { fd, path: path.to_owned() })
-    }
-
-    /// Makes the directory that the user named, and opens it.
-    pub(crate) fn make(path: &Path) -> io::Result<Directory> {
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let above = Directory::open(path.parent().unwrap_or(Path::new("")))?;
-        Ok(Directory { path: path.to_owned(), ..above.make_child(name)? })
     }
 
     /// Opens a directory in this one.

@@ -43,6 +43,7 @@ mod tfs;
 mod tree_copy;
 mod units;
 mod user;
+mod user_path;
 mod volume_walk;
 mod waiting;
 

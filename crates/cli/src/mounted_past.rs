@@ -4,25 +4,16 @@
 //! below it from directory to directory ([`crate::beneath`]).
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-
-use atoll_volume::shared::file_state::STATE_XATTR;
 
 use crate::beneath::Directory;
 use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
+use crate::user_path::{self, PathInMount};
 
 /// Where a mounted shared volume shows its old states.
 const HISTORY: &str = ".atoll/history";
-
-/// Whether a file or directory is in a mounted shared volume.
-pub(crate) fn is_in_shared_mount(path: &Path) -> bool {
-    // Without room for the answer this asks for its length.
-    rustix::fs::getxattr(path, STATE_XATTR, &mut [0; 0][..]).is_ok()
-}
 
 /// A path in a mounted shared volume.
 pub(crate) struct InMount {
@@ -35,25 +26,12 @@ pub(crate) struct InMount {
 }
 
 impl InMount {
-    /// Finds the mount of a path, of which nothing need be there any more. The last name is not followed if it is a
-    /// symbolic link.
+    /// Finds the mount of a path, of which nothing need be there any more. No link in a mount is followed.
     pub(crate) fn of(path: &Path, what: &str) -> Result<InMount, Failure> {
-        let failed = |error: &io::Error| Failure::io(what, error);
-        let path = std::path::absolute(path).map_err(|error| failed(&error))?;
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(Failure::new(Exit::Usage, what).because("give the path without `..`"));
         }
-        // The deepest directory above it that is there.
-        let mut above =
-            if path.is_dir() && !path.is_symlink() { path.as_path() } else { parent(&path) };
-        while !above.is_dir() {
-            above = parent(above);
-        }
-        let rest = path.strip_prefix(above).expect("it is above");
-        let above = fs::canonicalize(above).map_err(|error| failed(&error))?;
-        let device = fs::metadata(&above).map_err(|error| failed(&error))?.dev();
-        let is_inside = |path: &&Path| fs::metadata(path).is_ok_and(|meta| meta.dev() == device);
-        let root = above.ancestors().take_while(is_inside).last().unwrap_or(&above);
+        let found = user_path::find_in_mount(path).map_err(|error| Failure::io(what, &error))?;
         let not_shared = || {
             Failure::new(Exit::Usage, what)
                 .because("it is not in a mounted shared volume")
@@ -61,14 +39,24 @@ impl InMount {
                     "Of a volume that one mount writes, `atoll volume history NAME` lists the old states.",
                 )
         };
-        let mut below = above.strip_prefix(root).expect("the root is above").to_owned();
-        // Joining nothing would leave a slash behind.
-        below.extend(rest.components());
-        let root = Directory::open(root).map_err(|error| failed(&error))?;
-        let is_shared = root.hold(OsStr::new(".")).is_ok_and(|root| root.has_xattr(STATE_XATTR));
-        let history = root.below(Path::new(HISTORY)).ok().filter(|_| is_shared);
-        let history = history.ok_or_else(not_shared)?;
+        let PathInMount { root, below } = found.ok_or_else(not_shared)?;
+        let history = root.below(Path::new(HISTORY)).map_err(|_| not_shared())?;
         Ok(InMount { root, history, below })
+    }
+
+    /// The path below the root of the mount.
+    pub(crate) fn path(&self) -> &Path {
+        &self.below
+    }
+
+    /// A path of the mount as the user would name it.
+    pub(crate) fn shown(&self, below: &Path) -> PathBuf {
+        self.root.path().join(below)
+    }
+
+    /// A directory of the mount.
+    pub(crate) fn directory(&self, below: &Path) -> io::Result<Directory> {
+        self.root.below(below)
     }
 
     /// The directory that the path is in, and its name there; `None` for the root of the mount.
@@ -91,12 +79,12 @@ impl InMount {
         }
     }
 
-    /// It in a state that the mount has named, if it is a directory there.
-    pub(crate) fn in_state(&self, state: &str) -> io::Result<Directory> {
-        self.history.child(OsStr::new(state))?.below(&self.below)
+    /// A directory of the mount in a state that it has named.
+    pub(crate) fn in_state(&self, state: &str, below: &Path) -> io::Result<Directory> {
+        self.history.child(OsStr::new(state))?.below(below)
     }
 }
 
 fn parent(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new("/"))
+    path.parent().unwrap_or(Path::new(""))
 }

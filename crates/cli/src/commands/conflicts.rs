@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use atoll_volume::shared::file_state::{
-    CONFLICTS_XATTR, DirectoryConflicts, NAMES_AT_ONCE, UnopenedContents,
+    CONFLICTS_XATTR, DirectoryConflicts, NAMES_AT_ONCE, STATE_XATTR, UnopenedContents,
 };
 use atoll_volume::shared::merged::ConflictName;
 use rustix::fs::FileType;
@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
-use crate::mounted_past::is_in_shared_mount;
 use crate::output::{Output, Part, json_text};
+use crate::{units, user_path};
 
 /// Arguments of `atoll conflicts`.
 #[derive(clap::Args, Debug)]
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut unread = Vec::new();
     beneath::open_many_files();
     for path in paths {
-        let top = Directory::open(path).map_err(|error| match error.kind() {
+        let top = user_path::open_directory(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotADirectory => {
                 Failure::new(Exit::Usage, format!("{} is not a directory", path.display()))
             }
@@ -79,7 +79,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match unread.first() {
         None => Ok(()),
         Some(first) => {
-            let what = format!("{} directories cannot be read; the first: {first}", unread.len());
+            let count = units::counted(unread.len() as u64, "directory", "directories");
+            let what = format!("{count} cannot be read; the first: {first}");
             Err(Failure::new(Exit::Incomplete, what))
         }
     }
@@ -94,7 +95,8 @@ fn check_mount(top: &Directory) -> Result<(), Failure> {
     let path = top.path();
     let failure =
         Failure::new(Exit::Usage, format!("cannot look for conflicts in {}", path.display()));
-    Err(match is_in_shared_mount(path) {
+    let is_shared = || top.hold(OsStr::new(".")).is_ok_and(|held| held.has_xattr(STATE_XATTR));
+    Err(match is_shared() {
         true => failure
             .because("its mount does not say which there are")
             .advice("If atoll was upgraded, mount the volume anew."),

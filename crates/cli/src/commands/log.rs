@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::beneath::Directory;
@@ -19,8 +20,6 @@ use crate::units;
 
 /// The attribute of a file in a mount; with a dot and a name behind, that of a directory for the name.
 const XATTR: &str = "user.atoll.log";
-/// The kernel takes no longer one.
-const MAX_BYTES: usize = 64 << 10;
 
 /// Arguments of `atoll log`.
 #[derive(clap::Args, Debug)]
@@ -76,66 +75,70 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn versions(path: &Path, what: &str) -> Result<Vec<Version>, Failure> {
-    let text = text_of(path, what)?;
+    let mount = InMount::of(path, what)?;
+    let text = text_of(&mount, mount.path(), what)?;
     let lines = text.lines().map(|line| parse(path, line));
     let bad =
         || Failure::new(Exit::Failed, what).because("the mount is of another program version");
     lines.map(|line| line.ok_or_else(bad)).collect()
 }
 
-/// What the mount says of a path.
-fn text_of(path: &Path, what: &str) -> Result<String, Failure> {
-    let by_name = match path.file_name() {
-        Some(name) => {
-            let directory = there_or_then(directory_of(path), what)?;
-            let xattr = [XATTR.as_bytes(), b".", name.as_bytes()].concat();
-            let held = directory.hold(OsStr::new("."));
-            let value = held.and_then(|held| held.xattr(OsStr::from_bytes(&xattr)));
-            String::from_utf8_lossy(&value.unwrap_or_default()).into_owned()
-        }
-        None => String::new(),
+/// What the mount says of a path below its root.
+fn text_of(mount: &InMount, below: &Path, what: &str) -> Result<String, Failure> {
+    let failed = |error: &io::Error| Failure::io(what, error);
+    let (Some(above), Some(name)) = (below.parent(), below.file_name()) else {
+        let root = mount.directory(below).map_err(|error| failed(&error))?;
+        return said_of(&root, OsStr::new("."), XATTR.as_ref()).map_err(|error| failed(&error));
     };
+    let (directory, is_there) = there_or_then(mount, above, what)?;
+    let xattr = [XATTR.as_bytes(), b".", name.as_bytes()].concat();
+    let by_name = said_of(&directory, OsStr::new("."), OsStr::from_bytes(&xattr));
+    let by_name = by_name.unwrap_or_default();
     if !by_name.is_empty() {
         return Ok(by_name);
     }
-    // The root of a mount, a file that is just being made, or a name that is too long for an attribute.
-    let mut value = vec![0; MAX_BYTES];
-    let present = rustix::fs::lgetxattr(path, XATTR, &mut value).map_err(io::Error::from);
-    let present = present.map(|len| String::from_utf8_lossy(&value[..len]).into_owned());
-    present.map_err(|error| {
-        if error.kind() == io::ErrorKind::NotFound {
-            return match InMount::of(path, what) {
-                Ok(_) => Failure::new(Exit::NotFound, what)
-                    .because("it is not there, and in no state that is kept"),
-                Err(failure) => failure,
-            };
-        }
-        match error.raw_os_error() == Some(rustix::io::Errno::NODATA.raw_os_error()) {
-            true => Failure::new(Exit::Usage, what)
-                .because("it is not a file or directory of a mounted shared volume"),
-            false => Failure::io(what, &error),
-        }
+    // A file that is just being made, or a name that is too long for an attribute.
+    let present = match is_there {
+        true => said_of(&directory, name, XATTR.as_ref()),
+        false => Err(io::ErrorKind::NotFound.into()),
+    };
+    present.map_err(|error| match Errno::from_io_error(&error) {
+        _ if error.kind() == io::ErrorKind::NotFound => Failure::new(Exit::NotFound, what)
+            .because("it is not there, and in no state that is kept"),
+        Some(Errno::NODATA) => Failure::new(Exit::Usage, what)
+            .because("it is not a file or directory of a mounted shared volume"),
+        _ => failed(&error),
     })
 }
 
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+/// An attribute of what has a name in a directory.
+fn said_of(directory: &Directory, name: &OsStr, xattr: &OsStr) -> io::Result<String> {
+    let value = directory.hold(name)?.xattr(xattr)?;
+    Ok(String::from_utf8_lossy(&value).into_owned())
 }
 
-/// A directory, or where it was last.
-fn there_or_then(directory: &Path, what: &str) -> Result<Directory, Failure> {
-    if directory.is_dir() {
-        return Directory::open(directory).map_err(|error| Failure::io(what, &error));
-    }
-    let place = InMount::of(directory, what)?;
-    let text = text_of(directory, what)?;
-    let versions = text.lines().filter_map(|line| parse(directory, line));
+/// A directory of the mount and whether it is there, or where it was last.
+fn there_or_then(mount: &InMount, below: &Path, what: &str) -> Result<(Directory, bool), Failure> {
+    let error = match mount.directory(below) {
+        Ok(directory) => return Ok((directory, true)),
+        Err(error) => error,
+    };
+    let why = match Errno::from_io_error(&error) {
+        Some(Errno::NOENT) => "is not there, and in no state that is kept",
+        Some(Errno::NOTDIR | Errno::LOOP) => {
+            "is no directory, nor was it one in a state that is kept; links in a mount are not followed"
+        }
+        _ => return Err(Failure::io(what, &error)),
+    };
+    let text = text_of(mount, below, what)?;
+    let versions = text.lines().filter_map(|line| parse(below, line));
     let last = versions.filter(|version| version.kind.as_deref() == Some("directory"));
     let state = last.filter_map(|version| version.state).next().ok_or_else(|| {
         Failure::new(Exit::NotFound, what)
-            .because(format!("{} is not there, and in no state that is kept", directory.display()))
+            .because(format!("{} {why}", mount.shown(below).display()))
     })?;
-    place.in_state(&state).map_err(|error| Failure::io(what, &error))
+    let then = mount.in_state(&state, below).map_err(|error| Failure::io(what, &error))?;
+    Ok((then, false))
 }
 
 fn parse(path: &Path, line: &str) -> Option<Version> {

@@ -25,6 +25,7 @@ use crate::own_volume;
 use crate::shared_spool;
 use crate::spool::{self, Pending, SpoolOnDisk};
 use crate::units;
+use crate::user_path;
 
 /// How much of a file is read at once.
 const READ_BYTES: u32 = 1 << 20;
@@ -250,7 +251,7 @@ async fn copy(
         owner: own_volume::owner(),
         ..WriteOptions::default()
     };
-    let into = Directory::make(destination)
+    let into = user_path::make_directory(destination)
         .map_err(|error| Failure::io(format!("{what} to {}", destination.display()), &error))?;
     let open = async |aside: &Path| {
         let spool = SpoolOnDisk::open(aside.to_owned()).map_err(|error| error.to_string())?;

@@ -7,11 +7,9 @@
 mod advice;
 mod report;
 
-use std::ffi::OsStr;
-use std::fs;
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_key::{BlockHash, BlockId, Key};
@@ -22,13 +20,13 @@ use atoll_volume::shared::merged::ConflictName;
 use rustix::io::Errno;
 
 use self::report::Report;
+use crate::beneath::Held;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::{Output, escaped};
+use crate::user_path::{self, Mount};
 
-/// The longest value of an attribute that the kernel passes on.
-const MAX_XATTR_BYTES: usize = 64 << 10;
 /// Blocks of a file that are looked at unless all are asked for: those of some hundred megabytes.
 const BLOCKS_LOOKED_AT: usize = BLOCKS_AT_ONCE;
 
@@ -45,7 +43,7 @@ and until when you may; which nodes have read or written it in the last 15 secon
 last lines say what to do, if something is not well.
 The node of --dir is asked, which should be the one of the mount.")]
 pub(crate) struct Args {
-    /// A file or directory in a mounted shared volume; of a symbolic link, what it leads to
+    /// A file or directory in a mounted shared volume; of a symbolic link outside of mounts, what it leads to
     #[arg(value_name = "PATH")]
     path: PathBuf,
 
@@ -84,16 +82,16 @@ struct Ring {
 /// Shows it.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot say anything of {}", escaped(args.path.as_os_str().as_bytes()));
-    let path = fs::canonicalize(&args.path).map_err(|error| Failure::io(&what, &error))?;
-    let state = state_of(&path, &what)?;
-    let blocks = blocks_of(&path, if args.all { usize::MAX } else { BLOCKS_LOOKED_AT });
+    let file = user_path::find(&args.path).map_err(|error| Failure::io(&what, &error))?;
+    let state = state_of(&file, &what)?;
+    let blocks = blocks_of(&file.held, if args.all { usize::MAX } else { BLOCKS_LOOKED_AT });
     let ring = match connection::to_node(global).await {
         Ok((_, client)) => ask_ring(&client, &state, blocks.as_ref().ok()).await,
         // The first line is the error, the next ones advise.
         Err(failure) => Err(failure.to_string().lines().take(1).collect()),
     };
-    let beside = beside(&path);
-    let report = Report::of(Found { path, state, beside, blocks, ring });
+    let beside = beside(&file);
+    let report = Report::of(Found { path: file.path, state, beside, blocks, ring });
     let mut output = Output::new();
     match args.json {
         true => output.json(&report)?,
@@ -103,63 +101,50 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 }
 
 /// What the mount knows of a file.
-fn state_of(path: &Path, what: &str) -> Result<FileState, Failure> {
-    let mut value = vec![0; MAX_XATTR_BYTES];
-    let read = rustix::fs::getxattr(path, STATE_XATTR, &mut value);
-    let failed = |why: &str| Failure::new(Exit::Failed, what).because(why);
-    match read {
-        Ok(len) => FileState::decode(&value[..len]).map_err(|told| {
-            failed(&format!("the mount's answer cannot be read: {told}"))
-                .advice("If atoll was upgraded, mount the volume anew.")
-        }),
-        Err(Errno::NODATA | Errno::NOTSUP) => Err(refused(path, what)),
-        Err(errno) => Err(Failure::io(what, &errno.into())),
-    }
+fn state_of(file: &user_path::Found, what: &str) -> Result<FileState, Failure> {
+    let value =
+        file.held.xattr(STATE_XATTR.as_ref()).map_err(|error| {
+            match Errno::from_io_error(&error) {
+                Some(Errno::NODATA | Errno::NOTSUP) => refused(file, what),
+                _ => Failure::io(what, &error),
+            }
+        })?;
+    FileState::decode(&value).map_err(|told| {
+        Failure::new(Exit::Failed, what)
+            .because(format!("the mount's answer cannot be read: {told}"))
+            .advice("If atoll was upgraded, mount the volume anew.")
+    })
 }
 
 /// Why there is no answer for a file that is in no mount of a shared volume.
-fn refused(path: &Path, what: &str) -> Failure {
-    let Ok(meta) = fs::symlink_metadata(path) else {
-        return Failure::new(Exit::NotFound, what).because("it is gone");
-    };
-    let mut top = path;
-    while let Some(above) = top.parent()
-        && fs::symlink_metadata(above).is_ok_and(|above| above.dev() == meta.dev())
-    {
-        top = above;
-    }
-    let mut status = vec![0; MAX_XATTR_BYTES];
+fn refused(file: &user_path::Found, what: &str) -> Failure {
     let failure = Failure::new(Exit::Usage, what);
-    match rustix::fs::getxattr(top, "user.atoll.status", &mut status) {
-        Ok(_) if rustix::fs::getxattr(top, STATE_XATTR, &mut status).is_ok() => failure
+    match &file.mount {
+        Some(Mount::OfShared) => failure
             .because("the kernel passes such questions on for regular files and directories alone")
             .advice("Ask about the directory that it is in."),
-        Ok(len) => {
-            let status = escaped(&status[..len]);
-            failure
-                .because(format!(
-                    "it is in a volume that is not shared; the mount's own state: {status}"
-                ))
-                .advice(
-                    "One publisher writes that volume as a whole: `atoll volume show NAME` and `atoll \
-                     volumes` tell of it, `atoll status` of its node.",
-                )
-        }
-        Err(_) => failure
+        Some(Mount::Other(status)) => failure
+            .because(format!(
+                "it is in a volume that is not shared; the mount's own state: {}",
+                escaped(status)
+            ))
+            .advice(
+                "One publisher writes that volume as a whole: `atoll volume show NAME` and `atoll \
+                 volumes` tell of it, `atoll status` of its node.",
+            ),
+        None => failure
             .because("it is in no mount of Atoll")
             .advice("`atoll mount NAME MNT` mounts a shared volume."),
     }
 }
 
 /// The file's content blocks, at most `most`, and whether there are more.
-fn blocks_of(path: &Path, most: usize) -> Result<(Vec<BlockId>, bool), String> {
+fn blocks_of(file: &Held, most: usize) -> Result<(Vec<BlockId>, bool), String> {
     let mut blocks = Vec::new();
     loop {
-        let mut hashes = vec![0; MAX_XATTR_BYTES];
         let name = format!("{BLOCKS_XATTR}{}", blocks.len());
-        let len = rustix::fs::getxattr(path, name.as_str(), &mut hashes)
-            .map_err(|errno| std::io::Error::from(errno).to_string())?;
-        let hashes = hashes[..len].chunks_exact(32);
+        let hashes = file.xattr(name.as_ref()).map_err(|error| error.to_string())?;
+        let hashes = hashes.chunks_exact(32);
         let count = hashes.len();
         let id = |hash: &[u8]| BlockHash(hash.try_into().expect("32 bytes")).inode_content_id();
         blocks.extend(hashes.map(id));
@@ -215,15 +200,11 @@ fn merge(all: &mut ReplicaReport, more: ReplicaReport) {
 }
 
 /// Names in the same directory of versions of this file that were kept beside it.
-fn beside(path: &Path) -> Vec<Vec<u8>> {
-    let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
-    let entries = fs::read_dir(above).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name());
-    let is_beside = |other: &OsStr| {
+fn beside(file: &user_path::Found) -> Vec<Vec<u8>> {
+    let (Some(above), Some(name)) = (&file.above, file.path.file_name()) else { return Vec::new() };
+    let is_beside = |other: &&OsString| {
         ConflictName::parse(other.as_bytes()).is_some_and(|one| one.beside == name.as_bytes())
     };
-    let mut found: Vec<Vec<u8>> =
-        names.filter(|other| is_beside(other)).map(|other| other.as_bytes().to_vec()).collect();
-    found.sort();
-    found
+    let names = above.names().unwrap_or_default();
+    names.iter().filter(is_beside).map(|other| other.as_bytes().to_vec()).collect()
 }

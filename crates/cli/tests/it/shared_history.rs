@@ -157,6 +157,71 @@ fn what_was_saved_a_moment_ago_is_logged_by_its_path_and_had_back() {
     run(atoll().arg("log").arg(mount.join("never"))).failed(4, &["in no state that is kept"]);
 }
 
+/// A member put a link in the place of a directory. `atoll restore` followed it into another volume that the user had mounted,
+/// and replaced a file there.
+#[test]
+fn no_link_that_a_member_has_made_leads_a_command_out_of_a_mount() {
+    if !can_mount("no_link_that_a_member_has_made_leads_a_command_out_of_a_mount") {
+        return;
+    }
+    use std::os::unix::fs::symlink;
+    let mut ring = Ring::of(1);
+    for name in ["team", "other"] {
+        ring.nodes[0].atoll(["volume", "create", name, "--shared"]).ok();
+    }
+    let (team, other) = (ring.mount(0, "team", &[]), ring.mount(0, "other", &[]));
+    for text in ["first\n", "second\n"] {
+        fs::write(other.join("plan"), text).expect("writes");
+        fs::write(other.join("new"), text).expect("writes");
+        fs::rename(other.join("new"), other.join("plan")).expect("renames");
+    }
+    let log = |path: &Path| run(atoll().arg("log").arg("--json").arg(path));
+    let state_of_first = || {
+        let versions = log(&other.join("plan")).ok().json_lines();
+        let first = versions.into_iter().find(|one| one["size"] == 6 && one["state"].is_string());
+        Some(first?["state"].as_str()?.to_owned())
+    };
+    until("the first text is kept", || state_of_first().is_some());
+    let state = state_of_first().expect("it is kept");
+    let restore =
+        |path: &Path| run(atoll().arg("restore").arg(path).args(["--force", "--at", &state]));
+    let conflicts = |path: &Path| run(atoll().arg("conflicts").arg(path));
+
+    // From one mount into another, and into a mount from one that nobody writes.
+    symlink(&other, team.join("away")).expect("links");
+    symlink(other.join("plan"), team.join("file")).expect("links");
+    let source = ring.path("source");
+    fs::create_dir(&source).expect("makes");
+    symlink(&other, source.join("away")).expect("links");
+    let published = ring.publish(&source);
+    let read_only = ring.mount(0, &published, &[]);
+    let why = |path: &Path| run(ring.nodes[0].command(["why", "--json"]).arg(path));
+    let in_a_mount = "is a symbolic link in a mount";
+    restore(&team.join("away/plan")).failed(1, &["links below a mount are not followed"]);
+    log(&team.join("away/plan")).failed(4, &["links in a mount are not followed"]);
+    restore(&read_only.join("away/plan")).failed(1, &[in_a_mount]);
+    log(&read_only.join("away/plan")).failed(1, &[in_a_mount]);
+    for mount in [&team, &read_only] {
+        why(&mount.join("away/plan")).failed(1, &[in_a_mount]);
+        conflicts(&mount.join("away")).failed(1, &[in_a_mount]);
+    }
+    why(&team.join("file")).failed(2, &["regular files and directories alone"]);
+    assert_eq!(fs::read_to_string(other.join("plan")).expect("reads"), "second\n");
+
+    // The user's own links are followed.
+    let (mine, deep) = (ring.path("mine"), ring.path("deep"));
+    symlink(&other, &mine).expect("links");
+    symlink("mine/plan", &deep).expect("links");
+    conflicts(&mine).ok();
+    assert_eq!(
+        why(&deep).ok().json()["path"],
+        fs::canonicalize(other.join("plan")).expect("there").to_str().expect("text")
+    );
+    assert!(log(&mine.join("plan")).ok().json_lines().len() > 1);
+    restore(&deep).ok();
+    assert_eq!(fs::read_to_string(other.join("plan")).expect("reads"), "first\n");
+}
+
 /// `tail -f` on another mount never followed.
 #[test]
 fn a_file_that_is_open_on_one_mount_shows_what_another_appends() {
