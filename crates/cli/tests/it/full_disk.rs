@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::processes::{
-    NodeProcess, Ring, assert_same, atoll, can_mount, make_tree, noise, run, signal, unmount, until,
+    NodeProcess, Ring, assert_holds, assert_same, assert_same_contents, atoll, can_mount,
+    make_tree, noise, run, signal, unmount, until,
 };
-use crate::shared_offline::same;
 use crate::volumes::status_of;
 
 /// Each write to it finds the disk full.
@@ -104,9 +104,9 @@ fn no_mount_and_no_node_needs_its_log() {
     assert_same(&source, &mounts[0]);
     for mount in &mounts[1..] {
         until("all is on the ring", || status_of(mount) == "ok");
-        same(&source, &mount.join("tree"));
-        assert!(fs::read(mount.join("big")).expect("reads") == noise(3 << 20, 5));
-        assert_eq!(fs::read(mount.join("offline")).expect("reads"), b"is spooled");
+        assert_same_contents(&source, &mount.join("tree"));
+        assert_holds(&mount.join("big"), &noise(3 << 20, 5));
+        assert_holds(&mount.join("offline"), b"is spooled");
     }
     mounts.iter().for_each(|mount| ends_clean(mount));
     // Where there is no room even for the log's name.
@@ -115,7 +115,7 @@ fn no_mount_and_no_node_needs_its_log() {
     fs::write(&logs, "in the way").expect("a file");
     let said = run(ring.nodes[0].command(["mount", "work"]).arg(&mounts[1])).ok();
     assert!(said.stderr.contains("works without its log"), "{said:?}");
-    assert_eq!(fs::read(mounts[1].join("offline")).expect("reads"), b"is spooled");
+    assert_holds(&mounts[1].join("offline"), b"is spooled");
     ends_clean(&mounts[1]);
     assert_eq!(ring.nodes[0].stop(), Some(0));
 }
@@ -135,7 +135,7 @@ fn a_mount_of_a_tfs_needs_no_log() {
     make_tree(&at.join("tree"));
     let other = temp.path().join("other");
     make_tree(&other);
-    same(&other, &at.join("tree"));
+    assert_same_contents(&other, &at.join("tree"));
     ends_clean(&at);
     run(atoll().args(["tfs", "check"]).arg(&image)).ok();
 }
@@ -272,9 +272,7 @@ fn mounts_and_nodes_outlive_a_full_disk() {
             closed.push((file, noise(20_000, i as u64)));
         }
     }
-    let is_intact =
-        || closed.iter().all(|(file, bytes)| fs::read(file).is_ok_and(|is| is == *bytes));
-    assert!(is_intact(), "what was written is read");
+    closed.iter().for_each(|(file, bytes)| assert_holds(file, bytes));
     assert!(closed.len() >= 10, "a TFS elsewhere has room");
     for mount in [&owned, &shared, &reads] {
         status_of(mount);
@@ -289,16 +287,14 @@ fn mounts_and_nodes_outlive_a_full_disk() {
         until("it is on the ring", || sync(mount).is_ok());
         closed.push((file, b"later".to_vec()));
     }
-    let is_intact =
-        || closed.iter().all(|(file, bytes)| fs::read(file).is_ok_and(|is| is == *bytes));
-    assert!(is_intact(), "and still is");
+    closed.iter().for_each(|(file, bytes)| assert_holds(file, bytes));
     assert_same(&source, &reads);
     until("other members see it", || fs::read(theirs.join("later")).is_ok_and(|is| is == b"later"));
     let copy = ring.path("copy");
     run(ring.nodes[2].command(["get", &work]).arg(&copy)).ok();
     for (file, bytes) in closed.iter().filter(|(file, _)| file.starts_with(&owned)) {
         let name = file.file_name().expect("it has one");
-        assert!(fs::read(copy.join(name)).expect("is there") == *bytes, "{name:?}");
+        assert_holds(&copy.join(name), bytes);
     }
     [&owned, &shared, &reads].into_iter().for_each(|mount| ends_clean(mount));
     ends_clean(&tfs);
@@ -338,7 +334,7 @@ fn a_shared_volume_is_not_unmounted_over_files_that_are_in_memory_alone() {
     ring.nodes[0].restart();
     let again = ring.mount(0, "team", &[]);
     for name in ["docs/plan.txt", "before"] {
-        assert_eq!(fs::read(again.join(name)).expect("is there"), b"in memory");
+        assert_holds(&again.join(name), b"in memory");
     }
 }
 
@@ -365,6 +361,6 @@ fn a_mount_whose_process_has_died_fails_each_call_until_it_is_unmounted() {
         assert!(said.stderr.contains("had died") && said.stderr.contains("spool"), "{said:?}");
         assert_eq!(fs::read_dir(&mount).expect("there").count(), 0);
         let again = ring.mount(0, name, &[]);
-        assert_eq!(fs::read(again.join("file")).expect("is there"), b"closed");
+        assert_holds(&again.join("file"), b"closed");
     }
 }

@@ -5,11 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::processes::{
-    Ring, assert_same, atoll, can_mount, make_tree, noise, run, unmount, unpublished, until,
+    Ring, TIMED_OUT, assert_holds, assert_same, atoll, can_mount, make_tree, noise, run, unmount,
+    unpublished, until,
 };
-
-/// `ETIMEDOUT`.
-const TIMED_OUT: i32 = 110;
 
 #[test]
 fn a_mount_shows_the_tree_through_another_node() {
@@ -70,14 +68,11 @@ fn a_mount_survives_a_restart_of_its_node() {
     };
     ring.nodes[1].restart();
     // It waits for a few seconds, which may not be enough on a busy machine.
-    let mut read = reader.join().expect("no panic");
-    until("the mount has its node again", || {
-        if read.as_ref().is_err_and(|error| error.raw_os_error() == Some(TIMED_OUT)) {
-            read = fs::read(mount.join("big"));
-        }
-        read.is_ok()
-    });
-    assert!(read.expect("is read") == noise(5 << 20, 5), "the bytes are the file's");
+    match reader.join().expect("no panic") {
+        Err(error) if error.raw_os_error() == Some(TIMED_OUT) => {}
+        read => assert!(read.expect("is read") == noise(5 << 20, 5), "the bytes are the file's"),
+    }
+    assert_holds(&mount.join("big"), &noise(5 << 20, 5));
     assert_same(&source, &mount);
 }
 
@@ -106,15 +101,19 @@ fn a_mount_whose_node_is_down_says_so_and_recovers() {
     }
     let why = status_of(&mount);
     assert!(why.contains("no node runs in") && why.contains("atoll up --dir"), "{why}");
-    let logs: Vec<_> = fs::read_dir(ring.nodes[1].dir.join("logs"))
-        .expect("logs")
-        .map(|log| fs::read_to_string(log.expect("a log").path()).expect("reads"))
-        .collect();
-    let said = logs.concat().matches("blocks cannot be fetched").count();
-    assert_eq!(said, 1, "once for all that fails: {logs:?}");
+    let logs = || -> String {
+        let logs = fs::read_dir(ring.nodes[1].dir.join("logs")).expect("logs");
+        let text = |log: std::io::Result<fs::DirEntry>| {
+            fs::read_to_string(log.expect("a log").path()).expect("reads")
+        };
+        logs.map(text).collect()
+    };
+    // A thread of the mount writes what it says.
+    until("it is said", || logs().contains("blocks cannot be fetched"));
+    let said = logs().matches("blocks cannot be fetched").count();
+    assert_eq!(said, 1, "once for all that fails: {}", logs());
     ring.nodes[1].restart();
-    until("the mount works again", || read("file01.txt").is_ok());
-    assert_eq!(status_of(&mount), "ok");
+    until("the mount works again", || read("file01.txt").is_ok() && status_of(&mount) == "ok");
 
     // Stopped, it keeps its socket and says nothing.
     ring.nodes[1].freeze();

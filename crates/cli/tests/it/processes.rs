@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 pub(crate) use atoll_bench::noise;
 
 /// How long anything may take on a busy machine before a test gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+
+/// `ETIMEDOUT`: what a call of a mount is told that the ring has not answered in time, as may be on a busy machine.
+pub(crate) const TIMED_OUT: i32 = 110;
 
 /// What a command said and how it ended.
 #[derive(Debug)]
@@ -86,15 +89,7 @@ pub(crate) fn run(command: &mut Command) -> Said {
 /// holds, for a moment, all files that this process has open.
 #[track_caller]
 pub(crate) fn unmount(command: &mut Command) {
-    let mut said = run(command);
-    for _ in 0..100 {
-        if !said.stderr.contains("is in use") {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-        said = run(command);
-    }
-    said.ok();
+    run_until("nothing uses the mount", command, |said| !said.stderr.contains("is in use")).ok();
 }
 
 /// Waits until `done` says so.
@@ -105,6 +100,14 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(begin.elapsed() < PATIENCE, "gave up waiting: {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Runs a command until `done` says so of it; what it said then.
+#[track_caller]
+pub(crate) fn run_until(what: &str, command: &mut Command, done: impl Fn(&Said) -> bool) -> Said {
+    let mut last = None;
+    until(what, || done(last.insert(run(command))));
+    last.expect("it ran")
 }
 
 /// A node and its directory. The directory outlives the process.
@@ -184,7 +187,8 @@ impl NodeProcess {
     /// Waits until the node is in these states.
     #[track_caller]
     pub(crate) fn wait_for(&self, states: &[&str]) {
-        let mut arguments = vec!["status", "--timeout", "90s"];
+        let patience = format!("{}s", PATIENCE.as_secs());
+        let mut arguments = vec!["status", "--timeout", &patience];
         arguments.extend(states.iter().flat_map(|state| ["--wait", state]));
         let said = self.atoll(&arguments);
         assert_eq!(said.code, Some(0), "{states:?}: {said:?}\n{}", self.log());
@@ -369,5 +373,36 @@ pub(crate) fn make_tree(top: &Path) {
 /// Compares two trees with the program's own comparison.
 #[track_caller]
 pub(crate) fn assert_same(a: &Path, b: &Path) {
-    run(atoll().arg("compare").arg(a).arg(b)).ok();
+    let mut compare = atoll();
+    assert_reads_the_same(compare.arg("compare").arg(a).arg(b));
+}
+
+/// Compares trees by their names, links and contents.
+#[track_caller]
+pub(crate) fn assert_same_contents(a: &Path, b: &Path) {
+    let mut diff = Command::new("diff");
+    assert_reads_the_same(diff.args(["-r", "--no-dereference"]).arg(a).arg(b));
+}
+
+#[track_caller]
+fn assert_reads_the_same(compare: &mut Command) {
+    let is_read = |said: &Said| !said.stderr.contains("Connection timed out");
+    run_until("both can be read", compare, is_read).ok();
+}
+
+/// That a file has these bytes.
+#[track_caller]
+pub(crate) fn assert_holds(file: &Path, bytes: &[u8]) {
+    let mut read = None;
+    until("it can be read", || {
+        let attempt = read.insert(fs::read(file));
+        !attempt.as_ref().is_err_and(|error| error.raw_os_error() == Some(TIMED_OUT))
+    });
+    let shown = file.display();
+    let read = read.expect("it was tried").unwrap_or_else(|error| panic!("{shown}: {error}"));
+    if read != bytes {
+        let same = read.iter().zip(bytes).take_while(|(is, should)| is == should).count();
+        let (is, should) = (read.len(), bytes.len());
+        panic!("{shown}: {is} bytes instead of {should}; the first {same} are as they should be");
+    }
 }

@@ -10,7 +10,7 @@ use atoll_key::{SignedBlock, VolumeCipher};
 use atoll_volume::owned::sealed_root;
 
 use crate::processes::{
-    Ring, assert_same, atoll, can_mount, make_tree, noise, run, unmount, until,
+    Ring, assert_holds, assert_same, atoll, can_mount, make_tree, noise, run, unmount, until,
 };
 
 /// Reads the status attribute of a mount's root.
@@ -65,7 +65,7 @@ fn a_volume_is_written_through_a_mount_and_read_through_another_node() {
 
     let reader = ring.mount(2, &address, &[]);
     assert_same(&tree, &reader.join("tree"));
-    assert!(fs::read(reader.join("linked")).expect("reads") == noise(3 << 20, 7));
+    assert_holds(&reader.join("linked"), &noise(3 << 20, 7));
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(mount.join("linked"), Some(12), Some(34)).expect("changes");
         sync(&mount).expect("is on the ring");
@@ -127,7 +127,7 @@ fn what_was_synced_survives_the_death_of_mount_and_node() {
     assert_eq!(of(&after, "lost_blocks"), 0, "{after}");
     run(atoll().arg("unmount").arg(&mount)).ok();
     let mount = ring.mount(0, "work", &[]);
-    assert!(fs::read(mount.join("synced")).expect("reads") == noise(1 << 20, 1));
+    assert_holds(&mount.join("synced"), &noise(1 << 20, 1));
     assert_eq!(fs::read(mount.join("waits")).expect("reads"), b"x");
 }
 
@@ -158,7 +158,7 @@ fn what_was_closed_survives_the_death_of_mount_and_node() {
 
     let mount = ring.mount(0, "work", &[]);
     assert_same(&tree, &mount.join("tree"));
-    assert!(fs::read(mount.join("big")).expect("reads") == noise(3 << 20, 5));
+    assert_holds(&mount.join("big"), &noise(3 << 20, 5));
     sync(&mount).expect("is on the ring");
     let pending = || run(&mut ring.nodes[0].command(["status", "--json"])).ok().json();
     until("nothing waits", || pending()["pending"].as_array().is_some_and(|all| all.is_empty()));
@@ -183,9 +183,9 @@ fn a_node_brings_to_the_ring_what_a_dead_mount_has_left() {
     let copy = ring.path("copy");
     let file = format!("{address}/big");
     run(ring.nodes[2].command(["get", &file]).arg(&copy)).ok();
-    assert!(fs::read(copy).expect("reads") == noise(3 << 20, 5));
+    assert_holds(&copy, &noise(3 << 20, 5));
     let mount = ring.mount(0, "work", &[]);
-    assert!(fs::read(mount.join("big")).expect("reads") == noise(3 << 20, 5));
+    assert_holds(&mount.join("big"), &noise(3 << 20, 5));
 }
 
 /// The same volume written by two nodes: the second one takes over while the first is cut off. What the
