@@ -285,6 +285,12 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
+    /// Whether a cookie of a directory means the same place in every open of it, also after a restart, and however
+    /// names come and go meanwhile: NFS lists directories without opening them.
+    fn has_lasting_cookies(&self) -> bool {
+        false
+    }
+
     /// Opens a directory for reading: what `readdir` then lists under this handle is
     /// one snapshot.
     fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened>;

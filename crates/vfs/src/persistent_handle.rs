@@ -5,9 +5,9 @@ use bytes::Bytes;
 
 use crate::types::{Errno, InodeNumber};
 
-/// The longest handle, bytes. NFSv3 has 64 (RFC 1813, `NFS3_FHSIZE`); a front end needs some of
-/// them to tell its file systems apart.
-pub const MAX_PERSISTENT_HANDLE_BYTES: usize = 48;
+/// The longest handle, bytes. NFSv3 has 64 (RFC 1813, `NFS3_FHSIZE`); its front end needs 24 of
+/// them to tell its file systems apart, and handles that clients make up from its own.
+pub const MAX_PERSISTENT_HANDLE_BYTES: usize = 40;
 
 /// Names a file for as long as it exists, over mounts and restarts, and never another one.
 ///

@@ -377,6 +377,10 @@ impl FileSystem for Tfs {
         true
     }
 
+    fn has_lasting_cookies(&self) -> bool {
+        true
+    }
+
     fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
         let live = to_ext2(inode).and_then(|number| self.shared.core().live_directory(number));
         answer(live.map(|_| opened(Handle::NONE)))

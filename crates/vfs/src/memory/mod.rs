@@ -11,7 +11,6 @@
 mod content;
 mod state;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -243,7 +242,7 @@ impl FileSystem for MemoryFs {
     }
 
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
-        let body = Body::Directory { names: BTreeMap::new(), parent };
+        let body = Body::directory(parent);
         self.make(caller, parent, name, Birth { body, kind: FileKind::Directory, mode, rdev: 0 })
     }
 
@@ -369,6 +368,10 @@ impl FileSystem for MemoryFs {
 
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         answer(self.locked().close(inode, handle))
+    }
+
+    fn has_lasting_cookies(&self) -> bool {
+        true
     }
 
     fn opendir(&self, _caller: Caller, inode: InodeNumber) -> Answer<Opened> {

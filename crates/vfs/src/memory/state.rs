@@ -33,6 +33,8 @@ pub(super) enum Body {
     File(Content),
     Directory {
         names: BTreeMap<Bytes, InodeNumber>,
+        /// Where each name stands in listings, by when it was made.
+        cookies: BTreeMap<Bytes, u64>,
         parent: InodeNumber,
     },
     Symlink(Bytes),
@@ -40,8 +42,15 @@ pub(super) enum Body {
     Special,
 }
 
-/// The names of a directory.
-type Listing = Arc<Vec<(Bytes, InodeNumber, FileKind)>>;
+impl Body {
+    /// A directory without names.
+    pub(super) fn directory(parent: InodeNumber) -> Body {
+        Body::Directory { names: BTreeMap::new(), cookies: BTreeMap::new(), parent }
+    }
+}
+
+/// The names of a directory in the order of their cookies.
+type Listing = Arc<Vec<(u64, Bytes, InodeNumber, FileKind)>>;
 
 /// An open file, or a directory's names as they were when it was read from its beginning.
 #[derive(Debug, Clone)]
@@ -79,6 +88,7 @@ pub(super) struct State {
     opens: BTreeMap<Handle, Open>,
     last_inode: u64,
     last_handle: u64,
+    last_cookie: u64,
     pub(super) capacity_bytes: u64,
     pub(super) ttl: Duration,
     pub(super) keep_cache: bool,
@@ -104,7 +114,7 @@ impl State {
                 mtime: now,
                 ctime: now,
             },
-            body: Body::Directory { names: BTreeMap::new(), parent: InodeNumber::ROOT },
+            body: Body::directory(InodeNumber::ROOT),
             xattrs: BTreeMap::new(),
             lookups: 1,
             opens: 0,
@@ -114,6 +124,7 @@ impl State {
             opens: BTreeMap::new(),
             last_inode: InodeNumber::ROOT.0,
             last_handle: 0,
+            last_cookie: 0,
             capacity_bytes: u64::MAX,
             ttl: Duration::from_secs(1),
             keep_cache: false,
@@ -136,16 +147,6 @@ impl State {
         }
     }
 
-    fn names_mut(
-        &mut self,
-        inode: InodeNumber,
-    ) -> Result<&mut BTreeMap<Bytes, InodeNumber>, Errno> {
-        match &mut self.node_mut(inode)?.body {
-            Body::Directory { names, .. } => Ok(names),
-            _ => Err(Errno::ENOTDIR),
-        }
-    }
-
     fn enter_name(
         &mut self,
         parent: InodeNumber,
@@ -153,13 +154,23 @@ impl State {
         inode: InodeNumber,
     ) -> Result<(), Errno> {
         let name = Bytes::copy_from_slice(name);
-        self.names_mut(parent)?.insert(name.clone(), inode);
+        self.last_cookie += 1;
+        let cookie = self.last_cookie;
+        let Body::Directory { names, cookies, .. } = &mut self.node_mut(parent)?.body else {
+            return Err(Errno::ENOTDIR);
+        };
+        names.insert(name.clone(), inode);
+        cookies.entry(name.clone()).or_insert(cookie);
         self.changed.push(Invalidation::Name { parent, name });
         Ok(())
     }
 
     fn remove_name(&mut self, parent: InodeNumber, name: &[u8]) -> Result<(), Errno> {
-        self.names_mut(parent)?.remove(name);
+        let Body::Directory { names, cookies, .. } = &mut self.node_mut(parent)?.body else {
+            return Err(Errno::ENOTDIR);
+        };
+        names.remove(name);
+        cookies.remove(name);
         let name = Bytes::copy_from_slice(name);
         self.changed.push(Invalidation::Name { parent, name });
         Ok(())
@@ -500,11 +511,15 @@ impl State {
     }
 
     fn listing(&self, inode: InodeNumber) -> Result<Listing, Errno> {
-        let mut names = Vec::new();
-        for (name, &child) in self.names(inode)? {
-            names.push((name.clone(), child, self.node(child)?.attr.kind));
+        let Body::Directory { names, cookies, .. } = &self.node(inode)?.body else {
+            return Err(Errno::ENOTDIR);
+        };
+        let mut listing = Vec::new();
+        for (name, &child) in names {
+            listing.push((cookies[name], name.clone(), child, self.node(child)?.attr.kind));
         }
-        Ok(Arc::new(names))
+        listing.sort_unstable_by_key(|(cookie, ..)| *cookie);
+        Ok(Arc::new(listing))
     }
 
     pub(super) fn opened(&self, inode: InodeNumber, handle: Handle) -> Result<&Open, Errno> {
@@ -544,9 +559,9 @@ impl State {
             names = self.listing(inode)?;
             self.opens.insert(handle, Open::Directory { inode, names: names.clone() });
         }
-        let first = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());
+        let first = names.partition_point(|(own, ..)| *own <= cookie);
         let mut entries = Vec::new();
-        for (index, (name, child, kind)) in names.iter().enumerate().skip(first) {
+        for (cookie, name, child, kind) in &names[first..] {
             if entries.len() >= limit {
                 break;
             }
@@ -555,7 +570,7 @@ impl State {
             }
             let entry = if with_entries { Some(self.entry(*child)?) } else { None };
             let (name, kind, inode) = (name.clone(), *kind, *child);
-            entries.push(DirEntry { name, kind, inode, cookie: index as u64 + 1, entry });
+            entries.push(DirEntry { name, kind, inode, cookie: *cookie, entry });
         }
         Ok(entries)
     }

@@ -486,6 +486,10 @@ impl FileSystem for Broken {
         self.inner.close(inode, handle)
     }
 
+    fn has_lasting_cookies(&self) -> bool {
+        self.inner.has_lasting_cookies()
+    }
+
     fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened> {
         self.inner.opendir(caller, inode)
     }
@@ -508,11 +512,12 @@ impl FileSystem for Broken {
         let limit = if fault == Fault::IgnoresTheLimit { limit.saturating_add(1) } else { limit };
         Box::pin(async move {
             if fault == Fault::ListsLive {
-                // The names as they are now, not as they were.
+                // The names as they are now, not as they were, by where they stand among these.
                 let live = inner.opendir(Caller::default(), inode).await?.handle;
-                let page = inner.readdir(inode, live, cookie, limit, with_entries).await;
+                let all = inner.readdir(inode, live, 0, usize::MAX, with_entries).await;
                 inner.closedir(inode, live).await?;
-                return page;
+                let numbered = (1..).zip(all?).map(|(cookie, entry)| DirEntry { cookie, ..entry });
+                return Ok(numbered.filter(|entry| entry.cookie > cookie).take(limit).collect());
             }
             let mut page = inner.readdir(inode, handle, cookie, limit, with_entries).await?;
             for entry in &mut page {

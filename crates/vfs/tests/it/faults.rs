@@ -60,6 +60,7 @@ async fn the_write_suite_catches_every_fault() {
         (Fault::IgnoresNoReplace, "no_replace_refuses_what_exists"),
         (Fault::RemovesFullDirectories, "rmdir_refuses_files_and_full_directories"),
         (Fault::ListsLive, "a_listing_is_one_snapshot"),
+        (Fault::ListsLive, "a_listing_goes_on_in_another_open"),
         (Fault::LosesSetTimes, "times_are_set_to_the_nanosecond"),
         (Fault::IgnoresTruncate, "opening_with_truncate_empties"),
         (Fault::WrongLinkCount, "a_new_file_has_one_link"),

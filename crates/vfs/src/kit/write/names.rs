@@ -2,7 +2,7 @@
 
 use crate::kit::probe::{During, Outcome, Probe, ensure, me, refused, same, same_bytes};
 use crate::kit::{Check, checks};
-use crate::{Errno, FileKind, InodeNumber, OpenFlags, Writer};
+use crate::{DirEntry, Errno, FileKind, InodeNumber, OpenFlags, Writer};
 
 pub(super) const CHECKS: &[Check] = checks![
     what_is_made_is_found_and_listed,
@@ -23,6 +23,7 @@ pub(super) const CHECKS: &[Check] = checks![
     hard_links_are_one_file,
     hard_links_to_directories_are_refused,
     a_listing_is_one_snapshot,
+    a_listing_goes_on_in_another_open,
     ten_thousand_names_fit,
 ];
 
@@ -296,34 +297,80 @@ async fn hard_links_to_directories_are_refused(probe: Probe) -> Outcome {
     refused("link", probe.fs.link(me(), inode, ROOT, b"also").await, &[Errno::EPERM])
 }
 
+/// A directory of names of which some go and others come while it is listed.
+struct BusyDirectory(InodeNumber);
+
+impl BusyDirectory {
+    const NAMES: usize = 40;
+
+    async fn make(probe: &Probe, parts: &[&str], count: usize, directory: InodeNumber) -> Outcome {
+        for index in 0..count {
+            for part in parts {
+                let name = format!("{index:02} {part}");
+                let made =
+                    probe.fs.mknod(me(), directory, name.as_bytes(), FileKind::Regular, 0o644, 0);
+                made.await.during("mknod")?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn new(probe: &Probe) -> Outcome<BusyDirectory> {
+        let directory =
+            probe.fs.mkdir(me(), ROOT, b"busy", 0o755).await.during("mkdir")?.attr.inode;
+        BusyDirectory::make(probe, &["stays", "goes"], BusyDirectory::NAMES, directory).await?;
+        Ok(BusyDirectory(directory))
+    }
+
+    async fn change(&self, probe: &Probe) -> Outcome {
+        for index in 0..BusyDirectory::NAMES {
+            let name = format!("{index:02} goes");
+            probe.fs.unlink(me(), self.0, name.as_bytes()).await.during("unlink")?;
+        }
+        BusyDirectory::make(probe, &["comes"], 5, self.0).await
+    }
+
+    /// What was there all the time is listed once.
+    fn check<'a>(listed: impl Iterator<Item = &'a DirEntry>) -> Outcome {
+        let mut stayed: Vec<_> = listed.map(|entry| entry.name.clone()).collect();
+        stayed.retain(|name| name.ends_with(b" stays"));
+        stayed.sort();
+        let expected: Vec<_> =
+            (0..BusyDirectory::NAMES).map(|index| format!("{index:02} stays")).collect();
+        same("entries that were there all the time", stayed, expected)
+    }
+}
+
 async fn a_listing_is_one_snapshot(probe: Probe) -> Outcome {
-    let directory = probe.fs.mkdir(me(), ROOT, b"busy", 0o755).await.during("mkdir")?.attr.inode;
-    let make = async |name: String| {
-        let kind = FileKind::Regular;
-        let made = probe.fs.mknod(me(), directory, name.as_bytes(), kind, 0o644, 0).await;
-        made.during("mknod").map(drop)
-    };
-    for index in 0..40 {
-        make(format!("{index:02} stays")).await?;
-        make(format!("{index:02} goes")).await?;
-    }
-    let handle = probe.opendir(directory).await?;
-    let first = probe.fs.readdir(directory, handle, 0, 30, false).await.during("readdir")?;
-    for index in 0..40 {
-        let name = format!("{index:02} goes");
-        probe.fs.unlink(me(), directory, name.as_bytes()).await.during("unlink")?;
-    }
-    for index in 0..5 {
-        make(format!("{index:02} comes")).await?;
-    }
+    let busy = BusyDirectory::new(&probe).await?;
+    let handle = probe.opendir(busy.0).await?;
+    let first = probe.fs.readdir(busy.0, handle, 0, 30, false).await.during("readdir")?;
+    busy.change(&probe).await?;
     let cookie = first.last().map_or(0, |entry| entry.cookie);
-    let rest = probe.list_from(directory, handle, cookie, 7, true).await?;
-    probe.fs.closedir(directory, handle).await.during("closedir")?;
-    let mut stayed: Vec<_> = first.iter().chain(&rest).map(|entry| entry.name.clone()).collect();
-    stayed.retain(|name| name.ends_with(b" stays"));
-    stayed.sort();
-    let expected: Vec<_> = (0..40).map(|index| format!("{index:02} stays")).collect();
-    same("entries that were there all the time", stayed, expected)
+    let rest = probe.list_from(busy.0, handle, cookie, 7, true).await?;
+    probe.fs.closedir(busy.0, handle).await.during("closedir")?;
+    BusyDirectory::check(first.iter().chain(&rest))
+}
+
+/// Of file systems that say that their cookies last.
+async fn a_listing_goes_on_in_another_open(probe: Probe) -> Outcome {
+    if !probe.fs.has_lasting_cookies() {
+        return Ok(());
+    }
+    let busy = BusyDirectory::new(&probe).await?;
+    let (mut listed, mut cookie) = (Vec::new(), 0);
+    loop {
+        let handle = probe.opendir(busy.0).await?;
+        let page = probe.fs.readdir(busy.0, handle, cookie, 7, false).await.during("readdir")?;
+        probe.fs.closedir(busy.0, handle).await.during("closedir")?;
+        if cookie == 0 {
+            busy.change(&probe).await?;
+        }
+        let Some(last) = page.last() else { break };
+        cookie = last.cookie;
+        listed.extend(page);
+    }
+    BusyDirectory::check(listed.iter())
 }
 
 async fn ten_thousand_names_fit(probe: Probe) -> Outcome {
