@@ -8,6 +8,7 @@ mod dht;
 mod format;
 mod key;
 mod net;
+mod nfs;
 mod node;
 mod overlay;
 mod sim;
@@ -50,6 +51,7 @@ pub(crate) fn all() -> Vec<Target> {
     targets.extend(node::targets());
     targets.extend(sim::targets());
     targets.extend(tfs::targets());
+    targets.extend(nfs::targets());
     targets
 }
 

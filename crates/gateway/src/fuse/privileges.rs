@@ -1,38 +1,14 @@
-//! Set-user-ID and set-group-ID bits that a write, a truncation, a reservation of space or a change
-//! of owner takes away.
+//! Taking set-user-ID and set-group-ID bits away for the kernel.
 //!
 //! With `FUSE_HANDLE_KILLPRIV_V2` this is the server's part, and the kernel asks for the
 //! attribute `security.capability` before the first write after an inode's attributes changed,
 //! instead of before every write. (The kernel itself removes that attribute.)
 
-use atoll_vfs::{Attr, Caller, Errno, FileKind, FileSystem, InodeNumber, SetAttr};
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, SetAttr};
 use fuser::Notifier;
 
 use super::invalidations::forget_attributes;
-
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
-
-/// The mode of a file without the bits, if it has any of them. Without the group's right to
-/// execute, set-group-ID means something else and stays for root and members of the file's group.
-fn reduced_mode(attr: &Attr, caller: Caller) -> Option<u32> {
-    if attr.kind == FileKind::Directory || attr.mode & (SET_UID | SET_GID) == 0 {
-        return None;
-    }
-    let keeps_set_gid =
-        attr.mode & GROUP_EXECUTE == 0 && (caller.uid == 0 || caller.is_member(attr.gid));
-    let reduced = attr.mode & !(SET_UID | if keeps_set_gid { 0 } else { SET_GID });
-    (reduced != attr.mode).then_some(reduced)
-}
-
-async fn reduced_mode_of(
-    fs: &dyn FileSystem,
-    caller: Caller,
-    inode: InodeNumber,
-) -> Result<Option<u32>, Errno> {
-    Ok(reduced_mode(&fs.getattr(inode, None).await?.attr, caller))
-}
+use crate::privileges::reduced_mode_of;
 
 /// Takes the bits of a file away that is written, and tells the kernel, which after a write asks for
 /// sizes and times again, but shows the mode that it knows.
@@ -47,20 +23,4 @@ pub(super) async fn take_away(
         forget_attributes(notifier, inode);
     }
     Ok(())
-}
-
-/// `changes` of attributes, with the mode that they bring about. The superuser's truncation
-/// leaves the bits, and every change of owner takes them.
-pub(super) async fn with_reduced_mode(
-    fs: &dyn FileSystem,
-    caller: Caller,
-    inode: InodeNumber,
-    changes: SetAttr,
-) -> Result<SetAttr, Errno> {
-    let owner = changes.uid.is_some() || changes.gid.is_some();
-    let truncated = changes.size_bytes.is_some() && caller.uid != 0;
-    if changes.mode.is_some() || !(owner || truncated) {
-        return Ok(changes);
-    }
-    Ok(SetAttr { mode: reduced_mode_of(fs, caller, inode).await?, ..changes })
 }

@@ -9,6 +9,7 @@ mod direct;
 mod handles;
 mod locks;
 mod mounting;
+mod nfs;
 mod place;
 mod posix;
 mod programs;

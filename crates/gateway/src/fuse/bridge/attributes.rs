@@ -9,8 +9,8 @@ use fuser::{FileHandle, INodeNo, ReplyEmpty, ReplyXattr};
 use super::{Bridge, handle, inode, name};
 use crate::fuse::convert;
 use crate::fuse::flags::FlagsCall;
-use crate::fuse::privileges;
 use crate::fuse::reply::{reply_attr, reply_empty, reply_xattr};
+use crate::privileges;
 
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;

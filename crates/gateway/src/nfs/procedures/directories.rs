@@ -1,0 +1,250 @@
+//! READDIR and READDIRPLUS.
+//!
+//! Cookies: 0 is the beginning, 1 lies after `.`, 2 after `..`, and `cookie + 2` after the entry to which the file system gave that
+//! cookie. Where cookies last ([`FileSystem::has_lasting_cookies`]) each call opens the directory anew, and a listing goes on through
+//! restarts and changes.
+
+use atoll_vfs::{Attr, DirEntry, Errno, FileKind, FileSystem, InodeNumber, MAX_COOKIE};
+
+use super::super::access::{self, EXECUTE, READ};
+use super::super::nfs3::{
+    Attributes, FileHandle, Name, ReadDirArgs, ReadDirPlusArgs, Reply, Status, Verifier,
+};
+use super::super::service::{File, Session, attributes_of};
+use super::super::xdr::{Opaque, Reader, Writer, Xdr, XdrError};
+use super::failed;
+
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
+
+/// Entries asked for at a time.
+const AT_A_TIME: usize = 256;
+/// Longest reply, bytes.
+const MAX_REPLY_BYTES: usize = 1 << 20;
+
+/// Cookies last, so nothing has to be told of them.
+const VERIFIER: Verifier = [0; 8];
+
+/// Bytes of a reply beside its entries: status, attributes, verifier, the end of the list and whether it is the last.
+const REPLY_BYTES: usize = 4 + 4 + 84 + 8 + 4 + 4;
+/// Bytes of an entry beside its name: that there is one, its number, the name's length and the cookie.
+const ENTRY_BYTES: usize = 4 + 8 + 4 + 8;
+/// Bytes of attributes and handle, at most.
+const PLUS_BYTES: usize = 4 + 84 + 4 + 4 + 64;
+
+/// One entry of a reply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in super::super) struct Listed {
+    /// Number of the file.
+    pub(in super::super) fileid: u64,
+    /// Its name.
+    pub(in super::super) name: Name,
+    /// Where to go on after it.
+    pub(in super::super) cookie: u64,
+    /// Of READDIRPLUS: attributes and handle, where they are known.
+    pub(in super::super) plus: Option<(Option<Attributes>, Option<FileHandle>)>,
+}
+
+/// Reply of READDIR and, with `plus` in each entry, of READDIRPLUS.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in super::super) struct ListOk {
+    /// Of the directory.
+    pub(in super::super) attributes: Option<Attributes>,
+    /// What belongs to the cookies.
+    pub(in super::super) verifier: Verifier,
+    /// The entries.
+    pub(in super::super) entries: Vec<Listed>,
+    /// Whether the directory ends here.
+    pub(in super::super) is_end: bool,
+}
+
+impl Xdr for ListOk {
+    /// Only the server's side is needed.
+    fn read(_: &mut Reader) -> Result<ListOk, XdrError> {
+        Err(XdrError::Invalid)
+    }
+
+    fn write(&self, to: &mut Writer) {
+        to.put(&self.attributes).put(&self.verifier);
+        for entry in &self.entries {
+            to.put(&true).put(&entry.fileid).put(&entry.name).put(&entry.cookie);
+            if let Some((attributes, handle)) = &entry.plus {
+                to.put(attributes).put(handle);
+            }
+        }
+        to.put(&false).put(&self.is_end);
+    }
+}
+
+/// READDIR.
+pub(in super::super) async fn read(
+    session: &Session,
+    args: ReadDirArgs,
+) -> Reply<ListOk, Option<Attributes>> {
+    let most = (args.count as usize).min(MAX_REPLY_BYTES);
+    list(session, &args.dir, args.cookie, Room { names: most, reply: most }, false).await
+}
+
+/// READDIRPLUS.
+pub(in super::super) async fn read_plus(
+    session: &Session,
+    args: ReadDirPlusArgs,
+) -> Reply<ListOk, Option<Attributes>> {
+    let reply = (args.max_count as usize).min(MAX_REPLY_BYTES);
+    let names = (args.dir_count as usize).min(reply);
+    list(session, &args.dir, args.cookie, Room { names, reply }, true).await
+}
+
+/// Bytes that are left.
+struct Room {
+    /// For numbers, names and cookies (`dircount`).
+    names: usize,
+    /// In all (`maxcount`).
+    reply: usize,
+}
+
+impl Room {
+    /// Takes what an entry needs; whether there was as much.
+    fn take(&mut self, name: usize, plus: bool) -> bool {
+        let names = ENTRY_BYTES + name.next_multiple_of(4);
+        let all = names + if plus { PLUS_BYTES } else { 0 };
+        let fits = names <= self.names && all <= self.reply;
+        if fits {
+            (self.names, self.reply) = (self.names - names, self.reply - all);
+        }
+        fits
+    }
+}
+
+async fn list(
+    session: &Session,
+    dir: &FileHandle,
+    cookie: u64,
+    mut room: Room,
+    plus: bool,
+) -> Reply<ListOk, Option<Attributes>> {
+    let dir = session.file(dir).await.map_err(failed)?;
+    room.reply = room.reply.saturating_sub(REPLY_BYTES);
+    if !plus {
+        room.names = room.reply;
+    }
+    let listed = entries(session, &dir, cookie, room, plus).await;
+    let attributes = dir.now().await;
+    match listed {
+        Ok((entries, is_end)) if is_end || !entries.is_empty() => {
+            Ok(ListOk { attributes, verifier: VERIFIER, entries, is_end })
+        }
+        Ok(_) => Err((Status::TooSmall, attributes)),
+        Err(status) => Err((status, attributes)),
+    }
+}
+
+async fn entries(
+    session: &Session,
+    dir: &File,
+    cookie: u64,
+    mut room: Room,
+    plus: bool,
+) -> Result<(Vec<Listed>, bool), Status> {
+    let fs = dir.fs().clone();
+    if dir.attr.kind != FileKind::Directory {
+        return Err(Status::NotDir);
+    }
+    let may = |bits| access::may(&*fs, &dir.attr, &dir.caller, bits);
+    if !may(READ).await.map_err(Status::of)? {
+        return Err(Status::Acces);
+    }
+    // Names without what they stand for.
+    let shows_files = plus && may(EXECUTE).await.map_err(Status::of)?;
+    let mut listed = Vec::new();
+    for (after, name) in [(AFTER_DOT, "."), (AFTER_DOT_DOT, "..")] {
+        if cookie >= after {
+            continue;
+        }
+        if !room.take(name.len(), plus) {
+            return Ok((listed, false));
+        }
+        let attr = if after == AFTER_DOT { Some(dir.attr) } else { parent(dir).await };
+        let attributes =
+            attr.filter(|_| shows_files).map(|attr| attributes_of(dir.export.id, &attr));
+        listed.push(Listed {
+            fileid: attr.map_or(dir.attr.inode.0, |attr| attr.inode.0),
+            name: Opaque::from(name.as_bytes()),
+            cookie: after,
+            plus: plus.then_some((attributes, None)),
+        });
+    }
+    let mut from = cookie.saturating_sub(AFTER_DOT_DOT);
+    if from > MAX_COOKIE {
+        return Err(Status::BadCookie);
+    }
+    let open = OpenDirectory::open(fs.clone(), dir).await.map_err(Status::of)?;
+    loop {
+        let part = fs
+            .readdir(dir.inode(), open.handle, from, AT_A_TIME, shows_files)
+            .await
+            .map_err(Status::of)?;
+        let part = Part { fs: fs.clone(), entries: part };
+        let Some(last) = part.entries.last() else { return Ok((listed, true)) };
+        from = last.cookie;
+        for entry in &part.entries {
+            if !room.take(entry.name.len(), plus) {
+                return Ok((listed, false));
+            }
+            let mut shown = (None, None);
+            if let Some(found) = entry.entry.as_ref().filter(|_| shows_files) {
+                let handle = fs.handle_of(found.attr.inode).await.ok();
+                let handle = handle.map(|handle| session.service.key.seal(dir.export.id, &handle));
+                shown = (Some(attributes_of(dir.export.id, &found.attr)), handle);
+            }
+            listed.push(Listed {
+                fileid: entry.inode.0,
+                name: Opaque(entry.name.clone()),
+                cookie: entry.cookie + AFTER_DOT_DOT,
+                plus: plus.then_some(shown),
+            });
+        }
+    }
+}
+
+async fn parent(dir: &File) -> Option<Attr> {
+    let entry = dir.fs().parent(dir.caller, dir.inode()).await.ok()?;
+    Some(dir.beside(entry.attr).attr)
+}
+
+/// Entries whose lookups are taken back.
+struct Part {
+    fs: std::sync::Arc<dyn FileSystem>,
+    entries: Vec<DirEntry>,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        for entry in self.entries.iter().filter_map(|entry| entry.entry.as_ref()) {
+            self.fs.forget(entry.attr.inode, 1);
+        }
+    }
+}
+
+/// A directory that is open until this is dropped.
+struct OpenDirectory {
+    fs: std::sync::Arc<dyn FileSystem>,
+    inode: InodeNumber,
+    handle: atoll_vfs::Handle,
+}
+
+impl OpenDirectory {
+    async fn open(fs: std::sync::Arc<dyn FileSystem>, dir: &File) -> Result<OpenDirectory, Errno> {
+        let opened = fs.opendir(dir.caller, dir.inode()).await?;
+        Ok(OpenDirectory { fs, inode: dir.inode(), handle: opened.handle })
+    }
+}
+
+impl Drop for OpenDirectory {
+    fn drop(&mut self) {
+        let closed = self.fs.closedir(self.inode, self.handle);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(closed);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! READ, WRITE, COMMIT.
+
+use atoll_vfs::{Errno, FileKind, Writer};
+use bytes::Bytes;
+
+use super::super::access;
+use super::super::nfs3::{
+    Attributes, CommitArgs, CommitOk, MAX_DATA_BYTES, ReadArgs, ReadOk, Reply, Stable, Status,
+    WccData, WriteArgs, WriteOk,
+};
+use super::super::opens;
+use super::super::service::{File, Session};
+use super::{failed, of};
+use crate::privileges;
+
+fn check_regular(file: &File) -> Result<(), Errno> {
+    match file.attr.kind {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => Err(Errno::EISDIR),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// READ.
+pub(in super::super) async fn read(
+    session: &Session,
+    args: ReadArgs,
+) -> Reply<ReadOk, Option<Attributes>> {
+    let file = session.file(&args.file).await.map_err(failed)?;
+    let count = args.count.min(u32::try_from(MAX_DATA_BYTES).expect("a MiB"));
+    let data = of(&file, read_bytes(session, &file, args.offset, count).await).await?;
+    let attributes = file.now().await;
+    let end = args.offset.saturating_add(data.len() as u64);
+    let is_end = match &attributes {
+        Some(now) => end >= now.size,
+        None => data.len() < count as usize,
+    };
+    Ok(ReadOk { attributes, is_end, data })
+}
+
+async fn read_bytes(
+    session: &Session,
+    file: &File,
+    offset: u64,
+    count: u32,
+) -> Result<Bytes, Errno> {
+    check_regular(file)?;
+    access::check_read(&**file.fs(), &file.attr, &file.caller).await?;
+    if i64::try_from(offset).is_err() || count == 0 {
+        return Ok(Bytes::new());
+    }
+    let open = session
+        .service
+        .opens
+        .get(file.export.id, file.fs(), file.caller, file.inode(), false)
+        .await?;
+    let mut data = file.fs().read(file.inode(), open.handle, offset, count).await?;
+    data.truncate(count as usize);
+    Ok(data)
+}
+
+/// WRITE.
+pub(in super::super) async fn write(session: &Session, args: WriteArgs) -> Reply<WriteOk, WccData> {
+    let file = session.changed_file(&args.file).await.map_err(failed)?;
+    let mut data = args.data.0;
+    data.truncate(args.count as usize);
+    // What is told before the write is made holds if it is lost.
+    let verifier = session.service.verifier();
+    let outcome = write_bytes(session, &file, args.offset, data, args.stable).await;
+    let wcc = file.changed(None).await;
+    match outcome {
+        Ok(count) => Ok(WriteOk { file: wcc, count, committed: committed(args.stable), verifier }),
+        Err(error) => Err((Status::of(error), wcc)),
+    }
+}
+
+/// A file system makes data and attributes durable together.
+fn committed(stable: Stable) -> Stable {
+    if stable == Stable::Unstable { Stable::Unstable } else { Stable::FileSync }
+}
+
+async fn write_bytes(
+    session: &Session,
+    file: &File,
+    offset: u64,
+    data: Bytes,
+    stable: Stable,
+) -> Result<u32, Errno> {
+    check_regular(file)?;
+    let (fs, caller) = (file.fs(), file.caller);
+    access::check_write(&**fs, &file.attr, &caller).await?;
+    let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
+    if i64::try_from(end).is_err() {
+        return Err(Errno::EFBIG);
+    }
+    if data.is_empty() {
+        return Ok(0);
+    }
+    let open = session.service.opens.get(file.export.id, fs, caller, file.inode(), true).await?;
+    if caller.uid != 0
+        && let mode @ Some(_) = privileges::reduced_mode(&file.attr, caller)
+    {
+        let changes = atoll_vfs::SetAttr { mode, ..atoll_vfs::SetAttr::default() };
+        fs.setattr(caller, file.inode(), None, changes).await?;
+    }
+    let count = fs.write(Writer::At(caller), file.inode(), open.handle, offset, data).await?;
+    if stable != Stable::Unstable {
+        // What others wrote unstably, and cannot be made durable, may be lost as well.
+        let synced = fs.fsync(file.inode(), open.handle, stable == Stable::DataSync).await;
+        synced.inspect_err(|_| session.service.may_have_lost())?;
+    }
+    Ok(count)
+}
+
+/// COMMIT. All of the file, whatever range is named.
+pub(in super::super) async fn commit(
+    session: &Session,
+    args: CommitArgs,
+) -> Reply<CommitOk, WccData> {
+    let file = session.changed_file(&args.file).await.map_err(failed)?;
+    let verifier = session.service.verifier();
+    let outcome = make_durable(session, &file).await;
+    let wcc = file.changed(None).await;
+    match outcome {
+        Ok(()) => Ok(CommitOk { file: wcc, verifier }),
+        Err(error) => {
+            session.service.may_have_lost();
+            Err((Status::of(error), wcc))
+        }
+    }
+}
+
+async fn make_durable(session: &Session, file: &File) -> Result<(), Errno> {
+    check_regular(file)?;
+    let (fs, inode) = (file.fs(), file.inode());
+    // Whoever may write has done so; others have nothing to commit, and are not asked.
+    let open = session.service.opens.get(file.export.id, fs, file.caller, inode, true).await?;
+    opens::flush(&**fs, inode, open.handle).await?;
+    fs.fsync(inode, open.handle, false).await
+}

@@ -1,0 +1,267 @@
+//! What is served, and what procedures need of it: the file of a handle, opens, locks of changes, the write verifier.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use atoll_vfs::{Attr, Caller, Errno, FileSystem, InodeNumber};
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::exports::Export;
+use super::handles::HandleKey;
+use super::nfs3::{
+    self, Attributes, FileHandle, SpecData, Status, Time, Verifier, WccAttr, WccData,
+};
+use super::opens::Opens;
+use super::replies::Replies;
+use super::rpc::Credential;
+
+/// How long a call may take that changes nothing.
+pub const LIMIT: Duration = Duration::from_secs(10);
+
+/// Locks of directories and files that are being changed; a guess at few enough collisions.
+const CHANGE_LOCKS: usize = 256;
+
+/// What a gateway is told at its start.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The secret of its handles: the same after a restart, so that clients go on.
+    pub key: HandleKey,
+    /// Told clients with each write. Another one at each start.
+    pub verifier: u64,
+    /// How long a call may take that changes nothing; [`LIMIT`].
+    pub limit: Duration,
+}
+
+/// Serves exports.
+pub struct Service {
+    exports: RwLock<Vec<Arc<Export>>>,
+    pub(super) key: HandleKey,
+    verifier: Arc<AtomicU64>,
+    pub(super) limit: Duration,
+    pub(super) replies: Arc<Replies>,
+    pub(super) opens: Opens,
+    changes: Vec<Mutex<()>>,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Without exports.
+    pub fn new(options: Options) -> Arc<Service> {
+        let verifier = Arc::new(AtomicU64::new(options.verifier));
+        let lost = verifier.clone();
+        Arc::new(Service {
+            exports: RwLock::default(),
+            key: options.key,
+            verifier,
+            limit: options.limit,
+            replies: Arc::default(),
+            opens: Opens::new(Arc::new(move || {
+                lost.fetch_add(1, Ordering::SeqCst);
+            })),
+            changes: (0..CHANGE_LOCKS).map(|_| Mutex::default()).collect(),
+        })
+    }
+
+    /// Serves an export, in place of one with its path or id.
+    pub fn add(&self, export: Export) {
+        let mut exports = self.exports.write().expect("no holder of this lock panics");
+        exports.retain(|other| other.path != export.path && other.id != export.id);
+        exports.push(Arc::new(export));
+    }
+
+    /// Ends an export; whether there was one with this path.
+    pub fn remove(&self, path: &str) -> bool {
+        let mut exports = self.exports.write().expect("no holder of this lock panics");
+        let before = exports.len();
+        exports.retain(|export| export.path != path);
+        exports.len() != before
+    }
+
+    /// What is served.
+    pub fn exports(&self) -> Vec<Arc<Export>> {
+        self.exports.read().expect("no holder of this lock panics").clone()
+    }
+
+    /// Told clients with each write and COMMIT: another one when what was written unstably may be lost.
+    pub fn verifier(&self) -> Verifier {
+        self.verifier.load(Ordering::SeqCst).to_be_bytes()
+    }
+
+    /// What was written unstably may be lost: clients write it again.
+    pub(super) fn may_have_lost(&self) {
+        self.verifier.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Closes files that no client has used for a while; all, if `all`.
+    pub fn close_idle(&self, all: bool) {
+        self.opens.close_idle(all);
+    }
+}
+
+/// A call being answered.
+pub(super) struct Session {
+    pub(super) service: Arc<Service>,
+    pub(super) client: SocketAddr,
+    pub(super) credential: Credential,
+}
+
+impl Session {
+    /// The file of a handle.
+    pub(super) async fn file(&self, handle: &FileHandle) -> Result<File, Status> {
+        let (id, persistent) = self.service.key.open(handle)?;
+        let export = self
+            .service
+            .exports()
+            .into_iter()
+            .find(|export| export.id == id)
+            .ok_or(Status::Stale)?;
+        if !export.admits(self.client.ip(), self.client.port()) {
+            return Err(Status::Acces);
+        }
+        let caller = export.caller(&self.credential);
+        let entry = export.fs.by_handle(caller, &persistent).await.map_err(stale)?;
+        Ok(File::new(export, caller, entry.attr))
+    }
+
+    /// The file of a handle, to be changed.
+    pub(super) async fn changed_file(&self, handle: &FileHandle) -> Result<File, Status> {
+        let file = self.file(handle).await?;
+        if file.export.read_only { Err(Status::RoFs) } else { Ok(file) }
+    }
+
+    /// Keeps other changes through this gateway away from these files, so that what is told of them before and after
+    /// a change is told of this one.
+    pub(super) async fn lock<const N: usize>(&self, places: [u64; N]) -> Vec<MutexGuard<'_, ()>> {
+        let locks = &self.service.changes;
+        let mut chosen = places.map(|place| place as usize % locks.len()).to_vec();
+        // In one order, so that no two calls wait for each other.
+        chosen.sort_unstable();
+        chosen.dedup();
+        let mut guards = Vec::with_capacity(chosen.len());
+        for at in chosen {
+            guards.push(locks[at].lock().await);
+        }
+        guards
+    }
+
+    /// The handle of a file.
+    pub(super) async fn handle(&self, file: &File) -> Result<FileHandle, Errno> {
+        let handle = file.fs().handle_of(file.attr.inode).await?;
+        Ok(self.service.key.seal(file.export.id, &handle))
+    }
+}
+
+/// A handle whose file cannot be found.
+fn stale(errno: Errno) -> Status {
+    match errno {
+        Errno::ENOENT => Status::Stale,
+        errno => Status::of(errno),
+    }
+}
+
+/// A file, for the caller of a call. Its number is held until this is dropped.
+pub(super) struct File {
+    pub(super) export: Arc<Export>,
+    pub(super) caller: Caller,
+    pub(super) attr: Attr,
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        self.export.fs.forget(self.attr.inode, 1);
+    }
+}
+
+impl File {
+    /// Of an entry, whose lookup this takes over.
+    pub(super) fn new(export: Arc<Export>, caller: Caller, attr: Attr) -> File {
+        File { export, caller, attr }
+    }
+
+    /// Another file of the same call.
+    pub(super) fn beside(&self, attr: Attr) -> File {
+        File::new(self.export.clone(), self.caller, attr)
+    }
+
+    pub(super) fn fs(&self) -> &Arc<dyn FileSystem> {
+        &self.export.fs
+    }
+
+    /// Tells it from other files, for [`Session::lock`].
+    pub(super) fn place(&self) -> u64 {
+        self.export.id ^ self.attr.inode.0
+    }
+
+    pub(super) fn inode(&self) -> InodeNumber {
+        self.attr.inode
+    }
+
+    /// Attributes as they were found.
+    pub(super) fn attributes(&self) -> Attributes {
+        attributes_of(self.export.id, &self.attr)
+    }
+
+    /// Attributes as they are now.
+    pub(super) async fn now(&self) -> Option<Attributes> {
+        let found = self.fs().getattr(self.inode(), None).await.ok()?;
+        Some(attributes_of(self.export.id, &found.attr))
+    }
+
+    /// Before a change: notes the attributes as they are now.
+    pub(super) async fn refresh(&mut self) -> Result<WccAttr, Errno> {
+        self.attr = self.fs().getattr(self.inode(), None).await?.attr;
+        Ok(WccAttr {
+            size: self.attr.size_bytes,
+            mtime: Time::of(self.attr.mtime),
+            ctime: Time::of(self.attr.ctime),
+        })
+    }
+
+    /// After a change that began with this.
+    pub(super) async fn changed(&self, before: Option<WccAttr>) -> WccData {
+        WccData { before, after: self.now().await }
+    }
+}
+
+/// Major and minor number of a device, as Linux puts them into 64 bits.
+pub(super) fn device(rdev: u64) -> SpecData {
+    let part = |bits: u64| u32::try_from(bits).expect("cut to 32 bits");
+    SpecData {
+        major: part((rdev >> 8 & 0xfff) | (rdev >> 32 & 0xffff_f000)),
+        minor: part((rdev & 0xff) | (rdev >> 12 & 0xffff_ff00)),
+    }
+}
+
+/// The reverse of [`device`].
+pub(super) fn rdev(device: &SpecData) -> u64 {
+    let (major, minor) = (u64::from(device.major), u64::from(device.minor));
+    (minor & 0xff)
+        | (major & 0xfff) << 8
+        | (minor & 0xffff_ff00) << 12
+        | (major & 0xffff_f000) << 32
+}
+
+pub(super) fn attributes_of(fsid: u64, attr: &Attr) -> Attributes {
+    Attributes {
+        kind: nfs3::FileType::of(attr.kind),
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        size: attr.size_bytes,
+        used: attr.blocks_512.saturating_mul(512),
+        rdev: device(attr.rdev),
+        fsid,
+        fileid: attr.inode.0,
+        atime: Time::of(attr.atime),
+        mtime: Time::of(attr.mtime),
+        ctime: Time::of(attr.ctime),
+    }
+}

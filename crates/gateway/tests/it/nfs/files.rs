@@ -1,0 +1,179 @@
+//! Contents: what is durable when, and what is told of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use atoll_gateway::nfs::nfs3::{SetAttributes, Stable, Status};
+use atoll_vfs::memory::MemoryFs;
+use atoll_vfs::{
+    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
+    OpenFlags, Opened, PersistentHandle, SetAttr, StatFs, Writer,
+};
+use bytes::Bytes;
+
+use super::{Client, ROOT, memory, serve, unchanged};
+
+#[tokio::test]
+async fn what_is_written_is_read_and_its_end_is_told() {
+    let client = Client::new(&serve(memory()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    let written = client.write(&file, 3, b"abcdef", Stable::Unstable).await.unwrap();
+    assert_eq!((written.count, written.committed), (6, Stable::Unstable));
+    assert_eq!(client.commit(&file).await.unwrap().verifier, written.verifier);
+    let synced = client.write(&file, 9, b"!", Stable::DataSync).await.unwrap();
+    assert_eq!(synced.committed, Stable::FileSync);
+    let part = client.read(&file, 0, 5).await.unwrap();
+    assert_eq!((&part.data[..], part.is_end), (&b"\0\0\0ab"[..], false));
+    let rest = client.read(&file, 5, 5).await.unwrap();
+    assert_eq!((&rest.data[..], rest.is_end), (&b"cdef!"[..], true), "to its end and not beyond");
+    for offset in [10, 11, u64::MAX, 1 << 63] {
+        let beyond = client.read(&file, offset, 5).await.unwrap();
+        assert_eq!((beyond.data.len(), beyond.is_end), (0, true), "{offset}");
+    }
+    assert_eq!(
+        client.write(&file, u64::MAX - 1, b"abc", Stable::Unstable).await.unwrap_err(),
+        Status::FBig
+    );
+    assert_eq!(
+        client.write(&file, (1 << 63) - 1, b"abc", Stable::Unstable).await.unwrap_err(),
+        Status::FBig
+    );
+    assert_eq!(client.read(&root, 0, 1).await.unwrap_err(), Status::IsDir);
+    client.setattr(&file, SetAttributes { size: Some(4), ..unchanged() }).await.unwrap();
+    assert_eq!(client.read(&file, 0, 100).await.unwrap().data, &b"\0\0\0a"[..]);
+}
+
+/// A file system in memory whose syncs can fail, and whose reads can hang.
+struct Failing {
+    fs: Arc<MemoryFs>,
+    fails: AtomicBool,
+    hangs: AtomicBool,
+}
+
+impl FileSystem for Failing {
+    fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        self.fs.lookup(caller, parent, name)
+    }
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.fs.handle_of(inode)
+    }
+    fn by_handle(&self, caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        self.fs.by_handle(caller, handle)
+    }
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.fs.forget(inode, count);
+    }
+    fn getattr(&self, inode: InodeNumber, handle: Option<Handle>) -> Answer<AttrReply> {
+        self.fs.getattr(inode, handle)
+    }
+    fn setattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        self.fs.setattr(caller, inode, handle, changes)
+    }
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.fs.readlink(inode)
+    }
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        self.fs.mknod(caller, parent, name, kind, mode, rdev)
+    }
+    fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.fs.open(caller, inode, flags)
+    }
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        if self.hangs.load(Ordering::SeqCst) {
+            return Box::pin(std::future::pending());
+        }
+        self.fs.read(inode, handle, offset, len)
+    }
+    fn write(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        self.fs.write(writer, inode, handle, offset, data)
+    }
+    fn fsync(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        if self.fails.load(Ordering::SeqCst) {
+            return Box::pin(async { Err(Errno::EIO) });
+        }
+        self.fs.fsync(inode, handle, data_only)
+    }
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.fs.close(inode, handle)
+    }
+    fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.fs.opendir(caller, inode)
+    }
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        self.fs.readdir(inode, handle, cookie, limit, with_entries)
+    }
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.fs.closedir(inode, handle)
+    }
+    fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
+        self.fs.statfs(inode)
+    }
+}
+
+fn failing() -> Arc<Failing> {
+    Arc::new(Failing { fs: memory(), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) })
+}
+
+#[tokio::test]
+async fn a_sync_that_fails_fails_the_commit_and_makes_clients_write_again() {
+    let fs = failing();
+    let client = Client::new(&serve(fs.clone()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    let before = client.write(&file, 0, b"abc", Stable::Unstable).await.unwrap().verifier;
+    fs.fails.store(true, Ordering::SeqCst);
+    assert_eq!(client.commit(&file).await.unwrap_err(), Status::Io);
+    fs.fails.store(false, Ordering::SeqCst);
+    let again = client.write(&file, 0, b"abc", Stable::Unstable).await.unwrap().verifier;
+    assert_ne!(again, before, "what was written before the failure may be lost");
+    assert_eq!(client.commit(&file).await.unwrap().verifier, again);
+    fs.fails.store(true, Ordering::SeqCst);
+    assert_eq!(client.write(&file, 0, b"abc", Stable::FileSync).await.unwrap_err(), Status::Io);
+    fs.fails.store(false, Ordering::SeqCst);
+    assert_ne!(
+        client.commit(&file).await.unwrap().verifier,
+        again,
+        "also what others wrote unstably"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_changes_nothing_is_answered_in_time_and_a_change_is_not_given_up() {
+    let fs = failing();
+    let client = Client::new(&serve(fs.clone()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    fs.hangs.store(true, Ordering::SeqCst);
+    assert_eq!(client.read(&file, 0, 1).await.unwrap_err(), Status::Jukebox);
+    fs.hangs.store(false, Ordering::SeqCst);
+    assert!(client.read(&file, 0, 1).await.is_ok());
+}
