@@ -28,9 +28,6 @@ pub(crate) struct InMount {
 impl InMount {
     /// Finds the mount of a path, of which nothing need be there any more. No link in a mount is followed.
     pub(crate) fn of(path: &Path, what: &str) -> Result<InMount, Failure> {
-        if path.components().any(|part| part == Component::ParentDir) {
-            return Err(Failure::new(Exit::Usage, what).because("give the path without `..`"));
-        }
         let found = user_path::find_in_mount(path).map_err(|error| Failure::io(what, &error))?;
         let not_shared = || {
             Failure::new(Exit::Usage, what)
@@ -40,6 +37,10 @@ impl InMount {
                 )
         };
         let PathInMount { root, below } = found.ok_or_else(not_shared)?;
+        // Above what is not there, nothing can be found.
+        if below.components().any(|part| part == Component::ParentDir) {
+            return Err(Failure::new(Exit::Usage, what).because("give the path without `..`"));
+        }
         let history = root.below(Path::new(HISTORY)).map_err(|_| not_shared())?;
         Ok(InMount { root, history, below })
     }

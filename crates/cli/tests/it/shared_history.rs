@@ -218,6 +218,8 @@ fn no_link_that_a_member_has_made_leads_a_command_out_of_a_mount() {
         fs::canonicalize(other.join("plan")).expect("there").to_str().expect("text")
     );
     assert!(log(&mine.join("plan")).ok().json_lines().len() > 1);
+    assert!(log(&mine.join("../mine/../mount1/plan")).ok().json_lines().len() > 1);
+    log(&mine.join("none/../plan")).failed(2, &["without `..`"]);
     restore(&deep).ok();
     assert_eq!(fs::read_to_string(other.join("plan")).expect("reads"), "first\n");
 }
