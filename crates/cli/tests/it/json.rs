@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::processes::{Ring, Said, atoll, can_mount, make_tree, run};
 use crate::tfs::Mounted;
 
-/// The commands whose help has `--json`.
+/// The commands whose help has `--json`. Those below one that has it share it.
 fn commands_with_json() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut waiting: Vec<Vec<String>> = vec![Vec::new()];
@@ -16,6 +16,7 @@ fn commands_with_json() -> BTreeSet<String> {
         let help = run(atoll().args(&command).arg("--help")).ok().stdout;
         if help.lines().any(|line| line.trim_start().starts_with("--json")) {
             found.insert(command.join(" "));
+            continue;
         }
         let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
         for line in listed.take_while(|line| !line.is_empty()) {
