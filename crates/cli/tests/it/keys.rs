@@ -293,7 +293,8 @@ fn a_move_that_is_interrupted_anywhere_loses_nothing() {
     }
     import(&ring.nodes[1], &[], &key).ok();
     let gone = ring.nodes[0].atoll(["renew", "tree"]);
-    assert!(gone.stderr.contains("writes the volume tree now") || gone.code == Some(4), "{gone:?}");
+    // One of the renewals above may have found that it is elsewhere.
+    assert!(gone.stdout.contains("it is forgotten here") || gone.code == Some(4), "{gone:?}");
     assert!(renewed(&ring.nodes[1]));
     ring.nodes[0].atoll(["tree", &address]).ok();
 }
