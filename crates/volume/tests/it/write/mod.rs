@@ -1,6 +1,7 @@
 //! A volume mounted read-write.
 
 mod churn;
+mod contents;
 mod crashes;
 mod edges;
 mod full_ring;

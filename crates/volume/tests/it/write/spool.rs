@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, MemoryBlocks, NewBlock, OverMemory, PutError, Wanted,
+};
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{ReadKey, SignedBlock};
+use atoll_key::{BlockId, ReadKey, SignedBlock};
 use atoll_vfs::{
     Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
@@ -189,6 +191,14 @@ impl<T: OverMemory> Crashing<T> {
 impl<T: OverMemory> OverMemory for Crashing<T> {
     fn memory(&self) -> &MemoryBlocks {
         &self.memory
+    }
+
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        OverMemory::get_block(&*self.blocks, id, wanted)
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
