@@ -4,6 +4,10 @@
 //! are being flushed, and the stored file. A truncation is a *cut*: from there on the layers below
 //! read as zeros.
 //!
+//! Of a stored block that is written in part, a file may hold the written pages
+//! alone ([`Content::holding_pages`]); a flush reads the rest. Pages never lie above a whole block that is being flushed, so
+//! that a flush which fails can join the two layers without reading anything.
+//!
 //! It is plain data: a call that needs something stored changes nothing and returns
 //! [`ContentStop::Need`]; the caller fetches it into [`LoadedContent`] and makes the call again. What
 //! is loaded is named by hashes of contents, so that it cannot be out of date.
@@ -17,7 +21,7 @@ use atoll_vfs::Errno;
 use bytes::Bytes;
 
 use super::cache::BlockCache;
-use super::edit_file::{NewData, SwapIn, Swapped};
+use super::edit_file::{HeldBytes, NewData, SwapIn, Swapped, page_size_log2};
 use super::error::LoadError;
 use super::file::File;
 use crate::format::MAX_FILE_BYTES;
@@ -27,9 +31,9 @@ use crate::format::is_zero;
 /// Stored blocks that one call may turn into holes: each costs memory until the next flush.
 const MAX_PUNCHED_BLOCKS: u64 = 1 << 20;
 
-/// About what a hole costs in memory, and a block that was swapped out: enough of them make a writer
-/// wait, as data does.
-const HOLE_BYTES: u64 = 64;
+/// About what a block or page costs in memory beside its bytes: enough holes, or blocks that were
+/// swapped out, make a writer wait, as data does.
+const ENTRY_BYTES: u64 = 64;
 
 /// A file as the ring has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +106,7 @@ impl From<ContentNeed> for ContentStop {
 pub(crate) struct LoadedContent {
     shapes: BTreeMap<BlockHash, Shape>,
     bytes: BTreeMap<(BlockHash, u64), Bytes>,
-    swapped: BTreeMap<Swapped, Arc<Vec<u8>>>,
+    swapped: BTreeMap<Swapped, Bytes>,
 }
 
 impl LoadedContent {
@@ -129,7 +133,7 @@ impl LoadedContent {
             ContentNeed::Swapped(swapped) => {
                 // If it is somewhere else by now, the next call says where.
                 if let Some(bytes) = swap.swap_in(swapped).await.map_err(LoadError::Swap)? {
-                    self.swapped.insert(swapped, Arc::new(bytes.to_vec()));
+                    self.swapped.insert(swapped, bytes);
                 }
             }
         }
@@ -148,8 +152,8 @@ impl LoadedContent {
         found.ok_or(ContentNeed::Bytes(stored, range))
     }
 
-    fn swapped(&self, swapped: Swapped) -> Result<Arc<Vec<u8>>, ContentNeed> {
-        self.swapped.get(&swapped).cloned().ok_or(ContentNeed::Swapped(swapped))
+    fn swapped(&self, swapped: Swapped) -> Result<&Bytes, ContentNeed> {
+        self.swapped.get(&swapped).ok_or(ContentNeed::Swapped(swapped))
     }
 }
 
@@ -160,6 +164,8 @@ pub(crate) struct Content {
     pub(crate) block_size_log2: u8,
     /// Whether the block size is known to be that of the stored file, or does not matter.
     knows_block_size: bool,
+    /// Whether a stored block may be written in part without being read.
+    holds_pages: bool,
     pub(crate) stored: Stored,
     pub(crate) changed: BTreeMap<u64, NewData>,
     /// The layers below are zeros from here on.
@@ -180,6 +186,7 @@ impl Content {
             size_bytes: stored.size_bytes,
             block_size_log2,
             knows_block_size: stored.inode.is_none(),
+            holds_pages: false,
             stored,
             changed: BTreeMap::new(),
             cut: u64::MAX,
@@ -191,8 +198,19 @@ impl Content {
         }
     }
 
+    /// A file whose written pages are held without the rest of their blocks. Only a flush finds out
+    /// then that a block cannot be read, so what was written must be safe without it.
+    pub(crate) fn holding_pages(self) -> Content {
+        Content { holds_pages: true, ..self }
+    }
+
     fn block_bytes(&self) -> u64 {
         1 << self.block_size_log2
+    }
+
+    /// How long the pages are by which changes of a block may be held.
+    pub(crate) fn page_bytes(&self) -> u64 {
+        1 << page_size_log2(self.block_size_log2)
     }
 
     /// The end of the bytes that are read from the stored file, unless an upper layer has them.
@@ -238,86 +256,139 @@ impl Content {
     }
 
     fn pieces_of(&self, block: u64, range: Range<u64>, pieces: &mut Vec<Piece>) {
-        let start = block << self.block_size_log2;
-        let (upper, end) = match self.changed.get(&block) {
-            Some(data) => (Some(data), range.end),
-            None => (self.flushing.get(&block), range.end.min(self.cut)),
-        };
-        let known = match upper {
-            Some(NewData::Hole) => range.start,
-            Some(NewData::Data(_) | NewData::Swapped(_)) => {
-                let len = upper.map_or(0, len_of);
-                let from = (range.start - start) as usize;
-                let upto = len.min((end.max(start) - start) as usize);
-                match upper {
-                    _ if from >= upto => {}
-                    Some(NewData::Data(data)) => {
-                        pieces.push(Piece::Data(data.clone(), from..upto));
-                    }
-                    Some(NewData::Swapped(swapped)) => {
-                        pieces.push(Piece::Swapped(*swapped, from..upto));
-                    }
-                    Some(NewData::Hole) | None => {}
-                }
-                range.start.max(start + upto as u64)
-            }
-            None => {
-                let upto = self.stored_end().min(range.end);
-                if range.start < upto {
-                    match pieces.last_mut() {
-                        Some(Piece::Stored(before)) if before.end == range.start => {
-                            before.end = upto;
-                        }
-                        _ => pieces.push(Piece::Stored(range.start..upto)),
-                    }
-                }
-                range.start.max(upto)
-            }
-        };
-        if known < range.end {
-            pieces.push(Piece::Zeros((range.end - known) as usize));
-        }
-    }
-
-    /// What a block that is to be changed in part holds now.
-    fn before(&self, block: u64, loaded: &LoadedContent) -> Result<Arc<Vec<u8>>, ContentStop> {
-        let start = block << self.block_size_log2;
         match self.changed.get(&block) {
-            Some(NewData::Data(data)) => return Ok(data.clone()),
-            Some(NewData::Swapped(swapped)) => return Ok(loaded.swapped(*swapped)?),
-            Some(NewData::Hole) => return Ok(Arc::default()),
-            None => {}
-        }
-        let left = self.cut.saturating_sub(start).min(self.block_bytes()) as usize;
-        match self.flushing.get(&block) {
-            Some(NewData::Data(data)) if data.len() <= left => return Ok(data.clone()),
-            Some(NewData::Data(data)) => return Ok(Arc::new(data[..left].to_vec())),
-            Some(NewData::Swapped(swapped)) => {
-                let mut data = loaded.swapped(*swapped)?;
-                if data.len() > left {
-                    Arc::make_mut(&mut data).truncate(left);
-                }
-                return Ok(data);
+            Some(new) => {
+                self.pieces_held(new, block, range, pieces, |range, pieces| {
+                    self.pieces_below(block, range, pieces);
+                });
             }
-            Some(NewData::Hole) => return Ok(Arc::default()),
-            None => {}
+            None => self.pieces_below(block, range, pieces),
         }
-        let end = self.stored_end().min(start + self.block_bytes());
-        if end <= start {
-            return Ok(Arc::default());
-        }
-        Ok(Arc::new(loaded.bytes(self.stored, start..end)?.to_vec()))
     }
 
-    /// Whether nothing of a block is left when `range` of it is written.
-    fn is_covered(&self, block: u64, range: &Range<u64>) -> bool {
+    /// Where the bytes below the changed ones are.
+    fn pieces_below(&self, block: u64, range: Range<u64>, pieces: &mut Vec<Piece>) {
+        let seen = range.start..range.end.min(self.cut).max(range.start);
+        let cut_off = range.end - seen.end;
+        match self.flushing.get(&block) {
+            Some(new) => {
+                self.pieces_held(new, block, seen, pieces, |range, pieces| {
+                    self.pieces_stored(range, pieces);
+                });
+            }
+            None => self.pieces_stored(seen, pieces),
+        }
+        push_zeros(pieces, cut_off);
+    }
+
+    fn pieces_stored(&self, range: Range<u64>, pieces: &mut Vec<Piece>) {
+        let end = self.stored_end().min(range.end).max(range.start);
+        match pieces.last_mut() {
+            _ if range.start == end => {}
+            Some(Piece::Stored(before)) if before.end == range.start => before.end = end,
+            _ => pieces.push(Piece::Stored(range.start..end)),
+        }
+        push_zeros(pieces, range.end - end);
+    }
+
+    /// Where the bytes of a block are of which `new` is held; `below` tells it of bytes that are not.
+    fn pieces_held(
+        &self,
+        new: &NewData,
+        block: u64,
+        range: Range<u64>,
+        pieces: &mut Vec<Piece>,
+        below: impl Fn(Range<u64>, &mut Vec<Piece>),
+    ) {
         let start = block << self.block_size_log2;
-        let end = self.size_bytes.min(start + self.block_bytes());
-        range.start <= start && range.end >= end
+        match new {
+            NewData::Hole => push_zeros(pieces, range.end - range.start),
+            NewData::Whole(held) => push_held(pieces, held, start, range),
+            NewData::Pages(pages) => {
+                let mut at = range.start;
+                while at < range.end {
+                    let page = (at - start) / self.page_bytes();
+                    let page_start = start + page * self.page_bytes();
+                    let end = range.end.min(page_start + self.page_bytes());
+                    match pages.get(&page) {
+                        Some(held) => push_held(pieces, held, page_start, at..end),
+                        None => below(at..end, pieces),
+                    }
+                    at = end;
+                }
+            }
+        }
+    }
+
+    /// What a unit that is to be changed in part holds now; zeros may follow. Stored bytes are
+    /// asked for once a unit.
+    fn before(&self, unit: &Unit, loaded: &LoadedContent) -> Result<Vec<u8>, ContentStop> {
+        let end = unit.bytes.end.min(self.size_bytes).max(unit.bytes.start);
+        let mut bytes = Vec::new();
+        let mut zeros = 0;
+        for piece in self.pieces(unit.bytes.start..end) {
+            let data = match &piece {
+                Piece::Zeros(len) => {
+                    zeros += len;
+                    continue;
+                }
+                Piece::Data(data, range) => &data[range.clone()],
+                Piece::Swapped(swapped, range) => &loaded.swapped(*swapped)?[range.clone()],
+                Piece::Stored(range) => {
+                    let start = unit.bytes.start;
+                    let stored = start..self.stored_end().min(end);
+                    let from = (range.start - start) as usize..(range.end - start) as usize;
+                    &loaded.bytes(self.stored, stored)?[from]
+                }
+            };
+            bytes.resize(bytes.len() + zeros, 0);
+            bytes.extend_from_slice(data);
+            zeros = 0;
+        }
+        Ok(bytes)
+    }
+
+    /// Whether nothing of a unit is left when `range` of it is written.
+    fn is_covered(&self, unit: &Unit, range: &Range<u64>) -> bool {
+        range.start <= unit.bytes.start && range.end >= self.size_bytes.min(unit.bytes.end)
     }
 
     fn blocks_of(&self, range: &Range<u64>) -> Range<u64> {
         range.start >> self.block_size_log2..range.end.div_ceil(self.block_bytes())
+    }
+
+    fn block(&self, block: u64) -> Unit {
+        let start = block << self.block_size_log2;
+        Unit { block, page: None, bytes: start..start + self.block_bytes() }
+    }
+
+    /// Whether a block that changes in part is held by pages: what is stored of it shows through.
+    fn is_paged(&self, block: u64) -> bool {
+        let is_stored = block << self.block_size_log2 < self.stored_end();
+        match (self.changed.get(&block), self.flushing.get(&block)) {
+            (Some(new), _) | (None, Some(new)) => matches!(new, NewData::Pages(_)),
+            (None, None) => self.holds_pages && is_stored && self.page_bytes() < self.block_bytes(),
+        }
+    }
+
+    /// What a write of `range` changes, in order.
+    fn units(&self, range: &Range<u64>) -> Vec<Unit> {
+        let mut units = Vec::new();
+        for block in self.blocks_of(range) {
+            let whole = self.block(block);
+            if !self.is_paged(block) || self.is_covered(&whole, range) {
+                units.push(whole);
+                continue;
+            }
+            let (size, start) = (self.page_bytes(), whole.bytes.start);
+            let from = range.start.max(start) - start;
+            let upto = range.end.min(whole.bytes.end) - start;
+            units.extend((from / size..upto.div_ceil(size)).map(|page| {
+                let bytes = start + page * size..start + (page + 1) * size;
+                Unit { block, page: Some(page), bytes }
+            }));
+        }
+        units
     }
 
     /// The blocks at both ends of `range` that are changed in part, with what they hold.
@@ -325,12 +396,13 @@ impl Content {
         &self,
         range: &Range<u64>,
         loaded: &LoadedContent,
-    ) -> Result<BTreeMap<u64, Arc<Vec<u8>>>, ContentStop> {
+    ) -> Result<BTreeMap<u64, Vec<u8>>, ContentStop> {
         let blocks = self.blocks_of(range);
         let mut ends = BTreeMap::new();
         for block in [blocks.start, blocks.end - 1] {
-            if !self.is_covered(block, range) {
-                ends.insert(block, self.before(block, loaded)?);
+            let unit = self.block(block);
+            if !self.is_covered(&unit, range) {
+                ends.insert(block, self.before(&unit, loaded)?);
             }
         }
         Ok(ends)
@@ -349,25 +421,24 @@ impl Content {
             return Ok(());
         }
         self.know_block_size(loaded)?;
-        let mut ends = self.ends(&range, loaded)?;
-        for block in self.blocks_of(&range) {
-            let start = block << self.block_size_log2;
-            let (from, upto) = (range.start.max(start), range.end.min(start + self.block_bytes()));
-            let part = &data[(from - range.start) as usize..(upto - range.start) as usize];
-            let mut bytes = ends.remove(&block).unwrap_or_default();
-            // A block that is held twice would be copied.
-            drop(self.remove(block));
-            let (from, upto) = ((from - start) as usize, (upto - start) as usize);
-            if from == 0 && bytes.len() <= upto {
-                bytes = Arc::new(part.to_vec());
-            } else {
-                let held = Arc::make_mut(&mut bytes);
-                if held.len() < upto {
-                    held.resize(upto, 0);
-                }
-                held[from..upto].copy_from_slice(part);
+        let units = self.units(&range);
+        let mut ends = BTreeMap::new();
+        for unit in [&units[0], &units[units.len() - 1]] {
+            if !self.is_covered(unit, &range) && !self.has_in_memory(unit) {
+                ends.insert(unit.bytes.start, self.before(unit, loaded)?);
             }
-            self.put(block, NewData::Data(bytes));
+        }
+        for unit in units {
+            let start = unit.bytes.start;
+            let (from, upto) = (range.start.max(start), range.end.min(unit.bytes.end));
+            let part = &data[(from - range.start) as usize..(upto - range.start) as usize];
+            let before = match (ends.remove(&start), self.take(&unit)) {
+                (Some(before), _) => Arc::new(before),
+                // Taken away, since bytes that are held twice would be copied.
+                (None, Some(HeldBytes::Data(bytes))) => bytes,
+                (None, _) => Arc::default(),
+            };
+            self.put(&unit, HeldBytes::Data(overwritten(before, (from - start) as usize, part)));
         }
         self.size_bytes = self.size_bytes.max(range.end);
         self.is_changed = true;
@@ -394,8 +465,8 @@ impl Content {
             let last = kept.saturating_sub(1);
             if let Some(mut data) = self.remove(last) {
                 let len = (size_bytes - (last << self.block_size_log2)) as usize;
-                truncate(&mut data, len);
-                self.put(last, data);
+                truncate(&mut data, len, self.page_bytes());
+                self.put_block(last, data);
             }
         }
         self.is_changed |= size_bytes != self.size_bytes;
@@ -425,36 +496,77 @@ impl Content {
         let mut holes: Vec<u64> = upper.map(|(block, _)| *block).chain(stored).collect();
         holes.extend(ends.keys());
         for block in holes {
-            drop(self.remove(block));
-            self.put(block, NewData::Hole);
+            self.put_block(block, NewData::Hole);
         }
         for (block, mut bytes) in ends {
             let start = block << self.block_size_log2;
             let from = (range.start.max(start) - start) as usize;
             let upto = ((range.end - start) as usize).min(bytes.len());
             if from < upto {
-                Arc::make_mut(&mut bytes)[from..upto].fill(0);
+                bytes[from..upto].fill(0);
             }
             if !is_zero(&bytes) {
-                self.put(block, NewData::Data(bytes));
+                self.put_block(block, NewData::Whole(HeldBytes::Data(Arc::new(bytes))));
             }
         }
         self.is_changed = true;
         Ok(())
     }
 
-    fn put(&mut self, block: u64, data: NewData) {
-        self.held_bytes += held(&data);
-        if let Some(before) = self.changed.insert(block, data) {
-            self.held_bytes -= held(&before);
+    fn put_block(&mut self, block: u64, new: NewData) {
+        drop(self.remove(block));
+        // No page is no change.
+        if !matches!(&new, NewData::Pages(pages) if pages.is_empty()) {
+            self.held_bytes += held(&new);
+            self.changed.insert(block, new);
+        }
+    }
+
+    fn put_page(&mut self, block: u64, page: u64, bytes: HeldBytes) {
+        self.held_bytes += held_page(&bytes);
+        let new = self.changed.entry(block).or_insert_with(|| NewData::Pages(BTreeMap::new()));
+        let NewData::Pages(pages) = new else { unreachable!("the block is held by pages") };
+        if let Some(before) = pages.insert(page, bytes) {
+            self.held_bytes -= held_page(&before);
+        }
+    }
+
+    fn put(&mut self, unit: &Unit, bytes: HeldBytes) {
+        match unit.page {
+            None => self.put_block(unit.block, NewData::Whole(bytes)),
+            Some(page) => self.put_page(unit.block, page, bytes),
         }
     }
 
     /// Takes a block away from the upper layer.
     fn remove(&mut self, block: u64) -> Option<NewData> {
-        let data = self.changed.remove(&block)?;
-        self.held_bytes -= held(&data);
-        Some(data)
+        let new = self.changed.remove(&block)?;
+        self.held_bytes -= held(&new);
+        Some(new)
+    }
+
+    /// Takes a unit's bytes away from the upper layer.
+    fn take(&mut self, unit: &Unit) -> Option<HeldBytes> {
+        let Some(page) = unit.page else {
+            return match self.remove(unit.block)? {
+                NewData::Whole(bytes) => Some(bytes),
+                NewData::Pages(_) | NewData::Hole => None,
+            };
+        };
+        let NewData::Pages(pages) = self.changed.get_mut(&unit.block)? else { return None };
+        let bytes = pages.remove(&page)?;
+        self.held_bytes -= held_page(&bytes);
+        Some(bytes)
+    }
+
+    /// Whether the upper layer has a unit's bytes in memory.
+    fn has_in_memory(&self, unit: &Unit) -> bool {
+        let bytes = match (self.changed.get(&unit.block), unit.page) {
+            (Some(NewData::Whole(bytes)), None) => Some(bytes),
+            (Some(NewData::Pages(pages)), Some(page)) => pages.get(&page),
+            _ => None,
+        };
+        matches!(bytes, Some(HeldBytes::Data(_)))
     }
 
     /// The next offset from `at` on with data that is not stored yet.
@@ -483,11 +595,14 @@ impl Content {
         for (block, data) in blocks {
             let whole = (self.block_bytes() / 512) as i64;
             match data {
-                NewData::Data(_) | NewData::Swapped(_) if block >= below || stored == 0 => {
-                    space += len_of(data).div_ceil(512) as i64;
-                }
                 NewData::Hole if block < below => space -= whole,
-                _ => {}
+                NewData::Hole => {}
+                _ if block < below && stored > 0 => {}
+                NewData::Whole(bytes) => space += bytes.len().div_ceil(512) as i64,
+                NewData::Pages(pages) => {
+                    let len: usize = pages.values().map(HeldBytes::len).sum();
+                    space += len.div_ceil(512) as i64;
+                }
             }
         }
         (space.max(0) as u64).min(self.size_bytes.div_ceil(512))
@@ -517,40 +632,92 @@ impl Content {
             return;
         }
         self.is_flushing = false;
-        for (block, mut data) in std::mem::take(&mut self.flushing) {
+        for (block, mut new) in std::mem::take(&mut self.flushing) {
             let start = block << self.block_size_log2;
-            self.held_bytes -= held(&data);
-            if self.changed.contains_key(&block) || start >= self.cut {
+            self.held_bytes -= held(&new);
+            if start >= self.cut {
                 continue;
             }
             let left = (self.cut - start).min(self.block_bytes()) as usize;
-            truncate(&mut data, left);
-            self.put(block, data);
+            truncate(&mut new, left, self.page_bytes());
+            match (self.changed.get(&block), new) {
+                (None, new) => self.put_block(block, new),
+                (Some(NewData::Whole(_) | NewData::Hole), _) => {}
+                (Some(NewData::Pages(above)), NewData::Pages(mut below)) => {
+                    below.retain(|page, _| !above.contains_key(page));
+                    for (page, bytes) in below {
+                        self.put_page(block, page, bytes);
+                    }
+                }
+                (Some(NewData::Pages(_)), _) => unreachable!("pages lie above pages"),
+            }
         }
         self.cut = self.cut.min(std::mem::replace(&mut self.flushing_cut, u64::MAX));
         self.is_changed = true;
     }
 
-    /// Blocks that can be swapped out.
+    /// Blocks and pages that can be swapped out, with the number of the block.
     pub(crate) fn in_memory(&self) -> impl Iterator<Item = (u64, &Arc<Vec<u8>>)> {
-        self.changed.iter().filter_map(|(block, data)| match data {
-            NewData::Data(bytes) => Some((*block, bytes)),
-            NewData::Swapped(_) | NewData::Hole => None,
+        let all =
+            self.changed.iter().flat_map(|(block, new)| held_of(new).map(|held| (*block, held)));
+        all.filter_map(|(block, held)| match held {
+            HeldBytes::Data(bytes) => Some((block, bytes)),
+            HeldBytes::Swapped(_) => None,
         })
     }
 
-    /// A block was swapped out, unless it is another one by now.
+    /// A block, or a page of it, was swapped out, unless it is another one by now.
     pub(crate) fn swap_out(&mut self, block: u64, bytes: &Arc<Vec<u8>>, swapped: Swapped) {
-        let is_same = |now: &NewData| matches!(now, NewData::Data(now) if Arc::ptr_eq(now, bytes));
-        if self.changed.get(&block).is_some_and(is_same) {
-            self.put(block, NewData::Swapped(swapped));
+        let is_same =
+            |now: &HeldBytes| matches!(now, HeldBytes::Data(now) if Arc::ptr_eq(now, bytes));
+        let swapped = HeldBytes::Swapped(swapped);
+        match self.changed.get(&block) {
+            Some(NewData::Whole(now)) if is_same(now) => {
+                self.put_block(block, NewData::Whole(swapped));
+            }
+            Some(NewData::Pages(pages)) => {
+                let page = pages.iter().find(|(_, now)| is_same(now)).map(|(page, _)| *page);
+                if let Some(page) = page {
+                    self.put_page(block, page, swapped);
+                }
+            }
+            _ => {}
         }
     }
 
-    /// Whether any block is swapped out.
+    /// Whether any block is swapped out, or a page of one.
     pub(crate) fn has_swapped(&self) -> bool {
         let mut blocks = self.changed.values().chain(self.flushing.values());
-        blocks.any(|data| matches!(data, NewData::Swapped(_)))
+        blocks.any(|new| held_of(new).any(|held| matches!(held, HeldBytes::Swapped(_))))
+    }
+
+    /// That the layers are as the module says, and counted.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub(crate) fn check_invariants(&self) {
+        let layers = self.changed.values().chain(self.flushing.values());
+        assert_eq!(self.held_bytes, layers.map(held).sum::<u64>(), "bytes of a file");
+        for (block, new) in &self.changed {
+            let (start, page_bytes) = (block << self.block_size_log2, self.page_bytes());
+            let len = |bytes: &HeldBytes| bytes.len() as u64;
+            match new {
+                NewData::Whole(bytes) => {
+                    assert!(len(bytes) <= self.block_bytes());
+                    assert!(start + len(bytes) <= self.size_bytes);
+                }
+                NewData::Pages(pages) => {
+                    let below = self.flushing.get(block);
+                    assert!(matches!(below, None | Some(NewData::Pages(_))), "below pages");
+                    for (page, bytes) in pages {
+                        assert!((page + 1) * page_bytes <= self.block_bytes());
+                        assert!(len(bytes) <= page_bytes);
+                        assert!(start + page * page_bytes + len(bytes) <= self.size_bytes);
+                    }
+                }
+                NewData::Hole => {}
+            }
+        }
     }
 
     /// The shape of the file as it is now; none of an empty one.
@@ -559,25 +726,84 @@ impl Content {
     }
 }
 
-fn held(data: &NewData) -> u64 {
-    match data {
-        NewData::Data(bytes) => bytes.len() as u64,
-        NewData::Swapped(_) | NewData::Hole => HOLE_BYTES,
+/// What a write changes: a block, or a page of one.
+struct Unit {
+    block: u64,
+    page: Option<u64>,
+    /// Where it lies in the file.
+    bytes: Range<u64>,
+}
+
+/// What is held of a block, in order.
+fn held_of(new: &NewData) -> impl Iterator<Item = &HeldBytes> {
+    let (whole, pages) = match new {
+        NewData::Whole(bytes) => (Some(bytes), None),
+        NewData::Pages(pages) => (None, Some(pages.values())),
+        NewData::Hole => (None, None),
+    };
+    whole.into_iter().chain(pages.into_iter().flatten())
+}
+
+fn held(new: &NewData) -> u64 {
+    match new {
+        NewData::Whole(HeldBytes::Data(bytes)) => bytes.len() as u64,
+        NewData::Whole(HeldBytes::Swapped(_)) | NewData::Hole => ENTRY_BYTES,
+        NewData::Pages(pages) => pages.values().map(held_page).sum(),
     }
 }
 
-fn len_of(data: &NewData) -> usize {
-    match data {
-        NewData::Data(bytes) => bytes.len(),
-        NewData::Swapped(swapped) => swapped.len as usize,
-        NewData::Hole => 0,
+fn held_page(bytes: &HeldBytes) -> u64 {
+    match bytes {
+        HeldBytes::Data(bytes) => bytes.len() as u64 + ENTRY_BYTES,
+        HeldBytes::Swapped(_) => ENTRY_BYTES,
     }
 }
 
-fn truncate(data: &mut NewData, len: usize) {
-    match data {
-        NewData::Data(bytes) if bytes.len() > len => Arc::make_mut(bytes).truncate(len),
-        NewData::Swapped(swapped) => swapped.len = swapped.len.min(len as u32),
-        _ => {}
+fn truncate(new: &mut NewData, len: usize, page_bytes: u64) {
+    match new {
+        NewData::Whole(bytes) => bytes.truncate(len),
+        NewData::Pages(pages) => {
+            pages.retain(|page, bytes| {
+                let left = (len as u64).saturating_sub(page * page_bytes);
+                bytes.truncate(left.min(page_bytes) as usize);
+                left > 0
+            });
+        }
+        NewData::Hole => {}
+    }
+}
+
+/// `before`, with `part` from `from` on.
+fn overwritten(mut before: Arc<Vec<u8>>, from: usize, part: &[u8]) -> Arc<Vec<u8>> {
+    let upto = from + part.len();
+    if from == 0 && before.len() <= upto {
+        return Arc::new(part.to_vec());
+    }
+    let held = Arc::make_mut(&mut before);
+    if held.len() < upto {
+        held.resize(upto, 0);
+    }
+    held[from..upto].copy_from_slice(part);
+    before
+}
+
+/// Adds the piece of `range` to `pieces`, of which `held` has the bytes from `start` on.
+fn push_held(pieces: &mut Vec<Piece>, held: &HeldBytes, start: u64, range: Range<u64>) {
+    let from = ((range.start - start) as usize).min(held.len());
+    let upto = ((range.end - start) as usize).min(held.len());
+    if from < upto {
+        pieces.push(match held {
+            HeldBytes::Data(data) => Piece::Data(data.clone(), from..upto),
+            HeldBytes::Swapped(swapped) => Piece::Swapped(*swapped, from..upto),
+        });
+    }
+    push_zeros(pieces, range.end - range.start - (upto - from) as u64);
+}
+
+fn push_zeros(pieces: &mut Vec<Piece>, len: u64) {
+    match pieces.last_mut() {
+        _ if len == 0 => {}
+        Some(Piece::Zeros(before)) => *before += len as usize,
+        _ => pieces.push(Piece::Zeros(len as usize)),
     }
 }

@@ -1,8 +1,9 @@
 //! A file with some of its blocks changed: data and indirect blocks in which nothing changes stay
 //! as they are, so that a change writes its data block, the indirect blocks above it and the inode
-//! block.
+//! block. Of a data block that changes in part the rest is read.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use atoll_env::BoxFuture;
@@ -15,15 +16,51 @@ use crate::format::build::Sink;
 use crate::format::inode::{self, Shape};
 use crate::format::{Pointer, PointerBlock, is_zero};
 
+/// Bases of changed pages that are read ahead of the block that is written.
+const BASES_AHEAD: usize = 16;
+
 /// A data block that takes the place of the old one.
 #[derive(Clone, Debug)]
 pub(crate) enum NewData {
     /// These bytes, and zeros where the block is longer.
-    Data(Arc<Vec<u8>>),
-    /// Bytes in the swap file, and zeros where the block is longer.
-    Swapped(Swapped),
+    Whole(HeldBytes),
+    /// Pages, by number: these bytes, and zeros where the page is longer. The rest of the block is
+    /// as it was.
+    Pages(BTreeMap<u64, HeldBytes>),
     /// Zeros.
     Hole,
+}
+
+/// Bytes that are not stored yet.
+#[derive(Clone, Debug)]
+pub(crate) enum HeldBytes {
+    /// In memory.
+    Data(Arc<Vec<u8>>),
+    /// In the swap file.
+    Swapped(Swapped),
+}
+
+impl HeldBytes {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            HeldBytes::Data(data) => data.len(),
+            HeldBytes::Swapped(swapped) => swapped.len as usize,
+        }
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) {
+        match self {
+            HeldBytes::Data(data) if data.len() > len => Arc::make_mut(data).truncate(len),
+            HeldBytes::Data(_) => {}
+            HeldBytes::Swapped(swapped) => swapped.len = swapped.len.min(len as u32),
+        }
+    }
+}
+
+/// The bytes of a block are held by pages of 2^this bytes: of 4 KiB, as programs and the kernel write,
+/// but at most 16 a block, since each may have to be fetched by itself.
+pub(crate) fn page_size_log2(block_size_log2: u8) -> u8 {
+    block_size_log2.saturating_sub(4).max(12)
 }
 
 /// Where bytes lie in a swap file.
@@ -95,8 +132,8 @@ pub(crate) async fn edit_file<S: Sink<EditError> + Send>(
         return Ok(EditedFile { inode, blocks_512: shape.size_bytes.div_ceil(512) });
     }
     let is_cut = edit.old.shape().is_some_and(|old| edit.cut < old.size_bytes);
-    let mut work =
-        Work { edit, sink, space: if is_cut { Space::All(0) } else { Space::Gained(0) } };
+    let space = if is_cut { Space::All(0) } else { Space::Gained(0) };
+    let mut work = Work { edit, sink, space, read_ahead_to: 0 };
     let level = shape.indirect_levels();
     let mut top = Vec::new();
     for index in 0..shape.top_pointers() {
@@ -121,27 +158,79 @@ impl FileEdit<'_> {
         let len = self.shape.block_len_bytes(block) as usize;
         let mut bytes = match self.new.get(&block) {
             Some(NewData::Hole) => return Ok(None),
-            Some(NewData::Data(data)) => data[..data.len().min(len)].to_vec(),
-            Some(NewData::Swapped(swapped)) => {
-                let found = self.swap.swap_in(*swapped).await.map_err(EditError::Swap)?;
-                let is_gone = || EditError::Swap("what was swapped out is gone".into());
-                let data = found.ok_or_else(is_gone)?;
-                data[..data.len().min(len)].to_vec()
-            }
-            None => {
-                let start = block << self.shape.block_size_log2;
-                let left = self.old_size().saturating_sub(start).min(len as u64);
-                if left == 0 {
-                    return Ok(None);
+            Some(NewData::Whole(held)) => self.held(held, len).await?,
+            Some(NewData::Pages(pages)) => {
+                let mut bytes = self.base(block).await?;
+                bytes.resize(len, 0);
+                let page_bytes = 1 << page_size_log2(self.shape.block_size_log2);
+                for (page, held) in pages {
+                    let from = (*page as usize * page_bytes).min(len);
+                    let page = &mut bytes[from..len.min(from + page_bytes)];
+                    let held = self.held(held, page.len()).await?;
+                    page[..held.len()].copy_from_slice(&held);
+                    page[held.len()..].fill(0);
                 }
-                self.old.read(start, u32::try_from(left).expect("a block is short")).await?.to_vec()
+                bytes
             }
+            None => self.base(block).await?,
         };
         if is_zero(&bytes) {
             return Ok(None);
         }
         bytes.resize(len, 0);
         Ok(Some(bytes))
+    }
+
+    /// Up to `len` bytes that are not stored yet.
+    async fn held(&self, held: &HeldBytes, len: usize) -> Result<Vec<u8>, EditError> {
+        match held {
+            HeldBytes::Data(data) => Ok(data[..data.len().min(len)].to_vec()),
+            HeldBytes::Swapped(swapped) => {
+                let found = self.swap.swap_in(*swapped).await.map_err(EditError::Swap)?;
+                let is_gone = || EditError::Swap("what was swapped out is gone".into());
+                let data = found.ok_or_else(is_gone)?;
+                Ok(data[..data.len().min(len)].to_vec())
+            }
+        }
+    }
+
+    /// What of the old file's block `block` is still to be seen, unless pages hide all of it.
+    async fn base(&self, block: u64) -> Result<Vec<u8>, EditError> {
+        let base = self.base_range(block);
+        if base.is_empty() {
+            return Ok(Vec::new());
+        }
+        let len = u32::try_from(base.end - base.start).expect("a block is short");
+        Ok(self.old.read(base.start, len).await?.to_vec())
+    }
+
+    fn base_range(&self, block: u64) -> Range<u64> {
+        let start = block << self.shape.block_size_log2;
+        let end = self.old_size().min(start + self.shape.block_len_bytes(block)).max(start);
+        let pages = (end - start).div_ceil(1 << page_size_log2(self.shape.block_size_log2));
+        match self.new.get(&block) {
+            Some(NewData::Pages(held)) if held.range(..pages).count() as u64 == pages => {
+                start..start
+            }
+            Some(NewData::Pages(_)) | None => start..end,
+            Some(NewData::Whole(_) | NewData::Hole) => start..start,
+        }
+    }
+
+    /// Begins to read the bases of changed pages from block `first` on; returns the first block
+    /// whose base is not among them.
+    fn read_ahead(&self, first: u64) -> u64 {
+        let changed = self.new.range(first..).filter(|(_, new)| matches!(new, NewData::Pages(_)));
+        let bases: Vec<u64> = changed
+            .map(|(block, _)| *block)
+            .filter(|block| !self.base_range(*block).is_empty())
+            .take(BASES_AHEAD)
+            .collect();
+        let next = bases.last().map_or(u64::MAX, |last| last + 1);
+        if bases.len() > 1 {
+            self.old.prefetch(bases);
+        }
+        next
     }
 
     /// The space that the old file's block `block` took.
@@ -171,7 +260,7 @@ impl FileEdit<'_> {
     /// covers it.
     fn is_hole(&self, level: u8, first: u64) -> bool {
         let end = first.saturating_add(Shape::span_blocks(level));
-        let has_data = |new: &NewData| matches!(new, NewData::Data(_) | NewData::Swapped(_));
+        let has_data = |new: &NewData| !matches!(new, NewData::Hole);
         first << self.shape.block_size_log2 >= self.old_size()
             && !self.new.range(first..end).any(|(_, new)| has_data(new))
     }
@@ -181,6 +270,8 @@ struct Work<'a, S> {
     edit: &'a FileEdit<'a>,
     sink: &'a mut S,
     space: Space,
+    /// The bases of the blocks before this one are on their way.
+    read_ahead_to: u64,
 }
 
 /// The space of a file's data, in units of 512 bytes.
@@ -224,6 +315,9 @@ impl<S: Sink<EditError> + Send> Work<'_, S> {
 
     async fn data(&mut self, block: u64) -> Result<Pointer, EditError> {
         let edit = self.edit;
+        if block >= self.read_ahead_to {
+            self.read_ahead_to = edit.read_ahead(block);
+        }
         let bytes = edit.bytes(block).await?;
         let new_512 = bytes.as_ref().map_or(0, |bytes| bytes.len().div_ceil(512) as u64);
         match &mut self.space {

@@ -319,11 +319,16 @@ impl File {
         whole.chain(parts.buffered(at_once))
     }
 
-    /// Begins to fetch blocks `from..upto`, as the volume's window has room.
-    pub(crate) fn prefetch(&self, from: u64, upto: u64) {
+    /// Begins to fetch these blocks, as the volume's window has room. The file must have pointers, and
+    /// that many blocks.
+    pub(crate) fn prefetch<I>(&self, blocks: I)
+    where
+        I: IntoIterator<Item = u64, IntoIter: Send + 'static>,
+    {
+        let blocks = blocks.into_iter();
         let file = self.clone();
         self.cache.spawn(Box::pin(async move {
-            let fetches = stream::iter(from..upto).map(|block| {
+            let fetches = stream::iter(blocks).map(|block| {
                 let file = file.clone();
                 // Errors are left to who reads these blocks.
                 async move {

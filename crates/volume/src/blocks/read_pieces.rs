@@ -114,7 +114,7 @@ impl Readers {
         };
         if let Some((from, upto)) = plan {
             let size = shape.block_size_bytes();
-            file.prefetch(from / size, upto.div_ceil(size));
+            file.prefetch(from / size..upto.div_ceil(size));
         }
         Ok(file)
     }

@@ -286,7 +286,7 @@ impl Shared {
         };
         if let Some((from, upto)) = plan {
             let size = shape.block_size_bytes();
-            open.file.prefetch(from / size, upto.div_ceil(size));
+            open.file.prefetch(from / size..upto.div_ceil(size));
         }
     }
 }

@@ -430,13 +430,24 @@ impl Shared {
     ) -> Result<Stored, FlushError> {
         let Some(shape) = plan.shape else { return Ok(Stored::default()) };
         let Stored { inode, size_bytes, blocks_512 } = plan.stored;
-        let old = File::open(&self.cache, inode, size_bytes).await.map_err(EditError::Read)?;
-        let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new, swap: self.swap() };
-        let written = edit_file(&edit, blocks_512, outbox).await;
-        if written == Err(EditError::Refused) {
-            outbox.advance().await?;
-        }
-        let written = written?;
+        let edited = async {
+            let old = File::open(&self.cache, inode, size_bytes).await?;
+            let edit = FileEdit { old, cut: plan.cut, shape, new: plan.new, swap: self.swap() };
+            edit_file(&edit, blocks_512, outbox).await
+        };
+        let written = match edited.await {
+            Ok(written) => written,
+            Err(EditError::Refused) => {
+                outbox.advance().await?;
+                return Err(EditError::Refused.into());
+            }
+            Err(EditError::Read(error)) => {
+                let path = self.tree().path(plan.inode);
+                let path = path.unwrap_or_else(|| b"a file with no name, or several".to_vec());
+                return Err(FlushError::Block(error.at(&path)));
+            }
+            Err(error) => return Err(error.into()),
+        };
         Ok(Stored {
             inode: Some(written.inode),
             size_bytes: shape.size_bytes,
@@ -466,7 +477,7 @@ impl Shared {
 impl From<EditError> for FlushError {
     fn from(error: EditError) -> FlushError {
         match error {
-            EditError::Read(error) => FlushError::Read(error.at(b"").to_string()),
+            EditError::Read(error) => FlushError::Block(error.at(b"")),
             EditError::Swap(error) => FlushError::Read(error),
             EditError::Refused => FlushError::Read("new blocks are not taken".into()),
             EditError::Format(error) => FlushError::Format(error.to_string()),

@@ -57,6 +57,7 @@ pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
 use self::spool::Spool;
 pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS};
 use self::tree::{Loaded, Need, Tree};
+use super::read::ReadError;
 use super::root::{MountState, Root};
 use super::sealed_root::RootError;
 use crate::blocks::cache::BlockCache;
@@ -144,6 +145,9 @@ pub enum FlushError {
     Put(PutError),
     /// A block that is needed beside the new ones cannot be read.
     #[error("a block cannot be read: {0}")]
+    Block(ReadError),
+    /// Something else that is needed cannot be read.
+    #[error("a block cannot be read: {0}")]
     Read(String),
     /// What was written is more than a volume can hold.
     #[error("the volume cannot hold what was written: {0}")]
@@ -181,6 +185,7 @@ impl FlushError {
             FlushError::Put(PutError::Unavailable(_)) => Errno::ETIMEDOUT,
             FlushError::Fenced { .. } | FlushError::SetAside => Errno::EROFS,
             FlushError::LeftOut { error, .. } => error.errno(),
+            FlushError::Block(error) => error.errno(),
             _ => Errno::EIO,
         }
     }

@@ -60,8 +60,8 @@ use futures_util::future::select;
 
 use self::segment::Segment;
 use self::swap::Swap;
-use super::tree::{Record, Restated, RestatedData};
-use crate::blocks::edit_file::SwapIn;
+use super::tree::{Record, Restated};
+use crate::blocks::edit_file::{HeldBytes, SwapIn};
 use crate::spool_directory::SpoolDirectory;
 
 /// A segment ends when it has more bytes: a mount reads it as a whole.
@@ -359,8 +359,8 @@ impl Spool {
             records.extend(file.first.iter().cloned());
             for (offset, data) in &file.data {
                 let data = match data {
-                    RestatedData::Held(data) => Bytes::copy_from_slice(data),
-                    RestatedData::Swapped(swapped) => match self.swap_in(*swapped).await? {
+                    HeldBytes::Data(data) => Bytes::copy_from_slice(data),
+                    HeldBytes::Swapped(swapped) => match self.swap_in(*swapped).await? {
                         Some(data) => data,
                         // A later record replaces or removes it.
                         None => continue,

@@ -11,7 +11,6 @@
 //! [`spool`]: super::super::spool
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use atoll_vfs::{
     Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileTime, RenameFlags, SetAttr,
@@ -21,7 +20,7 @@ use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 use super::{Birth, Body, FIRST_DERIVED, Loaded, Place, ROOT, Stop, Tree};
-use crate::blocks::edit_file::{NewData, Swapped};
+use crate::blocks::edit_file::{HeldBytes, NewData};
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -226,17 +225,10 @@ pub(in crate::owned::write) struct Restated {
     /// Where it is, its length, and its holes.
     pub(in crate::owned::write) first: Vec<Record>,
     /// The data, by offset.
-    pub(in crate::owned::write) data: Vec<(u64, RestatedData)>,
+    pub(in crate::owned::write) data: Vec<(u64, HeldBytes)>,
     now: Time,
     /// Its times.
     pub(in crate::owned::write) last: Record,
-}
-
-/// Data of a file that a flush leaves out.
-#[derive(Clone, Debug)]
-pub(in crate::owned::write) enum RestatedData {
-    Held(Arc<Vec<u8>>),
-    Swapped(Swapped),
 }
 
 impl Restated {
@@ -394,9 +386,10 @@ impl Tree {
                     mode: FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE,
                     now: ctime,
                 }),
-                NewData::Data(bytes) => data.push((offset, RestatedData::Held(bytes.clone()))),
-                NewData::Swapped(swapped) => {
-                    data.push((offset, RestatedData::Swapped(*swapped)));
+                NewData::Whole(bytes) => data.push((offset, bytes.clone())),
+                NewData::Pages(pages) => {
+                    let at = |page: &u64| offset + page * content.page_bytes();
+                    data.extend(pages.iter().map(|(page, bytes)| (at(page), bytes.clone())));
                 }
             }
         }

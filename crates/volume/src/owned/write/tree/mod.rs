@@ -30,7 +30,7 @@ use bytes::Bytes;
 
 pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
 use self::journal::Journal;
-pub(super) use self::journal::{Record, Restated, RestatedData};
+pub(super) use self::journal::{Record, Restated};
 use self::names::Names;
 pub(super) use self::namespace::Birth;
 use self::open::Open;
@@ -593,6 +593,7 @@ impl Tree {
             held_bytes += node.xattrs.held_bytes();
             if let Body::File(content) = &node.body {
                 held_bytes += content.held_bytes;
+                content.check_invariants();
             }
         }
         assert!(changes.is_empty() && children.is_empty(), "references to files that are gone");
@@ -648,7 +649,7 @@ fn stored_node(
     let body = match &entry.content {
         format::Content::Regular { size_bytes, blocks_512, inode } => {
             let stored = Stored { inode: *inode, size_bytes: *size_bytes, blocks_512: *blocks_512 };
-            Body::File(Content::of(stored, block_size_log2))
+            Body::File(Content::of(stored, block_size_log2).holding_pages())
         }
         format::Content::Directory(directory) => Body::Directory(Names::of(*directory)),
         format::Content::Symlink(target) => Body::Symlink(Bytes::copy_from_slice(target)),

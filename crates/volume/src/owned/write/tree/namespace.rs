@@ -78,7 +78,8 @@ impl Tree {
         let body = match birth {
             Birth::File => {
                 totals.files = totals.files.saturating_add(1);
-                Body::File(Content::of(Stored::default(), self.block_size_log2))
+                let content = Content::of(Stored::default(), self.block_size_log2);
+                Body::File(content.holding_pages())
             }
             Birth::Directory => {
                 totals.dirs = totals.dirs.saturating_add(1);
