@@ -288,7 +288,14 @@ fn key_of(first_half: &[u8]) -> Key {
 /// what it has read until its promise ends.
 #[test]
 fn replicas_that_name_no_readers_delay_what_is_seen_by_a_promise_at_most() {
-    let mut crowd = Crowd::new(9560, Consistency::CloseToOpen);
+    // Some sets have two liars; which files are on those, the seed decides.
+    let is_late = (9560..9580).any(|seed| seen_late_with_two_silent_replicas(seed) > 0);
+    assert!(is_late, "no replica set has two liars");
+}
+
+/// How many of 19 files that were overwritten are seen as they were.
+fn seen_late_with_two_silent_replicas(seed: u64) -> usize {
+    let mut crowd = Crowd::new(seed, Consistency::CloseToOpen);
     crowd.run(write(&crowd.mounts[0], "file", &text(1))).expect("all are honest");
     let liars = crowd.neighbours(2);
     crowd.turn(liars, |_| Lie::Silent);
@@ -305,6 +312,5 @@ fn replicas_that_name_no_readers_delay_what_is_seen_by_a_promise_at_most() {
         crowd.ring.sim.run_for(Duration::from_secs(15));
         assert_eq!(crowd.run(open_and_read(&crowd.mounts[1], &name)), Ok(text(2)), "round {n}");
     }
-    // Some sets have two of them.
-    assert!(late > 0, "no replica set has two liars");
+    late
 }
