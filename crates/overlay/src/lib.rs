@@ -212,11 +212,12 @@ pub trait Overlay: Send + Sync + 'static {
         hood.map_or_else(Vec::new, |hood| hood.neighbours(successors))
     }
 
-    /// Whether another node may have the place of this virtual server of this node: for so long its predecessor has not
-    /// called it as its successor, or, if it knows no predecessor, its successor has not named it as its predecessor. That is
-    /// so where two neighbours cannot reach each other.
-    fn is_passed_over(&self, _own: &Node, _span: Duration) -> bool {
-        false
+    /// How long ago a neighbour last confirmed the place of this virtual server of this node: its predecessor called it as its
+    /// successor, or, while it knew no predecessor, its successor named it as its predecessor. Zero without other nodes
+    /// around it; [`Duration::MAX`] if none has since it is there. If it is long ago, another node may have its place, as
+    /// where two neighbours cannot reach each other.
+    fn unconfirmed_for(&self, _own: &Node) -> Duration {
+        Duration::ZERO
     }
 
     /// Those of `keys` whose root is a virtual server of this node, as their numbers, by that

@@ -21,9 +21,11 @@
 //!   are outvoted.
 //! - A root that says that it has no voters yet will have none until t + [`SETTLE`] but members of its set at t (if no voter of
 //!   its former keys was away then). A set has no more members than copies, so majorities within it have a node in common.
-//! - Another node that becomes the root has no voters before it has been the root for [`SETTLE`].
+//! - Another node that becomes the root has no voters before it has been the root for [`SETTLE`]. A root that was replaced at a
+//!   time s names voters until s + `MAX_UNCONFIRMED` at most, since no neighbour confirms its place any more
+//!   (`holdings::set_history`), and what these grant then ends by s + [`SETTLE`].
 //!
-//! It holds if only one node takes itself for the root and has voters, which the roots see to (`docs/design/dht.md`, *One root*).
+//! So one node at a time takes itself for the root and has voters (`docs/design/dht.md`, *One root*).
 //!
 //! What was granted in vain is given back at once, so that of two callers which each got a part of
 //! the set, one may be served when both ask again.

@@ -33,7 +33,7 @@ const _: () = assert!(GENERATION.as_secs() > PROMISE_TIME.as_secs());
 /// What replica sets were is noted for so long after a lock was asked for last. A guess: nodes whose locks
 /// nobody uses write nothing.
 const USED_FOR: Duration = Duration::from_secs(3600);
-/// How often it is noted that they are as they were, at most.
+/// How often it is noted that they are as they were and have been confirmed, at most.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
 /// What stands in the journal. Times are nanoseconds of [`Journal::now`].
@@ -55,12 +55,9 @@ enum Record {
     /// A promise was made.
     #[n(2)]
     Promise(#[n(0)] PromiseRecord),
-    /// The replica sets whose root this node is have changed.
+    /// The replica sets whose root this node is have changed, or their places were confirmed since.
     #[n(3)]
     Sets(#[n(0)] Sets),
-    /// They were still the same.
-    #[n(4)]
-    Noted(#[n(0)] u64),
 }
 
 /// A lock lease, as `holdings::lock_leases` has it.
@@ -121,7 +118,7 @@ struct State {
     used_at: Option<Instant>,
     /// The replica sets as they were written last; `None` if they may be others by now.
     sets: Option<Sets>,
-    /// When it was noted last that they are still the same.
+    /// When they were written last.
     noted_at: Instant,
 }
 
@@ -143,7 +140,7 @@ impl LeaseJournal {
         // counts its own time.
         let lasting = LOCK_LEASE.max(PROMISE_TIME);
         let read = read.filter(|(began, known)| {
-            let is_past = *began <= now && known.sets.noted() <= now;
+            let is_past = *began <= now && known.sets.confirmed() <= now;
             is_past && known.forgotten_until <= now + lasting
         });
         let mut state = State::default();
@@ -222,15 +219,12 @@ impl LeaseJournal {
         let mut state = self.state();
         if state.used_at.is_none_or(|at| now.since(at) >= USED_FOR) {
             state.sets = None;
-        } else if changed || state.sets.is_none() {
+        } else if changed || state.sets.is_none() || now.since(state.noted_at) >= NOTE_EVERY {
             let sets = sets();
             // Before a new generation begins: it begins with them.
             state.sets = Some(sets.clone());
             state.noted_at = now;
             self.append(&mut state, now, &Record::Sets(sets));
-        } else if now.since(state.noted_at) >= NOTE_EVERY {
-            state.noted_at = now;
-            self.append(&mut state, now, &Record::Noted(now.as_nanos()));
         }
     }
 
@@ -256,7 +250,6 @@ fn recovered(records: Vec<Record>) -> Option<(Instant, Recovered)> {
             Record::Lease(lease) => all.leases.push(lease),
             Record::Promise(promise) => all.promises.push(promise),
             Record::Sets(sets) => all.sets = sets,
-            Record::Noted(at) => all.sets.note(Instant(at)),
         }
     }
     Some((began?, all))
@@ -334,8 +327,7 @@ mod tests {
         let files = Arc::new(Manual::default());
         let (journal, first) = LeaseJournal::open(files.clone(), false);
         assert_eq!(first, Recovered::default());
-        let mut sets = Sets::default();
-        sets.note(at(3));
+        let sets = Sets::of_one_confirmed(at(3));
         journal.note_use();
         for secs in 0..100 {
             files.at(secs);
@@ -350,11 +342,14 @@ mod tests {
             assert!(numbers.len() <= 40 && recovered.forgotten_until == Instant::default());
             assert_eq!(recovered.sets == sets, secs >= 3);
         }
-        // What was looked at after a change, and that alone.
-        files.at(100);
-        journal.note_sets(at(100), false, || panic!("they are known"));
-        sets.note(at(100));
-        assert_eq!(LeaseJournal::open(files.killed(false), true).1.sets, sets);
+        // Not more often than it matters, unless more than that has changed.
+        for (secs, changed, confirmed) in [(100, false, 99), (100, false, 100), (100, true, 98)] {
+            files.at(secs);
+            let sets = Sets::of_one_confirmed(at(confirmed));
+            journal.note_sets(at(secs), changed, || sets.clone());
+            let recovered = LeaseJournal::open(files.killed(false), true).1.sets;
+            assert_eq!(recovered == sets, confirmed != 100);
+        }
         files.at(100 + USED_FOR.as_secs());
         journal.note_sets(files.now(), true, || panic!("nobody uses locks"));
     }

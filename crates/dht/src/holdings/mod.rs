@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use atoll_env::Notify;
 use atoll_key::Key;
 use atoll_net::Peer;
+use atoll_overlay::Neighbourhood;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 
 use crate::context::layer_above;
@@ -33,7 +34,7 @@ use pending_removals::PendingRemovals;
 use pointers::Pointers;
 use promises::Promises;
 use repair_requests::RepairRequests;
-use set_history::{MAX_PASSED_OVER, Noted, SetHistory, Surroundings};
+use set_history::{Noted, SetHistory, Surroundings};
 use watches::Watches;
 
 /// See the module.
@@ -110,14 +111,14 @@ impl Holdings {
         let _looking = self.looking.lock().expect("no holder of this lock panics");
         let (now, overlay) = (self.lease_journal.now(), &self.overlay);
         let own = self.transport.local().id;
-        let (epoch, mut hoods) = (overlay.epoch(), overlay.neighbourhoods());
-        let count = hoods.len();
-        hoods.retain(|hood| !overlay.is_passed_over(&hood.me, MAX_PASSED_OVER));
+        let confirmed = |hood: Neighbourhood| {
+            let unconfirmed = overlay.unconfirmed_for(&hood.me);
+            (hood, unconfirmed)
+        };
+        let hoods: Vec<_> = overlay.neighbourhoods().into_iter().map(confirmed).collect();
         let has_majority = self.most_peers.note(self.env.now(), Present::of(&**overlay, own));
         let surroundings = Surroundings {
-            epoch,
             hoods: &hoods,
-            are_all: hoods.len() == count,
             copies: self.config.replicas,
             has_majority,
             begins_ring: !self.most_peers.has_run_before(),

@@ -9,13 +9,17 @@
 //! (`holdings::lease_journal`), or it grants nothing for a lease's time.
 //!
 //! The root of a key is the one node that sees each change of its replica set. If the root itself is
-//! new, it can vouch for nobody until [`SETTLE`] has passed. One that was killed and is back within [`MAX_GAP`]
-//! is not new: a node that took its place meanwhile could vouch for nobody yet. One that does not see most of the
-//! network's nodes may have been replaced long ago, and may take itself for the root of others' keys: it begins anew. So does
-//! one that its neighbours pass over ([`MAX_PASSED_OVER`]).
+//! new, it can vouch for nobody until [`SETTLE`] has passed. Whether a node is the root it learns from its neighbours, which
+//! confirm its place ([`atoll_overlay::Overlay::unconfirmed_for`]): it vouches for nobody while none has done so for
+//! [`MAX_UNCONFIRMED`], since another node may be the root by then, and it is new if there were more than [`MAX_GAP`] between
+//! two confirmations, in one incarnation or across a restart. So a node that was killed and is back at once is not new: a node
+//! that took its place meanwhile could vouch for nobody yet. One that does not see most of the
+//! network's nodes may have been replaced long ago, and may take itself for the root of others' keys: it begins anew.
 //!
 //! Invariants:
 //!
+//! - A node that its predecessor calls instead of the former root vouches for nobody before what that one's voters grant has
+//!   ended.
 //! - A set has as many voters as copies are kept, at most.
 //! - A voter loses its vote only after it was away for [`SETTLE`].
 //!
@@ -25,21 +29,20 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::Instant;
-use atoll_key::{Key, NodeId, PeerId};
+use atoll_key::{Key, PeerId};
 use atoll_overlay::{Neighbourhood, Node};
 use minicbor::{Decode, Encode};
 
-use crate::locks::SETTLE;
+use crate::locks::{LOCK_LEASE, SETTLE};
 
-/// A root that has not looked at its sets for longer begins anew. Another node takes its place when it
-/// is missed, perhaps ten seconds before it dies (see [`SETTLE`]), and vouches for its voters 25 s later: then
-/// this one has been back for five.
-const MAX_GAP: Duration = Duration::from_secs(10);
+/// A node whose place no neighbour has confirmed for so long is the root of nothing. Another node may have been the root for
+/// as long, and has no voters yet. These are the ten seconds of [`SETTLE`] in which former roots notice that they are none;
+/// Chord calls successors every four seconds at least.
+const MAX_UNCONFIRMED: Duration = Duration::from_secs(SETTLE.as_secs() - LOCK_LEASE.as_secs());
 
-/// A node that neither neighbour has confirmed for so long ([`atoll_overlay::Overlay::is_passed_over`]) is the root of nothing.
-/// Another node may have been the root for as long, and has no voters yet. These are the ten seconds of [`SETTLE`] in which former
-/// roots notice that they are none; Chord calls successors every four seconds at least.
-pub(crate) const MAX_PASSED_OVER: Duration = Duration::from_secs(10);
+/// A root with more time between two confirmations of its place begins anew. Another node may have been the root in between. That
+/// one is confirmed no more, and so the root of nothing [`MAX_UNCONFIRMED`] later: before it could have voters.
+const MAX_GAP: Duration = Duration::from_secs(SETTLE.as_secs() - MAX_UNCONFIRMED.as_secs());
 
 /// The most members of a set of which something is said.
 const MAX_MEMBERS: usize = 64;
@@ -56,23 +59,19 @@ pub(crate) struct SetHistory {
 #[derive(Debug, Default)]
 struct State {
     sets: Sets,
-    /// The overlay's epoch when they were looked at last, and those of this node's virtual servers that were not
-    /// passed over.
-    seen: Option<(u64, Vec<NodeId>)>,
+    /// The virtual servers that were roots when they were looked at last.
+    roots: Vec<[u8; 64]>,
     /// Whether they were ever, in this incarnation or, as far as it knows, before.
     was_noted: bool,
     /// Whether an earlier incarnation was the last one to look at them.
     is_resumed: bool,
 }
 
-/// The replica sets whose root this node is. Times are nanoseconds.
+/// The replica sets whose root this node is, or was a moment ago. Times are nanoseconds.
 #[derive(Clone, PartialEq, Debug, Default, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Sets {
-    /// When they were looked at last.
     #[n(0)]
-    noted: u64,
-    #[n(1)]
     sets: Vec<Set>,
 }
 
@@ -83,9 +82,9 @@ struct Set {
     /// The virtual server's position.
     #[cbor(n(0), with = "minicbor::bytes")]
     root: [u8; 64],
-    /// Since when it is on no ring, if it is not.
+    /// When its place was last known to be confirmed.
     #[n(1)]
-    gone: Option<u64>,
+    confirmed: u64,
     /// Its keys, in parts: the nearest ones first, which it has had for longest.
     #[n(2)]
     parts: Vec<Part>,
@@ -129,12 +128,8 @@ struct Voter {
 
 /// What a node sees around it.
 pub(crate) struct Surroundings<'a> {
-    /// The overlay's.
-    pub epoch: u64,
-    /// The neighbourhoods of this node's virtual servers, without those that are passed over.
-    pub hoods: &'a [Neighbourhood],
-    /// Whether none is passed over.
-    pub are_all: bool,
+    /// The neighbourhoods of this node's virtual servers, and how long ago a neighbour confirmed each one's place.
+    pub hoods: &'a [(Neighbourhood, Duration)],
     /// How many copies of a block there are.
     pub copies: usize,
     /// Whether these are most of the network's nodes.
@@ -146,7 +141,7 @@ pub(crate) struct Surroundings<'a> {
 /// What became of a look at the surroundings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Noted {
-    /// This node is not on the ring, or not on the side with most of its nodes.
+    /// This node is not on the ring, or as far as it knows no root, or not on the side with most of the nodes.
     Nowhere,
     /// All is as it was.
     Same,
@@ -158,13 +153,26 @@ fn is_long(now: Instant, since: Option<u64>) -> bool {
     since.is_none_or(|at| now.since(Instant(at)) >= SETTLE)
 }
 
-/// A set as it is seen now: its root, how far its keys reach, and its members.
-type Seen = ([u8; 64], [u8; 64], Vec<PeerId>);
+/// A set as it is seen now.
+struct Seen {
+    root: [u8; 64],
+    /// When the root's place was last confirmed.
+    confirmed: Instant,
+    /// How far its keys reach.
+    reach: [u8; 64],
+    members: Vec<PeerId>,
+}
 
 impl Sets {
-    /// When they were looked at last.
-    pub(crate) fn noted(&self) -> Instant {
-        Instant(self.noted)
+    /// When the place of one of their roots was last known to be confirmed.
+    pub(crate) fn confirmed(&self) -> Instant {
+        Instant(self.sets.iter().map(|set| set.confirmed).max().unwrap_or_default())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_one_confirmed(at: Instant) -> Sets {
+        let seen = Seen { root: [1; 64], confirmed: at, reach: [2; 64], members: Vec::new() };
+        Sets { sets: vec![Set::new(&seen, None)] }
     }
 
     /// Whether there are none.
@@ -172,13 +180,31 @@ impl Sets {
         self.sets.is_empty()
     }
 
-    /// They were still the same then.
-    pub(crate) fn note(&mut self, at: Instant) {
-        self.noted = at.as_nanos();
+    /// Notes when the places of those that are seen were confirmed, and forgets sets whose roots were unconfirmed for too
+    /// long; whether there were any.
+    fn confirm(&mut self, now: Instant, seen: &[Seen]) -> bool {
+        let before = self.sets.len();
+        self.sets.retain_mut(|set| {
+            let last = std::mem::take(&mut set.confirmed);
+            let present = seen.iter().find(|one| one.root == set.root);
+            set.confirmed = present.map_or(last, |one| last.max(one.confirmed.as_nanos()));
+            let until = present.map_or(now, |one| one.confirmed);
+            until.since(Instant(last)) <= MAX_GAP
+        });
+        self.sets.len() < before
     }
 
-    fn seen(&self, hoods: &[Neighbourhood], copies: usize, is_resumed: bool) -> Vec<Seen> {
-        let of = |hood: &Neighbourhood| {
+    fn seen(
+        &self,
+        now: Instant,
+        hoods: &[(Neighbourhood, Duration)],
+        copies: usize,
+        is_resumed: bool,
+    ) -> Vec<Seen> {
+        let of = |(hood, unconfirmed): &(Neighbourhood, Duration)| {
+            if !hood.joined || *unconfirmed >= MAX_UNCONFIRMED {
+                return None;
+            }
             let root = hood.me.id.0;
             let before = || {
                 let known = self.sets.iter().find(|set| set.root == root.0)?;
@@ -187,28 +213,28 @@ impl Sets {
             let reach = hood.range().map(|range| root.distance_from(&range.after.next()).0);
             // One that has lost its predecessor serves what it served, and soon more.
             let before = || (!is_resumed).then(before).flatten();
-            let reach = reach.or_else(before).filter(|_| hood.joined)?;
             let members = hood.replica_set(copies).iter().map(|node| node.peer.id).collect();
-            Some((root.0, reach, members))
+            let confirmed = now.as_nanos().saturating_sub(unconfirmed.as_nanos() as u64);
+            let (root, confirmed, reach) = (root.0, Instant(confirmed), reach.or_else(before)?);
+            Some(Seen { root, confirmed, reach, members })
         };
         hoods.iter().filter_map(of).collect()
     }
 }
 
 impl Set {
-    fn new((root, reach, members): &Seen, since: Option<u64>) -> Set {
+    fn new(Seen { root, confirmed, reach, members }: &Seen, since: Option<u64>) -> Set {
         let member = |peer: &PeerId| Member { peer: peer.0, since };
         Set {
             root: *root,
-            gone: None,
+            confirmed: confirmed.as_nanos(),
             parts: vec![Part { reach: *reach, since }],
             members: members.iter().map(member).collect(),
             voters: Vec::new(),
         }
     }
 
-    fn update(&mut self, now: Instant, (_, reach, members): &Seen) {
-        self.gone = None;
+    fn update(&mut self, now: Instant, Seen { reach, members, .. }: &Seen) {
         match self.parts.iter().position(|part| part.reach >= *reach) {
             Some(last) => {
                 self.parts.truncate(last + 1);
@@ -257,7 +283,7 @@ impl SetHistory {
     /// With what the last incarnation has noted.
     pub(crate) fn remembering(sets: Sets) -> SetHistory {
         let was_noted = !sets.is_empty();
-        let state = State { sets, seen: None, was_noted, is_resumed: true };
+        let state = State { sets, roots: Vec::new(), was_noted, is_resumed: true };
         SetHistory { state: Mutex::new(state) }
     }
 
@@ -272,10 +298,9 @@ impl SetHistory {
 
     /// Notes this node's surroundings as they are `now`.
     pub(crate) fn note(&self, now: Instant, surroundings: &Surroundings<'_>) -> Noted {
-        let Surroundings { epoch, hoods, are_all, copies, has_majority, begins_ring } =
-            *surroundings;
+        let Surroundings { hoods, copies, has_majority, begins_ring } = *surroundings;
         let mut state = self.lock();
-        let State { sets, seen: known, was_noted, is_resumed } = &mut *state;
+        let State { sets, roots, was_noted, is_resumed } = &mut *state;
         if !has_majority {
             // One that has just come back has not heard of all yet.
             if *is_resumed || sets.is_empty() {
@@ -284,36 +309,26 @@ impl SetHistory {
             sets.sets.clear();
             return Noted::Changed;
         }
-        if now.since(Instant(sets.noted)) > MAX_GAP {
-            sets.sets.clear();
-        }
-        let before = sets.sets.clone();
-        sets.sets.retain(|set| set.gone.is_none_or(|at| now.since(Instant(at)) <= MAX_GAP));
-        let looked_at = Some((epoch, hoods.iter().map(|hood| hood.me.id).collect()));
-        let is_known = *known == looked_at && !sets.is_empty();
-        let seen = if is_known { Vec::new() } else { sets.seen(hoods, copies, *is_resumed) };
-        if !is_known && seen.is_empty() && are_all {
+        let seen = sets.seen(now, hoods, copies, *is_resumed);
+        *roots = seen.iter().map(|one| one.root).collect();
+        let are_fewer = sets.confirm(now, &seen);
+        if seen.is_empty() {
             return Noted::Nowhere;
         }
-        if !is_known {
-            let is_first = !*was_noted && begins_ring && seen.iter().all(|set| set.2.len() == 1);
-            let since = (!is_first).then_some(now.as_nanos());
-            for set in &mut sets.sets {
-                let gone = set.gone.or(Some(now.as_nanos()));
-                set.gone = gone.filter(|_| seen.iter().all(|one| one.0 != set.root));
-            }
-            sets.sets.retain(|set| set.voters.len() <= copies);
-            for one in &seen {
-                match sets.sets.iter_mut().find(|set| set.root == one.0) {
-                    Some(set) => set.update(now, one),
-                    None => sets.sets.push(Set::new(one, since)),
-                }
-            }
+        let before = sets.sets.clone();
+        let is_first = !*was_noted && begins_ring && seen.iter().all(|one| one.members.len() == 1);
+        let since = (!is_first).then_some(now.as_nanos());
+        sets.sets.retain(|set| set.voters.len() <= copies);
+        for one in &seen {
+            let at = sets.sets.iter().position(|set| set.root == one.root).unwrap_or_else(|| {
+                sets.sets.push(Set::new(one, since));
+                sets.sets.len() - 1
+            });
+            sets.sets[at].update(now, one);
+            sets.sets[at].replace_voters(now, copies);
         }
-        sets.sets.iter_mut().for_each(|set| set.replace_voters(now, copies));
-        sets.noted = now.as_nanos();
-        (*known, *was_noted, *is_resumed) = (looked_at, true, false);
-        if sets.sets == before { Noted::Same } else { Noted::Changed }
+        (*was_noted, *is_resumed) = (true, false);
+        if are_fewer || sets.sets != before { Noted::Changed } else { Noted::Same }
     }
 
     /// Which nodes of a key's replica set, the first being the lowest bit, are its voters; none if this node
@@ -324,7 +339,8 @@ impl SetHistory {
         if state.is_resumed {
             return None;
         }
-        let mut present = state.sets.sets.iter().filter(|set| set.gone.is_none());
+        let is_root = |set: &&Set| state.roots.contains(&set.root);
+        let mut present = state.sets.sets.iter().filter(is_root);
         let (known, part) = present.find_map(|set| Some((set, set.part(key)?)))?;
         if !is_long(now, part.since) {
             return Some(0);
@@ -361,9 +377,16 @@ mod tests {
         }
     }
 
-    fn around(epoch: u64, hoods: &[Neighbourhood]) -> Surroundings<'_> {
+    type Seat = (Neighbourhood, Duration);
+
+    /// A place that has just been confirmed.
+    fn seat(hood: Neighbourhood) -> Seat {
+        (hood, Duration::ZERO)
+    }
+
+    fn around(hoods: &[Seat]) -> Surroundings<'_> {
         let (copies, has_majority, begins_ring) = (3, true, false);
-        Surroundings { epoch, hoods, are_all: true, copies, has_majority, begins_ring }
+        Surroundings { hoods, copies, has_majority, begins_ring }
     }
 
     /// A root whose surroundings change from time to time and are looked at all the time.
@@ -371,18 +394,22 @@ mod tests {
         history: SetHistory,
         secs: u64,
         hood: Neighbourhood,
-        epoch: u64,
     }
 
     impl Root {
         fn new(history: SetHistory, secs: u64, hood: Neighbourhood) -> Root {
-            let mut root = Root { history, secs, hood: hood.clone(), epoch: 0 };
+            let mut root = Root { history, secs, hood: hood.clone() };
             root.note(secs, hood);
             root
         }
 
         fn look(&self, secs: u64) -> Noted {
-            self.history.note(at(secs), &around(self.epoch, std::slice::from_ref(&self.hood)))
+            self.history.note(at(secs), &around(&[seat(self.hood.clone())]))
+        }
+
+        /// Looks at the ring when no neighbour has confirmed its place for some time.
+        fn look_unconfirmed(&self, secs: u64, unconfirmed: Duration) -> Noted {
+            self.history.note(at(secs), &around(&[(self.hood.clone(), unconfirmed)]))
         }
 
         fn until(&mut self, secs: u64) {
@@ -394,7 +421,7 @@ mod tests {
 
         fn note(&mut self, secs: u64, hood: Neighbourhood) {
             self.until(secs);
-            (self.hood, self.epoch) = (hood, self.epoch + 1);
+            self.hood = hood;
             self.look(secs);
         }
 
@@ -473,19 +500,58 @@ mod tests {
 
     /// Its predecessor takes another node for its successor, which was away and which this one cannot reach.
     #[test]
-    fn a_root_that_is_passed_over_vouches_for_nobody_and_begins_anew_after_ten_seconds() {
-        for (back, votes) in [(40, 0b111), (41, 0)] {
+    fn a_root_that_no_neighbour_confirms_vouches_for_nobody_and_begins_anew_after_a_while() {
+        for (back, votes) in [(45, 0b111), (46, 0)] {
             let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
             assert_eq!(root.settled(30, &mine()), 0b111);
-            let none = Surroundings { are_all: false, ..around(1, &[]) };
-            for secs in 30..back {
-                root.history.note(at(secs), &none);
-                assert_eq!(root.voters(secs, &mine()), None);
+            for secs in 31..back {
+                root.look_unconfirmed(secs, Duration::from_secs(secs - 30));
+                let is_known = secs < 40;
+                assert_eq!(root.voters(secs, &mine()), is_known.then_some(0b111), "{secs}");
             }
-            assert_eq!(root.look(back), Noted::Changed);
+            root.secs = back;
+            let noted = root.look(back);
+            assert_eq!(noted == Noted::Changed, votes == 0);
             assert_eq!(root.voters(back, &mine()), Some(votes));
             assert_eq!(root.settled(back + 25, &mine()), 0b111);
         }
+    }
+
+    /// It has been called before, but by nobody since it was started again.
+    #[test]
+    fn a_root_that_is_started_again_vouches_for_nobody_before_a_neighbour_confirms_its_place() {
+        for (back, votes) in [(45, 0b111), (46, 0)] {
+            let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
+            assert_eq!(root.settled(30, &mine()), 0b111);
+            // Nothing but its own word says so for nine seconds before it is killed.
+            root.look_unconfirmed(39, Duration::from_secs(9));
+            let history = SetHistory::remembering(root.history.sets());
+            let again = Root { history, secs: back, hood: root.hood.clone() };
+            for secs in 40..back {
+                assert_eq!(again.look_unconfirmed(secs, Duration::MAX), Noted::Nowhere);
+                assert_eq!(again.voters(secs, &mine()), None);
+            }
+            again.look(back);
+            assert_eq!(again.voters(back, &mine()), Some(votes));
+        }
+    }
+
+    /// Another virtual server of the same node is confirmed all the time.
+    #[test]
+    fn each_place_is_confirmed_for_itself() {
+        let other = Neighbourhood { me: node(5), ..hood(Some(1), &[2, 3, 9]) };
+        let (history, mine) = (SetHistory::default(), mine());
+        let set = hood(Some(9), &[2, 3, 9]).replica_set(3);
+        let look = |secs: u64, unconfirmed: u64| {
+            let own = (hood(Some(9), &[2, 3, 9]), Duration::from_secs(unconfirmed));
+            history.note(at(secs), &around(&[own, seat(other.clone())]));
+            history.voters(at(secs), &mine, &set)
+        };
+        assert_eq!((0..=30).map(|secs| look(secs, 0)).last(), Some(Some(0b111)));
+        assert_eq!(look(39, 9), Some(0b111));
+        assert_eq!(look(40, 10), None);
+        assert_eq!(look(46, 0), Some(0), "it is new");
+        assert_eq!(history.voters(at(46), node(5).id.key(), &[node(5), node(2)]), Some(0b11));
     }
 
     /// The set that is asked about may have changed since this node has looked at it.
@@ -507,12 +573,12 @@ mod tests {
         for (begins, settled) in [(true, 1), (false, 0)] {
             let (history, alone) = (SetHistory::default(), hood(None, &[]));
             let begins_ring = begins;
-            let around_it = around(0, std::slice::from_ref(&alone));
-            history.note(at(0), &Surroundings { begins_ring, ..around_it });
+            let alone_there = [seat(alone.clone())];
+            history.note(at(0), &Surroundings { begins_ring, ..around(&alone_there) });
             let set = alone.replica_set(3);
             assert_eq!(history.voters(at(0), &key, &set), Some(settled));
             let two = hood(Some(2), &[2]);
-            history.note(at(1), &around(1, std::slice::from_ref(&two)));
+            history.note(at(1), &around(&[seat(two.clone())]));
             let set = two.replica_set(3);
             assert_eq!(history.voters(at(2), &mine(), &set), Some(settled), "2 is new");
         }
@@ -520,19 +586,19 @@ mod tests {
 
     #[test]
     fn a_root_that_was_away_for_a_moment_goes_on_and_one_that_was_away_for_long_begins_anew() {
-        for (back, votes) in [(40, 0b101), (41, 0)] {
+        for (back, votes) in [(45, 0b101), (46, 0)] {
             let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
             assert_eq!(root.settled(30, &mine()), 0b111);
             let again = SetHistory::remembering(root.history.sets());
             let unjoined = Neighbourhood { joined: false, ..hood(None, &[]) };
-            assert_eq!(again.note(at(31), &around(7, &[unjoined])), Noted::Nowhere);
-            let few = [hood(Some(9), &[9])];
-            let alone = Surroundings { has_majority: false, ..around(8, &few) };
+            assert_eq!(again.note(at(31), &around(&[seat(unjoined)])), Noted::Nowhere);
+            let few = [seat(hood(Some(9), &[9]))];
+            let alone = Surroundings { has_majority: false, ..around(&few) };
             assert_eq!(again.note(at(32), &alone), Noted::Nowhere);
             let now = hood(Some(9), &[4, 3, 9]);
             let set = now.replica_set(3);
             assert_eq!(again.voters(at(33), &mine(), &set), None, "it has not looked yet");
-            again.note(at(back), &around(9, std::slice::from_ref(&now)));
+            again.note(at(back), &around(&[seat(now)]));
             assert_eq!(again.voters(at(back), &mine(), &set), Some(votes));
         }
     }
@@ -542,8 +608,8 @@ mod tests {
     fn a_root_that_has_lost_most_nodes_begins_anew() {
         let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
         assert_eq!(root.settled(30, &mine()), 0b111);
-        let none = [hood(None, &[])];
-        let alone = Surroundings { has_majority: false, ..around(8, &none) };
+        let none = [seat(hood(None, &[]))];
+        let alone = Surroundings { has_majority: false, ..around(&none) };
         assert_eq!(root.history.note(at(31), &alone), Noted::Changed);
         assert_eq!(root.history.note(at(32), &alone), Noted::Nowhere);
         assert_eq!(root.voters(32, &mine()), None);
@@ -555,9 +621,11 @@ mod tests {
     fn a_root_that_was_stopped_for_long_begins_anew() {
         let mut root = Root::new(SetHistory::default(), 0, hood(Some(9), &[2, 3, 9]));
         assert_eq!(root.settled(30, &mine()), 0b111);
-        assert_eq!(root.look(40), Noted::Same);
-        assert_eq!(root.voters(40, &mine()), Some(0b111));
-        assert_eq!(root.look(51), Noted::Changed);
-        assert_eq!(root.voters(51, &mine()), Some(0));
+        assert_eq!(root.look(45), Noted::Same);
+        assert_eq!(root.voters(45, &mine()), Some(0b111));
+        assert_eq!(root.look_unconfirmed(61, Duration::from_secs(16)), Noted::Nowhere);
+        assert_eq!(root.voters(61, &mine()), None);
+        assert_eq!(root.look(62), Noted::Changed);
+        assert_eq!(root.voters(62, &mine()), Some(0));
     }
 }

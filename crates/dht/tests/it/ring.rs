@@ -7,7 +7,7 @@ use atoll_dht::durable::MemoryState;
 use atoll_dht::rpc::{self, Method};
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError, SimulatedKeys};
 use atoll_key::{BlockHash, Key};
-use atoll_net::{CallError, Router, Service, Transport};
+use atoll_net::{CallError, Peer, Router, Service, Transport};
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_overlay::{Node, Overlay};
 use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
@@ -150,10 +150,13 @@ impl Ring {
         );
         let router = Router::new().route(0x01, chord.clone()).route(0x02, disguise(dht.clone()));
         transport.serve(Arc::new(router));
-        match self.members.iter().find(|m| m.host != host && self.sim.is_up(m.host)) {
-            None => chord.create(),
-            Some(first) => {
-                let bootstrap = vec![self.sim.peer(first.host)];
+        // The first that answers counts: one may be out of reach.
+        let up = self.members.iter().map(|m| m.host).filter(|other| *other != host);
+        let bootstrap: Vec<Peer> =
+            up.filter(|other| self.sim.is_up(*other)).map(|other| self.sim.peer(other)).collect();
+        match bootstrap.is_empty() {
+            true => chord.create(),
+            false => {
                 let join = || {
                     let joined = chord.join(bootstrap.clone());
                     self.sim.block_on(Duration::from_secs(120), joined).expect("joining ends")
@@ -166,7 +169,7 @@ impl Ring {
                         joined = join();
                     }
                 }
-                joined.expect("the bootstrap node answers");
+                joined.expect("one of the others answers");
             }
         }
         dht.start();

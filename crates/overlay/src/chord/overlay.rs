@@ -27,8 +27,8 @@ impl Overlay for Chord {
         self.lock().servers.epoch()
     }
 
-    fn is_passed_over(&self, own: &Node, span: Duration) -> bool {
-        self.lock().servers.is_passed_over(own, self.env.now(), span)
+    fn unconfirmed_for(&self, own: &Node) -> Duration {
+        self.lock().servers.unconfirmed_for(own, self.env.now())
     }
 
     fn peer_book(&self) -> &PeerBook {

@@ -56,9 +56,8 @@ pub struct VirtualServer {
     pub(in crate::chord) audits: AuditSchedule,
     /// When the predecessor was last heard as such.
     pub(in crate::chord) predecessor_heard: Instant,
-    /// When it last took this node for its successor; without one, when the successor last took this node for
-    /// its predecessor.
-    confirmed: Instant,
+    /// When a neighbour last confirmed this place; see [`crate::Overlay::unconfirmed_for`].
+    confirmed: Option<Instant>,
 }
 
 /// See the module.
@@ -106,7 +105,8 @@ impl Servers {
     }
 
     /// With tables that exist already, one for each virtual server in order. All nodes in them
-    /// count as checked at `now`, with as many virtual servers as this node.
+    /// count as checked at `now`, with as many virtual servers as this node, and this node's
+    /// places as confirmed.
     ///
     /// # Panics
     /// If there are none, or their indices are not 0, 1, 2 … of one node and profile.
@@ -130,6 +130,7 @@ impl Servers {
             state.set_length(length);
             servers.push(state);
         }
+        servers.servers.iter_mut().for_each(|server| server.confirmed = Some(now));
         let count = servers.count();
         for node in servers.known() {
             let seen = servers.admission.servers_of(&node.peer.id).unwrap_or(count);
@@ -149,7 +150,7 @@ impl Servers {
             continuation: None,
             audits: AuditSchedule::default(),
             predecessor_heard: Instant::default(),
-            confirmed: Instant::default(),
+            confirmed: None,
         });
     }
 
@@ -362,6 +363,7 @@ impl Servers {
             server.state.leave();
             (server.seen, server.doubt, server.waiting) = (None, None, None);
             (server.audits, server.continuation) = (AuditSchedule::default(), None);
+            server.confirmed = None;
         }
     }
 

@@ -43,7 +43,7 @@ impl Servers {
             let before = std::mem::replace(&mut server.published, told);
             let (told, joined) = (&server.published, state.joined());
             if told.predecessor != before.predecessor {
-                (server.predecessor_heard, server.confirmed) = (now, now);
+                server.predecessor_heard = now;
                 // It has to learn of the node between it and this one.
                 let admission = &self.admission;
                 let lives = |node: &Node| !admission.is_suspected(node, now);

@@ -54,7 +54,7 @@ impl Servers {
             server.doubt = doubt;
             let is_followed = predecessor.is_some_and(|node| node.id == server.state.me().id);
             if is_followed && server.state.predecessor().is_none() {
-                server.confirmed = now;
+                server.confirmed = Some(now);
             }
         }
         let Some(successors) = successors else {
@@ -133,15 +133,15 @@ impl Servers {
         recently: Duration,
     ) -> Option<Node> {
         self.predecessor_lives(index, &claimant, now);
-        if let Some(server) = self.server_mut(index)
-            && server.state.predecessor().is_some_and(|p| p.id == claimant.id)
-        {
-            server.confirmed = now;
-        }
         // One that is known and suspected has been pinged since it called.
         let claim = self.with(index, now, |state, judge| {
             (judge(&claimant) == Verdict::Welcome).then(|| state.notified(claimant))
         });
+        if let Some(server) = self.server_mut(index)
+            && server.state.predecessor() == Some(claimant)
+        {
+            server.confirmed = Some(now);
+        }
         let Some(Some(Claim::Nearer(present))) = claim else { return None };
         let heard = self.server(index)?.predecessor_heard;
         let is_own = present.peer.id == self.peer.id;
@@ -158,13 +158,18 @@ impl Servers {
         }
     }
 
-    /// See [`crate::Overlay::is_passed_over`].
-    pub fn is_passed_over(&self, own: &Node, now: Instant, span: Duration) -> bool {
+    /// See [`crate::Overlay::unconfirmed_for`].
+    pub fn unconfirmed_for(&self, own: &Node, now: Instant) -> Duration {
         let server = self.own(own).and_then(|index| self.server(index));
-        let Some(server) = server else { return false };
-        let neighbour = server.state.predecessor().or(server.state.head());
-        neighbour.is_some_and(|node| node.peer.id != self.peer.id)
-            && now.since(server.confirmed) >= span
+        let Some(server) = server.filter(|server| server.state.joined()) else {
+            return Duration::MAX;
+        };
+        match server.state.predecessor().or(server.state.head()) {
+            Some(node) if node.peer.id != self.peer.id => {
+                server.confirmed.map_or(Duration::MAX, |at| now.since(at))
+            }
+            _ => Duration::ZERO,
+        }
     }
 
     /// Takes in again the lists that had to wait. Returns the nodes that are still unchecked, with
@@ -194,15 +199,16 @@ mod tests {
     use crate::chord::trust::admission::Rules;
 
     #[test]
-    fn a_node_is_passed_over_when_neither_neighbour_takes_it_for_its_own() {
+    fn a_place_is_confirmed_by_the_calls_and_the_word_of_neighbours_alone() {
         let now = |secs: u64| Instant::default() + Duration::from_secs(secs);
-        let span = Duration::from_secs(10);
         let peer = |n: u8| {
             let addr = SocketAddr::from((Ipv4Addr::new(10, 77, 0, n), 7000));
             Peer { id: PeerId([n; 32]), addr }
         };
         let mut servers = Servers::new(peer(1), 1, Rules::default(), 4.into(), 0);
         let own = servers.position(0);
+        let unconfirmed = |servers: &Servers, secs| servers.unconfirmed_for(&own, now(secs));
+        let secs = Duration::from_secs;
         let mut others = [2, 3].map(|n| Node::of(peer(n)));
         others.iter().for_each(|node| servers.admit(node.peer, 1, now(5)));
         others.sort_unstable_by_key(|node| node.id.key().distance_from(own.id.key()));
@@ -212,8 +218,9 @@ mod tests {
         servers.settle(now(5));
         let state = servers.state(0).expect("it runs");
         assert_eq!((state.head(), state.predecessor()), (Some(after), Some(before)));
-        assert!(!servers.is_passed_over(&own, now(14), span), "it may be called soon");
-        assert!(servers.is_passed_over(&own, now(15), span));
+        assert_eq!(unconfirmed(&servers, 5), Duration::MAX, "its neighbours were only told to it");
+        servers.rectify(0, before, now(6), secs(1));
+        assert_eq!(unconfirmed(&servers, 14), secs(8));
         // The predecessor answers its pings, and stabilises with another node.
         let answer = |predecessor| {
             let (epoch, successors) = (1, Some(Vec::new()));
@@ -221,20 +228,22 @@ mod tests {
         };
         servers.predecessor_lives(0, &before, now(16));
         servers.take_in(0, &after, answer(Some(own)), now(16));
-        assert!(servers.is_passed_over(&own, now(16), span));
-        servers.rectify(0, before, now(17), span);
-        assert!(!servers.is_passed_over(&own, now(26), span));
-        assert!(servers.is_passed_over(&own, now(27), span));
+        assert_eq!(unconfirmed(&servers, 16), secs(10));
+        servers.rectify(0, before, now(17), secs(1));
+        assert_eq!(unconfirmed(&servers, 26), secs(9));
         // It is out of reach. The successor may take another node for its predecessor.
         servers.forget(&|node| *node == before);
         servers.settle(now(30));
+        assert_eq!(unconfirmed(&servers, 30), secs(13), "that it is lost confirms nothing");
         servers.take_in(0, &after, answer(Some(before)), now(39));
-        assert!(!servers.is_passed_over(&own, now(39), span));
-        assert!(servers.is_passed_over(&own, now(40), span));
+        assert_eq!(unconfirmed(&servers, 39), secs(22));
         servers.take_in(0, &after, answer(Some(own)), now(41));
-        assert!(!servers.is_passed_over(&own, now(50), span));
+        assert_eq!(unconfirmed(&servers, 50), secs(9));
+        // A node that becomes its predecessor by calling it.
+        servers.rectify(0, before, now(55), secs(1));
+        assert_eq!(unconfirmed(&servers, 56), secs(1));
         servers.forget(&|_| true);
         servers.settle(now(60));
-        assert!(!servers.is_passed_over(&own, now(90), span), "it is alone");
+        assert_eq!(unconfirmed(&servers, 90), Duration::ZERO, "it is alone");
     }
 }
