@@ -16,16 +16,21 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, PutError};
 use atoll_env::{Env, Instant, TokioRuntime};
-use atoll_key::{SecretKey, VolumeId};
+use atoll_key::{GroupId, SecretKey, VolumeId};
 use atoll_volume::shared::access::groups::{renew, renew_volume};
 use atoll_volume::shared::access::keepers::renew_as_keeper;
-use atoll_volume::shared::access::{AccessError, ReadAccess, Renewal, VolumeRecord, read_volume};
+use atoll_volume::shared::access::rebind::{in_present_epoch, rebind_former};
+use atoll_volume::shared::access::{
+    AccessError, Credentials, ReadAccess, RebindReport, Renewal, VolumeRecord, read_volume,
+};
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::upkeep::{self, Kept};
 
 use crate::connection;
 use crate::failure::Failure;
+use crate::output::escaped;
 use crate::own_group::OwnGroup;
+use crate::shared_volume;
 use crate::units;
 use crate::user::{self, Joined};
 
@@ -83,9 +88,11 @@ impl Upkeep {
     ) -> Result<(), String> {
         let (now, volume) = (env.now(), walk.volume);
         let kept = walk.keep(env, blocks).await;
-        let Kept { inodes, renewed, lacking, unread, named } = kept.map_err(|e| e.to_string())?;
+        let kept = kept.map_err(|error| error.to_string())?;
         self.done.insert(volume, now);
         self.walked.insert(volume, now);
+        let rebound = walk.rebind_former(env, blocks, &kept).await;
+        let Kept { inodes, renewed, lacking, unread, named, .. } = kept;
         if (lacking, unread) != (0, 0) {
             let first = named.first().map(|why| format!(" ({why})")).unwrap_or_default();
             let blocks = units::counted(lacking, "block is", "blocks are");
@@ -93,6 +100,7 @@ impl Upkeep {
             return Err(format!("{blocks} nowhere, {inodes} be read{first}"));
         }
         tracing::info!("leases of {renewed} blocks, {inodes} inodes renewed");
+        rebound?;
         upkeep::mark_kept(env, blocks, volume).await.map_err(|error| error.to_string())
     }
 }
@@ -102,13 +110,35 @@ pub(crate) struct Walk {
     volume: VolumeId,
     record: VolumeRecord,
     sealing: Sealing,
+    /// If it is here.
+    owner: Option<Owner>,
+}
+
+/// The owner of a volume.
+struct Owner {
+    key: SecretKey,
+    /// As a user.
+    user: Option<SecretKey>,
+    /// The user's groups, which may have been granted the volume.
+    groups: Vec<OwnGroup>,
 }
 
 impl Walk {
     /// Through a volume whose key is here.
-    pub(crate) fn of_owner(key: &SecretKey, record: &VolumeRecord) -> Walk {
+    pub(crate) fn of_owner(
+        node: &Path,
+        key: &SecretKey,
+        record: &VolumeRecord,
+    ) -> Result<Walk, Failure> {
         let sealing = Sealing::of_owner(key, record.read_epoch());
-        Walk { volume: key.volume_id(), record: record.clone(), sealing }
+        let user = user::key(node)?;
+        let names = user::groups(node).into_iter();
+        let groups = match &user {
+            Some(user) => names.filter_map(|name| OwnGroup::of(node, user, &name).ok()).collect(),
+            None => Vec::new(),
+        };
+        let owner = Some(Owner { key: key.clone(), user, groups });
+        Ok(Walk { volume: key.volume_id(), record: record.clone(), sealing, owner })
     }
 
     /// Through a volume that was joined.
@@ -121,12 +151,48 @@ impl Walk {
         let (_, record) = record.ok_or("it is not on the ring")?;
         let reading = ReadAccess::new(env.clone(), blocks.clone(), (volume, &record), Some(user));
         let reading = reading.await.map_err(|error| error.to_string())?;
-        Ok(Walk { volume, sealing: reading.sealing().clone(), record })
+        Ok(Walk { volume, sealing: reading.sealing().clone(), record, owner: None })
     }
 
     /// Extends the leases of all that it finds.
     pub(crate) async fn keep(&self, env: &Env, blocks: &Arc<dyn Blocks>) -> Result<Kept, PutError> {
         upkeep::keep(env, blocks, self.volume, &self.record, &self.sealing).await
+    }
+
+    /// Binds to the present members what is bound to former ones, if this is the owner's node: members have made it who
+    /// had not heard that others were shut out. Which files could not be, for people.
+    pub(crate) async fn rebind_former(
+        &self,
+        env: &Env,
+        blocks: &Arc<dyn Blocks>,
+        kept: &Kept,
+    ) -> Result<(), String> {
+        let Some(Owner { key, user, groups: own }) = &self.owner else { return Ok(()) };
+        let credentials = Credentials::new(env.clone(), blocks.clone(), user.clone());
+        let of_volume = in_present_epoch(key, self.record.group_epoch);
+        let in_present_epochs = |groups: &[GroupId]| {
+            own.iter().fold(of_volume(groups), |groups, own| own.renewed(&groups))
+        };
+        let owner = (key, &self.sealing, self.record.root);
+        let (credentials, epochs) = (&credentials, &in_present_epochs);
+        let RebindReport { changed, failed, named, .. } =
+            rebind_former(env, blocks, owner, credentials, epochs, &kept.groups).await;
+        if changed > 0 {
+            tracing::info!(
+                "{} can be written no more by members who were shut out",
+                shared_volume::inodes(changed)
+            );
+        }
+        if failed == 0 {
+            return Ok(());
+        }
+        let named = named.iter().map(|(path, why)| format!("{}: {why}", escaped(path)));
+        let named: Vec<String> = named.collect();
+        Err(format!(
+            "members who were shut out can still write {}: {}",
+            shared_volume::inodes(failed),
+            named.join("; ")
+        ))
     }
 }
 
@@ -176,7 +242,8 @@ async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, St
         if kept.is_done(key.volume_id(), env.now()) {
             continue;
         }
-        let outcome = kept.keep(&env, &blocks, &Walk::of_owner(&key, &record)).await;
+        let walk = Walk::of_owner(node, &key, &record)?;
+        let outcome = kept.keep(&env, &blocks, &walk).await;
         note(format!("volume {name}"), outcome.map(|()| Renewal::default()));
     }
     for name in user::joined_names(node) {

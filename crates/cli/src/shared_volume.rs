@@ -163,10 +163,15 @@ impl Owned {
             }
         };
         let (blocks, sealing) = (&self.blocks, self.sealing());
-        let owner = (&self.key, &sealing, self.record.keep);
+        let owner = (&self.key, &sealing);
         let report =
             access::rebind(env, blocks, owner, &credentials, top, groups, &mut progress).await;
         if report.failed == 0 {
+            if report.is_unsettled {
+                return Err(Failure::new(Exit::Incomplete, what)
+                    .because("members go on making files for those who may write now no more")
+                    .advice(TRY_AGAIN));
+            }
             return Ok(report);
         }
         for (path, why) in &report.named {

@@ -436,17 +436,36 @@ impl Held {
         release.keys().map(outcome).collect()
     }
 
+    fn join(&mut self, id: BlockId, mut new: HeldBlock) {
+        if let Some(old) = self.blocks.get(&id) {
+            let joined = id.kind.join(&old.bytes, &new.bytes);
+            let (joined, version) = joined.expect("both are verified");
+            new = HeldBlock { version, bytes: joined.into() };
+        }
+        self.blocks.insert(id, new);
+        self.watchers.drain(..).for_each(|watcher| watcher.notify());
+    }
+
     fn put(&mut self, NewBlock { id, bytes, .. }: NewBlock) -> Result<(), PutError> {
-        let mut new = HeldBlock { version: id.verify(&bytes)?, bytes };
+        let new = HeldBlock { version: id.verify(&bytes)?, bytes };
         if id.kind.joins() {
-            // There is no clock here: every certificate counts as valid.
-            if let Some(old) = self.blocks.get(&id) {
-                let joined = id.kind.join(&old.bytes, &new.bytes);
-                let (joined, version) = joined.expect("both are verified");
-                new = HeldBlock { version, bytes: joined.into() };
+            // There is no clock here: what comes was written just now, and its certificate is valid.
+            let offered = CertifiedBlock::decode_verified(&new.bytes)?;
+            let times = offered.siblings().iter().map(|sibling| sibling.time_ms);
+            let now_ms = times.max().unwrap_or(0);
+            let held = self.blocks.get(&id);
+            // The writer's client and the replicas both look.
+            for held in [None, held] {
+                let held_bytes = held.map(|held| &held.bytes[..]);
+                let admitted = id.kind.admit(held_bytes, &new.bytes, now_ms);
+                admitted.map_err(|why| match (why, held) {
+                    (NotAdmitted::Outdated, Some(HeldBlock { version: held, .. })) => {
+                        PutError::Superseded { offered: new.version, held: *held }
+                    }
+                    (why, _) => PutError::NotAdmitted(why),
+                })?;
             }
-            self.blocks.insert(id, new);
-            self.watchers.drain(..).for_each(|watcher| watcher.notify());
+            self.join(id, new);
             return Ok(());
         }
         if let Some(old) = self.blocks.get(&id).filter(|old| **old != new)
@@ -502,6 +521,11 @@ impl MemoryBlocks {
         self.lock().released.iter().copied().collect()
     }
 
+    /// All blocks that are held.
+    pub fn ids(&self) -> Vec<BlockId> {
+        self.lock().blocks.keys().copied().collect()
+    }
+
     /// Whether a block is held.
     pub fn holds(&self, id: &BlockId) -> bool {
         self.lock().blocks.contains_key(id)
@@ -522,6 +546,17 @@ impl MemoryBlocks {
     /// Loses any block; whether it was held.
     pub fn lose_block(&self, id: &BlockId) -> bool {
         self.lock().blocks.remove(id).is_some()
+    }
+
+    /// Takes a block that joins as a copy, as a replica does from another one: nobody asks whether it may be written now.
+    ///
+    /// # Errors
+    /// If it is not what its key promises.
+    pub fn take_copy(&self, NewBlock { id, bytes, .. }: NewBlock) -> Result<(), PutError> {
+        assert!(id.kind.joins(), "others are put");
+        let version = id.verify(&bytes)?;
+        self.lock().join(id, HeldBlock { version, bytes });
+        Ok(())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Held> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use atoll_env::Env;
-use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, VolumeAddress, volume_group};
+use atoll_key::{GroupAddress, GroupId, UserAddress, UserId, VolumeAddress};
 use atoll_node::shell_word;
 use atoll_volume::shared::access::groups::{
     add_member, add_volume_member, begin_epoch, begin_epoch_without_keeper, change_volume,
@@ -15,6 +15,7 @@ use atoll_volume::shared::access::read_access::KEY_AGE;
 use atoll_volume::shared::access::readers::{
     add_reader, add_reading_group, remove_reader, remove_reading_group,
 };
+use atoll_volume::shared::access::rebind::in_present_epoch;
 use atoll_volume::shared::access::{GroupRecord, VolumeRecord, read_group};
 use atoll_volume::shared::inode::InodeKey;
 use serde::Serialize;
@@ -671,16 +672,7 @@ async fn finish_rebinding(
     global: &Global,
 ) -> Result<u64, Failure> {
     let VolumeRecord { group_epoch, root, .. } = owned.record;
-    let id = |epoch| volume_group(&owned.key, epoch).group_id();
-    let former: Vec<GroupId> = (0..group_epoch).map(id).collect();
-    let present = id(group_epoch);
-    let swap = |groups: &[GroupId]| -> Vec<GroupId> {
-        let of = |group: &GroupId| if former.contains(group) { present } else { *group };
-        let mut groups: Vec<GroupId> = groups.iter().map(of).collect();
-        groups.sort_unstable();
-        groups.dedup();
-        groups
-    };
+    let swap = in_present_epoch(&owned.key, group_epoch);
     let user = user::key(&user::directory(global)?)?;
     let report = owned.rebind(env, user, root, &swap, (what, global.quiet)).await?;
     let finished = change_volume(env, &owned.blocks, &owned.key, |record| {

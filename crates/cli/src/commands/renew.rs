@@ -140,7 +140,8 @@ async fn renew(
     let key = client.named_volume(name).await.map_err(connection::failure)?.key;
     match read_volume(&blocks, key.volume_id()).await {
         Ok(Some((_, record))) => {
-            walked(env, &blocks, &Walk::of_owner(&key, &record), volume, &what).await
+            let walk = Walk::of_owner(dir, &key, &record)?;
+            walked(env, &blocks, &walk, volume, &what).await
         }
         // One writer's.
         Ok(None) | Err(AccessError::Bad { .. }) => Ok(Report::of(volume)),
@@ -157,7 +158,10 @@ async fn walked(
     what: &str,
 ) -> Result<Report, Failure> {
     let kept = walk.keep(env, blocks).await.map_err(|error| Failure::put(what, &error))?;
-    let Kept { inodes, renewed, lacking, unread, named } = kept;
+    if let Err(why) = walk.rebind_former(env, blocks, &kept).await {
+        note!("warning: {why}");
+    }
+    let Kept { inodes, renewed, lacking, unread, named, .. } = kept;
     (volume.kept_blocks, volume.lost_blocks) = (renewed + lacking, lacking);
     volume.refreshed_unix_secs = env.unix_ms() / 1000;
     let shared = SharedReport { inodes, unread_inodes: unread, unread: named };

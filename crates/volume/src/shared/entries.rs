@@ -27,8 +27,9 @@ use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_vfs::FileKind;
 use bytes::Bytes;
 
-use super::inode::{Contents, Entry, put_entry, take_entry};
+use super::inode::{Contents, Entry, Inode, put_entry, take_entry};
 use super::sealing::Sealing;
+use super::standing::{Standing, Trusted};
 use crate::format::cursor::{Cursor, put_header};
 use crate::format::{FormatError, shown};
 
@@ -335,35 +336,59 @@ impl Entries {
     }
 }
 
-/// Fetches the leaves that the siblings of a block refer to.
+/// Reads the leaves that the siblings of a block refer to, from the ring. Those that only [late](super::standing) siblings
+/// refer to may be nowhere: a member who was shut out can name any.
 ///
 /// # Errors
-/// If one cannot be fetched, or is no leaf.
+/// If another one cannot be fetched, or is no leaf.
 pub(super) async fn fetch(
     blocks: &Arc<dyn Blocks>,
     block: &CertifiedBlock,
     sealing: &Sealing,
 ) -> Result<Leaves, GetError> {
     let mut leaves = Leaves::new();
-    for hash in leaves_of(block, sealing) {
-        let held = blocks.get_block(hash.inode_content_id(), Wanted::Newest).await?;
+    let LeavesOf { needed, of_late } = leaves_of(block, sealing);
+    for hash in needed.iter().chain(&of_late).copied() {
+        let held = match blocks.get_block(hash.inode_content_id(), Wanted::Newest).await {
+            Err(GetError::NotFound { .. }) if of_late.contains(&hash) => continue,
+            held => held?,
+        };
         let bad =
             |error: FormatError| GetError::Unavailable { key: hash.key(), told: error.to_string() };
         let leaf = sealing.open_block(&held.bytes).and_then(|block| Leaf::named(hash, &block));
-        leaves.insert(hash, leaf.map_err(bad)?);
+        match leaf {
+            Err(_) if of_late.contains(&hash) => {}
+            leaf => drop(leaves.insert(hash, leaf.map_err(bad)?)),
+        }
     }
     Ok(leaves)
 }
 
 /// The leaves that the siblings of a block refer to.
-pub(super) fn leaves_of(block: &CertifiedBlock, sealing: &Sealing) -> BTreeSet<BlockHash> {
-    let siblings = block.siblings().iter();
-    let inodes = siblings.filter_map(|one| sealing.inode(&one.payload).ok());
-    let leaves = inodes.filter_map(|inode| match inode.contents {
-        Contents::Unread { leaves, .. } => Some(leaves),
-        _ => None,
-    });
-    leaves.flatten().collect()
+#[derive(Default)]
+pub(super) struct LeavesOf {
+    pub(super) needed: BTreeSet<BlockHash>,
+    /// Those that only late siblings refer to.
+    pub(super) of_late: BTreeSet<BlockHash>,
+}
+
+pub(super) fn leaves_of(block: &CertifiedBlock, sealing: &Sealing) -> LeavesOf {
+    let nobody = Trusted::new();
+    let standing = Standing::of(block, &nobody);
+    let mut found = LeavesOf::default();
+    for sibling in block.siblings() {
+        let Ok(Inode { contents: Contents::Unread { leaves, .. }, .. }) =
+            sealing.inode(&sibling.payload)
+        else {
+            continue;
+        };
+        match standing.is_late(sibling) {
+            true => found.of_late.extend(leaves),
+            false => found.needed.extend(leaves),
+        }
+    }
+    found.of_late.retain(|hash| !found.needed.contains(hash));
+    found
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 1 | layout, 1 |
+//! | 1 | layout: 1, or 3 with an origin |
+//! | 104 | of layout 3: who wrote what the owner has signed anew ([`Origin`]) |
 //! | 1 | kind: 1 regular file, 2 directory, 3 symbolic link, 4 FIFO, 5 socket, 6 character device, 7 block device |
 //! | 2 | mode, at most `0o7777` |
 //! | 4 + 4 | user, group |
@@ -43,11 +44,14 @@ use bytes::Bytes;
 
 use super::add_wins::Element;
 use super::entries::{Entries, Leaf};
+use super::origin::Origin;
 use crate::format::cursor::{Cursor, put_mode, put_time, put_u64};
 use crate::format::directory::{kind_code, kind_of, put_name, take_name, take_target};
 use crate::format::{FormatError, InodeBlock, MAX_FILE_BYTES, shown, xattrs};
 
 const LAYOUT: u8 = 1;
+/// With an [`Origin`]; 2 is that of [sealed](super::sealing) payloads.
+const LAYOUT_WITH_ORIGIN: u8 = 3;
 /// The most names of a file.
 pub const MAX_LINKS: usize = 512;
 /// An inode block of at most so many bytes lies in the inode.
@@ -154,6 +158,8 @@ pub struct Attributes {
     pub atime: FileTime,
     /// Extended attributes, names ascending; at most [`MAX_XATTR_BYTES`] encoded.
     pub xattrs: Vec<(Bytes, Bytes)>,
+    /// Who wrote the version, if the owner has signed it anew.
+    pub origin: Option<Origin>,
 }
 
 /// Where the bytes of a regular file that is not empty are.
@@ -308,7 +314,15 @@ impl Inode {
     /// If a part of it, or all of it, is too long.
     pub fn encode(&self) -> Result<Vec<u8>, TooLarge> {
         let Attributes { mode, uid, gid, mtime, ctime, atime, .. } = &self.attributes;
-        let mut out = vec![LAYOUT, kind_code(self.contents.kind())];
+        let mut out = match &self.attributes.origin {
+            None => vec![LAYOUT],
+            Some(origin) => {
+                let mut out = vec![LAYOUT_WITH_ORIGIN];
+                origin.put(&mut out);
+                out
+            }
+        };
+        out.push(kind_code(self.contents.kind()));
         put_mode(&mut out, *mode);
         out.extend_from_slice(&uid.to_be_bytes());
         out.extend_from_slice(&gid.to_be_bytes());
@@ -392,10 +406,11 @@ impl Inode {
     /// If it is not an inode.
     pub fn decode(payload: &Bytes) -> Result<Inode, FormatError> {
         let mut cursor = Cursor::new(payload);
-        match cursor.u8()? {
-            LAYOUT => {}
+        let origin = match cursor.u8()? {
+            LAYOUT => None,
+            LAYOUT_WITH_ORIGIN => Some(Origin::take(&mut cursor)?),
             other => return Err(FormatError::UnknownLayout(other)),
-        }
+        };
         let kind = kind_of(cursor.u8()?)?;
         let (mode, uid, gid) = (cursor.mode()?, cursor.u32()?, cursor.u32()?);
         let (mtime, ctime, atime) = (cursor.time()?, cursor.time()?, cursor.time()?);
@@ -408,7 +423,7 @@ impl Inode {
             0 => Vec::new(),
             _ => xattrs::decode(&cursor.take(xattr_bytes)?)?,
         };
-        let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, xattrs };
+        let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, xattrs, origin };
         let past = cursor.optional_hash()?;
         let contents = match kind {
             FileKind::Regular => decode_regular(&mut cursor)?,

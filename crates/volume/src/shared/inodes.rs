@@ -52,14 +52,17 @@ pub(super) use self::leases::{MAX_BASE_AGE, ReplacedLeaves};
 use self::write::{Next, Over, Signed};
 use super::access::{Credentials, ReadAccess};
 use super::consistency::Consistency;
-use super::entries::{self, Leaf, Leaves};
+use super::entries::{self, Leaf, Leaves, LeavesOf};
 use super::fault::Fault;
 use super::inode::{Contents, Entry, Inode, InodeKey};
 use super::merged::{self, Merged};
 use super::spool::SpooledBlocks;
+use super::standing::{Standing, Trusted};
 use crate::blocks::cache::BlockCache;
+use crate::blocks::error::BlockError;
 use crate::blocks::outbox::NewContent;
 use crate::blocks::pace;
+use crate::format::FormatError;
 use crate::keep::Keep;
 
 /// How old what is read may be.
@@ -238,6 +241,8 @@ pub(super) struct Inodes {
     cache: Arc<BlockCache>,
     volume: VolumeId,
     pub(super) credentials: Credentials,
+    /// The user of the mount.
+    own: Trusted,
     /// Opens and seals the inodes of an encrypted volume.
     pub(super) reading: ReadAccess,
     consistency: Consistency,
@@ -270,6 +275,7 @@ impl Inodes {
             spool,
             cache,
             volume,
+            own: credentials.user().into_iter().collect(),
             credentials,
             reading,
             consistency,
@@ -433,7 +439,7 @@ impl Inodes {
                 return Ok(state.known().version().cloned());
             };
             let leaves = self.read_leaves(state, &joined, earlier.as_deref()).await?;
-            let merged = merged::merge(&joined, &leaves, self.reading.sealing())?;
+            let merged = self.merged(&joined, &leaves)?;
             let mut known = state.known();
             let is_same = match (known.version(), &earlier) {
                 (Some(now), Some(earlier)) => Arc::ptr_eq(now, earlier),
@@ -446,6 +452,20 @@ impl Inodes {
             }
             // Another call has read or written it meanwhile.
         }
+    }
+
+    /// What the siblings of a block say together, as this mount shows it.
+    pub(super) fn merged(
+        &self,
+        block: &CertifiedBlock,
+        leaves: &Leaves,
+    ) -> Result<Option<Merged>, FormatError> {
+        merged::merge_trusting(block, leaves, self.reading.sealing(), &self.own)
+    }
+
+    /// How the siblings of a block rank, as this mount shows them.
+    pub(in crate::shared) fn standing(&self, block: &CertifiedBlock) -> Standing<'_> {
+        Standing::of(block, &self.own)
     }
 
     /// The leaves that the siblings of a block refer to; those that are known are not read again.
@@ -461,17 +481,32 @@ impl Inodes {
             let found = bases.iter().flatten().find_map(|version| version.leaves.get(hash));
             found.cloned().or_else(|| Some(state.known().unsent.get(hash)?.0.clone()))
         };
-        let hashes = entries::leaves_of(block, self.reading.sealing());
-        let reads =
-            hashes.into_iter().map(|hash| (hash, find(&hash))).map(|(hash, found)| async move {
+        let LeavesOf { needed, of_late } = entries::leaves_of(block, self.reading.sealing());
+        let needed = needed.into_iter().map(|hash| (hash, true));
+        let hashes = needed.chain(of_late.into_iter().map(|hash| (hash, false)));
+        let reads = hashes.map(|(hash, is_needed)| (hash, is_needed, find(&hash))).map(
+            |(hash, is_needed, found)| async move {
                 if let Some(leaf) = found {
-                    return Ok((hash, leaf));
+                    return Ok(Some((hash, leaf)));
                 }
-                let bytes = self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await?;
-                Ok::<_, Fault>((hash, Leaf::named(hash, &bytes)?))
-            });
+                // A member who was shut out can name any.
+                let bytes = match self.cache.get(hash, pace::Wanted::Now(LEAF_BYTES)).await {
+                    Err(BlockError::Fetch(GetError::NotFound { .. }) | BlockError::Bad { .. })
+                        if !is_needed =>
+                    {
+                        return Ok(None);
+                    }
+                    bytes => bytes?,
+                };
+                match Leaf::named(hash, &bytes) {
+                    Err(_) if !is_needed => Ok(None),
+                    leaf => Ok::<_, Fault>(Some((hash, leaf?))),
+                }
+            },
+        );
         let reads: Vec<_> = reads.collect();
-        stream::iter(reads).buffer_unordered(LEAVES_AT_ONCE).try_collect().await
+        let read = stream::iter(reads).buffer_unordered(LEAVES_AT_ONCE);
+        read.try_filter_map(|leaf| async move { Ok(leaf) }).try_collect().await
     }
 
     /// Whether this mount has signed the version of an inode that has this name.

@@ -9,6 +9,7 @@
 //! | attributes, past versions | those of the *leading* sibling: the highest, of two equal ones that written later, then that of the greater writer |
 //! | contents of a file | merge as an add-wins set that each write replaces by its own: contents that no other writer had seen. Of several, those of the write that leads in the same order are shown, and each other one is a [`Conflict`] beside them, if it differs |
 //! | a removal | counts only if nobody wrote at the same time |
+//! | [*late*](super::standing) siblings: of writers who did not know that the inode was rebound, and may have been shut out | come last in every order, and stand beside what others wrote: they take no contents, name or place of a directory away, whatever their contexts say. A name of theirs that another file has is `NAME~USER~TIME`. One that is no inode is left out |
 //!
 //! A directory has one name in another: of several that writers gave it at the same time, the one that leads, in that order,
 //! counts, and the others are gone. Any writer who has seen both leaves them out.
@@ -17,20 +18,20 @@
 //! appears as `NAME~USER~TIME` ([`names`]). Both follow from the entries alone, so that all mounts that
 //! see the same siblings show the same.
 //!
-//! A sibling that is no inode does not hide the others, since a member may write any bytes.
+//! A sibling that is no inode does not hide the others, since a member may write any bytes. It is not hidden by late ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};
 
 use atoll_key::kinds::certified::{CertifiedBlock, Dot, Sibling};
-use atoll_vfs::MAX_NAME_BYTES;
+use atoll_vfs::{FileKind, MAX_NAME_BYTES};
 use bytes::Bytes;
 
 use super::add_wins::{self, Version};
 use super::entries::{Entries, Leaves};
-use super::inode::{Contents, Entry, Inode, Written};
+use super::inode::{Contents, Entry, Inode, InodeKey, Written};
 use super::sealing::Sealing;
-
+use super::standing::{Standing, Trusted};
 use crate::format::FormatError;
 
 /// The latest time that is written as a date, seconds since 1970: the end of the year 9999.
@@ -68,6 +69,20 @@ pub fn merge(
     leaves: &Leaves,
     sealing: &Sealing,
 ) -> Result<Option<Merged>, FormatError> {
+    merge_trusting(block, leaves, sealing, &Trusted::new())
+}
+
+/// The same as those see it who take the late versions of `trusted` users for others.
+///
+/// # Errors
+/// Also if only late siblings are inodes, and others are neither inodes nor removals.
+pub fn merge_trusting(
+    block: &CertifiedBlock,
+    leaves: &Leaves,
+    sealing: &Sealing,
+    trusted: &Trusted,
+) -> Result<Option<Merged>, FormatError> {
+    let standing = Standing::of(block, trusted);
     let decode = |payload: &Bytes| {
         let mut inode = sealing.inode(payload)?;
         if let Contents::Unread { entries, leaves: hashes } = &inode.contents {
@@ -75,37 +90,32 @@ pub fn merge(
         }
         Ok(inode)
     };
-    let mut siblings: Vec<&Sibling> =
-        block.siblings().iter().filter(|sibling| !sibling.is_removal).collect();
-    siblings.sort_by_key(|sibling| {
-        std::cmp::Reverse((sibling.dot.height, sibling.time_ms, sibling.dot.writer))
-    });
     let (mut read, mut unreadable) = (Vec::new(), Vec::new());
-    for sibling in siblings {
+    for sibling in standing.leading_first(block).filter(|sibling| !sibling.is_removal) {
         match decode(&sibling.payload) {
             Ok(inode) => read.push((sibling, inode)),
+            // Nobody has to wait for what a member has left who was shut out.
+            Err(_) if standing.is_late(sibling) => {}
             Err(error) => unreadable.push((sibling.dot, error)),
         }
     }
-    let Some((_, leading)) = read.first() else {
+    let Some((leader, leading)) = read.first() else {
         return unreadable.into_iter().next().map_or(Ok(None), |(_, error)| Err(error));
     };
+    if standing.is_late(leader)
+        && let Some((_, error)) = unreadable.first()
+    {
+        return Err(error.clone());
+    }
     let (attributes, past) = (leading.attributes.clone(), leading.past);
-    let links = read.iter().map(|(sibling, inode)| (*sibling, &inode.links));
     // A removal does not count for the inode, which somebody wrote at the same time; that names are gone does.
-    let (no_links, no_entries) = (BTreeSet::new(), BTreeSet::new());
-    let removals = || block.siblings().iter().filter(|sibling| sibling.is_removal);
-    let links = links.chain(removals().map(|removal| (removal, &no_links)));
-    let links = links.map(|(sibling, elements)| Version {
-        dot: sibling.dot,
-        context: &sibling.context,
-        elements,
-    });
-    let links = add_wins::merge(&links.collect::<Vec<_>>());
+    let removals: Vec<&Sibling> = block.siblings().iter().filter(|one| one.is_removal).collect();
+    let links = read.iter().map(|(sibling, inode)| (*sibling, &inode.links));
+    let mut links = merged_sets(&standing, links, &removals);
     let contents = match &leading.contents {
         // As in most cases: nothing is to be merged, and no leaf to be made anew.
-        Contents::Directory(entries) if read.len() == 1 && removals().next().is_none() => {
-            Contents::Directory(entries.clone())
+        Contents::Directory(entries) if read.len() == 1 && removals.is_empty() => {
+            Contents::Directory(with_one_name_each(entries.clone()))
         }
         Contents::Directory(_) => {
             let sets: Vec<(&Sibling, BTreeSet<Entry>)> = read
@@ -118,25 +128,20 @@ pub fn merge(
                 })
                 .collect();
             let sets = sets.iter().map(|(sibling, elements)| (*sibling, elements));
-            let sets = sets.chain(removals().map(|removal| (removal, &no_entries)));
-            let versions = sets.map(|(sibling, elements)| Version {
-                dot: sibling.dot,
-                context: &sibling.context,
-                elements,
-            });
-            let merged = add_wins::merge(&versions.collect::<Vec<_>>());
-            Contents::Directory(merged.into_iter().collect())
+            let merged = merged_sets(&standing, sets, &removals);
+            Contents::Directory(directory(merged, standing.newest()))
         }
         contents => contents.clone(),
     };
+    if matches!(contents, Contents::Directory(_)) {
+        // A directory has one place, which nobody takes away who may have been shut out.
+        let newest = links.values().max().copied();
+        links.retain(|_, binding| Some(*binding) == newest);
+    }
+    let links = links.into_keys().collect();
     let (contents, conflicts) = match contents {
-        Contents::Regular { .. } => files(&read, contents),
-        Contents::Directory(mut entries) => {
-            for surplus in entries.surplus_names() {
-                entries.remove(&surplus);
-            }
-            (Contents::Directory(entries), Vec::new())
-        }
+        Contents::Regular { .. } => files(&standing, &read, contents),
+        Contents::Directory(_) => (contents, Vec::new()),
         contents => {
             let conflict = |(sibling, inode): &(&Sibling, Inode)| Conflict {
                 dot: sibling.dot,
@@ -152,28 +157,93 @@ pub fn merge(
     Ok(Some(Merged { inode, conflicts, unreadable }))
 }
 
+/// Sets of several siblings, and the empty ones of removals.
+fn merged_sets<'a, T: add_wins::Element + 'a>(
+    standing: &Standing<'_>,
+    sets: impl Iterator<Item = (&'a Sibling, &'a BTreeSet<T>)>,
+    removals: &[&'a Sibling],
+) -> BTreeMap<T, u32> {
+    let version = |sibling: &'a Sibling, elements| Version {
+        dot: sibling.dot,
+        binding: standing.binding_version(sibling),
+        context: &sibling.context,
+        elements,
+    };
+    let nothing = BTreeSet::new();
+    let mut versions: Vec<Version<'_, T>> =
+        sets.map(|(sibling, elements)| version(sibling, elements)).collect();
+    versions.extend(removals.iter().map(|removal| version(removal, &nothing)));
+    add_wins::merge(&versions)
+}
+
+/// Entries of which one names each directory.
+fn with_one_name_each(mut entries: Entries) -> Entries {
+    for surplus in entries.surplus_names() {
+        entries.remove(&surplus);
+    }
+    entries
+}
+
+/// A directory of entries, each of which comes with the newest binding under which a version with it was written. Those that
+/// late versions alone have take nobody's name.
+fn directory(merged: BTreeMap<Entry, u32>, newest: u32) -> Entries {
+    let (entries, late): (Vec<_>, Vec<_>) =
+        merged.into_iter().partition(|(_, binding)| *binding == newest);
+    let entries = entries.into_iter().map(|(entry, _)| entry).collect();
+    let mut entries = with_one_name_each(entries);
+    if late.is_empty() {
+        return entries;
+    }
+    let directories = entries.iter().filter(|entry| entry.file_kind() == FileKind::Directory);
+    let mut directories: BTreeSet<InodeKey> = directories.map(|entry| entry.inode).collect();
+    let mut shown: BTreeSet<Bytes> = names(&entries).into_keys().collect();
+    for (late, _) in late {
+        // Of the same file the name is there already.
+        let is_there = |entries: &Entries, name: &[u8]| {
+            entries.of_name(name).any(|entry| entry.inode == late.inode)
+        };
+        if directories.contains(&late.inode) {
+            continue;
+        }
+        let (mut name, mut number) = (late.name.clone(), 0);
+        while shown.contains(&name) && !is_there(&entries, &name) {
+            number += 1;
+            name = conflict_name(&late.name, &late.added, late.time_ms, number);
+        }
+        if shown.insert(name.clone()) {
+            if late.file_kind() == FileKind::Directory {
+                directories.insert(late.inode);
+            }
+            entries.insert(Entry { name, ..late });
+        }
+    }
+    entries
+}
+
 /// The contents of a file that are shown, and those beside them.
-fn files(read: &[(&Sibling, Inode)], leading: Contents) -> (Contents, Vec<Conflict>) {
+fn files(
+    standing: &Standing<'_>,
+    read: &[(&Sibling, Inode)],
+    leading: Contents,
+) -> (Contents, Vec<Conflict>) {
     let mut writes: Vec<(&Sibling, BTreeSet<Written>, &Inode)> = Vec::new();
     for (sibling, inode) in read {
         if let Contents::Regular { written, .. } = &inode.contents {
             writes.push((sibling, BTreeSet::from([*written]), inode));
         }
     }
-    let versions = writes.iter().map(|(sibling, elements, _)| Version {
-        dot: sibling.dot,
-        context: &sibling.context,
-        elements,
-    });
-    let mut left: Vec<Written> =
-        add_wins::merge(&versions.collect::<Vec<_>>()).into_iter().collect();
-    left.sort_by_key(|written| {
-        std::cmp::Reverse((written.dot.height, written.time_ms, written.dot.writer))
+    let sets = writes.iter().map(|(sibling, elements, _)| (*sibling, elements));
+    let merged = merged_sets(standing, sets, &[]);
+    let mut left: Vec<(Written, u32)> = merged.into_iter().collect();
+    left.sort_by_key(|(written, binding)| {
+        std::cmp::Reverse((*binding, written.dot.height, written.time_ms, written.dot.writer))
     });
     let mut found: Vec<Conflict> = Vec::new();
-    for Written { dot, time_ms } in left {
-        let of = writes.iter().find(|(_, written, _)| written.iter().all(|one| one.dot == dot));
+    for (written, _) in left {
+        // Of several that claim one write, the leading one.
+        let of = writes.iter().find(|(_, writes, _)| writes.contains(&written));
         let (_, _, inode) = of.expect("it came from there");
+        let Written { dot, time_ms } = written;
         found.push(Conflict { dot, time_ms, inode: (*inode).clone() });
     }
     if found.is_empty() {

@@ -6,9 +6,11 @@
 //! CFS.
 //!
 //! - [`add_wins`]: sets whose concurrent versions merge.
+//! - [`origin`]: who wrote what the owner has signed anew.
 //! - [`inode`]: the bytes of an inode, which are the payload of a sibling.
 //! - [`sealing`]: how blocks of an encrypted volume are sealed.
 //! - [`entries`]: the entries of a directory, also of a large one.
+//! - [`standing`]: how the siblings of a block rank after it was rebound.
 //! - [`merged`]: what the siblings of a block say together, as a mount shows it.
 //! - [`past`]: the bytes of past versions.
 //! - [`access`]: who may write and read: the records of volumes, groups and readers, a user's certificates
@@ -37,10 +39,12 @@ pub mod inode;
 mod inodes;
 mod lock_lease;
 pub mod merged;
+pub mod origin;
 pub mod past;
 mod reach;
 pub mod sealing;
 mod spool;
+pub mod standing;
 mod table;
 pub mod upkeep;
 

@@ -36,6 +36,8 @@ use atoll_key::{BlockHash, UserId};
 use bytes::Bytes;
 
 use super::inode::Inode;
+use super::origin::Origin;
+use super::standing::{Standing, Trusted};
 use crate::format::FormatError;
 use crate::format::cursor::{Cursor, put_header, put_u64};
 use crate::keep::Keep;
@@ -190,6 +192,8 @@ pub enum Place {
 pub struct Replaced<'a> {
     /// Its block: all siblings that the next version covers.
     pub block: &'a CertifiedBlock,
+    /// Whose late siblings count as others.
+    pub trusted: &'a Trusted,
     /// What they say together.
     pub inode: &'a Inode,
     /// When it is replaced, milliseconds since 1970.
@@ -207,7 +211,7 @@ impl Replaced<'_> {
     }
 
     fn span(&self, keep: Keep) -> Option<Span> {
-        let (began_ms, ended_ms) = (began_ms(self.block), self.ended_ms);
+        let (began_ms, ended_ms) = (began_ms(self.block, Some(self.inode)), self.ended_ms);
         let secs = match keep.kept_secs_after(began_ms, ended_ms) {
             0 if self.is_lost && Keep::is_within_a_minute(began_ms, ended_ms) => {
                 keep.kept_secs_within_a_minute()
@@ -227,7 +231,7 @@ impl Replaced<'_> {
         before: Option<(BlockHash, PastVersion)>,
     ) -> Option<PastVersion> {
         let span = self.span(keep)?;
-        let user = leading(self.block)?.certificate.user;
+        let user = author(self.block, self.inode, self.trusted)?;
         let mut earlier = Vec::new();
         if let Some((hash, PastVersion { span, earlier: before, .. })) = before {
             earlier.push(Earlier { span, hash });
@@ -244,22 +248,31 @@ impl Replaced<'_> {
             let (least, _) = earlier.iter().enumerate().min_by_key(order)?;
             earlier.remove(least);
         }
-        let payload = self.inode.encode().ok()?.into();
+        let mut inode = self.inode.clone();
+        inode.attributes.origin = None;
+        let payload = inode.encode().ok()?.into();
         Some(PastVersion { span, user, earlier, payload })
     }
 }
 
-/// When what the siblings of a block say together was there: when the last of them was written.
-pub fn began_ms(block: &CertifiedBlock) -> u64 {
-    block.siblings().iter().map(|sibling| sibling.time_ms).max().unwrap_or(0)
+/// When what the siblings of a block say together, `inode`, was there: when the last of them was written. That the owner has
+/// signed it anew changes nothing.
+pub fn began_ms(block: &CertifiedBlock, inode: Option<&Inode>) -> u64 {
+    let origin = inode.and_then(|inode| inode.attributes.origin);
+    let times = block.siblings().iter().map(|sibling| Origin::of(origin, block, sibling).1);
+    times.max().unwrap_or(0)
+}
+
+/// Who wrote what the siblings of a block say together, `inode`: the leading one.
+pub(super) fn author(block: &CertifiedBlock, inode: &Inode, trusted: &Trusted) -> Option<UserId> {
+    let leading = leading(block, trusted)?;
+    Some(Origin::of(inode.attributes.origin, block, leading).0)
 }
 
 /// The sibling whose attributes are shown, also of a removal.
-pub(super) fn leading(block: &CertifiedBlock) -> Option<&Sibling> {
-    block
-        .siblings()
-        .iter()
-        .max_by_key(|one| (!one.is_removal, one.dot.height, one.time_ms, one.dot.writer))
+pub(super) fn leading<'a>(block: &'a CertifiedBlock, trusted: &Trusted) -> Option<&'a Sibling> {
+    let standing = Standing::of(block, trusted);
+    block.siblings().iter().max_by_key(|one| (!one.is_removal, standing.precedence(one)))
 }
 
 /// What the removal of an inode leaves: where its past versions are.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use atoll_key::BlockHash;
 use atoll_key::kinds::certified::CertifiedBlock;
 
-use super::entries;
+use super::entries::{self, LeavesOf};
 use super::inline_blocks::InlineBlocks;
 use super::inode::{Contents, FileData};
 use super::sealing::Sealing;
@@ -32,15 +32,22 @@ impl Reach<'_> {
         block: &CertifiedBlock,
         found: &mut BTreeSet<BlockHash>,
     ) -> Result<(), String> {
-        found.extend(entries::leaves_of(block, self.sealing));
+        let LeavesOf { needed, of_late } = entries::leaves_of(block, self.sealing);
+        found.extend(needed.into_iter().chain(of_late));
+        let mut added = Ok(());
+        // What one writer has left that cannot be read costs nothing of what others have written.
         for sibling in block.siblings().iter().filter(|sibling| !sibling.is_removal) {
             let inode = self.sealing.inode(&sibling.payload);
-            let inode = inode.map_err(|error| error.to_string())?;
-            if let Contents::Regular { data: Some(data), .. } = inode.contents {
-                self.add_data(&data, &BTreeSet::new(), found).await?;
-            }
+            let outcome = match inode.map(|inode| inode.contents) {
+                Ok(Contents::Regular { data: Some(data), .. }) => {
+                    self.add_data(&data, &BTreeSet::new(), found).await
+                }
+                Ok(_) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            };
+            added = added.and(outcome);
         }
-        Ok(())
+        added
     }
 
     /// Adds the blocks of a file's data, and none that are below one of `known`.

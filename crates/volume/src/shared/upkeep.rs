@@ -24,7 +24,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::access::{GroupRecord, KeeperRecord, ReaderRecord, VolumeRecord};
 use super::entries;
 use super::inline_blocks::InlineBlocks;
-use super::inode::{Contents, InodeKey};
+use super::inode::{Contents, Inode, InodeKey};
 use super::reach::Reach;
 use super::sealing::Sealing;
 use crate::blocks::cache::BlockCache;
@@ -54,6 +54,8 @@ pub struct Kept {
     pub unread: u64,
     /// The first of these, and why.
     pub named: Vec<String>,
+    /// The groups that may write them.
+    pub groups: BTreeSet<GroupId>,
 }
 
 /// Extends the leases of everything below the root directory, and of the records of the volume, its readers if it is
@@ -74,7 +76,6 @@ pub async fn keep(
     let cache = BlockCache::new(env.clone(), (over, None), CACHE_BYTES);
     let walk = Walk { blocks, inline, cache, volume, sealing };
     let (mut kept, mut due) = (Kept::default(), vec![SignedBlock::id_at(volume.root_key())]);
-    let mut groups = BTreeSet::new();
     if sealing.is_encrypted() {
         due.push(ReaderRecord::id(volume));
     }
@@ -92,7 +93,7 @@ pub async fn keep(
         }
         let Some((key, found)) = running.next().await else { break };
         let Found { ids, children, groups: bound, failure } = found;
-        due.extend(bound.into_iter().filter(|g| groups.insert(*g)).map(GroupRecord::id));
+        due.extend(bound.into_iter().filter(|g| kept.groups.insert(*g)).map(GroupRecord::id));
         kept.inodes += 1;
         if let Some(why) = failure {
             kept.unread += 1;
@@ -203,17 +204,18 @@ impl Walk<'_> {
         let mut content = BTreeSet::new();
         let reached = reach.add_inode(&block, &mut content).await;
         found.ids.extend(content.iter().map(BlockHash::inode_content_id));
+        // What one writer has left that cannot be read costs nothing of what others have written: `reached` says it.
+        for sibling in block.siblings().iter().filter(|sibling| !sibling.is_removal) {
+            if let Ok(Inode { contents: Contents::Directory(entries), .. }) =
+                self.sealing.inode(&sibling.payload)
+            {
+                found.children.extend(entries.iter().map(|entry| entry.inode));
+            }
+        }
         let leaves = entries::fetch(self.blocks, &block, self.sealing).await;
         let leaves = leaves.map_err(|error| error.to_string())?;
         for leaf in leaves.values() {
             found.children.extend(leaf.entries().iter().map(|entry| entry.inode));
-        }
-        for sibling in block.siblings().iter().filter(|sibling| !sibling.is_removal) {
-            let inode = self.sealing.inode(&sibling.payload);
-            let inode = inode.map_err(|error| error.to_string())?;
-            if let Contents::Directory(entries) = inode.contents {
-                found.children.extend(entries.iter().map(|entry| entry.inode));
-            }
         }
         reached
     }

@@ -76,8 +76,34 @@ impl CertifiedBlock {
         self.say(author, time_ms, Said::Removal(payload))
     }
 
+    /// What `sibling`, one of this block's, says, written anew under the newest binding: it takes the place of that one and
+    /// of nothing else. Errors as of [`CertifiedBlock::create`].
+    pub fn say_again(
+        &self,
+        sibling: &Sibling,
+        author: &Author,
+        time_ms: u64,
+        payload: &[u8],
+    ) -> Option<CertifiedBlock> {
+        let said = match sibling.is_removal {
+            true => Said::Removal(payload),
+            false => Said::Inode(payload),
+        };
+        self.say_over(std::slice::from_ref(sibling), author, time_ms, said)
+    }
+
     fn say(&self, author: &Author, time_ms: u64, said: Said<'_>) -> Option<CertifiedBlock> {
-        let seen = (self.binding_version(), &self.siblings[..]);
+        self.say_over(&self.siblings, author, time_ms, said)
+    }
+
+    fn say_over(
+        &self,
+        replaced: &[Sibling],
+        author: &Author,
+        time_ms: u64,
+        said: Said<'_>,
+    ) -> Option<CertifiedBlock> {
+        let seen = (self.binding_version(), replaced);
         let sibling = Sibling::sign(author, &self.key, seen, time_ms, said)?;
         CertifiedBlock::signed(self.binding.clone(), self.key, self.rebindings.clone(), sibling)
     }

@@ -100,7 +100,7 @@ fn root_directory(options: &NewVolume, now_ms: u64) -> Inode {
     let (uid, gid) = options.owner;
     let mode = options.mode;
     let (mtime, ctime, atime) = (now, now, now);
-    let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, xattrs: Vec::new() };
+    let attributes = Attributes { mode, uid, gid, mtime, ctime, atime, ..Attributes::default() };
     let contents = Contents::Directory(Entries::default());
     Inode { attributes, links: BTreeSet::new(), past: None, contents }
 }

@@ -16,7 +16,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use atoll_key::kinds::certified::Dot;
+use atoll_key::kinds::certified::{Dot, Sibling};
 use atoll_vfs::Errno;
 use bytes::Bytes;
 
@@ -26,6 +26,7 @@ use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
 use crate::shared::inodes::Base;
 use crate::shared::merged::{self, Conflict, Merged};
+use crate::shared::standing::{Standing, Trusted};
 
 /// How often a file is read again that others write meanwhile.
 const MAX_ROUNDS: usize = 8;
@@ -83,8 +84,11 @@ impl Seen {
             return false;
         }
         let is_known = self.version.as_ref().map(|version| {
-            let mut siblings = version.block.siblings().iter();
-            siblings.any(|sibling| sibling.dot == *dot || sibling.context.includes(dot))
+            let nobody = Trusted::new();
+            let standing = Standing::of(&version.block, &nobody);
+            // The context of a late one can claim anything.
+            let saw = |one: &Sibling| !standing.is_late(one) && one.context.includes(dot);
+            version.block.siblings().iter().any(|one| one.dot == *dot || saw(one))
         });
         match is_known {
             _ if is_own => true,
@@ -191,8 +195,10 @@ impl Shared {
             }
             Change::Removal(seen) => seen.covers(newest, one, is_own),
             Change::Removed => {
-                let mut siblings = newest.block.siblings().iter();
-                siblings.any(|sibling| sibling.is_removal && sibling.context.includes(&one.dot))
+                let standing = self.inodes.standing(&newest.block);
+                let removals = newest.block.siblings().iter().filter(|one| one.is_removal);
+                let mut removals = removals.filter(|removal| !standing.is_late(removal));
+                removals.any(|removal| removal.context.includes(&one.dot))
             }
         }
     }

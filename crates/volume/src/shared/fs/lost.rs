@@ -200,8 +200,9 @@ impl Shared {
                 shows_unseen.then_some((*dot, *time_ms))
             }
             Contents::Directory(entries) if !entries.is_empty() => {
-                let living = version.block.siblings().iter().filter(|one| !one.is_removal);
-                living.map(|one| (one.dot, one.time_ms)).max_by_key(|(dot, _)| dot.height)
+                let mut siblings =
+                    self.inodes.standing(&version.block).leading_first(&version.block);
+                siblings.find(|one| !one.is_removal).map(|one| (one.dot, one.time_ms))
             }
             _ => None,
         };

@@ -134,6 +134,7 @@ pub(super) fn new_attributes(
         ctime: now,
         atime: now,
         xattrs: consistency::inherited(above),
+        origin: None,
     }
 }
 

@@ -23,6 +23,7 @@ use crate::shared::file_state::{
 };
 use crate::shared::inode::{self, InodeKey};
 use crate::shared::merged::{self, Conflict};
+use crate::shared::origin::Origin;
 use crate::shared::reach::Reach;
 use crate::shared::table::View;
 
@@ -101,7 +102,8 @@ impl Shared {
         let (key, version, ring_trouble) = self.newest_or_known(number).await?;
         let block = &version.block;
         let mut siblings: Vec<&Sibling> = block.siblings().iter().collect();
-        let rank = |one: &&Sibling| (!one.is_removal, one.dot.height, one.time_ms, one.dot.writer);
+        let standing = self.inodes.standing(block);
+        let rank = |one: &&Sibling| (!one.is_removal, standing.precedence(one));
         siblings.sort_by_key(|one| std::cmp::Reverse(rank(one)));
         let of_siblings = siblings.iter().map(|one| one.certificate.group);
         let groups: BTreeSet<GroupId> = block.groups().iter().copied().chain(of_siblings).collect();
@@ -109,12 +111,16 @@ impl Shared {
             self.records(groups),
             self.inodes.credentials.valid_until(block.groups()),
         );
-        let written = |one: &&Sibling| WrittenVersion {
-            user: one.certificate.user.0,
-            label: label_of(&records, one.certificate.user),
-            height: one.dot.height,
-            time_ms: one.time_ms,
-            is_removal: one.is_removal,
+        let origin = version.inode().attributes.origin;
+        let written = |one: &&Sibling| {
+            let (user, time_ms) = Origin::of(origin, block, one);
+            WrittenVersion {
+                user: user.0,
+                label: label_of(&records, user),
+                height: one.dot.height,
+                time_ms,
+                is_removal: one.is_removal,
+            }
         };
         let group = |group: &GroupId| {
             let record = match &records[group] {

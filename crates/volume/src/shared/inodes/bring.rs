@@ -1,7 +1,7 @@
 //! Bringing to the ring what waits in the spool.
 //!
 //! Replicas take a fresh version only if it was signed within ten minutes, under a certificate that is valid
-//! now. A version that has waited for longer is signed again by the same writer: the same payload, and a
+//! now. A version that has waited for longer, or of an inode that was rebound meanwhile, is signed again by the same writer: the same payload, and a
 //! context that covers what was signed before and nothing besides that the mount had not seen. So what others have
 //! written meanwhile stays beside it: contents become files of their own, directories merge. The elements of a
 //! payload keep the names of the writes that added them, which the new version's context includes.
@@ -34,7 +34,6 @@ use crate::shared::access::NotAllowed;
 use crate::shared::entries;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, InodeKey};
-use crate::shared::merged;
 
 /// A version that was signed before is signed again. Half of what replicas allow, as their clocks differ.
 const SIGNED_FOR: Duration = Duration::from_secs(300);
@@ -223,7 +222,7 @@ impl Inodes {
         }
         let blocks: Arc<dyn Blocks> = self.blocks.clone();
         let leaves = entries::fetch(&blocks, block, self.reading.sealing()).await?;
-        let merged = merged::merge(block, &leaves, self.reading.sealing())?;
+        let merged = self.merged(block, &leaves)?;
         Ok(match merged.map(|merged| merged.inode.contents) {
             Some(Contents::Directory(entries)) => entries.iter().map(|e| e.inode).collect(),
             _ => Vec::new(),
@@ -244,17 +243,19 @@ impl Inodes {
         let mut refused = None;
         let mut is_old = age_ms > SIGNED_FOR.as_millis() as u64;
         for _ in 0..MAX_ATTEMPTS {
-            if is_old {
-                // Others may write it now than when it was signed.
-                let newest = match self.spool.on_ring(&InodeKey::of(&block.key())).await {
-                    Ok(held) if held.includes(&block) => {
-                        self.spool.delivered(&block).await;
-                        return Ok(());
-                    }
-                    Ok(held) => Some(held),
-                    Err(error @ GetError::Unavailable { .. }) => return Err(error.into()),
-                    Err(GetError::NotFound { .. } | GetError::Removed { .. }) => None,
-                };
+            // Others may write it now than when it was signed. What is sent under a former binding is late: it would
+            // stand beside what others have written.
+            let newest = match self.spool.on_ring(&InodeKey::of(&block.key())).await {
+                Ok(held) if held.includes(&block) => {
+                    self.spool.delivered(&block).await;
+                    return Ok(());
+                }
+                Ok(held) => Some(held),
+                Err(error @ GetError::Unavailable { .. }) => return Err(error.into()),
+                Err(GetError::NotFound { .. } | GetError::Removed { .. }) => None,
+            };
+            let binding_version = newest.as_ref().map_or(0, CertifiedBlock::binding_version);
+            if is_old || binding_version > block.binding_version() {
                 block = self.sign_again(state, &block, newest.as_ref()).await?;
             }
             let error = match self.spool.send(&block).await {

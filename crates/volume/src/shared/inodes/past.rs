@@ -57,6 +57,13 @@ struct Head {
     past: Option<BlockHash>,
 }
 
+impl Head {
+    /// When it was written, or removed.
+    fn began_ms(&self) -> u64 {
+        past::began_ms(&self.block, self.present.as_ref().map(|present| present.inode()))
+    }
+}
+
 /// The versions of an inode that are there.
 pub(in crate::shared) struct Log {
     /// The newest first.
@@ -158,7 +165,7 @@ impl Inodes {
             let Some(directory) = directory else { return true };
             let Some(past) = directory.inode().past else { continue };
             if let Ok(Some(past)) = self.read_past(&above, past).await
-                && past.span.ended_ms > past::began_ms(block)
+                && past.span.ended_ms > past::began_ms(block, Some(before))
             {
                 return true;
             }
@@ -199,8 +206,8 @@ impl Inodes {
         time_ms: u64,
     ) -> Result<Option<PastInode>, Fault> {
         let head = self.head(key).await?;
-        if past::began_ms(&head.block) < time_ms {
-            return Ok(head.present.and_then(|present| PastInode::present(&present)));
+        if head.began_ms() < time_ms {
+            return Ok(head.present.and_then(|present| self.present(&present)));
         }
         let Some(newest) = head.past else { return Ok(None) };
         let state = self.state(key);
@@ -221,10 +228,10 @@ impl Inodes {
         let mut versions = Vec::new();
         let mut removed = None;
         match &head.present {
-            Some(present) => versions.extend(PastInode::present(present)),
+            Some(present) => versions.extend(self.present(present)),
             None => {
-                let user = past::leading(&head.block).map(|one| one.certificate.user);
-                removed = user.map(|user| (past::began_ms(&head.block), user));
+                let user = past::leading(&head.block, &self.own).map(|one| one.certificate.user);
+                removed = user.map(|user| (head.began_ms(), user));
             }
         }
         for (_, past) in self.kept_versions(key, head.past, self.env.unix_ms()).await? {
@@ -241,8 +248,11 @@ impl Inodes {
     ) -> Result<Vec<Meaning>, Fault> {
         let head = self.head(directory).await?;
         let (state, now_ms) = (self.state(directory), self.env.unix_ms());
-        let began_ms = past::began_ms(&head.block);
-        let user = past::leading(&head.block).map(|sibling| sibling.certificate.user);
+        let began_ms = head.began_ms();
+        let user = match &head.present {
+            Some(present) => past::author(&head.block, present.inode(), &self.own),
+            None => past::leading(&head.block, &self.own).map(|sibling| sibling.certificate.user),
+        };
         let mut meanings = Vec::new();
         let present = match &head.present {
             Some(version) => version.entry(name)?,
@@ -328,7 +338,7 @@ impl Inodes {
         let head = self.head(key).await?;
         let (None, Some(hash)) = (&head.present, head.past) else { return Ok(None) };
         let past = self.read_past(&self.state(key), hash).await?;
-        let last = past.filter(|past| past.span.ended_ms == past::began_ms(&head.block));
+        let last = past.filter(|past| past.span.ended_ms == head.began_ms());
         Ok(last.map(|past| past.inode()).transpose()?)
     }
 
@@ -350,12 +360,21 @@ impl Inodes {
         };
         let malformed = |error| Fault::new(Errno::EIO, error);
         let block = CertifiedBlock::decode_verified(&tombstone).map_err(malformed)?;
-        let removal = past::leading(&block).filter(|one| one.is_removal);
+        let removal = past::leading(&block, &self.own).filter(|one| one.is_removal);
         let past = removal.map(|removal| past::decode_left(&removal.payload)).transpose()?;
         match block.volume() == self.volume {
             true => Ok(Head { past: past.flatten(), block, present: None }),
             false => Err(Fault::new(Errno::EIO, "a directory names an inode of another volume")),
         }
+    }
+
+    fn present(&self, version: &Version) -> Option<PastInode> {
+        Some(PastInode {
+            inode: version.inode().clone(),
+            user: past::author(&version.block, version.inode(), &self.own)?,
+            began_ms: past::began_ms(&version.block, Some(version.inode())),
+            ended_ms: None,
+        })
     }
 
     async fn past_inode(&self, state: &State, past: PastVersion) -> Result<PastInode, Fault> {
@@ -376,15 +395,6 @@ impl Inodes {
 }
 
 impl PastInode {
-    fn present(version: &Version) -> Option<PastInode> {
-        Some(PastInode {
-            inode: version.inode().clone(),
-            user: past::leading(&version.block)?.certificate.user,
-            began_ms: past::began_ms(&version.block),
-            ended_ms: None,
-        })
-    }
-
     /// The entries of a large directory are not read.
     fn unread(past: &PastVersion) -> Result<PastInode, Fault> {
         let (began_ms, ended_ms) = (past.span.began_ms, Some(past.span.ended_ms));

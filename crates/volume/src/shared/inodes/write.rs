@@ -20,7 +20,7 @@ use crate::blocks::outbox::{NewContent, Outbox};
 use crate::shared::entries::Leaves;
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Inode, InodeKey};
-use crate::shared::merged::{self, Conflict, Merged};
+use crate::shared::merged::{Conflict, Merged};
 use crate::shared::past::{Replaced, left_by_removal};
 
 /// What becomes of what a version replaces.
@@ -91,7 +91,8 @@ impl Inodes {
         let turn = state.turn.lock().await;
         let author = self.credentials.author(groups, state.writer()).await?;
         let sealer = self.reading.sealer().await?;
-        let inode = inode(Dot { writer: state.writer(), height: 1 });
+        let mut inode = inode(Dot { writer: state.writer(), height: 1 });
+        inode.attributes.origin = None;
         let payload = sealer.seal_inode(inode.encode()?)?;
         let made = CertifiedBlock::create(binding, &author, self.env.unix_ms(), &payload);
         let made = made.ok_or(Fault::new(Errno::EIO, "a new inode cannot be signed"))?;
@@ -240,7 +241,7 @@ impl Inodes {
             true => version.merged.clone(),
             false => {
                 let leaves = self.read_leaves(state, &over, Some(version)).await?;
-                let merged = merged::merge(&over, &leaves, self.reading.sealing())?;
+                let merged = self.merged(&over, &leaves)?;
                 merged.ok_or(Errno::ESTALE)?
             }
         };
@@ -251,7 +252,7 @@ impl Inodes {
         // A base that was refused gives way to the newest version: other contents of that are kept
         // elsewhere before anything covers them.
         let is_unseen = refused_base
-            .is_some_and(|base| has_other_contents(base, &merged, &over, state.writer()));
+            .is_some_and(|base| self.has_other_contents(base, &merged, &over, state.writer()));
         let is_kept = |one: &Conflict| covered.is_some_and(|covered| covered.contains(&one.dot));
         if is_unseen || !merged.conflicts.iter().all(is_kept) {
             return Err(Fault::conflict());
@@ -260,9 +261,11 @@ impl Inodes {
         let sealer = self.reading.sealer().await?;
         let time_ms = self.env.unix_ms();
         let mut inode = merged.inode.clone();
+        inode.attributes.origin = None;
         let (value, is_removed) = edit(&mut inode, over.next_dot(state.writer()))?;
         let replaced = Replaced {
             block: &over,
+            trusted: &self.own,
             inode: &merged.inode,
             ended_ms: time_ms,
             kept_secs,
@@ -360,18 +363,20 @@ impl Inodes {
         let none = || Err(PutError::Unavailable("the put has no outcome".into()));
         put.await.pop().unwrap_or_else(none)
     }
-}
-/// Whether a file has contents that are neither those of `base` nor its writer's own.
-fn has_other_contents(
-    base: &Version,
-    merged: &Merged,
-    block: &CertifiedBlock,
-    writer: WriterId,
-) -> bool {
-    let contents = &merged.inode.contents;
-    let siblings = block.siblings().iter().filter(|sibling| !sibling.is_removal);
-    let leading = siblings.map(|one| (one.dot.height, one.time_ms, one.dot.writer)).max();
-    contents.kind() != FileKind::Directory
-        && *contents != base.inode().contents
-        && leading.is_some_and(|(_, _, leading)| leading != writer)
+
+    /// Whether a file has contents that are neither those of `base` nor its writer's own.
+    fn has_other_contents(
+        &self,
+        base: &Version,
+        merged: &Merged,
+        block: &CertifiedBlock,
+        writer: WriterId,
+    ) -> bool {
+        let contents = &merged.inode.contents;
+        let mut siblings = self.standing(block).leading_first(block);
+        let leading = siblings.find(|sibling| !sibling.is_removal);
+        contents.kind() != FileKind::Directory
+            && *contents != base.inode().contents
+            && leading.is_some_and(|leading| leading.dot.writer != writer)
+    }
 }

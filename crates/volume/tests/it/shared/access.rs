@@ -9,7 +9,7 @@ use atoll_dht::{
     Blocks, GetError, HeldBlock, MemoryBlocks, NewBlock, OverMemory, PutError, Wanted,
 };
 use atoll_env::{BoxFuture, Env};
-use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock};
+use atoll_key::kinds::certified::{Author, Binding, Certificate, CertifiedBlock, Dot, Sibling};
 use atoll_key::{
     BlockHash, BlockId, BlockKind, GroupId, NotAdmitted, SecretKey, UserId, user_group,
     volume_group,
@@ -22,16 +22,17 @@ use atoll_volume::shared::access::groups::{
     self, CERTIFICATE_SECS, add_member, begin_epoch, change_volume, new_member, put_group,
     remove_member, renew, renew_volume,
 };
-use atoll_volume::shared::access::rebind::find;
+use atoll_volume::shared::access::rebind::{find, in_present_epoch};
 use atoll_volume::shared::access::{
     AccessError, Credentials, GroupRecord, Member, NewVolume, NotAllowed, RebindReport, Renewal,
     TooLong, VolumeRecord, create, is_shared, read_group, read_volume, rebind,
 };
 use atoll_volume::shared::entries::{Entries, Leaves};
-use atoll_volume::shared::inode::{Contents, Entry, Inode, InodeKey};
-use atoll_volume::shared::merged;
+use atoll_volume::shared::inode::{Contents, Entry, FileData, Inode, InodeKey, Written};
+use atoll_volume::shared::merged::{self, Merged};
 use atoll_volume::shared::sealing::Sealing;
 use bytes::Bytes;
+use futures_util::FutureExt;
 
 use super::{NOW_SECS, inode, secret, writer};
 use crate::ring::clocked;
@@ -669,16 +670,9 @@ pub(super) async fn rebind_all(
     let mut seen = 0;
     let volume = volume();
     let mut progress = |report: &RebindReport| seen = report.inodes;
-    let report = rebind(
-        env,
-        blocks,
-        (&volume, &Sealing::none(), Keep::default()),
-        &credentials,
-        top,
-        groups,
-        &mut progress,
-    )
-    .await;
+    let report =
+        rebind(env, blocks, (&volume, &Sealing::none()), &credentials, top, groups, &mut progress)
+            .await;
     assert_eq!(seen, report.inodes, "progress was told");
     report
 }
@@ -793,6 +787,7 @@ async fn conflicts_survive_a_rebinding() {
         let author = author(&env, &blocks, n, file.groups()).await;
         put(&blocks, &file.write(&author, env.unix_ms(), Some(&payload)).expect("signed")).await;
     }
+    let both = held(&blocks, inodes[3]).await;
     let also = secret(101).group_id();
     let add = |groups: &[GroupId]| match groups.contains(&also) {
         true => groups.to_vec(),
@@ -802,6 +797,191 @@ async fn conflicts_survive_a_rebinding() {
     assert_eq!((report.changed, report.failed), (5, 0));
     let after = held(&blocks, inodes[3]).await;
     assert_eq!((after.siblings().len(), after.groups().len()), (2, 2));
+    // Each was signed anew: nobody can cover them who does not write under the new binding.
+    assert!(after.siblings().iter().all(|one| one.binding_version == after.binding_version()));
+    let shown = |block: &CertifiedBlock| {
+        let merged = merged::merge(block, &Leaves::new(), &Sealing::none());
+        let Merged { inode, conflicts, .. } = merged.expect("inodes").expect("there");
+        let beside: Vec<Contents> =
+            conflicts.into_iter().map(|conflict| conflict.inode.contents).collect();
+        (inode.contents, beside)
+    };
+    assert_eq!(shown(&after), shown(&both));
+}
+
+/// What somebody does on a ring each time that an inode was put, or is about to be.
+type Deed = Box<dyn FnMut(&MemoryBlocks, &CertifiedBlock) + Send>;
+
+/// A ring on which others go on while an inode is put.
+#[derive(Default)]
+struct Busy {
+    memory: MemoryBlocks,
+    before: Mutex<Option<Deed>>,
+    after: Mutex<Option<Deed>>,
+}
+
+impl OverMemory for Busy {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.memory
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let inodes = blocks.iter().filter(|block| block.id.kind == BlockKind::Certified);
+        let inodes: Vec<CertifiedBlock> =
+            inodes.map(|new| CertifiedBlock::decode(&new.bytes).expect("signed")).collect();
+        let deeds = |deed: &Mutex<Option<Deed>>| {
+            if let Some(deed) = &mut *deed.lock().expect("a lock") {
+                inodes.iter().for_each(|inode| deed(&self.memory, inode));
+            }
+        };
+        deeds(&self.before);
+        let put = now(self.memory.put_blocks(blocks));
+        deeds(&self.after);
+        Box::pin(async { put })
+    }
+}
+
+/// Memory answers at once.
+fn now<T>(future: BoxFuture<'static, T>) -> T {
+    future.now_or_never().expect("at once")
+}
+
+fn put_now(memory: &MemoryBlocks, block: &CertifiedBlock) {
+    let new = NewBlock { id: block.id(), bytes: block.bytes().clone(), lease_secs: None };
+    assert_eq!(now(memory.put_blocks(vec![new])), [Ok(())]);
+}
+
+fn held_now(memory: &MemoryBlocks, inode: InodeKey) -> CertifiedBlock {
+    let id = CertifiedBlock::id_at(inode.key());
+    let held = now(memory.get_block(id, Wanted::Newest)).expect("there");
+    CertifiedBlock::decode(&held.bytes).expect("verifies")
+}
+
+/// The next epoch of the volume's group, without bob.
+async fn next_epoch(env: &Env, blocks: &Arc<dyn Blocks>) -> (VolumeRecord, [GroupId; 2]) {
+    let (_, record) = begin_epoch(env, blocks, &volume(), user(2)).await.expect("begins");
+    (record, [0, 1].map(|epoch| volume_group(&volume(), epoch).group_id()))
+}
+
+/// A file that `former` members may write, which carol names in the root directory.
+fn make_meanwhile(
+    memory: &MemoryBlocks,
+    [old, carol]: [&Author; 2],
+    (root, former): (InodeKey, GroupId),
+    (number, time_ms): (u8, u64),
+) -> InodeKey {
+    let binding = Binding::new(volume().volume_id(), [number; 16], &[former]).expect("a group");
+    let payload = inode(symlink("late")).encode().expect("short");
+    let made = CertifiedBlock::create(binding, old, time_ms, &payload).expect("a member");
+    put_now(memory, &made);
+    let key = InodeKey::of(&made.key());
+    let above = held_now(memory, root);
+    let merged = merged::merge(&above, &Leaves::new(), &Sealing::none());
+    let mut directory = merged.expect("an inode").expect("there").inode;
+    let Contents::Directory(entries) = &mut directory.contents else { panic!("a directory") };
+    let name = Bytes::from(format!("made meanwhile {number}"));
+    let names = (key, FileKind::Symlink);
+    entries.insert(Entry::new(name, names, above.next_dot(carol.writer), time_ms));
+    let payload = directory.encode().expect("short");
+    put_now(memory, &above.write(carol, time_ms, Some(&payload)).expect("a member"));
+    key
+}
+
+/// The story: one walk left inodes to the former members that others had made meanwhile, in directories that they had read
+/// before.
+#[tokio::test(start_paused = true)]
+async fn what_is_made_during_a_rebinding_is_found_by_another_walk() {
+    for is_endless in [false, true] {
+        let (env, ring) = (clocked(), Arc::new(Busy::default()));
+        let blocks: Arc<dyn Blocks> = ring.clone();
+        let (_, inodes) = tree(&env, &blocks).await;
+        let old = author(&env, &blocks, 3, held(&blocks, inodes[0]).await.groups()).await;
+        let (record, [former, present]) = next_epoch(&env, &blocks).await;
+        let carol = author(&env, &blocks, 3, &[present]).await;
+        let (root, last, time_ms) = (inodes[0], inodes[3], env.unix_ms());
+        let made = Arc::new(Mutex::new(Vec::new()));
+        let (mut number, all) = (100, made.clone());
+        let deed = move |memory: &MemoryBlocks, put: &CertifiedBlock| {
+            let is_due = match is_endless {
+                true => put.groups() == [present],
+                false => number == 100 && InodeKey::of(&put.key()) == last,
+            };
+            if is_due && held_now(memory, root).groups() == [present] {
+                number += 1;
+                let authors = [&old, &carol];
+                let key = make_meanwhile(memory, authors, (root, former), (number, time_ms));
+                all.lock().expect("a lock").push(key);
+            }
+        };
+        *ring.after.lock().expect("a lock") = Some(Box::new(deed));
+        let swap = in_present_epoch(&volume(), 1);
+        let report = rebind_all(&env, &blocks, record.root, &swap).await;
+        assert_eq!((report.is_unsettled, report.failed), (is_endless, 0), "{report:?}");
+        if is_endless {
+            // It says so. When nobody makes anything any more, it ends.
+            *ring.after.lock().expect("a lock") = None;
+            let report = rebind_all(&env, &blocks, record.root, &swap).await;
+            assert_eq!((report.is_unsettled, report.failed), (false, 0), "{report:?}");
+        } else {
+            assert_eq!((report.inodes, report.changed), (6, 6));
+        }
+        let made = made.lock().expect("a lock").clone();
+        assert!(!made.is_empty());
+        for inode in inodes.iter().chain(&made) {
+            let block = held(&blocks, *inode).await;
+            assert_eq!(block.groups(), [present]);
+            let is_new = |version| version == block.binding_version();
+            assert!(block.siblings().iter().all(|one| is_new(one.binding_version)));
+        }
+    }
+}
+
+/// A member who remains writes at that moment, and so does the one who is shut out: replicas take both, since they have not
+/// heard of the binding.
+#[tokio::test(start_paused = true)]
+async fn what_members_write_while_an_inode_is_rebound_counts_unless_they_are_shut_out() {
+    for n in [2, 3] {
+        let (env, ring) = (clocked(), Arc::new(Busy::default()));
+        let blocks: Arc<dyn Blocks> = ring.clone();
+        let (record, inodes) = tree(&env, &blocks).await;
+        let file = |size_bytes: u64, dot: Dot| {
+            let written = Written { dot, time_ms: 1 };
+            let data = Some(FileData::Elsewhere(BlockHash([size_bytes as u8; 32])));
+            Contents::Regular { size_bytes, blocks_512: 1, data, written }
+        };
+        let before = file(1, Dot { writer: writer(1), height: 1 });
+        let key = make(&env, &blocks, 1, inodes[0], "report", before.clone()).await;
+        let seen = held(&blocks, key).await;
+        let theirs = author(&env, &blocks, n, seen.groups()).await;
+        let contents = file(2, seen.next_dot(theirs.writer));
+        let payload = inode(contents.clone()).encode().expect("short");
+        let written = seen.write(&theirs, env.unix_ms(), Some(&payload)).expect("a member");
+        let (_, [_, present]) = next_epoch(&env, &blocks).await;
+        let mut is_due = true;
+        let deed = move |memory: &MemoryBlocks, put: &CertifiedBlock| {
+            if InodeKey::of(&put.key()) == key && std::mem::take(&mut is_due) {
+                put_now(memory, &written);
+            }
+        };
+        *ring.before.lock().expect("a lock") = Some(Box::new(deed));
+        let swap = in_present_epoch(&volume(), 1);
+        let report = rebind_all(&env, &blocks, record.root, &swap).await;
+        assert_eq!((report.is_unsettled, report.failed), (false, 0), "{report:?}");
+        let block = held(&blocks, key).await;
+        assert_eq!(block.groups(), [present]);
+        let merged = merged::merge(&block, &Leaves::new(), &Sealing::none());
+        let merged = merged.expect("an inode").expect("there");
+        let beside: Vec<&Contents> =
+            merged.conflicts.iter().map(|one| &one.inode.contents).collect();
+        match n {
+            2 => assert_eq!((&merged.inode.contents, &beside[..]), (&before, &[&contents][..])),
+            _ => assert_eq!((&merged.inode.contents, &beside[..]), (&contents, &[][..])),
+        }
+        // Who is shut out could cover nothing now, whatever he says.
+        let is_new = |one: &&Sibling| one.binding_version == block.binding_version();
+        let new = block.siblings().iter().filter(is_new).count();
+        assert_eq!((new, block.siblings().len()), (1, if n == 2 { 2 } else { 1 }));
+    }
 }
 
 #[tokio::test(start_paused = true)]

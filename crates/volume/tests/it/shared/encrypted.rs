@@ -163,7 +163,7 @@ pub(super) async fn shut_out(env: &Env, blocks: &Arc<dyn Blocks>, whom: u8) -> V
     };
     let credentials = Credentials::new(env.clone(), blocks.clone(), Some(user(1)));
     let sealing = Sealing::of_owner(&volume, record.read_epoch());
-    let (owner, root) = ((&volume, &sealing, record.keep), record.root);
+    let (owner, root) = ((&volume, &sealing), record.root);
     let report = rebind(env, blocks, owner, &credentials, root, &swap, &mut |_| {}).await;
     assert_eq!((report.failed, report.changed), (0, report.inodes), "{report:?}");
     let bound = |record: &mut VolumeRecord| record.bound_epoch = record.group_epoch;

@@ -59,6 +59,7 @@ fn all_kinds() -> Vec<Inode> {
         ctime: FileTime { secs: 2, nanos: 3 },
         atime: FileTime { secs: i64::MAX, nanos: 0 },
         xattrs: vec![(Bytes::from_static(b"user.a"), Bytes::from_static(b"value"))],
+        origin: None,
     };
     inodes[1].links = (1..=3)
         .map(|n| Link { added: dot(n, u64::from(n)), directory: InodeKey([n; 32]) })

@@ -12,6 +12,7 @@ mod fs;
 mod given_up;
 mod inodes;
 mod keepers;
+mod late;
 mod liars;
 mod lock_order;
 mod locks;

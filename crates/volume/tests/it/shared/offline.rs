@@ -736,7 +736,7 @@ pub(super) async fn rebind_all(all: &Setting, from: GroupId, to: GroupId) {
         groups.iter().map(|group| if *group == from { to } else { *group }).collect()
     };
     let sealing = Sealing::none();
-    let (owner, mut progress) = ((&key, &sealing, record.keep), |_: &_| {});
+    let (owner, mut progress) = ((&key, &sealing), |_: &_| {});
     let top = record.root;
     rebind(&env, &blocks, owner, &credentials, top, &swap, &mut progress).await;
 }

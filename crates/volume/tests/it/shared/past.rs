@@ -23,6 +23,7 @@ use atoll_volume::shared::past::{
     Earlier, MAX_EARLIER, MAX_WITHIN_A_MINUTE, PastVersion, Place, Replaced, Span, began_ms,
     decode_left,
 };
+use atoll_volume::shared::standing::Trusted;
 use atoll_volume::shared::{Consistency, PastFs, SharedFs, SharedOptions};
 use bytes::Bytes;
 use futures_util::future::join;
@@ -134,7 +135,8 @@ fn replaced<'a>(
     inode: &'a Inode,
     ended_ms: u64,
 ) -> Replaced<'a> {
-    Replaced { block, inode, ended_ms, kept_secs: 0, is_lost: false }
+    static NOBODY: Trusted = Trusted::new();
+    Replaced { block, trusted: &NOBODY, inode, ended_ms, kept_secs: 0, is_lost: false }
 }
 
 #[test]
@@ -224,9 +226,9 @@ fn of_too_many_versions_those_go_that_are_kept_for_the_shortest_time() {
 fn a_version_begins_with_its_latest_sibling() {
     let first = create(&symlink("first"));
     let (one, two) = (write(&first, 1, &symlink("one")), write(&first, 2, &symlink("two")));
-    assert_eq!(began_ms(&joined(&one, &two)), NOW_MS);
+    assert_eq!(began_ms(&joined(&one, &two), None), NOW_MS);
     let late = first.write(&super::author(2), NOW_MS + HOUR, Some(&[])).expect("a member");
-    assert_eq!(began_ms(&joined(&one, &late)), NOW_MS + HOUR);
+    assert_eq!(began_ms(&joined(&one, &late), None), NOW_MS + HOUR);
 }
 
 #[test]
@@ -719,7 +721,7 @@ async fn both_of_two_who_write_at_the_same_time_are_in_the_states_after() {
     }
 }
 
-/// All inodes are written anew when a member is shut out; what they were is kept as if a member had written.
+/// All inodes are written anew when a member is shut out, which is no version of its own.
 #[tokio::test(start_paused = true)]
 async fn the_states_before_a_rebinding_stay() {
     for is_encrypted in [false, true] {
@@ -736,6 +738,55 @@ async fn the_states_before_a_rebinding_stay() {
         for (minutes, text) in [(60, "0"), (120, "1"), (180, "1")] {
             assert_eq!(then(&fs, minutes, "d/f").await.as_deref(), Ok(text), "{minutes}");
         }
+    }
+}
+
+/// The story: after `atoll revoke --now` the owner had written everything.
+#[tokio::test(start_paused = true)]
+async fn the_log_says_who_has_written_what_was_signed_anew() {
+    for is_encrypted in [false, true] {
+        let scene = Scene::new("60m/144t/24h/7d/4w", is_encrypted).await;
+        let fs = scene.mount(2).await;
+        let directory = mkdir(&fs, "d").await;
+        put(&fs, directory, "f", "1").await;
+        scene.at(61).await;
+        let put_by = async |n, text| {
+            let fs = scene.mount(n).await;
+            let directory = walk(&fs, "d").await.expect("there");
+            put(&fs, directory, "f", text).await;
+        };
+        put_by(3, "12").await;
+        scene.at(130).await;
+        let log = async || {
+            let fs = scene.mount(4).await;
+            let mut logs = Vec::new();
+            for path in ["d/f", "d", ""] {
+                let inode = walk(&fs, path).await.expect("there");
+                let text = fs.getxattr(inode, b"user.atoll.log").await.expect("a log");
+                logs.push(String::from_utf8(text.to_vec()).expect("text"));
+            }
+            logs
+        };
+        let before = log().await;
+        let key =
+            |n| user(n).user_id().0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert!(before[0].contains(&key(3)) && before[1].contains(&key(2)), "{before:?}");
+        for whom in [9, 8] {
+            shut_out(&scene.env(), &scene.blocks(), whom).await;
+            assert_eq!(log().await, before);
+            scene.at(130 + u64::from(whom)).await;
+        }
+        // The next version is its writer's.
+        put_by(5, "123").await;
+        let after = log().await;
+        assert!(
+            after[0].starts_with("present")
+                && after[0].lines().next().is_some_and(|line| line.contains(&key(5)))
+        );
+        assert_eq!(after[0].lines().count(), before[0].lines().count() + 1);
+        let past = |log: &str| log.lines().find(|line| line.contains(&key(3))).map(str::to_owned);
+        let (was, is) = (past(&before[0]).expect("there"), past(&after[0]).expect("there"));
+        assert_eq!(was.split('\t').nth(1), is.split('\t').nth(1), "when it was written");
     }
 }
 

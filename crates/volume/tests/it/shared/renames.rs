@@ -9,10 +9,9 @@ use atoll_dht::{Blocks, MemoryBlocks, NewBlock, OverMemory, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::GroupId;
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, RenameFlags};
-use atoll_volume::keep::Keep;
 use atoll_volume::shared::SharedFs;
 use atoll_volume::shared::access::rebind::find;
-use atoll_volume::shared::access::{Credentials, rebind};
+use atoll_volume::shared::access::{Credentials, GroupRecord, groups, rebind};
 use atoll_volume::shared::sealing::Sealing;
 
 use super::mounts::{created_with, env, mounted, user, volume};
@@ -166,14 +165,19 @@ async fn a_rename_into_a_directory_of_others_is_refused_for_ever_without_a_trace
     make(&owner, mine, "x").await;
     make(&owner, theirs, "y").await;
     owner.sync().await.expect("is on the ring");
-    // Another group alone may write the second directory.
+    // Another group alone may write the second directory: the owner's and nobody else's.
+    let other = GroupRecord::default();
+    groups::put_group(&env(), &blocks, &user(99), &other).await.expect("is put");
+    let owner_user = user(1).user_id();
+    groups::add_member(&env(), &blocks, &user(99), owner_user, "", 0).await.expect("is added");
     let path = [b"thei".to_vec()];
     let top = find(&blocks, record.root, &path, &Sealing::none()).await.expect("reads");
     let credentials = Credentials::new(env(), blocks.clone(), Some(user(1)));
     let others = |_: &[GroupId]| vec![user(99).group_id()];
-    let sealing = (&volume(), &Sealing::none(), Keep::default());
+    let sealing = (&volume(), &Sealing::none());
     let top = top.expect("there");
-    rebind(&env(), &blocks, sealing, &credentials, top, &others, &mut |_| {}).await;
+    let report = rebind(&env(), &blocks, sealing, &credentials, top, &others, &mut |_| {}).await;
+    assert_eq!(report.failed, 0, "{report:?}");
     let two = mounted(&env(), &blocks, 2).await;
     let inode = |name: &'static [u8]| {
         let found = two.lookup(me(), ROOT, name);
