@@ -28,7 +28,6 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::blocks::GetError;
 use crate::holdings::ranges::summaries;
-use crate::placement::expected_replicas;
 use crate::replication::Replication;
 use crate::replication::copying::{ExchangeError, Outcome};
 use crate::replication::exchange::{Given, reconcile_with};
@@ -71,13 +70,11 @@ pub(crate) async fn run(replication: Arc<Replication>, fetch: FetchBlock) {
             select(select(changed, sleep(&*replication.env, pause)), kick).await;
         }
         settle(&replication).await;
-        expected_replicas(&replication);
         let (around, replicas) =
             (replication.overlay.neighbourhoods(), replication.config.replicas);
         let (now, unix_ms) = (replication.env.now(), replication.env.unix_ms());
         replication.losses.look(&around, replicas, now, unix_ms);
         replication.losses.remember(&*replication.durable).await;
-        replication.expected.remember(&*replication.durable).await;
         seen = Some(replication.overlay.epoch());
         let ended = round(&replication, &fetch).await;
         replication.handoff.due.notify();

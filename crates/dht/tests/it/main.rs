@@ -18,6 +18,7 @@ mod false_holders;
 mod false_roots;
 mod faulty;
 mod figures;
+mod first_seconds;
 mod flawed;
 mod full;
 mod hedged_writes;
