@@ -444,7 +444,7 @@ impl Shared {
             Err(EditError::Read(error)) => {
                 let path = self.tree().path(plan.inode);
                 let path = path.unwrap_or_else(|| b"a file with no name, or several".to_vec());
-                return Err(FlushError::Block(error.at(&path)));
+                return Err(FlushError::Block(Box::new(error.at(&path))));
             }
             Err(error) => return Err(error.into()),
         };
@@ -477,7 +477,7 @@ impl Shared {
 impl From<EditError> for FlushError {
     fn from(error: EditError) -> FlushError {
         match error {
-            EditError::Read(error) => FlushError::Block(error.at(b"")),
+            EditError::Read(error) => FlushError::Block(Box::new(error.at(b""))),
             EditError::Swap(error) => FlushError::Read(error),
             EditError::Refused => FlushError::Read("new blocks are not taken".into()),
             EditError::Format(error) => FlushError::Format(error.to_string()),

@@ -145,7 +145,7 @@ pub enum FlushError {
     Put(PutError),
     /// A block that is needed beside the new ones cannot be read.
     #[error("a block cannot be read: {0}")]
-    Block(ReadError),
+    Block(Box<ReadError>),
     /// Something else that is needed cannot be read.
     #[error("a block cannot be read: {0}")]
     Read(String),

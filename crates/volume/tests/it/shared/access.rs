@@ -826,7 +826,7 @@ impl OverMemory for Busy {
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
-        let inodes = blocks.iter().filter(|block| block.id.kind == BlockKind::Certified);
+        let inodes = blocks.iter().filter(|block| block.id.kind.joins());
         let inodes: Vec<CertifiedBlock> =
             inodes.map(|new| CertifiedBlock::decode(&new.bytes).expect("signed")).collect();
         let deeds = |deed: &Mutex<Option<Deed>>| {

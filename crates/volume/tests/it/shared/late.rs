@@ -373,7 +373,7 @@ async fn what_a_removed_member_wrote_takes_no_place_for_any_mount() {
             for id in ids {
                 let held = match cut_off.get_block(id, Wanted::Newest).await {
                     Ok(held) => held.bytes,
-                    Err(GetError::Removed { tombstone, .. }) => (*tombstone).into(),
+                    Err(GetError::Removed { tombstone, .. }) => *tombstone,
                     Err(error) => panic!("{error}"),
                 };
                 let new = NewBlock { id, bytes: held, lease_secs: None };

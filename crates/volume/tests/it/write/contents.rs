@@ -154,7 +154,7 @@ impl Story {
             max_changed_bytes: 1 << (17 + seed % 4),
             ..WriteOptions::default()
         };
-        let spool = (seed % 5 != 0).then(MemorySpool::default);
+        let spool = (!seed.is_multiple_of(5)).then(MemorySpool::default);
         let mut story = Story {
             seed,
             step: 0,
