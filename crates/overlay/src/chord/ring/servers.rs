@@ -106,7 +106,7 @@ impl Servers {
 
     /// With tables that exist already, one for each virtual server in order. All nodes in them
     /// count as checked at `now`, with as many virtual servers as this node, and this node's
-    /// places as confirmed.
+    /// places on the ring as confirmed.
     ///
     /// # Panics
     /// If there are none, or their indices are not 0, 1, 2 … of one node and profile.
@@ -130,7 +130,8 @@ impl Servers {
             state.set_length(length);
             servers.push(state);
         }
-        servers.servers.iter_mut().for_each(|server| server.confirmed = Some(now));
+        let on_ring = servers.servers.iter_mut().filter(|server| server.state.joined());
+        on_ring.for_each(|server| server.confirmed = Some(now));
         let count = servers.count();
         for node in servers.known() {
             let seen = servers.admission.servers_of(&node.peer.id).unwrap_or(count);
