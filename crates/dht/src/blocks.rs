@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use atoll_env::{BoxFuture, Notify};
-use atoll_key::kinds::certified::{CertifiedBlock, Release};
+use atoll_key::kinds::Release;
+use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_key::{BlockHash, BlockId, BlockKind, InvalidBlock, Key, NotAdmitted, SignedBlock};
 use bytes::Bytes;
 
@@ -233,9 +234,11 @@ pub trait Blocks: Send + Sync + 'static {
         renewal: LeaseRenewal,
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>>;
 
-    /// Has the leases of blocks of an inode's content end sooner, as a writer of that inode has signed;
-    /// one outcome for each block, in the order of [`Release::keys`]: whether all nodes of its replica
-    /// set have heard of it. A renewal or a put extends the lease again.
+    /// Has blocks of an inode's content end sooner, or those of a volume's removed, as those who may write that
+    /// have signed; one outcome for each block, in the order of [`Release::keys`]: whether all nodes of its replica
+    /// set have heard of it. A renewal or a put that comes later keeps the block. A volume's release must not be
+    /// of a time to come by the local node's clock ([`NotAdmitted::Clock`] says what time it is there): puts are
+    /// compared with it by that clock.
     ///
     /// Provided for rings without releases.
     fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
@@ -427,8 +430,8 @@ impl Held {
             let mut ids = BlockKind::ALL.iter().map(|kind| BlockId { kind: *kind, key });
             let found = ids.find_map(|id| Some((id, self.blocks.get(&id)?)));
             let Some((id, held)) = found else { return Ok(()) };
-            if id.kind.inode(&held.bytes) != Some(release.inode()) {
-                return Err(PutError::Unavailable("it is not the inode's".into()));
+            if !release.covers(id.kind, &held.bytes) {
+                return Err(PutError::Unavailable("it is not theirs to release".into()));
             }
             self.released.insert(id);
             Ok(())
@@ -684,12 +687,12 @@ impl Blocks for MemoryBlocks {
         renewal: LeaseRenewal,
     ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         let mut held = self.lock();
+        // As on a ring, the key alone counts.
         let has = |id: &BlockId| {
-            held.released.remove(id);
-            match held.blocks.contains_key(id) {
-                true => Ok(Renewed::Held),
-                false => Ok(Renewed::Lacking),
-            }
+            let ids = BlockKind::ALL.iter().map(|kind| BlockId { kind: *kind, key: id.key });
+            let found: Vec<BlockId> = ids.filter(|id| held.blocks.contains_key(id)).collect();
+            found.iter().for_each(|id| drop(held.released.remove(id)));
+            Ok(if found.is_empty() { Renewed::Lacking } else { Renewed::Held })
         };
         let outcomes: Vec<_> = renewal.ids.iter().map(has).collect();
         Box::pin(async { outcomes })

@@ -2,8 +2,8 @@
 //!
 //! What is durable about blocks is in the store; what is durable about the *node's view of the
 //! ring* is here: a handful of named records of at most [`MAX_RECORD_BYTES`] each, replaced as
-//! a whole, and a store of short records about blocks that other nodes keep for this one. Each
-//! named record has one owner in this crate, which also defines its encoding and treats a
+//! a whole, and two stores of short records about blocks: those that other nodes keep for this one, and those
+//! that were released. Each named record has one owner in this crate, which also defines its encoding and treats a
 //! missing or unreadable record as a node that has never run.
 //!
 //! **Invariant:** after a power cut a record is the old one or the new one, never a mixture.
@@ -39,6 +39,10 @@ pub trait DurableState: Send + Sync + 'static {
     /// have room while the store of blocks has none.
     fn pointers(&self) -> Arc<dyn BlockStore>;
 
+    /// A store of its own for one short record a key: which blocks were released, and are not to come back
+    /// (`holdings::releases`). It must have room while the store of blocks has none.
+    fn releases(&self) -> Arc<dyn BlockStore>;
+
     /// What survives the death of the process but need not survive that of the machine. Where there is no
     /// machine, its clock is that of `env`. Called once in the life of a node.
     fn journal(&self, env: &Env) -> Arc<dyn Journal>;
@@ -50,16 +54,22 @@ pub trait DurableState: Send + Sync + 'static {
 pub struct MemoryState {
     records: Mutex<BTreeMap<&'static str, Vec<u8>>>,
     pointers: Arc<MemoryStore>,
+    releases: Arc<MemoryStore>,
     journal: MemoryJournal,
 }
 
-/// What the pointers of a simulated node may take, bytes.
-const POINTER_BYTES: u64 = 1 << 30;
+/// What the pointers of a simulated node may take, and its releases, bytes.
+const RECORD_BYTES: u64 = 1 << 30;
 
 impl Default for MemoryState {
     fn default() -> MemoryState {
-        let pointers = Arc::new(MemoryStore::new(POINTER_BYTES));
-        MemoryState { records: Mutex::default(), pointers, journal: MemoryJournal::default() }
+        let store = || Arc::new(MemoryStore::new(RECORD_BYTES));
+        MemoryState {
+            records: Mutex::default(),
+            pointers: store(),
+            releases: store(),
+            journal: MemoryJournal::default(),
+        }
     }
 }
 
@@ -82,6 +92,10 @@ impl DurableState for MemoryState {
 
     fn pointers(&self) -> Arc<dyn BlockStore> {
         self.pointers.clone()
+    }
+
+    fn releases(&self) -> Arc<dyn BlockStore> {
+        self.releases.clone()
     }
 
     fn journal(&self, env: &Env) -> Arc<dyn Journal> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use atoll_env::{BoxFuture, Env};
-use atoll_key::kinds::certified::Release;
+use atoll_key::kinds::Release;
 use atoll_key::{BlockHash, BlockId, Key};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
@@ -32,7 +32,9 @@ use crate::lease_upkeep;
 use crate::locks::{LockGrant, LockLease, LockRefusal};
 use crate::most_peers::MostPeers;
 use crate::replication::status::RepairStatus;
-use crate::replication::{Replication, eviction, handoff, pointer_upkeep, repair, upkeep};
+use crate::replication::{
+    Replication, eviction, handoff, pointer_upkeep, released, repair, upkeep,
+};
 use crate::rpc::Rpc;
 use crate::server::{self, Server};
 use crate::stats::{Counters, DhtStats};
@@ -107,6 +109,7 @@ impl Dht {
         env.spawn(Box::pin(repair::run(replication.clone(), fetch)));
         env.spawn(Box::pin(handoff::run(replication.clone())));
         env.spawn(Box::pin(upkeep::expire(replication.clone())));
+        env.spawn(Box::pin(released::run(replication.clone())));
         env.spawn(Box::pin(upkeep::scrub(replication.clone())));
         env.spawn(Box::pin(pointer_upkeep::run(replication.clone())));
         let holdings: &Arc<Holdings> = replication;

@@ -64,6 +64,8 @@ counted! {
     damaged_blocks,
     /// Blocks dropped because their lease ended.
     expired_blocks,
+    /// Blocks removed because they were released.
+    released_blocks,
     /// Fetches that asked a second replica because the first was slow.
     hedges,
     /// Those of them in which the second replica's answer came first.

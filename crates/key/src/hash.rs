@@ -20,6 +20,8 @@ static INODE: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 inode binding"));
 static INODE_CONTENT: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 content of an inode"));
+static VOLUME_CONTENT: LazyLock<blake3::Hasher> =
+    LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 content of a volume"));
 static STATE: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 certified block"));
 
@@ -38,6 +40,11 @@ impl BlockHash {
     /// The hash of a block of an inode's content; `bytes` are the whole block.
     pub fn of_inode_content(bytes: &[u8]) -> BlockHash {
         BlockHash(*INODE_CONTENT.clone().update(bytes).finalize().as_bytes())
+    }
+
+    /// The hash of a block of a volume's content; `bytes` are the whole block.
+    pub fn of_volume_content(bytes: &[u8]) -> BlockHash {
+        BlockHash(*VOLUME_CONTENT.clone().update(bytes).finalize().as_bytes())
     }
 
     /// Where the block lives on the ring.

@@ -173,6 +173,11 @@ impl NodeDir {
         self.root.join("pointers")
     }
 
+    /// Which blocks were released.
+    pub(crate) fn releases(&self) -> PathBuf {
+        self.root.join("releases")
+    }
+
     /// The control socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.root.join("control.sock")

@@ -10,7 +10,7 @@ use atoll_key::{BlockKind, KeyRange};
 use atoll_overlay::Route;
 use minicbor::{Decode, Encode};
 
-use super::key::release;
+use super::key::releases;
 use super::{Target, key, node, round_trip, target};
 
 /// Messages to begin with.
@@ -90,9 +90,9 @@ seeds! {
         readers: vec![BlockReader { peer: node(1).peer, left_ms: 15_000 }].into(),
         locks: vec![LockUse { peer_id: [3; 32], mode: LockMode::Shared, left_ms: 14_999 }].into(),
     }];
-    ReleaseBlocks: vec![ReleaseBlocks { release: release(), is_pointed: false }];
+    ReleaseBlocks: releases().into_iter().map(|release| ReleaseBlocks { release, is_pointed: false }).collect();
     ReleaseReply: vec![ReleaseReply {
-        statuses: vec![ReleaseStatus::Lacking, ReleaseStatus::Released, ReleaseStatus::Refused],
+        statuses: vec![ReleaseStatus::Lacking, ReleaseStatus::Released, ReleaseStatus::Refused, ReleaseStatus::PutSince],
     }];
     Renew: receipts()
         .into_iter()

@@ -1,8 +1,9 @@
 //! Signed blocks, blocks under a key, and the texts people copy.
 
 use atoll_key::kinds::certified::{
-    Author, Binding, Certificate, CertifiedBlock, MAX_RELEASED, Release, WriterId,
+    Author, Binding, Certificate, CertifiedBlock, InodeRelease, WriterId,
 };
+use atoll_key::kinds::{MAX_RELEASED, Release, VolumeRelease};
 use atoll_key::text::{decode_checked, encode_checked};
 use atoll_key::volume_secret::{Cost, SALT_BYTES};
 use atoll_key::{
@@ -31,6 +32,8 @@ pub(super) fn targets() -> Vec<Target> {
     let content = [&[7; 32][..], b"content"].concat();
     let own_key = BlockHash::of_inode_content(&content).key();
     keyed.push(self::keyed(BlockKind::InodeContent, own_key, &content));
+    let own_key = BlockHash::of_volume_content(&content).key();
+    keyed.push(self::keyed(BlockKind::VolumeContent, own_key, &content));
     let address = VolumeAddress(VolumeId([9; 32])).to_string();
     let texts = vec![
         address.clone().into_bytes(),
@@ -41,9 +44,9 @@ pub(super) fn targets() -> Vec<Target> {
     vec![
         target("key/signed-block", blocks, decode_signed),
         target("key/certified-block", certified.iter().map(blocks_of).collect(), join_certified),
-        target("key/release", vec![release().bytes().to_vec()], |input| {
+        target("key/release", releases().iter().map(Release::to_bytes).collect(), |input| {
             let Ok(release) = Release::decode(&Bytes::copy_from_slice(input)) else { return false };
-            assert_eq!(release.bytes()[..], *input, "a release has one encoding");
+            assert_eq!(release.to_bytes()[..], *input, "a release has one encoding");
             assert!((1..=MAX_RELEASED).contains(&release.keys().len()));
             true
         }),
@@ -152,15 +155,17 @@ fn decode_signed(input: &[u8]) -> bool {
     true
 }
 
-/// What a writer of an inode needs no longer.
-pub(super) fn release() -> Release {
+/// What a writer of an inode needs no longer, and the owner of a volume.
+pub(super) fn releases() -> Vec<Release> {
     let group = SecretKey::from_seed(&[4; 32]);
     let secret = SecretKey::from_seed(&[5; 32]);
     let user = UserId(secret.public());
     let certificate = Certificate::issue(&group, user, 0, u64::MAX);
     let author = Author { secret, certificate, writer: WriterId::new(&user, [5; 8]) };
     let blocks = [BlockHash([1; 32]), BlockHash([2; 32])];
-    Release::sign(&certified()[0], &author, 3, 0, &blocks).expect("a member")
+    let of_inode = InodeRelease::sign(&certified()[0], &author, 3, 0, &blocks).expect("a member");
+    let of_volume = VolumeRelease::sign(&author.secret, 3, &blocks).expect("some blocks");
+    vec![of_inode.into(), of_volume.into()]
 }
 
 /// An inode as its creator made it, and after two others have written it at once.

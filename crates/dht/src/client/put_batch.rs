@@ -52,6 +52,7 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
         PutStatus::NotAdmitted => again(format!(
             "{root} says that its writer's certificate is not valid now, or that it was not written now"
         )),
+        PutStatus::Released => again(format!("{root} takes it for a copy of what was released")),
         // Of a mutable block the replica has to show the newer version (`Direct::note`).
         PutStatus::Superseded { .. } => again(format!("{root} does not keep it")),
     }

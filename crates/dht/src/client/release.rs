@@ -1,4 +1,4 @@
-//! Having leases of an inode's content end sooner, at all replicas of each block.
+//! Releasing blocks at all replicas of each.
 //!
 //! A block counts as released when every node of its replica set has said so: repair brings a block
 //! back, for as long as its lease was, from a replica that has not heard of the release.
@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_key::kinds::certified::Release;
-use atoll_key::{Key, PeerId};
+use atoll_key::kinds::{Release, ReleaseEffect};
+use atoll_key::{Key, NotAdmitted, PeerId};
 use atoll_net::CallError;
 use atoll_overlay::Node;
 use futures_util::future::join_all;
@@ -24,6 +24,14 @@ pub(crate) async fn release_blocks(
     release: Release,
 ) -> Vec<Result<(), PutError>> {
     let keys: Vec<Key> = release.keys().collect();
+    if let ReleaseEffect::Removed { as_of_unix_secs } = release.effect() {
+        // Whatever is put from here later has a receipt of this time or later.
+        let (time_ms, now_ms) = (as_of_unix_secs.saturating_mul(1000), client.env.unix_ms());
+        if time_ms > now_ms {
+            let refused = NotAdmitted::Clock { time_ms, now_ms };
+            return vec![Err(PutError::NotAdmitted(refused)); keys.len()];
+        }
+    }
     let sets = shared_replica_sets(client, &keys).await;
     let nodes = sets.iter().flatten().flatten();
     let nodes: BTreeMap<PeerId, Node> = nodes.map(|node| (node.peer.id, *node)).collect();
@@ -43,7 +51,11 @@ pub(crate) async fn release_blocks(
         for node in &set {
             match &said[&node.peer.id] {
                 Ok(statuses) if statuses[index] == ReleaseStatus::Refused => {
-                    let told = format!("{node} holds it as none of the inode's");
+                    let told = format!("{node} holds it as none of theirs");
+                    return Err(PutError::Unavailable(told));
+                }
+                Ok(statuses) if statuses[index] == ReleaseStatus::PutSince => {
+                    let told = format!("{node} was given it since");
                     return Err(PutError::Unavailable(told));
                 }
                 Ok(_) => {}

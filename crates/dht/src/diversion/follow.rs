@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_key::kinds::certified::Release;
+use atoll_key::kinds::{Release, ReleaseEffect};
 use atoll_key::{Key, NotAdmitted, PeerId};
 use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
@@ -179,8 +179,7 @@ pub(crate) async fn renew(
     }
 }
 
-/// Has the leases of blocks that other nodes keep for this one end when the release says, as far as
-/// `statuses` say that they are not here.
+/// Has blocks that other nodes keep for this one released, as far as `statuses` say that they are not here.
 pub(crate) async fn release_blocks(
     diversion: &Diversion,
     release: &Release,
@@ -198,8 +197,10 @@ pub(crate) async fn release_blocks(
             // A holder that does not answer has not released it: the caller asks again.
             let said = called.as_ref().map(|(reply, _)| reply.statuses[place]);
             statuses[place] = said.unwrap_or(ReleaseStatus::Refused);
-            if statuses[place] == ReleaseStatus::Released {
-                let expires_unix_secs = diversion.expiry(u64::from(release.lease_secs));
+            if let (ReleaseStatus::Released, ReleaseEffect::EndsAfter { lease_secs }) =
+                (statuses[place], release.effect())
+            {
+                let expires_unix_secs = diversion.expiry(u64::from(lease_secs));
                 diversion.pointers.shorten(&keys[place], expires_unix_secs);
             }
         }

@@ -10,6 +10,7 @@ pub(crate) mod pointers;
 pub(crate) mod promises;
 pub(crate) mod proof;
 pub(crate) mod ranges;
+pub(crate) mod releases;
 mod repair_requests;
 pub(crate) mod ring_watch;
 mod set_history;
@@ -33,6 +34,7 @@ use lock_leases::LockLeases;
 use pending_removals::PendingRemovals;
 use pointers::Pointers;
 use promises::Promises;
+use releases::Releases;
 use repair_requests::RepairRequests;
 use set_history::{Noted, SetHistory, Surroundings};
 use watches::Watches;
@@ -44,6 +46,8 @@ pub(crate) struct Holdings {
     pub pointers: Pointers,
     /// Notified when pointers should be checked before it is due.
     pub pointer_doubts: Notify,
+    /// Blocks that were released.
+    pub releases: Releases,
     /// Copies about to be dropped.
     pub pending: PendingRemovals,
     pub headroom: Headroom,
@@ -62,7 +66,9 @@ layer_above!(Holdings, rpc: Arc<Rpc>);
 
 impl Holdings {
     pub(crate) fn new(rpc: Arc<Rpc>) -> Holdings {
-        let may_have_granted = rpc.most_peers.has_run_before() || rpc.store.usage().blocks > 0;
+        let has_blocks = rpc.store.usage().blocks > 0;
+        let may_have_granted = rpc.most_peers.has_run_before() || has_blocks;
+        let releases = Releases::new(rpc.durable.releases(), has_blocks, rpc.env.unix_ms() / 1000);
         let journal = rpc.durable.journal(&rpc.env);
         let (lease_journal, recovered) = LeaseJournal::open(journal, may_have_granted);
         let now = lease_journal.now();
@@ -72,6 +78,7 @@ impl Holdings {
             lock_leases: LockLeases::remembering(now, &leases),
             set_history: SetHistory::remembering(sets),
             lease_journal,
+            releases,
             looking: Mutex::default(),
             pointers: Pointers::new(rpc.durable.pointers()),
             rpc,

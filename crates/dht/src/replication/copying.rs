@@ -13,6 +13,7 @@ use atoll_store::StoreError;
 
 use super::Replication;
 use super::obstacle::Obstacle;
+use super::released;
 use super::store::{put_message, store_here};
 use crate::accounting::admission::Origin;
 use crate::context::REPLY_BYTES;
@@ -134,6 +135,8 @@ pub(super) async fn take(
     let mut outcome = Outcome::default();
     let me = replication.transport.local().id;
     let mut wanted = offered(replication, &me, items, &mut outcome);
+    let released = released::stay_released(replication, &wanted).await;
+    wanted.retain(|key| !released.contains(key));
     let versions: BTreeMap<Key, u64> = items.iter().map(|item| (item.key, item.version)).collect();
     let is_lacking = |key: &Key| {
         let known = replication.known(key);
@@ -211,7 +214,8 @@ async fn store_taken(
     if kept == count {
         replication.backoff.kept(&me);
     }
-    for (block, status) in batch.iter().zip(&statuses).filter(|(_, status)| !is_settled(status)) {
+    let is_left = |status: &PutStatus| !is_settled(status) && *status != PutStatus::Released;
+    for (block, status) in batch.iter().zip(&statuses).filter(|(_, status)| is_left(status)) {
         let why = Obstacle::here(status);
         outcome.leave(1, why);
         // A block that found no account, or whose time has not come, is not fetched again soon.
@@ -282,6 +286,7 @@ pub(crate) async fn give(
 ) -> Result<(Outcome, Vec<Key>), ExchangeError> {
     let (mut outcome, mut acknowledged) = (Outcome::default(), Vec::new());
     let keys = offered(replication, &other.peer.id, items, &mut outcome);
+    let keys = released::not_refused(replication, &other.peer.id, keys);
     let mut keys = keys.into_iter().peekable();
     while keys.peek().is_some() {
         let blocks = read_batch(replication, &mut keys, &mut outcome).await;
@@ -301,6 +306,11 @@ pub(crate) async fn give(
             if is_settled(status) {
                 settled += 1;
                 acknowledged.push(*key);
+                continue;
+            }
+            if *status == PutStatus::Released {
+                // This node's copy ends with its lease.
+                replication.releases.note_refused(id, *key, now);
                 continue;
             }
             let why = Obstacle::there(status);

@@ -83,7 +83,7 @@ pub(crate) async fn drop_proven(
 }
 
 /// Ends the watch of pending removals when dropped, also when the removal is cancelled.
-struct Watching<'a>(&'a PendingRemovals);
+pub(super) struct Watching<'a>(pub(super) &'a PendingRemovals);
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {

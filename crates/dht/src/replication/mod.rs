@@ -9,6 +9,7 @@ mod losses;
 mod obstacle;
 pub(crate) mod pointer_upkeep;
 pub mod reconcile;
+pub(crate) mod released;
 pub(crate) mod repair;
 mod state;
 pub(crate) mod status;

@@ -1,12 +1,15 @@
 //! Storing blocks on this node. Only admitted blocks are stored (`accounting::admission`); blocks
 //! for which there is no room here are kept by other nodes (`diversion`).
 
+use std::collections::BTreeSet;
+
 use atoll_key::Key;
 use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use bytes::Bytes;
 
 use super::joining::{Joined, Turn, join_held};
+use super::released;
 use super::writes::Write;
 use crate::accounting::admission::{Admitted, Origin, Sound, admit, answers};
 use crate::accounting::quota::Reservation;
@@ -34,13 +37,36 @@ pub(crate) async fn store_put(
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
+    let (places, blocks, released) = without_released(replication, origin, blocks).await;
     let Admitted { mut sound, mut refused, room } =
         admit(replication, from, origin, blocks).await?;
     if is_ordered(origin, &sound) {
         stop_at_refused(&mut sound, &mut refused);
     }
     let stored = store_admitted(replication, origin, &sound, room, Overflow::Diverted).await;
-    Ok(answers(refused, stored))
+    let mut statuses = vec![PutStatus::Released; places.len() + released];
+    for (place, status) in places.into_iter().zip(answers(refused, stored)) {
+        statuses[place] = status;
+    }
+    Ok(statuses)
+}
+
+/// Those of a batch that are not copies of what was released, with their places in it, and how many are.
+async fn without_released(
+    replication: &Replication,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> (Vec<usize>, Vec<Block>, usize) {
+    let released = match origin {
+        Origin::Publisher { .. } => BTreeSet::new(),
+        Origin::Carrier | Origin::Diverted => released::refused(replication, &blocks).await,
+    };
+    let count = blocks.len();
+    let blocks = blocks.into_iter().enumerate();
+    let (places, blocks): (Vec<usize>, Vec<Block>) =
+        blocks.filter(|(_, block)| !released.contains(&block.header.key)).unzip();
+    let left_out = count - blocks.len();
+    (places, blocks, left_out)
 }
 
 /// Whether these blocks have an order: mutable ones that their writer puts together.
@@ -76,6 +102,12 @@ pub(crate) async fn store_admitted(
 ) -> Vec<PutStatus> {
     if sound.is_empty() {
         return Vec::new();
+    }
+    if let Origin::Publisher { receipt, .. } = origin {
+        let infos = sound.iter().map(|sound| &sound.stored.info);
+        let keys = infos.filter(|info| info.kind.release_removes()).map(|info| info.key);
+        let now = replication.env.unix_ms() / 1000;
+        replication.releases.put_again(keys, receipt.issued_unix_secs, now).await;
     }
     let Joined { sound: mut joined, mut refused, turn } =
         join_held(replication, origin, sound, &mut room).await;

@@ -53,10 +53,13 @@ async fn drop_expired(replication: &Replication) {
     if let Err(error) = replication.pointers.forget_expired(ended_before).await {
         tracing::error!(%error, "expired pointers could not be dropped");
     }
+    if let Err(error) = replication.releases.forget_expired(ended_before).await {
+        tracing::error!(%error, "old releases could not be dropped");
+    }
 }
 
 /// Gives back disk space, step by step, until there is little left to gain.
-async fn reclaim(replication: &Replication) {
+pub(super) async fn reclaim(replication: &Replication) {
     for _ in 0..RECLAIM_STEPS {
         match replication.store.reclaim(RECLAIM_STEP_BYTES).await {
             Ok(0) => return,

@@ -114,7 +114,7 @@ pub const MAX_CLAIMS: usize = 64;
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
 #[doc(hidden)]
-pub use atoll_key::kinds::certified::MAX_RELEASED;
+pub use atoll_key::kinds::MAX_RELEASED;
 
 /// One element for each block of a message.
 pub type Batch<T> = Capped<T, MAX_BATCH_BLOCKS>;

@@ -116,6 +116,9 @@ pub enum PutStatus {
     /// Its writer's certificate is not valid now, or it was not written now.
     #[n(7)]
     NotAdmitted,
+    /// It is a copy of a block that its owner has released.
+    #[n(8)]
+    Released,
 }
 
 impl From<OverQuota> for PutStatus {

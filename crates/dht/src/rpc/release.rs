@@ -1,6 +1,6 @@
-//! Ending leases sooner: the headers of `RELEASE`.
+//! Releasing blocks: the headers of `RELEASE`.
 
-use atoll_key::kinds::certified::{MAX_RELEASED, Release};
+use atoll_key::kinds::{MAX_RELEASED, Release};
 use bytes::Bytes;
 use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
@@ -9,11 +9,11 @@ use minicbor::{Decode, Decoder, Encode, Encoder};
 use super::Message;
 use super::encoding::{self, Packed};
 
-/// `RELEASE`: a writer of an inode needs blocks of its content for so long and no longer.
+/// `RELEASE`: those who may write what blocks belong to do not need them any more.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct ReleaseBlocks {
-    /// What the writer has signed; not verified yet.
+    /// What they have signed; not verified yet.
     #[cbor(n(0), with = "signed")]
     pub release: Release,
     /// The caller points to this node for these blocks, and this one asks no other.
@@ -30,16 +30,18 @@ pub struct ReleaseReply {
     pub statuses: Vec<ReleaseStatus>,
 }
 
-/// What became of the lease of one block.
+/// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReleaseStatus {
     /// The block is not held.
     Lacking = 0,
-    /// Its lease ends when the release says, or before.
+    /// What the release says is done: its lease ends, or it is removed.
     Released = 1,
-    /// It is not content of the inode, or could not be read.
+    /// It is not theirs to release, or could not be read.
     Refused = 2,
+    /// It was put or renewed at the time of the release or later, or may have been: it stays.
+    PutSince = 3,
 }
 
 impl Packed for ReleaseStatus {
@@ -54,6 +56,7 @@ impl Packed for ReleaseStatus {
         Some(match bytes[0] {
             0 => ReleaseStatus::Lacking,
             1 => ReleaseStatus::Released,
+            3 => ReleaseStatus::PutSince,
             _ => ReleaseStatus::Refused,
         })
     }
@@ -74,7 +77,7 @@ mod signed {
         e: &mut Encoder<W>,
         _: &mut C,
     ) -> Result<(), EncodeError<W::Error>> {
-        e.bytes(release.bytes())?.ok()
+        e.bytes(&release.to_bytes())?.ok()
     }
 
     pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Release, DecodeError> {

@@ -41,6 +41,7 @@ mod perfect;
 mod quotas;
 mod receipts;
 mod released;
+mod released_volumes;
 mod renewing;
 mod ring;
 mod soak;

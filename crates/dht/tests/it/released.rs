@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use atoll_dht::rpc::{RELEASE, ReleaseBlocks, ReleaseReply, ReleaseStatus};
 use atoll_dht::{Blocks, DhtConfig, LeaseRenewal, NewBlock, PutError, Renewed};
+use atoll_key::kinds::Release;
 use atoll_key::kinds::certified::{
-    Author, Binding, Certificate, CertifiedBlock, MIN_RELEASED_LEASE_SECS, Release, WriterId,
+    Author, Binding, Certificate, CertifiedBlock, InodeRelease, MIN_RELEASED_LEASE_SECS, WriterId,
 };
 use atoll_key::{BlockHash, BlockId, GroupId, Key, SecretKey, UserId, VolumeId};
 use atoll_net::{CallError, Request, Service, Transport};
@@ -50,7 +51,9 @@ impl Inode {
     }
 
     fn release(&self, ring: &Ring, ids: &[BlockId]) -> Release {
-        Release::sign(&self.block, &self.author, now_ms(ring), 0, &hashes(ids)).expect("a member")
+        let (now_ms, blocks) = (now_ms(ring), hashes(ids));
+        let release = InodeRelease::sign(&self.block, &self.author, now_ms, 0, &blocks);
+        release.expect("a member").into()
     }
 }
 
@@ -150,7 +153,7 @@ fn only_writers_of_the_inode_release_its_content_and_only_now() {
 
     let early = own.release(&ring, &ids);
     let flipped = {
-        let mut bytes = early.bytes().to_vec();
+        let mut bytes = early.to_bytes();
         *bytes.last_mut().expect("long") ^= 1;
         Release::decode(&bytes.into()).expect("well-formed")
     };

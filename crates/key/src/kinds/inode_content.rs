@@ -1,5 +1,5 @@
 //! Content of an inode: blocks that never change, as content blocks, and say to which inode of a
-//! shared volume they belong, so that its writers can release them ([`super::certified::Release`]).
+//! shared volume they belong, so that its writers can release them ([`super::certified::InodeRelease`]).
 //!
 //! | bytes | field |
 //! |---|---|
@@ -37,7 +37,7 @@ impl Rules for InodeContent {
         QuotaClass::Data
     }
 
-    fn inode(&self, bytes: &[u8]) -> Option<[u8; 32]> {
+    fn belongs_to(&self, bytes: &[u8]) -> Option<[u8; 32]> {
         bytes.first_chunk().copied()
     }
 }
@@ -62,7 +62,7 @@ mod tests {
         let bytes = of_inode(b"abc");
         let id = BlockHash::of_inode_content(&bytes).inode_content_id();
         assert_eq!(id.verify(&bytes), Ok(0));
-        assert_eq!(id.kind.inode(&bytes), Some([7; 32]));
+        assert_eq!(id.kind.belongs_to(&bytes), Some([7; 32]));
         assert_eq!(id.verify(&of_inode(b"abd")), Err(InvalidBlock::WrongHash));
         let short = &bytes[..INODE_PREFIX_BYTES - 1];
         let id = BlockHash::of_inode_content(short).inode_content_id();
@@ -77,6 +77,6 @@ mod tests {
         assert_ne!(content, own);
         assert!(content.inode_content_id().verify(&bytes).is_err());
         assert!(own.id().verify(&bytes).is_err());
-        assert_eq!(BlockKind::Content.inode(&bytes), None);
+        assert_eq!(BlockKind::Content.belongs_to(&bytes), None);
     }
 }

@@ -14,12 +14,16 @@ mod content;
 #[cfg(any(test, feature = "test-kind"))]
 pub mod counter;
 mod inode_content;
+mod release;
 mod signed;
+mod volume_content;
 
 use crate::ring::Key;
 
 pub use inode_content::INODE_PREFIX_BYTES;
+pub use release::{MAX_RELEASED, Release, ReleaseEffect};
 pub use signed::{MAX_SIGNED_NAME_BYTES, SignedBlock};
+pub use volume_content::{REMOVED_AFTER_SECS, VOLUME_PREFIX_BYTES, VolumeRelease};
 
 /// The largest block, in bytes: a data block of 1 MiB and its header.
 pub const MAX_BLOCK_BYTES: usize = (1 << 20) + (64 << 10);
@@ -36,6 +40,8 @@ pub enum BlockKind {
     Certified = 3,
     /// Named by the hash of its bytes, which name an inode whose writers may release it.
     InodeContent = 4,
+    /// Named by the hash of its bytes, which name the volume whose owner may release it.
+    VolumeContent = 5,
     /// For tests, see [`counter`].
     #[cfg(any(test, feature = "test-kind"))]
     Counter = 255,
@@ -95,10 +101,15 @@ trait Rules: Sync {
     /// What part of a quota it may use.
     fn quota_class(&self) -> QuotaClass;
 
-    /// See [`BlockKind::inode`].
-    fn inode(&self, bytes: &[u8]) -> Option<[u8; 32]> {
+    /// See [`BlockKind::belongs_to`].
+    fn belongs_to(&self, bytes: &[u8]) -> Option<[u8; 32]> {
         let _ = bytes;
         None
+    }
+
+    /// See [`BlockKind::release_removes`].
+    fn release_removes(&self) -> bool {
+        false
     }
 
     /// Whether a verified block is a tombstone.
@@ -173,6 +184,7 @@ impl BlockKind {
         BlockKind::Signed,
         BlockKind::Certified,
         BlockKind::InodeContent,
+        BlockKind::VolumeContent,
         #[cfg(any(test, feature = "test-kind"))]
         BlockKind::Counter,
     ];
@@ -183,6 +195,7 @@ impl BlockKind {
             BlockKind::Signed => &signed::Signed,
             BlockKind::Certified => &certified::Certified,
             BlockKind::InodeContent => &inode_content::InodeContent,
+            BlockKind::VolumeContent => &volume_content::VolumeContent,
             #[cfg(any(test, feature = "test-kind"))]
             BlockKind::Counter => &counter::Counter,
         }
@@ -279,10 +292,17 @@ impl BlockKind {
         self.rules().quota_class()
     }
 
-    /// The first half of the key of the inode whose content `bytes`, a verified block of this kind,
-    /// are: those who may write that inode may release the block. `None` for kinds without releases.
-    pub fn inode(self, bytes: &[u8]) -> Option<[u8; 32]> {
-        self.rules().inode(bytes)
+    /// What `bytes`, a verified block of this kind, say that they belong to: the first half of an
+    /// inode's key, or a volume's public key. Those who may write that may release the block
+    /// ([`Release`]). `None` for kinds without releases.
+    pub fn belongs_to(self, bytes: &[u8]) -> Option<[u8; 32]> {
+        self.rules().belongs_to(bytes)
+    }
+
+    /// Whether a release has replicas remove the block, rather than end its lease sooner
+    /// ([`ReleaseEffect`]): they must then know when it was put or renewed last.
+    pub fn release_removes(self) -> bool {
+        self.rules().release_removes()
     }
 
     /// Whether `bytes`, a verified block of this kind, are a tombstone: a version by which those

@@ -2,12 +2,14 @@
 //! `ring/` in the node's directory, written as everything that matters there.
 //!
 //! Pointers to blocks that other nodes keep for this one are in a small log of their own,
-//! `pointers/`: what the node contributes may be full, or files that vanish, when one is written. What need
+//! `pointers/`: what the node contributes may be full, or files that vanish, when one is written. Which blocks were
+//! released is in another, `releases/`. What need
 //! not survive the machine is in a journal (`super::journal`).
 //!
 //! A record that cannot be read counts as missing and is reported in the log; it is replaced
 //! at the next save.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use atoll_dht::durable::DurableState;
@@ -19,17 +21,18 @@ use super::journal::DirJournal;
 use crate::config::StartError;
 use crate::dir::{NodeDir, make_private_dir, read_small, write_atomically};
 
-/// What pointers may take on disk, bytes: some ten million. A guess.
-const POINTER_BYTES: u64 = 4 << 30;
-/// Length of a segment of their log, bytes.
-const POINTER_SEGMENT_BYTES: u64 = 4 << 20;
-/// Bytes that pointers leave free on the disk: less than blocks, which must go elsewhere first.
-const POINTER_RESERVE_BYTES: u64 = 4 << 20;
+/// What pointers may take on disk, and releases, bytes: some ten million. A guess.
+const RECORD_BYTES: u64 = 4 << 30;
+/// Length of a segment of their logs, bytes.
+const RECORD_SEGMENT_BYTES: u64 = 4 << 20;
+/// Bytes that they leave free on the disk: less than blocks, which must go elsewhere first.
+const RECORD_RESERVE_BYTES: u64 = 4 << 20;
 
 /// Records in a node's directory.
 pub(crate) struct DirState {
     dir: NodeDir,
     pointers: Arc<DiskStore>,
+    releases: Arc<DiskStore>,
     journal: Arc<DirJournal>,
 }
 
@@ -37,25 +40,29 @@ impl DirState {
     /// The records of the node in `dir`. Waits for the disk.
     ///
     /// # Errors
-    /// If their directory cannot be made, or the pointers cannot be opened.
+    /// If their directory cannot be made, or the logs cannot be opened.
     pub(crate) fn open(dir: &NodeDir) -> Result<DirState, StartError> {
         make_private_dir(&dir.ring_state())?;
-        make_private_dir(&dir.pointers())?;
         let config = DiskConfig {
-            capacity_bytes: POINTER_BYTES,
-            segment_bytes: POINTER_SEGMENT_BYTES,
+            capacity_bytes: RECORD_BYTES,
+            segment_bytes: RECORD_SEGMENT_BYTES,
             index_cache_bytes: 1 << 20,
             queue_bytes: 1 << 20,
             reader_threads: 1,
-            free_reserve_bytes: POINTER_RESERVE_BYTES,
+            free_reserve_bytes: RECORD_RESERVE_BYTES,
             ..DiskConfig::default()
         };
-        let pointers = DiskStore::open(&dir.pointers(), config)
-            .map_err(|error| StartError::Store(format!("pointers: {error}")))?;
+        let log = |path: PathBuf, of: &str| {
+            make_private_dir(&path)?;
+            let opened = DiskStore::open(&path, config.clone());
+            let opened = opened.map_err(|error| StartError::Store(format!("{of}: {error}")))?;
+            Ok::<_, StartError>(Arc::new(opened))
+        };
+        let pointers = log(dir.pointers(), "pointers")?;
+        let releases = log(dir.releases(), "releases")?;
         let journal = DirJournal::open(&dir.ring_state())
             .map_err(|error| StartError::Store(format!("journal: {error}")))?;
-        let (pointers, journal) = (Arc::new(pointers), Arc::new(journal));
-        Ok(DirState { dir: dir.clone(), pointers, journal })
+        Ok(DirState { dir: dir.clone(), pointers, releases, journal: Arc::new(journal) })
     }
 
     /// The pointers' log, to be flushed and closed with the node.
@@ -89,6 +96,10 @@ impl DurableState for DirState {
 
     fn pointers(&self) -> Arc<dyn BlockStore> {
         self.pointers.clone()
+    }
+
+    fn releases(&self) -> Arc<dyn BlockStore> {
+        self.releases.clone()
     }
 
     fn journal(&self, _: &Env) -> Arc<dyn Journal> {

@@ -8,7 +8,7 @@ use atoll_dht::{
     PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::BoxFuture;
-use atoll_key::kinds::certified::Release;
+use atoll_key::kinds::Release;
 use atoll_key::{BlockId, Key};
 
 use super::{Client, ClientError, Inner};

@@ -52,7 +52,7 @@ mod tests;
 
 pub use access::{Binding, CERTIFICATE_BYTES, Certificate, MAX_GROUPS, Rebinding};
 pub use block::{CertifiedBlock, MAX_ADMITTED_SIBLINGS, MAX_SIBLINGS};
-pub use release::{MAX_RELEASED, MIN_RELEASED_LEASE_SECS, Release};
+pub use release::{InodeRelease, MIN_RELEASED_LEASE_SECS};
 pub use sibling::{
     Author, Context, Dot, MAX_CONTEXT, MAX_PAYLOAD_BYTES, MAX_REMOVAL_PAYLOAD_BYTES, Sibling,
     WriterId,
@@ -65,7 +65,7 @@ use crate::ring::Key;
 
 /// How far a fresh sibling's time may be from the replica's, milliseconds. The clocks of a network
 /// are compared with each other, so more than that is a wrong clock or a false time. A guess.
-const CLOCK_SLACK_MS: u64 = 10 * 60 * 1000;
+pub(super) const CLOCK_SLACK_MS: u64 = 10 * 60 * 1000;
 
 pub(super) struct Certified;
 

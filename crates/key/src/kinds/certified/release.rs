@@ -14,11 +14,10 @@ use bytes::Bytes;
 use super::access::{Binding, CERTIFICATE_BYTES, Certificate, Rebinding};
 use super::{Author, CLOCK_SLACK_MS, CertifiedBlock, Fields};
 use crate::hash::BlockHash;
+use crate::kinds::release::MAX_RELEASED;
 use crate::kinds::{InvalidBlock, NotAdmitted};
 use crate::ring::Key;
 
-/// The most blocks of one release: 4 KiB of hashes. A guess.
-pub const MAX_RELEASED: usize = 128;
 /// The shortest time that a release leaves a block, seconds: two daily renewals of the volume's leases.
 pub const MIN_RELEASED_LEASE_SECS: u32 = 2 * 24 * 3600;
 
@@ -38,7 +37,7 @@ const CONTEXT: &[u8] = b"atoll v1 release\0";
 /// | 32 n | their hashes, ascending |
 /// | 64 | signature by the certificate's user of `"atoll v1 release\0"` and all bytes before it |
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Release {
+pub struct InodeRelease {
     binding: Binding,
     rebinding: Option<Rebinding>,
     certificate: Certificate,
@@ -50,7 +49,7 @@ pub struct Release {
     encoded: Bytes,
 }
 
-impl Release {
+impl InodeRelease {
     /// Releases blocks of the content of `inode`, which `author` may write. `None` if it may not, or
     /// there are no blocks, or too many. A shorter lease than two days counts as two days.
     pub fn sign(
@@ -59,7 +58,7 @@ impl Release {
         time_ms: u64,
         lease_secs: u64,
         blocks: &[BlockHash],
-    ) -> Option<Release> {
+    ) -> Option<InodeRelease> {
         let mut hashes = blocks.to_vec();
         hashes.sort_unstable();
         hashes.dedup();
@@ -68,7 +67,7 @@ impl Release {
             return None;
         }
         let lease_secs = u32::try_from(lease_secs).unwrap_or(u32::MAX);
-        let mut release = Release {
+        let mut release = InodeRelease {
             binding: inode.binding().clone(),
             rebinding: inode.newest_rebinding().cloned(),
             certificate: author.certificate,
@@ -96,11 +95,11 @@ impl Release {
         out
     }
 
-    /// Reads a release. Signatures are not checked, see [`Release::verify`].
+    /// Reads a release. Signatures are not checked, see [`InodeRelease::verify`].
     ///
     /// # Errors
     /// If it is malformed.
-    pub fn decode(bytes: &Bytes) -> Result<Release, InvalidBlock> {
+    pub fn decode(bytes: &Bytes) -> Result<InodeRelease, InvalidBlock> {
         let malformed = |what| Err(InvalidBlock::Malformed(what));
         let mut fields = Fields::new(bytes);
         let binding = Binding::decode(&mut fields)?;
@@ -123,7 +122,7 @@ impl Release {
             return malformed("blocks not in order");
         }
         let encoded = bytes.clone();
-        Ok(Release { binding, rebinding, certificate, time_ms, lease_secs, hashes, encoded })
+        Ok(InodeRelease { binding, rebinding, certificate, time_ms, lease_secs, hashes, encoded })
     }
 
     /// Checks that a writer of the inode has signed it.

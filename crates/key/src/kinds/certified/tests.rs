@@ -8,7 +8,7 @@ use super::sibling::{MAX_HEIGHT, MS_PER_HEIGHT};
 use super::*;
 use crate::hash::BlockHash;
 use crate::identity::{GroupId, SecretKey, UserId, VolumeId};
-use crate::kinds::BlockKind;
+use crate::kinds::{BlockKind, MAX_RELEASED};
 
 const KIND: BlockKind = BlockKind::Certified;
 /// Seconds since 1970, within all certificates that tests issue.
@@ -427,23 +427,23 @@ proptest! {
     }
 }
 
-fn release(inode: &CertifiedBlock, by: &Author) -> Option<Release> {
+fn release(inode: &CertifiedBlock, by: &Author) -> Option<InodeRelease> {
     let blocks = [BlockHash([2; 32]), BlockHash([1; 32])];
-    Release::sign(inode, by, NOW_MS, 5, &blocks)
+    InodeRelease::sign(inode, by, NOW_MS, 5, &blocks)
 }
 
 #[test]
 fn a_release_by_a_writer_reads_back_and_leaves_two_days() {
     let one = release(&create(), &author(2)).expect("a member");
-    assert_eq!(Release::decode(one.bytes()), Ok(one.clone()));
+    assert_eq!(InodeRelease::decode(one.bytes()), Ok(one.clone()));
     assert_eq!((one.verify(), one.admit(NOW_MS)), (Ok(()), Ok(())));
     assert_eq!(one.lease_secs, MIN_RELEASED_LEASE_SECS);
     assert_eq!(one.inode()[..], create().key().0[..32]);
     let keys: Vec<Key> = one.keys().collect();
     assert_eq!(keys, [BlockHash([1; 32]).key(), BlockHash([2; 32]).key()]);
-    assert_eq!(Release::sign(&create(), &author(2), NOW_MS, 5, &[]), None);
+    assert_eq!(InodeRelease::sign(&create(), &author(2), NOW_MS, 5, &[]), None);
     let many: Vec<BlockHash> = (0..=MAX_RELEASED as u8).map(|n| BlockHash([n; 32])).collect();
-    assert_eq!(Release::sign(&create(), &author(2), NOW_MS, 5, &many), None);
+    assert_eq!(InodeRelease::sign(&create(), &author(2), NOW_MS, 5, &many), None);
 }
 
 #[test]
@@ -458,7 +458,8 @@ fn only_writers_release_and_only_now() {
 
     let late = NOW_MS + 601_000;
     assert!(matches!(one.admit(late), Err(NotAdmitted::Clock { .. })), "a replay");
-    let old = Release::sign(&create(), &author(2), NOW_MS + 2_000_000, 5, &[BlockHash([1; 32])]);
+    let old =
+        InodeRelease::sign(&create(), &author(2), NOW_MS + 2_000_000, 5, &[BlockHash([1; 32])]);
     let old = old.expect("a member").admit(NOW_MS + 2_000_000);
     assert!(matches!(old, Err(NotAdmitted::Expired { .. })), "{old:?}");
 }
@@ -473,11 +474,11 @@ fn a_changed_release_is_refused() {
         for at in 0..one.bytes().len() {
             let mut bytes = one.bytes().to_vec();
             bytes[at] ^= 1;
-            let changed = Release::decode(&bytes.into());
+            let changed = InodeRelease::decode(&bytes.into());
             assert!(changed.and_then(|changed| changed.verify()).is_err(), "byte {at}");
         }
         for len in 0..one.bytes().len() {
-            assert!(Release::decode(&one.bytes().slice(..len)).is_err(), "{len} bytes");
+            assert!(InodeRelease::decode(&one.bytes().slice(..len)).is_err(), "{len} bytes");
         }
     }
 }

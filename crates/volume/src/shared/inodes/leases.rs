@@ -8,7 +8,8 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use atoll_dht::{LeaseRenewal, Renewed};
-use atoll_key::kinds::certified::{CertifiedBlock, MAX_RELEASED, Release};
+use atoll_key::kinds::MAX_RELEASED;
+use atoll_key::kinds::certified::{CertifiedBlock, InodeRelease};
 use atoll_key::{BlockHash, BlockId};
 use atoll_vfs::Errno;
 
@@ -94,9 +95,9 @@ impl Inodes {
         let all: Vec<BlockHash> = content.iter().copied().collect();
         let mut left = BTreeSet::new();
         for some in all.chunks(MAX_RELEASED) {
-            let release = Release::sign(inode, &author, self.env.unix_ms(), lease_secs, some);
+            let release = InodeRelease::sign(inode, &author, self.env.unix_ms(), lease_secs, some);
             let release = release.ok_or(Fault::new(Errno::EACCES, "a release cannot be signed"))?;
-            let outcomes = self.blocks.release_blocks(release).await;
+            let outcomes = self.blocks.release_blocks(release.into()).await;
             let failed = some.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err());
             left.extend(failed.map(|(hash, _)| *hash));
         }

@@ -41,7 +41,8 @@ use atoll_dht::{
     NewBlock, PutError, Renewed, RingRoom, Wanted,
 };
 use atoll_env::{BoxFuture, Env, Instant, timeout};
-use atoll_key::kinds::certified::{CertifiedBlock, Release};
+use atoll_key::kinds::Release;
+use atoll_key::kinds::certified::CertifiedBlock;
 use atoll_key::{BlockHash, BlockId, Key, SignedBlock, UserId, VolumeId};
 use futures_channel::oneshot;
 
