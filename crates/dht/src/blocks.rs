@@ -594,6 +594,11 @@ pub trait OverMemory: Send + Sync + 'static {
         self.memory().renew_blocks(renewal)
     }
 
+    /// As [`Blocks::release_blocks`].
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.memory().release_blocks(release)
+    }
+
     /// As [`Blocks::lock_lease`].
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
         self.memory().lock_lease(ask)
@@ -633,7 +638,7 @@ impl<T: OverMemory> Blocks for T {
     }
 
     fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
-        self.memory().release_blocks(release)
+        OverMemory::release_blocks(self, release)
     }
 
     fn lock_lease(&self, ask: LockLease) -> BoxFuture<'static, Result<LockGrant, LockRefusal>> {
@@ -691,7 +696,9 @@ impl Blocks for MemoryBlocks {
         let has = |id: &BlockId| {
             let ids = BlockKind::ALL.iter().map(|kind| BlockId { kind: *kind, key: id.key });
             let found: Vec<BlockId> = ids.filter(|id| held.blocks.contains_key(id)).collect();
-            found.iter().for_each(|id| drop(held.released.remove(id)));
+            for id in &found {
+                held.released.remove(id);
+            }
             Ok(if found.is_empty() { Renewed::Lacking } else { Renewed::Held })
         };
         let outcomes: Vec<_> = renewal.ids.iter().map(has).collect();

@@ -10,6 +10,7 @@ use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
 use atoll_overlay::clock::network_time;
 use atoll_store::{BlockInfo, BlockStore, StoreError};
+use futures_util::future::join;
 
 use crate::accounting::Accounting;
 use crate::accounting::quota::{QuotaConfig, QuotaReport};
@@ -108,8 +109,11 @@ impl Dht {
         env.spawn(Box::pin(lease_upkeep::run(rpc.clone())));
         env.spawn(Box::pin(repair::run(replication.clone(), fetch)));
         env.spawn(Box::pin(handoff::run(replication.clone())));
-        env.spawn(Box::pin(upkeep::expire(replication.clone())));
-        env.spawn(Box::pin(released::run(replication.clone())));
+        let (expire, remove) =
+            (upkeep::expire(replication.clone()), released::run(replication.clone()));
+        env.spawn(Box::pin(async {
+            join(expire, remove).await;
+        }));
         env.spawn(Box::pin(upkeep::scrub(replication.clone())));
         env.spawn(Box::pin(pointer_upkeep::run(replication.clone())));
         let holdings: &Arc<Holdings> = replication;
