@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_volume::format::{Content, FormatError};
-use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, get_tree};
+use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, get_newest};
 use serde::Serialize;
 
 use crate::address::Address;
@@ -17,6 +17,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
+use crate::messages::note;
 use crate::output::{Output, json_text};
 use crate::progress::Watch;
 use crate::read_key::ReadKeyArgs;
@@ -32,7 +33,9 @@ use crate::units;
   atoll get atoll:KEY/docs/a.pdf b.pdf        one file, under another name
 
 Stopped half-way, the same command again goes on where it was. Files that cannot be read are
-passed over and named at the end, with exit code 7; the same command again tries it once more.")]
+passed over and named at the end, with exit code 7; the same command again tries it once more. If the
+volume is written meanwhile and blocks of the version that was begun with are gone, the copy goes on from
+the newest one, and says so.")]
 pub(crate) struct Args {
     /// What to copy
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
@@ -58,6 +61,8 @@ pub(crate) struct Args {
 struct JsonGotten {
     address: String,
     version: u64,
+    /// Another one if blocks of it were gone.
+    began_with_version: u64,
     dest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     dest_hex: Option<String>,
@@ -77,7 +82,7 @@ struct JsonGotten {
 
 /// Copies.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading = Reading::open(global, &args.address, &args.read_key.given()?).await?;
+    let mut reading = Reading::open(global, &args.address, &args.read_key.given()?).await?;
     let item = reading.item().await?;
     let mut dest = args.dest.clone();
     let into_dir = dest.is_dir() || dest.as_os_str().as_bytes().ends_with(b"/");
@@ -91,15 +96,24 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let watch = Watch::start("copying", global.quiet);
     let options = GetOptions { set_id: args.set_id, ..GetOptions::default() };
     let snapshot = reading.snapshot.clone();
+    let goes_on = |version: u64| {
+        note!(
+            "the volume was written meanwhile, and blocks of the version begun with are gone: going on from version \
+             {version}"
+        );
+    };
     let copy = async {
         let progress = watch.progress();
-        let copied = get_tree(snapshot, &item, &dest, options, progress).await;
+        let from = (snapshot, item.clone());
+        let copied = get_newest(&reading.volume, from, &dest, options, progress, &goes_on).await;
         copied.map_err(|error| failure(&reading, &dest, error))
     };
     let copied = interrupt::or_interrupted(copy, GOES_ON).await;
     let took = watch.finish();
-    let copied = copied?;
-    report(args, &reading, &dest, &copied, took)?;
+    let (copied, newest) = copied?;
+    let began_with = reading.snapshot.version();
+    reading.snapshot = newest;
+    report(args, &reading, began_with, &dest, &copied, took)?;
     completeness(&reading, &item, copied).await
 }
 
@@ -134,6 +148,7 @@ async fn completeness(reading: &Reading, item: &Item, copied: Gotten) -> Result<
 fn report(
     args: &Args,
     reading: &Reading,
+    began_with: u64,
     dest: &Path,
     copied: &Gotten,
     took: Duration,
@@ -154,6 +169,7 @@ fn report(
         output.json(&JsonGotten {
             address: args.address.to_string(),
             version: reading.snapshot.version(),
+            began_with_version: began_with,
             dest,
             dest_hex,
             files: copied.files,

@@ -16,8 +16,10 @@ use crate::units;
 #[command(after_help = "Examples:
   atoll unpublish docs
 
-The ring drops the blocks when their leases have run out; until then readers still find
-them. The volume's key stays here: publishing the directory again brings the same address
+The ring drops the blocks when their leases have run out, at most 30 days from now; until then
+readers still find them. They cannot go sooner: another volume
+may have the same blocks. Only volumes made by `atoll volume create` give their room back within
+minutes. The volume's key stays here: publishing the directory again brings the same address
 back.")]
 pub(crate) struct Args {
     /// Names of volumes, as `atoll volumes` lists them
@@ -31,7 +33,10 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut output = Output::new();
     for name in &args.names {
         let until = stop(&client, name).await?;
-        output.line(format!("{name}: no longer kept; its blocks may go from {until} UTC on"))?;
+        output.line(format!(
+            "{name}: no longer kept; its blocks may go from {until} UTC on, when their leases end (other volumes may have them \
+             too, so they cannot go sooner)"
+        ))?;
         output.flush()?;
     }
     Ok(())

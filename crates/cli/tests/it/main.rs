@@ -17,6 +17,7 @@ mod mounts;
 mod moving;
 mod processes;
 mod publishing;
+mod room;
 mod running;
 mod secrets;
 mod shared;

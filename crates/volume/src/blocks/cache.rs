@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_dht::{Blocks, GetError};
+use atoll_dht::{Blocks, GetError, Wanted as Version};
 use atoll_env::{BoxFuture, Env, Instant};
-use atoll_key::{BlockHash, VolumeCipher};
+use atoll_key::BlockHash;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{Shared, WeakShared};
@@ -19,9 +19,10 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 
 use super::error::BlockError;
+use super::form::BlockForm;
 use super::pace::{Pace, Wanted};
 use crate::blocks::window::Limits;
-use crate::format::{DirectoryBlock, DirectoryEntry, FormatError, Nodes};
+use crate::format::{DirectoryBlock, DirectoryEntry, Nodes};
 
 /// The share of the cache that directory blocks, kept decoded, may take: a quarter.
 const DIRECTORY_SHARE: u64 = 4;
@@ -74,8 +75,7 @@ pub(crate) struct BlockCache {
 struct Ring {
     blocks: Arc<dyn Blocks>,
     pace: Arc<Pace>,
-    /// Of an encrypted volume.
-    cipher: Option<VolumeCipher>,
+    form: BlockForm,
     env: Env,
     outage: Mutex<Option<Outage>>,
 }
@@ -92,17 +92,12 @@ pub struct Outage {
 impl Ring {
     async fn get(&self, hash: BlockHash, wanted: Wanted) -> Result<Bytes, BlockError> {
         let permit = self.pace.enter(wanted).await;
-        let fetched = self.blocks.get(hash).await;
+        let fetched = self.blocks.get_block(self.form.id(&hash), Version::Newest).await;
+        let fetched = fetched.map(|held| held.bytes);
         self.watch(&fetched);
         permit.ended(fetched.as_ref().map(Bytes::len));
         let bytes = fetched.map_err(BlockError::Fetch)?;
-        match &self.cipher {
-            None => Ok(bytes),
-            Some(cipher) => {
-                let opened = cipher.open(&bytes).map_err(FormatError::Sealed);
-                opened.map_err(BlockError::bad(hash))
-            }
-        }
+        self.form.open(bytes).map_err(BlockError::bad(hash))
     }
 }
 
@@ -141,11 +136,10 @@ struct Fetching {
 }
 
 impl BlockCache {
-    /// A cache of at most `capacity_bytes` of decrypted blocks. Blocks from the ring are
-    /// decrypted with the cipher, if there is one.
+    /// A cache of at most `capacity_bytes` of blocks, which the ring has in a form.
     pub(crate) fn new(
         env: Env,
-        (blocks, cipher): (Arc<dyn Blocks>, Option<VolumeCipher>),
+        (blocks, form): (Arc<dyn Blocks>, BlockForm),
         capacity_bytes: u64,
     ) -> Arc<BlockCache> {
         let options = |bytes: u64, typical: u64| {
@@ -162,13 +156,7 @@ impl BlockCache {
         let for_directories = capacity_bytes / DIRECTORY_SHARE;
         let pace = Pace::new(env.clone(), Limits::default());
         Arc::new(BlockCache {
-            ring: Arc::new(Ring {
-                blocks,
-                pace,
-                cipher,
-                env: env.clone(),
-                outage: Mutex::default(),
-            }),
+            ring: Arc::new(Ring { blocks, pace, form, env: env.clone(), outage: Mutex::default() }),
             env,
             raw: Cache::with_options(
                 options(capacity_bytes - for_directories, 32 << 10),
@@ -233,10 +221,12 @@ impl BlockCache {
 
     /// The hash under which the ring would have a block of these contents.
     pub(crate) fn hash_of(&self, bytes: &[u8]) -> BlockHash {
-        match &self.ring.cipher {
-            None => BlockHash::of(bytes),
-            Some(cipher) => BlockHash::of(&cipher.seal(bytes)),
-        }
+        self.ring.form.hash_of(bytes)
+    }
+
+    /// How the ring has the blocks.
+    pub(crate) fn form(&self) -> &BlockForm {
+        &self.ring.form
     }
 
     /// A directory block, decoded.

@@ -372,6 +372,7 @@ mod tests {
     use atoll_env::TokioRuntime;
 
     use super::*;
+    use crate::blocks::form::BlockForm;
     use crate::format::inode;
 
     async fn kept(blocks: &MemoryBlocks, block: Vec<u8>) -> BlockHash {
@@ -392,7 +393,11 @@ mod tests {
         let size = 256 * 2048 * 2048 * 4096;
         let shape = Shape::new(size, 12).expect("allowed");
         let hash = kept(&blocks, inode::with_pointers(shape, &[Some(pointer); 256])).await;
-        let cache = BlockCache::new(Arc::new(TokioRuntime::current()), (blocks, None), 1 << 20);
+        let cache = BlockCache::new(
+            Arc::new(TokioRuntime::current()),
+            (blocks, BlockForm::default()),
+            1 << 20,
+        );
         let file = File::open(&cache, Some(hash), size).await.expect("a good inode");
         assert_eq!(file.seek(1, true).await, Ok(1));
         assert_eq!(file.seek(1, false).await, Ok(size));

@@ -5,6 +5,7 @@
 //! - `directory` and `file`: names and bytes, block by block. Each block is checked against the
 //!   pointer to it (levels, counts, lengths, order of names) before it is used.
 //! - `edit_directory` and `edit_file`: the same with changes, as new blocks beside the old ones.
+//! - `form`: how blocks are on the ring.
 //! - `content`: the bytes of a file that is being written, over what is stored of it.
 //! - `read_pieces`: reading such a file, and searching it for holes.
 //! - `outbox`: new blocks on their way to the ring.
@@ -22,6 +23,7 @@ pub(crate) mod edit_directory;
 pub(crate) mod edit_file;
 pub(crate) mod error;
 pub(crate) mod file;
+pub(crate) mod form;
 pub(crate) mod outbox;
 pub(crate) mod pace;
 pub(crate) mod read_pieces;

@@ -2,11 +2,11 @@
 //! nor its disks wait for the other.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_dht::{Blocks, NewBlock, PutError};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, BlockId, VolumeCipher};
+use atoll_key::{BlockHash, BlockId};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -34,12 +34,6 @@ pub(crate) trait Seal: Send + Sync {
     }
 }
 
-impl Seal for VolumeCipher {
-    fn seal(&self, block: &[u8]) -> Vec<u8> {
-        VolumeCipher::seal(self, block)
-    }
-}
-
 /// Puts blocks as they are.
 struct AsItIs;
 
@@ -60,6 +54,35 @@ pub(crate) struct NewContent {
     sealed: Bytes,
 }
 
+/// Which blocks were put since the log was taken last, whatever has become of them.
+#[derive(Default)]
+pub(crate) struct PutLog(Mutex<BTreeSet<BlockHash>>);
+
+impl PutLog {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<BlockHash>> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    fn note(&self, hash: BlockHash) {
+        self.lock().insert(hash);
+    }
+
+    /// Whether a block was put.
+    pub(crate) fn has(&self, hash: &BlockHash) -> bool {
+        self.lock().contains(hash)
+    }
+
+    /// Whether any was.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// All that were; the log is empty then.
+    pub(crate) fn take(&self) -> BTreeSet<BlockHash> {
+        std::mem::take(&mut self.lock())
+    }
+}
+
 /// Blocks that are written and not on the ring yet.
 pub(crate) struct Outbox<'a> {
     blocks: &'a Arc<dyn Blocks>,
@@ -69,6 +92,7 @@ pub(crate) struct Outbox<'a> {
     batch: Vec<NewBlock>,
     batch_bytes: usize,
     written: BTreeSet<BlockHash>,
+    log: Option<&'a PutLog>,
     full: Vec<Vec<NewBlock>>,
     on_their_way: FuturesUnordered<BoxFuture<'static, Result<(), PutError>>>,
     /// What has gone wrong while blocks were written.
@@ -88,10 +112,16 @@ impl<'a> Outbox<'a> {
             batch: Vec::new(),
             batch_bytes: 0,
             written: BTreeSet::new(),
+            log: None,
             full: Vec::new(),
             on_their_way: FuturesUnordered::new(),
             failure: None,
         }
+    }
+
+    /// Notes each block in `log` before it is put.
+    pub(crate) fn noting(self, log: &'a PutLog) -> Outbox<'a> {
+        Outbox { log: Some(log), ..self }
     }
 
     /// Seals a block, if the volume is encrypted.
@@ -109,6 +139,9 @@ impl<'a> Outbox<'a> {
     pub(crate) fn push(&mut self, NewContent { hash, plain, lease_secs, id, sealed }: NewContent) {
         if !self.written.insert(hash) {
             return;
+        }
+        if let Some(log) = self.log {
+            log.note(hash);
         }
         self.cache.insert(hash, plain);
         if self.batch_bytes + sealed.len() > MAX_BATCH_BYTES {

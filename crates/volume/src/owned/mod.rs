@@ -12,6 +12,7 @@
 //! - [`VolumeFs`]: reading through a mount.
 //! - [`WritableFs`]: writing through a mount; [`history`]: the old states that it keeps.
 //! - [`get_tree`]: copying back to this machine's disk.
+//! - [`release_blocks`]: a volume that was removed leaves the ring.
 //!
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
 //! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
@@ -23,13 +24,14 @@ mod progress;
 mod publish;
 pub(crate) mod reachable;
 mod read;
+mod remove;
 pub mod root;
 pub mod sealed_root;
 mod write;
 
 pub use crate::blocks::Outage;
 pub use fs::VolumeFs;
-pub use get::{GetOptions, GetTreeError, Gotten, Unread, get_tree};
+pub use get::{GetOptions, GetTreeError, Gotten, Unread, get_newest, get_tree};
 pub use progress::{NoProgress, Phase, Progress};
 pub use publish::{
     AllOfSource, LeaseRecorder, MAX_LISTED, NoLeaseRecorder, Omission, OmissionList, Omissions,
@@ -39,6 +41,7 @@ pub use reachable::{blocks_below, newest_root};
 pub use read::{
     Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
 };
+pub use remove::{releasable_blocks, release_blocks};
 pub use root::Root;
 pub use sealed_root::RootError;
 pub use write::{

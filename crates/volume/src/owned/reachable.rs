@@ -121,26 +121,79 @@ pub async fn newest_root(
     Ok((block, root))
 }
 
-/// All content blocks of a version and of the old states that it keeps, in no order; some may come
-/// twice. A block that leads to others is read once, in however many states it is.
-pub(super) async fn blocks_of(
-    cache: &Arc<BlockCache>,
-    root: &Root,
-) -> Result<Vec<BlockHash>, BlockError> {
-    let mut walk = Walk { cache, found: Vec::new(), read: BTreeSet::new() };
-    walk.pass_tree(root, Lost::IsAnError).await?;
-    walk.pass(&[root.mounted.history], Lost::IsSkipped).await?;
-    let states = match history::states(cache, root).await {
-        Err(error) if is_lost(&error) => {
-            tracing::warn!("the leases of old states end: {}", error.at(b""));
-            return Ok(walk.found);
-        }
-        states => states?,
-    };
-    for state in states {
-        walk.pass_tree(&state.root, Lost::IsSkipped).await?;
+/// Blocks that versions need.
+#[derive(Debug, Default)]
+pub(super) struct Needed {
+    /// Each once, ascending.
+    pub(super) blocks: Vec<BlockHash>,
+    /// How many data blocks only old states need.
+    pub(super) old_data_blocks: u64,
+    /// Whether these are all: no block that leads to others is lost.
+    pub(super) are_all: bool,
+}
+
+impl Needed {
+    pub(super) fn has(&self, hash: &BlockHash) -> bool {
+        self.blocks.binary_search(hash).is_ok()
     }
+}
+
+/// All content blocks of a version, of the old states that it keeps, and of the roots that were taken over. A block that
+/// leads to others is read once, in however many states it is.
+pub(super) async fn blocks_of(cache: &Arc<BlockCache>, root: &Root) -> Result<Needed, BlockError> {
+    let mut walk = Walk::new(cache, None);
+    walk.pass_tree(root, Lost::IsAnError).await?;
+    walk.sort();
+    let present = std::mem::take(&mut walk.found);
+    walk.pass_old(root).await?;
+    walk.sort();
+    walk.old_data.sort_unstable();
+    walk.old_data.dedup();
+    walk.old_data.retain(|hash| present.binary_search(hash).is_err());
+    let old_data_blocks = walk.old_data.len() as u64;
+    walk.found.extend(present);
+    walk.sort();
+    Ok(Needed { blocks: walk.found, old_data_blocks, are_all: !walk.has_lost })
+}
+
+/// Blocks that `old`, its old states and the roots taken over in it needed, and `needed` does not have. What is lost by now
+/// is passed over.
+pub(super) async fn not_needed(
+    cache: &Arc<BlockCache>,
+    old: &Root,
+    needed: &Needed,
+) -> Result<Vec<BlockHash>, BlockError> {
+    // Below a block that is needed all are.
+    let mut walk = Walk::new(cache, Some(needed));
+    walk.pass_tree(old, Lost::IsSkipped).await?;
+    walk.pass_old(old).await?;
+    walk.found.retain(|hash| !needed.has(hash));
+    walk.sort();
     Ok(walk.found)
+}
+
+/// What open files and directories show of what is stored.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    /// Inode blocks.
+    pub(super) files: Vec<BlockHash>,
+    /// Top blocks of directories, of which the names are shown.
+    pub(super) directories: Vec<BlockHash>,
+    /// Blocks of extended attributes.
+    pub(super) xattrs: Vec<BlockHash>,
+}
+
+/// The blocks that open files and directories show.
+pub(super) async fn blocks_of_open(
+    cache: &Arc<BlockCache>,
+    open: Open,
+) -> Result<BTreeSet<BlockHash>, BlockError> {
+    let mut walk = Walk { enters_entries: false, ..Walk::new(cache, None) };
+    walk.found.extend(open.xattrs);
+    let files = open.files.into_iter().map(Node::Inode);
+    let nodes = files.chain(open.directories.into_iter().map(Node::Directory));
+    walk.pass_nodes(nodes.collect(), Lost::IsSkipped).await?;
+    Ok(walk.found.into_iter().collect())
 }
 
 /// What a block that is lost or bad means. In an old state it must not end the leases of the present.
@@ -156,12 +209,64 @@ fn is_lost(error: &BlockError) -> bool {
 
 struct Walk<'a> {
     cache: &'a Arc<BlockCache>,
+    /// Blocks that are not entered.
+    passes_over: Option<&'a Needed>,
     found: Vec<BlockHash>,
+    /// Data blocks that were found in old states.
+    old_data: Vec<BlockHash>,
     /// Those that were read.
     read: BTreeSet<Node>,
+    /// Whether any was lost.
+    has_lost: bool,
+    /// Whether what is in directories is entered too.
+    enters_entries: bool,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    fn new(cache: &'a Arc<BlockCache>, passes_over: Option<&'a Needed>) -> Walk<'a> {
+        Walk {
+            cache,
+            passes_over,
+            found: Vec::new(),
+            old_data: Vec::new(),
+            read: BTreeSet::new(),
+            has_lost: false,
+            enters_entries: true,
+        }
+    }
+
+    fn sort(&mut self) {
+        self.found.sort_unstable();
+        self.found.dedup();
+    }
+
+    fn enters(&self, hash: &BlockHash) -> bool {
+        self.passes_over.is_none_or(|needed| !needed.has(hash))
+    }
+
+    /// What a version needs beside its present tree.
+    async fn pass_old(&mut self, root: &Root) -> Result<(), BlockError> {
+        for directory in [root.mounted.history, root.mounted.replaced] {
+            self.pass(&[directory], Lost::IsSkipped).await?;
+            let passes_over = self.passes_over;
+            let enters = |hash: &BlockHash| passes_over.is_none_or(|needed| !needed.has(hash));
+            match history::states_in(self.cache, &directory, enters).await {
+                Err(error) if is_lost(&error) => {
+                    self.has_lost = true;
+                    if self.passes_over.is_none() {
+                        tracing::warn!("the leases of old states end: {}", error.at(b""));
+                    }
+                }
+                states => {
+                    for state in states? {
+                        self.pass_tree(&state.root, Lost::IsSkipped).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn pass_tree(&mut self, root: &Root, lost: Lost) -> Result<(), BlockError> {
         self.found.extend(root.xattrs);
         self.pass(&[root.directory, root.mounted.links], lost).await
@@ -169,13 +274,16 @@ impl Walk<'_> {
 
     /// Finds what lies in directories, and below them, and was not passed yet.
     async fn pass(&mut self, tops: &[DirectoryRef], lost: Lost) -> Result<(), BlockError> {
-        let mut waiting: Vec<Node> = tops.iter().filter_map(Node::of_directory).collect();
+        self.pass_nodes(tops.iter().filter_map(Node::of_directory).collect(), lost).await
+    }
+
+    async fn pass_nodes(&mut self, mut waiting: Vec<Node>, lost: Lost) -> Result<(), BlockError> {
         let mut fetches = FuturesUnordered::new();
         loop {
             while fetches.len() < FETCHES
                 && let Some(node) = waiting.pop()
             {
-                if self.read.insert(node) {
+                if self.enters(&node.hash()) && self.read.insert(node) {
                     self.found.push(node.hash());
                     fetches.push(node.below(self.cache));
                 }
@@ -183,14 +291,20 @@ impl Walk<'_> {
             let Some(below) = fetches.next().await else { return Ok(()) };
             let Below { entries, nodes, data } = match below {
                 Err(error) if lost == Lost::IsSkipped && is_lost(&error) => {
-                    tracing::warn!("an old state has lost a block: {}", error.at(b""));
+                    self.has_lost = true;
+                    if self.passes_over.is_none() {
+                        tracing::warn!("an old state has lost a block: {}", error.at(b""));
+                    }
                     continue;
                 }
                 below => below?,
             };
             waiting.extend(nodes);
+            if lost == Lost::IsSkipped {
+                self.old_data.extend(&data);
+            }
             self.found.extend(data);
-            for entry in entries {
+            for entry in entries.into_iter().filter(|_| self.enters_entries) {
                 self.found.extend(entry.xattrs);
                 match Node::of_entry(&entry) {
                     Some((node, true)) => waiting.push(node),
@@ -202,8 +316,7 @@ impl Walk<'_> {
     }
 }
 
-/// All content blocks of the version of `root` and of the old states that it keeps, in no order;
-/// some may come twice. An error is for people.
+/// All content blocks of the version of `root` and of the old states that it keeps, each once. An error is for people.
 pub async fn blocks_below(
     env: Env,
     blocks: Arc<dyn Blocks>,
@@ -213,7 +326,8 @@ pub async fn blocks_below(
 ) -> Result<Vec<BlockHash>, String> {
     let cipher = read_key.map(|key| VolumeCipher::new(&key, &volume));
     let decoded = sealed_root::decode(&root.payload, cipher.as_ref());
-    let cache = BlockCache::new(env, (blocks, cipher), CACHE_BYTES);
-    let below = blocks_of(&cache, &decoded.map_err(|error| error.to_string())?).await;
-    below.map_err(|error| error.at(b"").to_string())
+    let root = decoded.map_err(|error| error.to_string())?;
+    let cache = BlockCache::new(env, (blocks, root.form(volume, cipher)), CACHE_BYTES);
+    let below = blocks_of(&cache, &root).await;
+    Ok(below.map_err(|error| error.at(b"").to_string())?.blocks)
 }

@@ -21,17 +21,19 @@
 //! [history](super::history) (as the root directory: 16 and 32 bytes), tag 7 what of it is kept (2
 //! bytes each for minutes, hours, days and weeks; absent: the default), tag 8 what this version has
 //! of each writer's spool, the newest writer first (16 bytes that name the spool, 8 how many of its
-//! records; at most [`MAX_SPOOLS`]), tag 128 the table of links (as the root directory: 16 and 32
-//! bytes). A reader skips an unknown tag below 128 and refuses
+//! records; at most [`MAX_SPOOLS`]), tag 9 the roots that
+//! writers have taken over (as the root directory: 16 and 32 bytes), tag 128 the table of links (as the root directory),
+//! tag 129 (no value) that all blocks are content of the volume (`key::kinds`). A reader skips an unknown tag below 128 and refuses
 //! the volume for one of 128 or above, so that later versions can add what may be ignored and what
 //! may not.
 //!
 //! The totals are the publisher's word; nothing is allocated by them.
 
-use atoll_key::BlockHash;
+use atoll_key::{BlockHash, VolumeCipher, VolumeId};
 use atoll_vfs::FileTime;
 use bytes::Bytes;
 
+use crate::blocks::form::BlockForm;
 use crate::format::cursor::{
     Cursor, put_field, put_header, put_mode, put_time, put_u64, skip_field, whole,
 };
@@ -52,7 +54,9 @@ const TAG_WRITER: u8 = 5;
 const TAG_HISTORY: u8 = 6;
 const TAG_KEEP: u8 = 7;
 const TAG_MERGED: u8 = 8;
+const TAG_REPLACED: u8 = 9;
 const TAG_LINKS: u8 = 128;
+const TAG_OWN_BLOCKS: u8 = 129;
 
 /// The longest label, bytes.
 pub const MAX_LABEL_BYTES: usize = 255;
@@ -107,6 +111,12 @@ pub struct MountState {
     pub history: DirectoryRef,
     /// Which old states are kept.
     pub keep: Keep,
+    /// The roots of writers that others have taken over from, as states of a history: what those writers
+    /// have in their spools follows them.
+    pub replaced: DirectoryRef,
+    /// Whether all blocks are content of this volume, which its owner can release; else they are plain content
+    /// blocks, as those of published trees.
+    pub has_own_blocks: bool,
 }
 
 /// The mount that writes a volume. Another one waits until it has ended, or `until_unix_ms` has
@@ -164,7 +174,9 @@ impl Root {
         if let Some(hash) = &self.xattrs {
             put_field(&mut out, TAG_XATTRS, &hash.0);
         }
-        let MountState { owner, next_inode, writer, merged, links, history, keep } = &self.mounted;
+        let MountState {
+            owner, next_inode, writer, merged, links, history, keep, replaced, ..
+        } = &self.mounted;
         if let Some(owner) = owner {
             put_field(&mut out, TAG_OWNER, &owner.to_bytes());
         }
@@ -183,7 +195,11 @@ impl Root {
             let values = merged.iter().map(|m| [&m.spool[..], &m.records.to_be_bytes()].concat());
             put_field(&mut out, TAG_MERGED, &values.collect::<Vec<_>>().concat());
         }
+        put_directory_field(&mut out, TAG_REPLACED, replaced);
         put_directory_field(&mut out, TAG_LINKS, links);
+        if self.mounted.has_own_blocks {
+            put_field(&mut out, TAG_OWN_BLOCKS, &[]);
+        }
         out
     }
 
@@ -235,10 +251,20 @@ impl Root {
             TAG_HISTORY => self.mounted.history = whole(value, take_directory)?,
             TAG_KEEP => self.mounted.keep = whole(value, Keep::take)?,
             TAG_MERGED => self.mounted.merged = whole(value, take_merged)?,
+            TAG_REPLACED => self.mounted.replaced = whole(value, take_directory)?,
+            TAG_OWN_BLOCKS if value.is_empty() => self.mounted.has_own_blocks = true,
             TAG_LINKS => self.mounted.links = whole(value, take_directory)?,
             tag => return skip_field(tag),
         }
         Ok(())
+    }
+
+    /// How the ring has the blocks of this volume.
+    pub(crate) fn form(&self, volume: VolumeId, cipher: Option<VolumeCipher>) -> BlockForm {
+        match self.mounted.has_own_blocks {
+            true => BlockForm::of_volume(volume, cipher),
+            false => BlockForm::shared(cipher),
+        }
     }
 
     /// The root directory as an entry with an empty name.

@@ -28,6 +28,7 @@ use super::inode::{Contents, Inode, InodeKey};
 use super::reach::Reach;
 use super::sealing::Sealing;
 use crate::blocks::cache::BlockCache;
+use crate::blocks::form::BlockForm;
 
 /// Inodes that are read at once. A guess.
 const WINDOW: usize = 16;
@@ -73,7 +74,7 @@ pub async fn keep(
     let root = record.root;
     let inline = InlineBlocks::over(blocks.clone(), sealing.clone());
     let over: Arc<dyn Blocks> = inline.clone();
-    let cache = BlockCache::new(env.clone(), (over, None), CACHE_BYTES);
+    let cache = BlockCache::new(env.clone(), (over, BlockForm::default()), CACHE_BYTES);
     let walk = Walk { blocks, inline, cache, volume, sealing };
     let (mut kept, mut due) = (Kept::default(), vec![SignedBlock::id_at(volume.root_key())]);
     if sealing.is_encrypted() {

@@ -295,6 +295,9 @@ fn a_root_payload_that_lies_is_refused() {
         mounted.mounted.keep = keep.parse().expect("a policy");
         assert_eq!(decode(mounted.encode()).as_ref(), Ok(&mounted));
     }
+    mounted.mounted.replaced = DirectoryRef { entries: 1, subdirectories: 0, hash: Some(hash(6)) };
+    mounted.mounted.has_own_blocks = true;
+    assert_eq!(decode(mounted.encode()).as_ref(), Ok(&mounted));
     let bytes = good.encode();
     assert_eq!(decode(bytes.clone()), Ok(good));
     let field = |tag: u8, value: &[u8]| {
@@ -312,8 +315,10 @@ fn a_root_payload_that_lies_is_refused() {
         (decode(with(bytes.clone(), 6, &[0xff])), "mode"),
         (decode(bytes[..90].to_vec()), "ends too early"),
         (decode(with(bytes.clone(), 76, &[0; 32])), "directory block is zero"),
-        (field(129, b""), "feature 129"),
+        (field(130, b""), "feature 130"),
+        (field(129, b"1"), "feature 129"),
         (field(128, b""), "ends too early"),
+        (field(9, &[0; 17]), "1 bytes too many"),
         (field(128, &[0; 17]), "1 bytes too many"),
         (field(3, &[0; 44]), "number 0"),
         (field(4, &[1; 9]), "1 bytes too many"),

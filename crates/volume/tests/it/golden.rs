@@ -87,6 +87,34 @@ fn the_bytes_of_each_block_never_change() {
     );
 }
 
+/// A volume that is written through mounts: its root says that its blocks are content of the volume, and they are
+/// named by another hash.
+#[test]
+fn the_bytes_of_a_volumes_own_blocks_never_change() {
+    let mut root = Root {
+        block_size_log2: 16,
+        mode: 0o755,
+        mtime: FileTime { secs: 1, nanos: 2 },
+        published_unix_ms: 3,
+        files: 0,
+        dirs: 1,
+        symlinks: 0,
+        bytes: 0,
+        directory: DirectoryRef::default(),
+        label: None,
+        xattrs: None,
+        mounted: Default::default(),
+    };
+    let plain = hex(&root.encode());
+    root.mounted.replaced =
+        DirectoryRef { entries: 1, subdirectories: 0, hash: Some(BlockHash([0xdd; 32])) };
+    root.mounted.has_own_blocks = true;
+    let replaced = format!("090030{:016x}{:016x}{}", 1, 0, "dd".repeat(32));
+    assert_eq!(hex(&root.encode()), format!("{plain}{replaced}810000"));
+    let block = [&[7; 32][..], &inline()].concat();
+    assert_eq!(BlockHash::of_volume_content(&block).to_hex(), OWN_BLOCK);
+}
+
 /// Where directories and files are cut into blocks is part of the format too: a publisher
 /// that cuts elsewhere shares nothing with what is there.
 #[tokio::test]
@@ -118,6 +146,7 @@ async fn a_published_tree_has_the_hashes_it_always_had() {
     assert_eq!(hash.to_hex(), TREE);
 }
 
+const OWN_BLOCK: &str = "16685031646037bce6d77284da1259dc3879f45dda0c282d9290c2fb37d955f8";
 const INLINE: &str = "4154494e0110000000000000000661746f6c6c0a";
 const ATTRIBUTES: &str = "4154584101000106757365722e610000000131";
 const LEAF: &str = concat!(

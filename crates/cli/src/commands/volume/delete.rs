@@ -1,16 +1,20 @@
 //! `atoll volume delete`: take a volume off the ring. `atoll volume forget`: only off this node.
 
+use std::sync::Arc;
+
 use atoll_dht::{Blocks, PutError};
 use atoll_key::{SignedBlock, VolumeAddress};
 use atoll_node::shell_word;
-use atoll_volume::owned::{OpenError, RootError, newest_root};
+use atoll_volume::owned::{OpenError, RootError, newest_root, releasable_blocks, release_blocks};
 
 use crate::commands::unpublish;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
+use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
+use crate::progress::Share;
 use crate::shared_spool;
 use crate::spool;
 use crate::stat_cache;
@@ -26,8 +30,9 @@ use crate::user::{self, Joined};
   atoll volume delete website --keep-key
 
 The volume's root is replaced by the statement that it was removed, which readers are told at once.
-No lease is renewed any more, and the ring drops the blocks when their leases have run out. The key
-is removed from this node, and nobody can write the volume again, unless --keep-key is given or the
+Then all nodes that have its blocks are told that nothing needs them: the room is back some minutes later. Blocks of a
+volume that was published (`atoll publish`) may be in others too: they stay until their leases have run
+out, as does what a node has that is away now. The key is removed from this node, and nobody can write the volume again, unless --keep-key is given or the
 key was exported. A directory that the volume was published from stays as it is.")]
 pub(super) struct DeleteArgs {
     /// The volume's name on this node
@@ -103,12 +108,14 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
             )));
     }
     let id = secret.key.volume_id();
+    let mut root_read = None;
     let held = match newest_root(&*client, &id, secret.read_key.as_ref()).await {
         Ok((block, root)) => {
             if let Some(left) = own_volume::claim(&env, &root).filter(|_| !args.force) {
                 return Err(own_volume::is_written(&what, left)
                     .advice("Unmount it first; --force deletes it all the same."));
             }
+            root_read = Some((block.clone(), root));
             Some(block.version)
         }
         Err(OpenError::Gone(_) | OpenError::Removed) => None,
@@ -129,6 +136,20 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
         }
     };
     args.confirmed.check(&what, name)?;
+    // Without its root nothing tells which they are.
+    let blocks: Arc<dyn Blocks> = client.clone();
+    let releasable = match &root_read {
+        Some((block, root)) => {
+            let newest = (block.clone(), root);
+            let read_key = secret.read_key.clone();
+            let all = releasable_blocks(env.clone(), blocks.clone(), newest, &secret.key, read_key);
+            all.await.unwrap_or_else(|why| {
+                note!("what is not listed stays on the ring until its lease ends: {why}");
+                None
+            })
+        }
+        None => None,
+    };
     if let Some(version) = held {
         let tombstone = SignedBlock::sign_tombstone(&secret.key, b"", version + 1);
         let mut removed = client.remove_blocks(vec![tombstone.into()]).await;
@@ -142,13 +163,37 @@ pub(super) async fn delete(args: &DeleteArgs, global: &Global) -> Result<(), Fai
             Err(error) => return Err(Failure::put(what, &error)),
         }
     }
+    let released = match releasable {
+        Some(all) => {
+            let (share, count) = (Share::new("releasing blocks"), all.len() as u64);
+            let told = |done| {
+                if !global.quiet {
+                    share.show(done, count)
+                }
+            };
+            let left = release_blocks(&env, &blocks, &secret.key, all, &told).await;
+            share.finish();
+            Some((count, left))
+        }
+        None => None,
+    };
     // Only now: after a crash before this the same command goes on.
     if status.root_version > 0 {
         unpublish::stop(&client, name).await?;
     }
     let mut output = Output::new();
     let until = units::unix_date(status.lease_expires_unix_secs);
-    output.line(format!("{name}: deleted; the ring drops its blocks by {until} UTC"))?;
+    let counted = |count| units::counted(count, "block", "blocks");
+    output.line(match released {
+        Some((_, 0)) => format!("{name}: deleted; its room on the ring is back within minutes"),
+        Some((count, left)) => format!(
+            "{name}: deleted; not all nodes have heard of {} of its {}, which go by {until} UTC; the others \
+             within minutes",
+            left,
+            counted(count)
+        ),
+        None => format!("{name}: deleted; the ring drops its blocks by {until} UTC"),
+    })?;
     if args.keep_key {
         output.line("its key stays on this node")?;
         return output.flush();

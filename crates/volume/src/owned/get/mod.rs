@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use atoll_dht::GetError;
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
 use atoll_vfs::FileKind;
 use bytes::Bytes;
@@ -42,7 +43,7 @@ use self::pool::Pool;
 use self::walk::{Found, Into};
 use super::progress::{Phase, Progress};
 use super::read::snapshot::read_xattrs;
-use super::read::{Item, ReadError, Snapshot};
+use super::read::{Item, ReadError, Snapshot, Volume};
 use crate::blocks::budget::Budget;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::{File, Place};
@@ -211,6 +212,60 @@ pub async fn get_tree(
         unread_count,
         gave_up,
     })
+}
+
+/// How often a copy goes on from a newer version. A guess: blocks of a version are there for minutes after the next, and
+/// each time more is there already.
+const MAX_VERSIONS: u32 = 16;
+
+/// As [`get_tree`], but goes on from the volume's newest version if blocks of the snapshot are gone: a volume that is
+/// written through mounts releases what newer versions do not need. What is copied by then stays, also what is not in the newer
+/// version. `told` hears of each version that it goes on from; the last one is returned.
+pub async fn get_newest(
+    volume: &Arc<Volume>,
+    (snapshot, item): (Arc<Snapshot>, Item),
+    dest: &Path,
+    options: GetOptions,
+    progress: Arc<dyn Progress>,
+    told: &(dyn Fn(u64) + Sync),
+) -> Result<(Gotten, Arc<Snapshot>), GetTreeError> {
+    let (mut snapshot, mut item) = (snapshot, item);
+    let copied = get_tree(snapshot.clone(), &item, dest, options.clone(), progress.clone()).await;
+    let mut copied = copied?;
+    for _ in 1..MAX_VERSIONS {
+        if !copied.lacks_blocks() {
+            break;
+        }
+        let Some(newer) = volume.newer_than(snapshot.version).await else { break };
+        // It may be gone there.
+        let Ok(again) = newer.resolve(&item.path).await else { break };
+        told(newer.version);
+        (snapshot, item) = (newer, again);
+        let more = get_tree(snapshot.clone(), &item, dest, options.clone(), progress.clone());
+        copied = more.await?.after(copied);
+    }
+    Ok((copied, snapshot))
+}
+
+impl Gotten {
+    /// Whether blocks were nowhere on the ring.
+    fn lacks_blocks(&self) -> bool {
+        let is_lost = |unread: &Unread| {
+            matches!(unread.error, ReadError::Fetch { source: GetError::NotFound { .. }, .. })
+        };
+        !self.gave_up && self.unread.iter().any(is_lost)
+    }
+
+    /// What both runs of one copy have done; this one is the later.
+    fn after(self, earlier: Gotten) -> Gotten {
+        Gotten {
+            files: self.files + earlier.files,
+            files_kept: self.files_kept.saturating_sub(earlier.files),
+            bytes: self.bytes + earlier.bytes,
+            bytes_resumed: self.bytes_resumed + earlier.bytes_resumed,
+            ..self
+        }
+    }
 }
 
 /// Why a copy ends before its end.

@@ -110,11 +110,51 @@ async fn read(cache: &Arc<BlockCache>, unix_ms: u64, stored: Stored) -> Result<S
     Ok(State { unix_ms, root })
 }
 
+/// The states in `directory` whose blocks `is_wanted`, the oldest first.
+pub(super) async fn states_in(
+    cache: &Arc<BlockCache>,
+    directory: &DirectoryRef,
+    is_wanted: impl Fn(&BlockHash) -> bool,
+) -> Result<Vec<State>, BlockError> {
+    let names = names(cache, directory).await?;
+    let wanted = names.into_iter().filter(|(_, stored)| is_wanted(&stored.inode));
+    let reads = wanted.map(|(unix_ms, stored)| read(cache, unix_ms, stored));
+    stream::iter(reads).buffered(FETCHES).try_collect().await
+}
+
 /// The old states below `root`, the oldest first.
 pub(super) async fn states(cache: &Arc<BlockCache>, root: &Root) -> Result<Vec<State>, BlockError> {
-    let names = names(cache, &root.mounted.history).await?;
-    let reads = names.into_iter().map(|(unix_ms, stored)| read(cache, unix_ms, stored));
-    stream::iter(reads).buffered(FETCHES).try_collect().await
+    states_in(cache, &root.mounted.history, |_| true).await
+}
+
+/// How long the root of a writer is kept that another one has taken over from, milliseconds: as long as its blocks would
+/// stay that nobody renews. `volume recover` needs it.
+const REPLACED_FOR_MS: u64 = 30 * 24 * 3600 * 1000;
+
+/// The roots that were taken over from other writers, without those of long ago; some are `added` now.
+pub(super) async fn next_replaced<S: Sink<EditError> + Send>(
+    cache: &Arc<BlockCache>,
+    replaced: &DirectoryRef,
+    added: &[Root],
+    now_unix_ms: u64,
+    sink: &mut S,
+) -> Result<DirectoryRef, EditError> {
+    let names = names(cache, replaced).await?;
+    let mut changes = Changes::new();
+    for (unix_ms, _) in names.range(..now_unix_ms.saturating_sub(REPLACED_FOR_MS)) {
+        changes.insert(name(*unix_ms), None);
+    }
+    let mut unix_ms = now_unix_ms;
+    for root in added {
+        while names.contains_key(&unix_ms) || changes.contains_key(&name(unix_ms)) {
+            unix_ms += 1;
+        }
+        changes.insert(name(unix_ms), Some(entry(root, unix_ms, false, sink)?));
+    }
+    if changes.is_empty() {
+        return Ok(*replaced);
+    }
+    edit_directory(cache, replaced, changes, sink).await
 }
 
 /// The newest state of `unix_ms` or before, the present one included.
@@ -205,6 +245,7 @@ fn entry<S: Sink<EditError>>(
         writer: None,
         merged: Vec::new(),
         history: DirectoryRef::default(),
+        replaced: DirectoryRef::default(),
         keep: Keep::default(),
         ..root.mounted.clone()
     };

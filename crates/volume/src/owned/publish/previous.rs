@@ -61,8 +61,10 @@ impl Previous {
             }
         };
         let root = sealed_root::decode(&block.payload, cipher).ok();
+        // Nor has one that is written through mounts: its owner can release its blocks.
+        let root = root.filter(|root| !root.mounted.has_own_blocks);
         let snapshot = root.map(|root| {
-            let ring = (blocks.clone(), cipher.cloned());
+            let ring = (blocks.clone(), root.form(id, cipher.cloned()));
             let cache = BlockCache::new(env.clone(), ring, CACHE_BYTES);
             Snapshot { id, version: block.version, root, cache, read_ahead_bytes: 0 }
         });

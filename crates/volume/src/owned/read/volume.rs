@@ -139,7 +139,7 @@ impl Volume {
         let confirmed_at = env.now();
         let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
         let mut root = sealed_root::decode(&block.payload, cipher.as_ref())?;
-        let ring = (blocks.clone(), cipher.clone());
+        let ring = (blocks.clone(), root.form(id, cipher.clone()));
         let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
         if let Some(unix_ms) = options.at_unix_ms {
             root = history::state_at(&cache, &root, unix_ms).await?.root;
@@ -209,6 +209,23 @@ impl Volume {
         // If it takes longer, the old root serves; `status` tells its age.
         let _ = waiting.await;
         self.state().snapshot.clone()
+    }
+
+    /// The newest version, if it is a later one than `version`: the ring is asked now. Answers within its deadlines.
+    pub async fn newer_than(self: &Arc<Self>, version: u64) -> Option<Arc<Snapshot>> {
+        if self.options.at_unix_ms.is_some() {
+            return None;
+        }
+        let refresh = {
+            let mut state = self.state();
+            match &state.refresh {
+                Some(refresh) => refresh.clone(),
+                None => self.begin_refresh(&mut state, self.env.now()),
+            }
+        };
+        refresh.done.await;
+        let newest = self.state().snapshot.clone();
+        (newest.version > version).then_some(newest)
     }
 
     /// The snapshot in use, fresh or not.
@@ -317,11 +334,18 @@ impl Volume {
         }
         let root = sealed_root::decode(&block.payload, self.cipher.as_ref())
             .map_err(|error| format!("version {} cannot be read: {error}", block.version))?;
+        let form = root.form(self.id, self.cipher.clone());
+        let mut cache = state.snapshot.cache.clone();
+        if !cache.form().is_like(&form) {
+            // A volume that was published is written through mounts now, or the other way round.
+            let ring = (self.blocks.clone(), form);
+            cache = BlockCache::new(self.env.clone(), ring, self.options.cache_bytes);
+        }
         state.snapshot = Arc::new(Snapshot {
             id: self.id,
             version: block.version,
             root,
-            cache: state.snapshot.cache.clone(),
+            cache,
             read_ahead_bytes: self.options.read_ahead_bytes,
         });
         state.block = block;

@@ -165,6 +165,7 @@ impl Shared {
             Err(error) => Err(error),
         };
         let flushed = put.inspect_err(|_| self.tree().undo_flush(is_news))?;
+        self.releases.note_kept();
         self.tree().end_flush(&flushed, &planned);
         if let Some(spool) = &self.spool {
             spool.merged(records, head.block.clone(), left_out.is_empty());
@@ -354,7 +355,7 @@ impl Shared {
         }
     }
 
-    async fn is_on_ring(&self, block: &SignedBlock) -> Result<bool, GetError> {
+    pub(super) async fn is_on_ring(&self, block: &SignedBlock) -> Result<bool, GetError> {
         match self.blocks.get_signed(self.secret.volume_id().root_key()).await {
             Ok(found) => Ok(found == *block),
             Err(GetError::Removed { .. }) => Ok(false),
@@ -394,6 +395,7 @@ impl Shared {
             outbox.advance().await?;
         }
         let history = self.next_history(old, now, &mut outbox).await?;
+        let replaced = self.next_replaced(old, now, &mut outbox).await?;
         outbox.finish().await?;
         let top = flushed.complete(plan.root);
         let Content::Directory(directory) = top.content else {
@@ -417,6 +419,8 @@ impl Shared {
                 merged: old.mounted.merged.clone(),
                 history,
                 keep: old.mounted.keep,
+                replaced,
+                has_own_blocks: old.mounted.has_own_blocks,
             },
             ..old.clone()
         };

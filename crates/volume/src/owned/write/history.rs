@@ -4,7 +4,7 @@ use atoll_dht::GetError;
 
 use super::{FlushError, Shared, WritableFs};
 use crate::blocks::error::{BlockError, EditError};
-use crate::blocks::outbox::{Outbox, Seal};
+use crate::blocks::outbox::Outbox;
 use crate::format::DirectoryRef;
 use crate::owned::OpenError;
 use crate::owned::history::{self, Reason, State};
@@ -48,6 +48,7 @@ impl WritableFs {
                 next_inode: present.mounted.next_inode.max(old.mounted.next_inode),
                 history,
                 keep,
+                replaced: present.mounted.replaced,
                 // The spools' records up to now are in the state that this one replaces.
                 merged: present.mounted.merged,
                 ..old.mounted
@@ -61,11 +62,8 @@ impl WritableFs {
 
 impl Shared {
     pub(super) fn outbox(&self) -> Outbox<'_> {
-        Outbox::new(
-            &self.blocks,
-            &self.cache,
-            self.cipher.as_ref().map(|cipher| cipher as &dyn Seal),
-        )
+        let outbox = Outbox::new(&self.blocks, &self.cache, self.form.sealer());
+        if self.form.is_releasable() { outbox.noting(&self.releases.put) } else { outbox }
     }
 
     /// The history of the root that a flush puts in place of `old`. One that has lost blocks stays
@@ -88,6 +86,49 @@ impl Shared {
             }
             next => Ok(next?),
         }
+    }
+
+    /// The roots taken over that the root has which a flush puts in place of `old`, with those that found no place before. If
+    /// some are lost, they stay as they are.
+    pub(super) async fn next_replaced(
+        &self,
+        old: &Root,
+        now_unix_ms: u64,
+        outbox: &mut Outbox<'_>,
+    ) -> Result<DirectoryRef, FlushError> {
+        let (replaced, unkept) = (&old.mounted.replaced, self.releases.unkept());
+        match history::next_replaced(&self.cache, replaced, &unkept, now_unix_ms, outbox).await {
+            Err(EditError::Read(BlockError::Fetch(error @ GetError::Unavailable { .. }))) => {
+                Err(error.into())
+            }
+            Err(EditError::Read(_)) => Ok(*replaced),
+            next => Ok(next?),
+        }
+    }
+
+    /// `root` with `replaced` among the roots of other writers: what they have in their spools follows it. If the ring does not
+    /// take it now, the next flush tries again, and nothing is released before.
+    pub(super) async fn with_replaced(&self, mut root: Root, replaced: Root) -> Root {
+        if !self.form.is_releasable() {
+            return root;
+        }
+        let (now, mut outbox) = (self.env.unix_ms(), self.outbox());
+        let (before, added) = (root.mounted.replaced, [replaced]);
+        let next = async {
+            let next = history::next_replaced(&self.cache, &before, &added, now, &mut outbox);
+            let next = next.await.map_err(FlushError::from)?;
+            outbox.finish().await?;
+            Ok::<_, FlushError>(next)
+        };
+        match next.await {
+            Ok(next) => root.mounted.replaced = next,
+            Err(error) => {
+                tracing::warn!("the root of another writer is not kept yet: {error}");
+                let [replaced] = added;
+                self.releases.keep_later(replaced);
+            }
+        }
+        root
     }
 
     /// `root` under the policy that this mount was given.

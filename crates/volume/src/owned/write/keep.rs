@@ -2,7 +2,7 @@
 //!
 //! The blocks of the newest version and of the old states that it keeps are listed by a walk over
 //! them, and the list is given to the [`LeaseKeeper`], which renews their leases from then on; blocks
-//! that no kept state needs are on no list and end with their leases (CFS §3.1). A walk reads every directory and every inode block
+//! that no kept state needs are on no list. They are [released](super::release), or end with their leases (CFS §3.1). A walk reads every directory and every inode block
 //! with pointers, so one begins only when [`WALK_SHARE`] times as long as the last one took has
 //! passed, and when the mount ends. Until a block is on a list, the lease that its put gave it
 //! keeps it.
@@ -13,8 +13,9 @@ use std::time::Duration;
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockHash, SignedBlock};
 
-use super::{FlushError, Shared};
+use super::{FlushError, Shared, Tops};
 use crate::owned::reachable;
+use crate::owned::root::Root;
 
 /// The least time between two walks.
 const WALK_EVERY: Duration = Duration::from_secs(30);
@@ -64,22 +65,37 @@ pub(super) async fn run(shared: Weak<Shared>) {
 }
 
 impl Shared {
-    /// Gives the newest version's blocks to the keeper, unless it has them.
+    /// Gives the newest version's blocks to the keeper, unless it has them, and releases what is not needed.
     pub(super) async fn keep(&self) -> Result<(), FlushError> {
-        let (block, root) = {
+        // What was put since a walk began is known for one walk at a time.
+        let _one = self.releases.walking.lock().await;
+        let (block, root, put) = {
             let head = self.head.lock().await;
-            (head.block.clone(), head.root.clone())
+            let tree = tops(&head.root);
+            let is_listed =
+                *self.listed.lock().expect("no holder of this lock panics") == Some(tree);
+            if is_listed && !self.has_ended() && !self.releases.is_due(self.env.now()) {
+                return Ok(());
+            }
+            // No flush runs: what was put until now is in this root, in an older one, or in none.
+            (head.block.clone(), head.root.clone(), self.releases.put.take())
         };
-        let tree = (root.directory, root.mounted.links, root.mounted.history, root.xattrs);
-        let is_listed = *self.listed.lock().expect("no holder of this lock panics") == Some(tree);
-        if is_listed && !self.has_ended() {
-            return Ok(());
-        }
+        let walked = reachable::blocks_of(&self.cache, &root).await;
+        let walked =
+            walked.inspect_err(|_| self.releases.wait(put.iter().copied(), self.env.now()));
         let unread =
             |error: crate::blocks::error::BlockError| FlushError::Lease(error.at(b"").to_string());
-        let blocks = reachable::blocks_of(&self.cache, &root).await.map_err(unread)?;
-        self.keeper.keep(block, blocks).await.map_err(FlushError::Lease)?;
-        *self.listed.lock().expect("no holder of this lock panics") = Some(tree);
-        Ok(())
+        let needed = walked.map_err(unread)?;
+        let kept = self.keeper.keep(block, needed.blocks.clone()).await;
+        if kept.is_ok() {
+            *self.listed.lock().expect("no holder of this lock panics") = Some(tops(&root));
+        }
+        self.release_unneeded(root, needed, put).await;
+        kept.map_err(FlushError::Lease)
     }
+}
+
+fn tops(root: &Root) -> Tops {
+    let mounted = &root.mounted;
+    (root.directory, mounted.links, mounted.history, mounted.replaced, root.xattrs)
 }

@@ -8,6 +8,7 @@
 //! - [`tree`]: the state. A call that needs something stored fetches it and is made again.
 //! - [`spool`]: what is not on the ring yet, on this machine's disk.
 //! - [`keep`]: the leases of what was written.
+//! - [`release`]: what is not needed any more leaves the ring.
 //! - [`history`]: old states are kept, and brought back.
 //! - [`copy`]: a file or directory of one is copied to where it was.
 //! - [`flush`]: one task turns changes into blocks and puts the next root.
@@ -35,6 +36,7 @@ mod fs;
 mod history;
 mod keep;
 mod opening;
+mod release;
 mod spool;
 mod tree;
 
@@ -54,6 +56,7 @@ use self::fs::Fault;
 pub use self::fs::WritableFs;
 pub use self::history::RestoreError;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
+use self::release::Releases;
 use self::spool::Spool;
 pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS};
 use self::tree::{Loaded, Need, Tree};
@@ -64,6 +67,7 @@ use crate::blocks::cache::BlockCache;
 use crate::blocks::directory;
 use crate::blocks::edit_file::{NoSwap, SwapIn};
 use crate::blocks::error::BlockError;
+use crate::blocks::form::BlockForm;
 use crate::blocks::pace::Wanted;
 use crate::format::{DirectoryRef, Owner, xattrs};
 use crate::keep::Keep;
@@ -210,6 +214,8 @@ struct Shared {
     keeper: Arc<dyn LeaseKeeper>,
     cache: Arc<BlockCache>,
     cipher: Option<VolumeCipher>,
+    /// How the ring has the volume's blocks.
+    form: BlockForm,
     secret: SecretKey,
     options: WriteOptions,
     /// Where changes wait for the ring.
@@ -234,6 +240,8 @@ struct Shared {
     left_out: Mutex<Option<LeftOut>>,
     /// The tree whose blocks the keeper has.
     listed: Mutex<Option<Tops>>,
+    /// Blocks that are not needed any more.
+    releases: Releases,
     has_ended: AtomicBool,
     last_room: LastRoom,
 }
@@ -260,9 +268,9 @@ struct Head {
     unsure: Option<(SignedBlock, Root)>,
 }
 
-/// What a version's trees hang on: the root directory, the table of links, the history, and the
-/// root's extended attributes.
-type Tops = (DirectoryRef, DirectoryRef, DirectoryRef, Option<BlockHash>);
+/// What a version's trees hang on: the root directory, the table of links, the history, the roots that were taken
+/// over, and the root's extended attributes.
+type Tops = (DirectoryRef, DirectoryRef, DirectoryRef, DirectoryRef, Option<BlockHash>);
 
 impl Shared {
     fn tree(&self) -> MutexGuard<'_, Tree> {
@@ -521,6 +529,7 @@ pub fn empty_root(env: &Env, label: &str, owner: (u32, u32), block_size_log2: u8
                 atime: time,
             }),
             next_inode: 2,
+            has_own_blocks: true,
             ..MountState::default()
         },
     }

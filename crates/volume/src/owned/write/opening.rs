@@ -9,6 +9,7 @@ use atoll_env::Env;
 use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 
 use super::fs::{Fault, WritableFs};
+use super::release::Releases;
 use super::spool::{self, Spool, SpoolError};
 use super::tree::{Record, Tree};
 use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, WriteOptions};
@@ -112,9 +113,13 @@ impl WritableFs {
         }
         let spool_id = spool.as_ref().map_or_else(|| random_id(&env), Spool::id);
         let spool = (spool.map(Arc::new), spool_id);
+        // Its spool may have what was not flushed, and that follows this root.
+        let is_taken_over =
+            root.mounted.writer.is_some_and(|writer| !former_ids.contains(&writer.spool));
+        let taken_over = is_taken_over.then(|| root.clone());
         let mut shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
         shared.set_aside = Mutex::new(set_aside);
-        shared.claim(&former_ids, merged).await?;
+        shared.claim(&former_ids, merged, taken_over).await?;
         let fs = WritableFs::of(Arc::new(shared));
         match fs.replay().await {
             Ok(()) => {}
@@ -186,6 +191,13 @@ impl WritableFs {
         let shared = self.shared();
         let spool = shared.spool.as_ref().expect("there was a spool to read");
         spool.finish().await;
+        // What is set aside follows it.
+        let base = spool.base().await.ok();
+        let base =
+            base.and_then(|block| sealed_root::decode(&block.payload, shared.cipher.as_ref()).ok());
+        if let Some(base) = base {
+            shared.keep_replaced(base).await?;
+        }
         let name = spool.set_aside().await?;
         let (root, block) = {
             let head = shared.head.lock().await;
@@ -259,7 +271,8 @@ impl Shared {
     ) -> Shared {
         let id = secret.volume_id();
         let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
-        let ring = (blocks.clone(), cipher.clone());
+        let form = root.form(id, cipher.clone());
+        let ring = (blocks.clone(), form.clone());
         let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
         let tree = Mutex::new(Tree::new(&root, options.owner));
         let head = futures_util::lock::Mutex::new(Head { block, root, unsure: None });
@@ -269,6 +282,7 @@ impl Shared {
             keeper,
             cache,
             cipher,
+            form,
             secret,
             options,
             spool,
@@ -283,6 +297,7 @@ impl Shared {
             trouble: Mutex::default(),
             left_out: Mutex::default(),
             listed: Mutex::default(),
+            releases: Releases::default(),
             // Until this mount writes, its caller is told why it cannot.
             has_ended: AtomicBool::new(true),
             last_room: LastRoom::default(),
@@ -291,11 +306,28 @@ impl Shared {
 
     /// Says on the ring that this mount writes the volume, and that the root has so many records of
     /// its spool, which had other names before.
-    async fn claim(&self, former_ids: &[[u8; 16]], records: u64) -> Result<(), FlushError> {
+    async fn claim(
+        &self,
+        former_ids: &[[u8; 16]],
+        records: u64,
+        taken_over: Option<Root>,
+    ) -> Result<(), FlushError> {
         let mut head = self.head.lock().await;
+        self.releases.begin(head.root.clone());
         let mut root = self.with_policy(head.root.clone()).await?;
+        if let Some(taken_over) = taken_over {
+            root = self.with_replaced(root, taken_over).await;
+        }
         root.mounted.merged.retain(|merged| !former_ids.contains(&merged.spool));
         root.mounted.merge(self.spool_id, records);
+        let root = self.marked(root, true);
+        self.put_root(&mut head, root).await
+    }
+
+    /// Keeps what `replaced` needs, although newer versions do not.
+    async fn keep_replaced(&self, replaced: Root) -> Result<(), FlushError> {
+        let mut head = self.head.lock().await;
+        let root = self.with_replaced(head.root.clone(), replaced).await;
         let root = self.marked(root, true);
         self.put_root(&mut head, root).await
     }

@@ -58,6 +58,7 @@ use super::lock_lease::Lessee;
 use super::spool::SpooledBlocks;
 use super::table::{Node, ROOT, Table, attr_of, attr_of_lost};
 use crate::blocks::cache::BlockCache;
+use crate::blocks::form::BlockForm;
 use crate::blocks::read_pieces::Readers;
 use crate::counted::counted;
 use crate::format::FormatError;
@@ -256,7 +257,8 @@ impl SharedFs {
         let reading = reading.await?;
         let inline = InlineBlocks::over(blocks.clone(), reading.sealing().clone());
         let over: Arc<dyn Blocks> = inline.clone();
-        let cache = BlockCache::new(env.clone(), (over.clone(), None), options.cache_bytes);
+        let cache =
+            BlockCache::new(env.clone(), (over.clone(), BlockForm::default()), options.cache_bytes);
         let readers = Readers::new(cache.clone(), options.read_ahead_bytes, options.cache_bytes);
         let credentials = Credentials::new(env.clone(), blocks.clone(), user);
         let keeping = (options.consistency, record.keep);

@@ -422,6 +422,7 @@ async fn a_search_for_a_hole_in_endless_data_ends() {
     let leaf = DirectoryBlock { level: 0, nodes: Nodes::Leaf(vec![entry]) };
     let hash = Some(put(leaf.encode()).await);
     let mut root = empty_root(&env(), "test", (0, 0), 12);
+    root.mounted.has_own_blocks = false;
     root.directory = DirectoryRef { entries: 1, subdirectories: 0, hash };
     let payload = sealed_root::encode(&root, None);
     let block = SignedBlock::sign(&secret(), b"", 1, &payload);

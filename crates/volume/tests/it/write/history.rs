@@ -146,6 +146,10 @@ impl Scene {
         self.fs = Some(fs.expect("mounts"));
     }
 
+    pub(super) fn memory(&self) -> &MemoryBlocks {
+        &self.memory
+    }
+
     pub(super) fn fs(&self) -> &WritableFs {
         self.fs.as_ref().expect("it is mounted")
     }
@@ -197,12 +201,14 @@ pub(super) async fn place<'a>(fs: &WritableFs, path: &'a str) -> (InodeNumber, &
     let (mut at, mut names) = (InodeNumber::ROOT, path.split('/'));
     let last = names.next_back().expect("a name");
     for name in names {
+        let above = at;
         at = match fs.lookup(Caller::default(), at, name.as_bytes()).await {
             Ok(found) => found,
             Err(_) => fs.mkdir(Caller::default(), at, name.as_bytes(), 0o755).await.expect("makes"),
         }
         .attr
         .inode;
+        fs.forget(above, 1);
     }
     (at, last.as_bytes())
 }
@@ -216,11 +222,15 @@ pub(super) async fn write(fs: &WritableFs, path: &str, content: &[u8]) {
     let (inode, handle) = (entry.attr.inode, opened.handle);
     fs.write(Writer::At(me), inode, handle, 0, bytes).await.expect("writes");
     fs.close(inode, handle).await.expect("closes");
+    // As the kernel does.
+    fs.forget(inode, 1);
+    fs.forget(parent, 1);
 }
 
 pub(super) async fn unlink(fs: &WritableFs, path: &str) {
     let (parent, name) = place(fs, path).await;
     fs.unlink(Caller::default(), parent, name).await.expect("removes");
+    fs.forget(parent, 1);
 }
 
 async fn shown(snapshot: &Snapshot) -> Shown {
@@ -333,6 +343,9 @@ async fn run(seed: u64, keep: &str, units: &[(u64, u64, usize)], read_key: Optio
         scene.set_clock(now);
         change(&scene, &mut dice, step).await;
         scene.fs().sync().await.expect("flushes");
+        // What neither the present nor a kept state needs is gone.
+        tokio::time::sleep(std::time::Duration::from_secs(31)).await;
+        scene.memory.lose_released();
         let present = scene.shown(None).await;
         if present != model.present.1 {
             model.flushed(finest_ms, now, present);
@@ -344,6 +357,7 @@ async fn run(seed: u64, keep: &str, units: &[(u64, u64, usize)], read_key: Optio
         }
         // The blocks that reading everything reads are those of the list.
         scene.mount(None).await;
+        scene.memory.lose_released();
         let noted = Noted { blocks: scene.memory.clone(), read: Arc::default() };
         let blocks: Arc<dyn Blocks> = Arc::new(noted.clone());
         let volume = scene.volume_on(blocks.clone(), None).await.expect("opens");
@@ -360,6 +374,7 @@ async fn run(seed: u64, keep: &str, units: &[(u64, u64, usize)], read_key: Optio
         }
         let read = noted.read.lock().expect("a lock").clone();
         assert_eq!(*scene.lists.0.lock().expect("a lock"), read, "seed {seed}, step {step}");
+        assert_eq!(scene.memory.len(), read.len(), "seed {seed}, step {step}: no other is held");
         // And of the list that the node makes itself.
         let (env, id) = (scene.clock.clone(), secret().volume_id());
         let root = blocks.get_signed(id.root_key()).await.expect("is there");
@@ -509,7 +524,7 @@ async fn a_lost_block_of_the_history_harms_nothing_else() {
     }
     let history = |snapshot: &Snapshot| snapshot.info().mounted.history.hash.expect("some");
     let snapshot = scene.volume(None).await.expect("opens").snapshot().await;
-    assert!(scene.memory.lose(&history(&snapshot)));
+    assert!(scene.memory.lose_block(&history(&snapshot).volume_content_id()));
     // A mount that has it in memory no more.
     scene.fs.take().expect("is mounted").end().await.expect("ends");
     scene.mount(None).await;

@@ -7,6 +7,7 @@ mod edges;
 mod full_ring;
 mod history;
 mod model;
+mod release;
 mod restore;
 pub(crate) mod spool;
 

@@ -358,6 +358,10 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
         let blocks: Arc<dyn Blocks> = machine.clone();
         // Little memory, so that changes are swapped out.
         let mut options = WriteOptions::default();
+        if seed % 4 < 2 {
+            // What is released too early is missed.
+            options.cache_bytes = 1 << 14;
+        }
         if has_spool {
             options.max_changed_bytes = 1 << (18 + seed % 3);
         }
@@ -367,7 +371,9 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
     let (mut fs, mut machine) = open().await;
     let model = MemoryFs::new(env());
     let mut kept: Vec<Kept> = Vec::new();
+    let mut gone = 0;
     for step in 0..steps {
+        gone += ring.blocks.lose_released();
         match dice.below(48) {
             0 | 1 => {
                 let flushed = fs.sync().await;
@@ -399,7 +405,9 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
             // A flush that others do not wait for.
             5 => drop(futures_util::FutureExt::now_or_never(fs.sync())),
             6 => tokio::task::yield_now().await,
-            7 | 8 => tokio::time::sleep(Duration::from_millis(dice.below(12))).await,
+            7 => tokio::time::sleep(Duration::from_millis(dice.below(12))).await,
+            // Long enough for blocks to be released.
+            8 => tokio::time::sleep(Duration::from_secs(dice.below(40))).await,
             9 | 10 if kept.len() < 3 => {
                 kept.extend(Kept::open(&model, &fs, &path(&mut dice)).await);
             }
@@ -423,6 +431,7 @@ async fn run(seed: u64, steps: usize, block_size_log2: u8) {
         }
     }
     compare(&model, &fs, seed, steps).await;
+    assert!(gone > 0, "seed {seed}: nothing was released");
     if !has_spool {
         return;
     }

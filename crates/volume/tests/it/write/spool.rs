@@ -10,6 +10,7 @@ use atoll_dht::{
     Blocks, GetError, HeldBlock, MemoryBlocks, NewBlock, OverMemory, PutError, Wanted,
 };
 use atoll_env::{BoxFuture, Env};
+use atoll_key::kinds::Release;
 use atoll_key::{BlockId, ReadKey, SignedBlock};
 use atoll_vfs::{
     Caller, Errno, FileSystem, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
@@ -199,6 +200,13 @@ impl<T: OverMemory> OverMemory for Crashing<T> {
         wanted: Wanted,
     ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
         OverMemory::get_block(&*self.blocks, id, wanted)
+    }
+
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        if !self.life.spend() {
+            return Box::pin(std::future::pending());
+        }
+        self.blocks.release_blocks(release)
     }
 
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {

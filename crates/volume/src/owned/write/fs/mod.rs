@@ -291,9 +291,8 @@ impl WritableFs {
         let mut status = match trouble {
             Some(error @ FlushError::LeftOut { .. }) if spooled.is_none() => format!(
                 "{error}; its new contents wait in the spool and are tried again every half minute, \
-                 all else is on the ring. Remove it, or give nodes more disk: of other files that \
-                 are removed the room comes back when their leases end, within 30 days, and later \
-                 while old states have them"
+                 all else is on the ring. Remove it or other files, or give nodes more disk: {}",
+                self.shared.when_room_is_back()
             ),
             trouble => waiting(held, changes, trouble.map(|trouble| trouble.to_string())),
         };

@@ -38,6 +38,7 @@ pub(super) use self::open::OpenDirectory;
 use crate::blocks::content::{Content, ContentNeed, ContentStop, LoadedContent, Stored};
 use crate::blocks::edit_file::Swapped;
 use crate::format::{self, DirectoryEntry, DirectoryRef, Owner, link_name};
+use crate::owned::reachable;
 use crate::owned::root::Root;
 
 /// The number of the root directory.
@@ -289,6 +290,28 @@ impl Tree {
     /// Files in the table.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// What programs may read here that is in no newer version: files without a name, and directories as they were
+    /// when they were opened.
+    pub(super) fn shown_by_open_files(&self) -> reachable::Open {
+        let mut shown = reachable::Open::default();
+        for node in self.nodes.values().filter(|node| node.place == Place::Removed) {
+            match &node.body {
+                Body::File(content) => shown.files.extend(content.stored.inode),
+                Body::Directory(names) => shown.directories.extend(names.stored.hash),
+                Body::Symlink(_) | Body::Special(..) => {}
+            }
+            if let NodeXattrs::Stored(Some(hash)) = node.xattrs {
+                shown.xattrs.push(hash);
+            }
+        }
+        for open in self.opens.values() {
+            if let Open::Directory(_, directory) = open {
+                shown.directories.extend(directory.stored.hash);
+            }
+        }
+        shown
     }
 
     /// What the whole volume holds.
