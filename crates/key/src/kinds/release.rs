@@ -22,7 +22,7 @@ pub const MAX_RELEASED: usize = 128;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Release {
     /// Of content of an inode.
-    Inode(InodeRelease),
+    Inode(Box<InodeRelease>),
     /// Of content of a volume.
     Volume(VolumeRelease),
 }
@@ -46,7 +46,7 @@ pub enum ReleaseEffect {
 
 impl From<InodeRelease> for Release {
     fn from(release: InodeRelease) -> Release {
-        Release::Inode(release)
+        Release::Inode(Box::new(release))
     }
 }
 
@@ -65,8 +65,8 @@ impl Release {
         let kind = *bytes.first().ok_or(InvalidBlock::Malformed("an empty release"))?;
         let statement = bytes.slice(1..);
         match BlockKind::from_u8(kind)? {
-            BlockKind::InodeContent => InodeRelease::decode(&statement).map(Release::Inode),
-            BlockKind::VolumeContent => VolumeRelease::decode(&statement).map(Release::Volume),
+            BlockKind::InodeContent => InodeRelease::decode(&statement).map(Release::from),
+            BlockKind::VolumeContent => VolumeRelease::decode(&statement).map(Release::from),
             _ => Err(InvalidBlock::Malformed("a release of a kind that has none")),
         }
     }
