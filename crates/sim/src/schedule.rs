@@ -82,6 +82,11 @@ impl Schedule {
         seq
     }
 
+    /// An entry that was taken out is to happen later.
+    pub(crate) fn put_back(&mut self, entry: Entry) {
+        self.heap.push(Reverse(entry));
+    }
+
     pub(crate) fn peek(&self) -> Option<&Entry> {
         self.heap.peek().map(|Reverse(entry)| entry)
     }

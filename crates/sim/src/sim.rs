@@ -202,6 +202,19 @@ impl Sim {
         self.shared().with(|world| world.crash(host.0, true));
     }
 
+    /// The process is stopped (SIGSTOP), its machine lives: connections stay open, and nobody answers.
+    pub fn freeze(&self, host: HostId) {
+        self.shared().with(|world| world.freeze(host.0));
+    }
+
+    /// A stopped process goes on (SIGCONT): with what has arrived for it meanwhile, and then with its timers that
+    /// have become due.
+    pub fn thaw(&self, host: HostId) {
+        let shared = self.shared();
+        let tasks = shared.with(|world| world.thaw(host.0));
+        tasks.into_iter().for_each(|task| shared.ready.push(task));
+    }
+
     /// Starts a host again (crashing it first if it runs): a new incarnation without
     /// service and memory, at the same address with the same identity.
     pub fn restart(&self, host: HostId) -> (Env, Arc<dyn Transport>) {

@@ -6,6 +6,7 @@
 //! that aborts another may hold a lock which the other's destructor wants. Tokio too
 //! drops an aborted task later, on its own account.
 
+mod frozen;
 pub(crate) mod network;
 pub(crate) mod streams;
 
@@ -19,6 +20,7 @@ use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Reply, Request, Service};
 
+use self::frozen::Frozen;
 use self::network::CallSlot;
 use self::streams::{Chunk, Connection, Transfer};
 use crate::HostId;
@@ -60,6 +62,8 @@ pub(crate) struct Host {
     pub(crate) is_up: bool,
     /// A machine that is gone sends no resets.
     pub(crate) is_silent: bool,
+    /// Its process is stopped.
+    pub(crate) is_frozen: bool,
     /// Hosts in different groups cannot talk.
     pub(crate) group: u32,
     pub(crate) place: [f32; 3],
@@ -95,6 +99,7 @@ pub(crate) struct World {
     pub(crate) timers: Slab<TimerSlot>,
     pub(crate) calls: Slab<CallSlot>,
     pub(crate) schedule: Schedule,
+    pub(crate) frozen: Frozen,
     pub(crate) connections: Slab<Connection>,
     /// The connection of two hosts' calls, the smaller number first.
     pub(crate) connection_of: BTreeMap<(u32, u32), u32>,
@@ -191,6 +196,7 @@ fn host(seed: u64, index: u32, config: &HostConfig, place: [f32; 3]) -> Host {
         incarnation: 0,
         is_up: true,
         is_silent: false,
+        is_frozen: false,
         group: 0,
         place,
         access_delay_ns: nanos(config.access_delay),
@@ -221,6 +227,7 @@ impl World {
             timers: Slab::new(),
             calls: Slab::new(),
             schedule: Schedule::new(),
+            frozen: Frozen::default(),
             connections: Slab::new(),
             connection_of: BTreeMap::new(),
             chunks: Slab::new(),
@@ -303,6 +310,9 @@ impl World {
             let id = ready.pop(|count| if shuffle { random.below(count) } else { 0 })?;
             if id == TaskId::DRIVER {
                 return Some(NextTask::Driver);
+            }
+            if self.waits_task(id) {
+                continue;
             }
             // Otherwise: the waker of a task that has ended.
             if let Some((run, host)) = self.tasks.check_out(id) {
@@ -398,13 +408,18 @@ impl World {
 
     /// Takes the next event, of those due by `limit`, and moves time to it.
     pub(crate) fn next_event(&mut self, limit: u64) -> Option<What> {
-        if self.next_event_at()? > limit {
-            return None;
+        loop {
+            if self.next_event_at()? > limit {
+                return None;
+            }
+            let entry = self.schedule.pop().expect("it was just seen");
+            self.move_to(entry.at);
+            if self.waits_event(entry) {
+                continue;
+            }
+            self.count_step();
+            return Some(entry.what);
         }
-        let entry = self.schedule.pop().expect("it was just seen");
-        self.move_to(entry.at);
-        self.count_step();
-        Some(entry.what)
     }
 
     pub(crate) fn move_to(&mut self, at: u64) {
@@ -474,6 +489,7 @@ impl World {
     // ---- faults ----
 
     pub(crate) fn crash(&mut self, index: u32, is_silent: bool) {
+        self.thaw(index);
         let host = &mut self.hosts[index as usize];
         host.is_silent = is_silent;
         if !host.is_up {

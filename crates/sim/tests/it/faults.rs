@@ -281,3 +281,66 @@ fn a_caller_that_crashes_cancels_its_handlers() {
     assert_eq!(sim.task_count(), 0, "the handler was told");
     assert!(seen.lock().unwrap().is_none());
 }
+
+#[test]
+fn a_stopped_process_does_nothing_until_it_goes_on_and_then_all_that_has_waited() {
+    let (sim, a, b) = pair(flat(10));
+    Echo::serve(&sim, a, Duration::ZERO);
+    let env = sim.env(b);
+    let ticks = Arc::new(AtomicU64::new(0));
+    let (inner, count) = (env.clone(), ticks.clone());
+    env.spawn(Box::pin(async move {
+        loop {
+            atoll_env::sleep(&*inner, secs(1)).await;
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }));
+    // Its own call is answered while it is stopped, and its deadline passes.
+    let own = sim.transport(b).call(sim.peer(a), request("own"), secs(2));
+    let answer = Arc::new(Mutex::new(None));
+    let heard = answer.clone();
+    env.spawn(Box::pin(async move { *heard.lock().unwrap() = Some(own.await) }));
+    sim.run_for(millis(5));
+    sim.freeze(b);
+    let (reply, took) = timed_call(&sim, a, b, request("short"), secs(1));
+    assert_eq!((reply, took), (Err(CallError::TimedOut), secs(1)), "its connections are open");
+    let (sender, receiver) = futures_channel::oneshot::channel();
+    let patient = sim.transport(a).call(sim.peer(b), request("patient"), secs(60));
+    sim.outside().spawn(Box::pin(async move { sender.send(patient.await).unwrap() }));
+    sim.run_for(secs(9));
+    assert_eq!((ticks.load(Ordering::Relaxed), answer.lock().unwrap().is_none()), (0, true));
+    sim.check_invariants();
+    let thawed = sim.now();
+    sim.thaw(b);
+    assert!(sim.block_on(secs(60), receiver).unwrap().unwrap().is_ok());
+    assert_eq!(sim.now().since(thawed), millis(10), "the request had arrived");
+    assert!(matches!(*answer.lock().unwrap(), Some(Ok(_))), "it had arrived");
+    sim.run_for(secs(2));
+    assert_eq!(ticks.load(Ordering::Relaxed), 3, "one was due, and then each second");
+    sim.check_invariants();
+}
+
+#[test]
+fn a_stopped_process_can_be_killed() {
+    for is_silent in [false, true] {
+        let (sim, a, b) = pair(flat(10));
+        sim.freeze(b);
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        let call = sim.transport(a).call(sim.peer(b), request("x"), secs(60));
+        sim.outside().spawn(Box::pin(async move { sender.send(call.await).unwrap() }));
+        sim.run_for(secs(5));
+        if is_silent {
+            sim.crash_silently(b)
+        } else {
+            sim.crash(b)
+        }
+        let result = sim.block_on(secs(100), receiver).unwrap().unwrap();
+        assert_eq!(sim.now().since(atoll_env::Instant(0)) < secs(6), !is_silent, "{result:?}");
+        assert!(result.is_err());
+        sim.restart(b);
+        sim.transport(b).serve(Arc::new(Refuse));
+        let (reply, took) = timed_call(&sim, a, b, request("x"), secs(1));
+        assert!(matches!(reply, Err(CallError::Refused(_))) && took == millis(20), "{reply:?}");
+        sim.check_invariants();
+    }
+}
