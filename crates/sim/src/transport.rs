@@ -56,7 +56,9 @@ impl Transport for SimTransport {
     fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
         self.shared.with(|world| {
             let callee = *world.host_by_id.get(peer)?;
-            world.round_trip(self.host, callee)
+            // Either side measures the connection that both have.
+            let back = || world.round_trip(callee, self.host);
+            world.round_trip(self.host, callee).or_else(back)
         })
     }
 
