@@ -91,6 +91,8 @@ struct Page {
     timing: Timing,
     conduct: Conduct,
     silence: Option<Silence>,
+    /// When it has last answered after it was silent.
+    spoke_again: Option<Instant>,
     heard: Instant,
     /// When a call was last answered, whatever it was.
     lived: Option<Instant>,
@@ -102,23 +104,30 @@ impl PeerBook {
         PeerBook { silence_lasts, mechanisms, pages: Mutex::default() }
     }
 
-    /// A call to `peer` was answered after `took`.
+    /// A call to `peer` was answered after `took`. A late answer to a call that it was silent during says nothing about its
+    /// usual time: it was stopped. As with retransmissions (Karn's algorithm, RFC 6298 §3), the next call is timed.
     pub fn answered(&self, peer: &PeerId, took: Duration, now: Instant) {
         let secs = took.as_secs_f64();
         let mut pages = self.lock();
+        let page = pages.page(peer, now);
+        let is_late = took > late_after(page.timing.p95());
+        if is_late && page.was_silent_within(took, now) {
+            page.lives(now);
+            return;
+        }
         pages.calls += 1;
         pages.mean_secs += (secs - pages.mean_secs) / pages.calls.min(MEAN_OVER_CALLS) as f64;
         pages.all.answered(secs);
         let page = pages.page(peer, now);
+        page.lives(now);
         page.timing.answered(secs);
         page.silence = None;
         page.heard = now;
-        page.lived = Some(now);
     }
 
     /// A call to `peer` was answered that says nothing about how fast it is.
     pub fn lives(&self, peer: &PeerId, now: Instant) {
-        self.lock().page(peer, now).lived = Some(now);
+        self.lock().page(peer, now).lives(now);
     }
 
     /// Whether `peer` has answered any call since then. If so, another call that is not answered
@@ -164,7 +173,7 @@ impl PeerBook {
     /// How long a call to `peer` is waited for before another peer is asked as well: rather longer
     /// than it nearly always takes, or than all calls do while it was never measured.
     pub fn late_after(&self, peer: &PeerId) -> Duration {
-        (self.p95(peer) * LATE_FACTOR).max(LEAST_LATE)
+        late_after(self.p95(peer))
     }
 
     /// The smoothed round trip to `peer`, if it was ever measured.
@@ -246,7 +255,30 @@ impl PeerBook {
     }
 }
 
+/// After how long an answer is overdue that comes within so long 19 times of 20.
+fn late_after(p95: Duration) -> Duration {
+    (p95 * LATE_FACTOR).max(LEAST_LATE)
+}
+
 impl Page {
+    /// It has answered. A late answer leaves it late.
+    fn lives(&mut self, now: Instant) {
+        if self.is_silent() {
+            (self.silence, self.spoke_again) = (None, Some(now));
+        }
+        self.lived = Some(now);
+    }
+
+    /// Whether it has left a call unanswered and answered none since.
+    fn is_silent(&self) -> bool {
+        self.silence.is_some_and(|silence| silence.standing == Standing::Silent)
+    }
+
+    /// Whether it was silent at any time since `span` before `now`.
+    fn was_silent_within(&self, span: Duration, now: Instant) -> bool {
+        self.is_silent() || self.spoke_again.is_some_and(|then| then + span > now)
+    }
+
     fn standing(&self, peer: &Peer, now: Instant) -> Standing {
         self.silence.map_or(Standing::Answers, |silence| silence.standing(peer, now))
     }
@@ -350,6 +382,41 @@ mod tests {
         assert_eq!((standing(110), standing(111)), (Standing::Silent, Standing::Answers));
         book.answered(&peer(1), MS, at(103));
         assert_eq!(standing(103), Standing::Answers);
+        book.silent(&at_home(1), at(104));
+        book.lives(&peer(1), at(105));
+        assert_eq!(standing(105), Standing::Answers, "an answer that is not timed will do");
+        book.late(&at_home(1), at(106));
+        book.lives(&peer(1), at(107));
+        assert_eq!(standing(107), Standing::Late, "it is slow, and lives");
+    }
+
+    /// A node that was stopped for ten seconds was given as long from then on.
+    #[test]
+    fn what_a_stopped_peer_answers_when_it_goes_on_is_not_its_usual_time() {
+        let book = PeerBook::default();
+        (0..20).for_each(|n| book.answered(&peer(1), MS * 10, at(n)));
+        let usual = (book.p95(&peer(1)), book.expected(&peer(1)), book.mean_latency());
+        // Calls were under way when it was stopped, a ping was not answered, and others were made in vain.
+        book.silent(&at_home(1), at(102));
+        for took in [10_000, 9_000, 2_000, 1_000, 300] {
+            book.answered(&peer(1), MS * took, at(110));
+            let now = (book.p95(&peer(1)), book.mean_latency());
+            assert_eq!(now, (usual.0, usual.2), "after {took} ms");
+            assert_eq!(book.standing(&at_home(1), at(110)), Standing::Answers);
+        }
+        assert_eq!(book.expected(&peer(1)), usual.1 * 2, "until an answer is timed");
+        book.answered(&peer(1), MS * 10, at(110));
+        assert!(book.expected(&peer(1)) < MS * 11);
+        // A peer that has become slow is silent first, and then given longer.
+        book.silent(&at_home(1), at(200));
+        book.answered(&peer(1), MS * 3_000, at(203));
+        assert!(book.patience(&peer(1), MS * 2_000, MS * 10_000) > MS * 3_000);
+        book.answered(&peer(1), MS * 3_000, at(207));
+        assert!(book.expected(&peer(1)) > MS * 300, "it is known to be slow");
+        // Slow and never silent, it is known to be slow.
+        (0..20).for_each(|n| book.answered(&peer(2), MS * 10, at(n)));
+        (0..10).for_each(|_| book.answered(&peer(2), Duration::from_secs(10), at(110)));
+        assert!(book.p95(&peer(2)) > Duration::from_secs(5));
     }
 
     #[test]

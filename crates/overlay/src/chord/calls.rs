@@ -1,10 +1,13 @@
 //! The calls a Chord node makes.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_key::Key;
 use atoll_net::{CallError, Peer, Refusal, Request};
 use futures_util::FutureExt;
+use futures_util::future::{Either, select};
 use minicbor::Decode;
 
 use super::Chord;
@@ -16,7 +19,7 @@ use crate::chord::ring::servers::SuccessorAnswer;
 use crate::chord::ring::state::Told;
 use crate::walk::{Answer, Found, Start, Step, WalkError, WalkLimits, walk_from};
 use crate::{Named, Node, Route};
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, sleep};
 
 /// Whether the node that gave this answer cannot serve as a neighbour: it is dead, on no ring, or
 /// its answer does not decode. An overloaded node will answer later, and a node that does not know
@@ -39,13 +42,23 @@ impl Chord {
         method: u16,
         header: bytes::Bytes,
     ) -> Result<bytes::Bytes, CallError> {
+        self.call_within(to, method, header, self.config.call_limit).await
+    }
+
+    async fn call_within(
+        &self,
+        to: &Node,
+        method: u16,
+        header: bytes::Bytes,
+        limit: Duration,
+    ) -> Result<bytes::Bytes, CallError> {
         if self.owns(to) {
             return Ok(self.answer(self.transport.local(), method, header).await?);
         }
         self.spent(method, header.len());
         let request = Request { method, header, parts: Vec::new() };
         let start = self.env.now();
-        let answer = self.transport.call(to.peer, request, self.config.call_limit).await;
+        let answer = self.transport.call(to.peer, request, limit).await;
         let now = self.env.now();
         match &answer {
             Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer, now),
@@ -69,6 +82,27 @@ impl Chord {
         let reply = match self.call_raw(to, method, header.clone()).await {
             Err(CallError::TimedOut) => self.call_raw(to, method, header).await?,
             reply => reply?,
+        };
+        messages::decode(&reply).map_err(CallError::Refused)
+    }
+
+    /// The same where somebody waits for the answer: the second call is made once the first is overdue, and both have
+    /// the time of one. A walk waits for a root that was stopped no longer than for one call.
+    async fn call_in_time<T: for<'b> Decode<'b, ()>>(
+        &self,
+        to: &Node,
+        method: u16,
+        header: bytes::Bytes,
+    ) -> Result<T, CallError> {
+        let limit = self.config.call_limit;
+        let late_after = self.peer_book.late_after(&to.peer.id).min(limit / 2);
+        let first = pin!(self.call_raw(to, method, header.clone()));
+        let reply = match select(first, sleep(&*self.env, late_after)).await {
+            Either::Left((reply, _)) => reply?,
+            Either::Right((_, first)) => {
+                let second = pin!(self.call_within(to, method, header, limit - late_after));
+                select(first, second).await.factor_first().0?
+            }
         };
         messages::decode(&reply).map_err(CallError::Refused)
     }
@@ -182,7 +216,9 @@ impl Chord {
         let chord = self.arc();
         Box::pin(async move {
             let header = messages::encode(&AskRoute { key: WireKey(key), as_root });
-            Ok(Step::Route(chord.call::<WireRoute>(&node, messages::ROUTE, header).await?.0))
+            Ok(Step::Route(
+                chord.call_in_time::<WireRoute>(&node, messages::ROUTE, header).await?.0,
+            ))
         })
     }
 
