@@ -46,6 +46,8 @@ switches! {
     verified_acks,
     /// Slow nodes are not waited for when blocks are stored.
     hedged_puts,
+    /// A node whose answer is overdue is pinged on the side, and passed over if it leaves that unanswered too.
+    side_pings,
     /// A node is given the time that the line needs before it counts as slow.
     line_rate,
     /// No more is sent at a time than the line carries in two seconds.

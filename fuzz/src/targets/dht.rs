@@ -52,7 +52,7 @@ seeds! {
         statuses: statuses().into(),
         set: Some(7),
         promises: vec![PromisesReply {
-            is_promised: true,
+            promised_ms: Some(15_000),
             holders: vec![PromiseHolder { peer: node(1).peer, number: 8, left_ms: 9 }].into(),
             forgotten_ms: 10,
         }]
@@ -65,7 +65,7 @@ seeds! {
             held: Some(Stamp { version: 3, digest: u64::MAX }),
             block: Some(header()),
             set: Some(7),
-            is_promised: Some(true),
+            promised_ms: Some(2_000),
         },
     ];
     Watch: vec![Watch { key: key(1), seen: 3 }];

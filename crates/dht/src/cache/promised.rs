@@ -4,9 +4,9 @@
 //! Invariants:
 //!
 //! - A block is kept only if a majority of its replica set has made a promise and no replica that answered has
-//!   refused one, and for [`KEPT_TIME`] from before the first of them was asked. That is less than the promise
-//!   lasts by the replicas' clocks, which may run at other rates, and is measured by both clocks of this node: it may
-//!   have slept.
+//!   refused one, and from before the first of them was asked for as long as those of a majority last ([`kept_time`]).
+//!   That is a fifteenth less than the promise lasts by the replicas' clocks, which may run at other rates, and is
+//!   measured by both clocks of this node: it may have slept, or have been stopped.
 //! - Once a writer has told this node of a change, no block is kept that was asked for before: what is
 //!   kept is dropped, and reads under way keep nothing. A put by this node's own clients counts as told.
 //!
@@ -24,7 +24,15 @@ use crate::blocks::HeldBlock;
 use crate::rpc::PROMISE_TIME;
 
 /// How long a block is kept: a promise's time, less what clocks may differ by.
-const KEPT_TIME: Duration = PROMISE_TIME.saturating_sub(Duration::from_secs(1));
+fn kept_time(promised: Duration) -> Duration {
+    promised.min(PROMISE_TIME) * 14 / 15
+}
+/// Until when the promises of a majority last, of a replica set of that size, if these are all that were made.
+pub(crate) fn promised_by_majority(mut promised: Vec<Duration>, size: usize) -> Option<Duration> {
+    promised.sort_unstable_by(|a, b| b.cmp(a));
+    promised.get(size / 2).copied()
+}
+
 /// Bytes of blocks that are kept, each with [`OVERHEAD_BYTES`]. A guess: some ten thousand small files.
 const MAX_BYTES: usize = 32 << 20;
 const OVERHEAD_BYTES: usize = 512;
@@ -111,7 +119,7 @@ impl Promised {
     /// A read or put of the block begins `now`, which asks for promises of this `number`.
     pub(crate) fn ask(&self, key: Key, number: u64, now: Moment) -> Asking {
         self.state().asking.insert((key, number), false);
-        Asking { state: self.state.clone(), place: (key, number), until: now + KEPT_TIME }
+        Asking { state: self.state.clone(), place: (key, number), asked: now }
     }
 
     /// A writer says that it has changed the block.
@@ -142,7 +150,7 @@ impl Promised {
 pub(crate) struct Asking {
     state: Arc<Mutex<State>>,
     place: (Key, u64),
-    until: Moment,
+    asked: Moment,
 }
 
 impl Asking {
@@ -151,11 +159,12 @@ impl Asking {
         self.place.1
     }
 
-    /// What was read is kept, unless a change was told meanwhile.
-    pub(crate) fn keep(self, block: HeldBlock) {
+    /// What was read is kept, of which a majority of replicas has `promised` for so long to tell of changes, unless a
+    /// change was told meanwhile.
+    pub(crate) fn keep(self, block: HeldBlock, promised: Duration) {
         let mut state = self.state.lock().expect("no holder of this lock panics");
         if state.asking.get(&self.place) == Some(&false) {
-            state.keep(self.place.0, block, self.until);
+            state.keep(self.place.0, block, self.asked + kept_time(promised));
         }
     }
 
@@ -196,26 +205,46 @@ mod tests {
     #[test]
     fn a_block_is_kept_for_less_than_the_promise_lasts() {
         let promised = Promised::default();
-        promised.ask(key(1), 7, at(0)).keep(block(3, 10));
+        promised.ask(key(1), 7, at(0)).keep(block(3, 10), PROMISE_TIME);
         assert_eq!((kept(&promised, 1, 13), kept(&promised, 1, 14)), (Some(3), None));
         assert!(promised.state().asking.is_empty());
         let woken = Moment { unix_ms: 14_000, ..at(1) };
-        promised.ask(key(1), 8, at(0)).keep(block(3, 10));
+        promised.ask(key(1), 8, at(0)).keep(block(3, 10), PROMISE_TIME);
         assert!(promised.get(&key(1), woken).is_none(), "this node has slept");
+        let short = Duration::from_secs(3);
+        promised.ask(key(1), 9, at(0)).keep(block(3, 10), short);
+        let ms = |ms| Moment::default() + Duration::from_millis(ms);
+        let is_kept = |now| promised.get(&key(1), now).is_some();
+        assert_eq!([ms(2_799), ms(2_800)].map(is_kept), [true, false], "less than was promised");
+        promised.ask(key(1), 10, at(0)).keep(block(3, 10), Duration::MAX);
+        assert_eq!((kept(&promised, 1, 13), kept(&promised, 1, 14)), (Some(3), None));
+    }
+
+    #[test]
+    fn what_a_majority_has_promised_for_that_long_counts() {
+        let secs = |secs: &[u64]| secs.iter().map(|n| Duration::from_secs(*n)).collect();
+        let lasts =
+            |all: &[u64], size| promised_by_majority(secs(all), size).map(|time| time.as_secs());
+        assert_eq!(lasts(&[2, 15, 4], 3), Some(4));
+        assert_eq!((lasts(&[15, 2], 3), lasts(&[15], 3), lasts(&[], 1)), (Some(2), None, None));
+        assert_eq!(
+            (lasts(&[5, 6], 4), lasts(&[5, 6, 7], 4), lasts(&[9], 1)),
+            (None, Some(5), Some(9))
+        );
     }
 
     #[test]
     fn a_change_drops_what_is_kept_and_what_was_asked_for_before() {
         let promised = Promised::default();
-        promised.ask(key(1), 1, at(0)).keep(block(1, 10));
+        promised.ask(key(1), 1, at(0)).keep(block(1, 10), PROMISE_TIME);
         let (before, other) = (promised.ask(key(1), 2, at(1)), promised.ask(key(2), 3, at(1)));
         promised.changed(&key(1));
         let after = promised.ask(key(1), 4, at(1));
         assert_eq!(kept(&promised, 1, 1), None);
-        before.keep(block(1, 10));
+        before.keep(block(1, 10), PROMISE_TIME);
         assert_eq!(kept(&promised, 1, 1), None, "it was asked for before the change");
-        other.keep(block(9, 10));
-        after.keep(block(2, 10));
+        other.keep(block(9, 10), PROMISE_TIME);
+        after.keep(block(2, 10), PROMISE_TIME);
         assert_eq!((kept(&promised, 1, 1), kept(&promised, 2, 1)), (Some(2), Some(9)));
     }
 
@@ -223,12 +252,12 @@ mod tests {
     fn a_put_takes_the_place_of_what_was_read_while_it_was_under_way() {
         let promised = Promised::default();
         let (put, read) = (promised.ask(key(1), 1, at(0)), promised.ask(key(1), 2, at(0)));
-        promised.ask(key(1), 3, at(0)).keep(block(1, 10));
+        promised.ask(key(1), 3, at(0)).keep(block(1, 10), PROMISE_TIME);
         put.changed();
         assert_eq!(kept(&promised, 1, 0), None);
-        read.keep(block(1, 10));
+        read.keep(block(1, 10), PROMISE_TIME);
         assert_eq!(kept(&promised, 1, 0), None);
-        put.keep(block(2, 10));
+        put.keep(block(2, 10), PROMISE_TIME);
         assert_eq!(kept(&promised, 1, 0), Some(2));
     }
 
@@ -236,11 +265,11 @@ mod tests {
     fn what_is_kept_is_bounded_and_the_oldest_goes() {
         let promised = Promised::default();
         for n in 0..4 {
-            promised.ask(key(n), 0, at(0)).keep(block(1, MAX_BYTES / 3));
+            promised.ask(key(n), 0, at(0)).keep(block(1, MAX_BYTES / 3), PROMISE_TIME);
         }
         assert_eq!([0, 1, 2, 3].map(|n| kept(&promised, n, 0)), [None, None, Some(1), Some(1)]);
         for _ in 0..1_000 {
-            promised.ask(key(3), 0, at(0)).keep(block(2, 10));
+            promised.ask(key(3), 0, at(0)).keep(block(2, 10), PROMISE_TIME);
         }
         let state = promised.state();
         assert!(state.order.len() < 50 && state.kept.len() == 2);

@@ -12,6 +12,9 @@
 //! It waits for all replicas that answer in time, as in Pastis (§3.4), so that a liar and a stale
 //! replica hide nothing that the third one holds.
 //!
+//! A replica that answers neither in its usual time nor to a ping (`rpc::overdue`) is not waited for once a majority
+//! has answered. Its answer still counts, and if it sends the block, another is asked for it at once.
+//!
 //! If the set has to be looked up, a node before the root names it, and the root is asked last. Meanwhile the nodes
 //! that were named are asked for the block already (*early questions*). They count only if the lookup ends at the
 //! same set, so they are trusted no more than others. This takes the place of Past's fast `lookupHandles`, whose
@@ -19,6 +22,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, Moment, Notify, sleep};
 use atoll_key::{BlockId, Key};
@@ -35,8 +39,9 @@ use super::known_sets::{KnownSets, NamedNodes};
 use super::replica_selection::by_nearness;
 use super::{Client, FIRST_PAUSE};
 use crate::blocks::{GetError, HeldBlock, Wanted};
-use crate::cache::promised::Asking;
+use crate::cache::promised::{Asking, promised_by_majority};
 use crate::placement::size_of;
+use crate::rpc::overdue::{Heard, ended, hear};
 use crate::rpc::quorum::answers;
 use crate::rpc::{Block, BlockHeader, Read, ReadReply, Stamp, Watch};
 use crate::stats::add;
@@ -105,11 +110,12 @@ async fn read_set(
         reading.hear_all().await;
         let is_confirmed = anew || reading.is_confirmed();
         if is_confirmed || reading.fits().is_some() {
-            let asking = reading.asking.take().filter(|_| is_confirmed && reading.is_promised());
+            let promised = reading.promised().filter(|_| is_confirmed);
+            let asking = reading.asking.take();
             let found = reading.finish(deadline).await?;
-            if let Some(asking) = asking {
+            if let (Some(asking), Some(promised)) = (asking, promised) {
                 let (version, bytes) = (found.stamp.version, found.block.bytes.clone());
-                asking.keep(HeldBlock { version, bytes });
+                asking.keep(HeldBlock { version, bytes }, promised);
             }
             return Ok(found);
         }
@@ -124,12 +130,12 @@ struct Said {
     block: Option<Block>,
     /// The tag of the replica set, if the replica is its root.
     set: Option<u64>,
-    /// Whether it tells this node of the next change.
-    is_promised: bool,
+    /// For how long it tells this node of the next change, if it does.
+    promised: Option<Duration>,
 }
 
 type Answer = Result<Said, CallError>;
-type Call = BoxFuture<'static, (usize, Answer)>;
+type Call = BoxFuture<'static, (usize, Heard<Answer>)>;
 
 /// A block that is being read at its replica set.
 struct Reading<'a> {
@@ -147,6 +153,8 @@ struct Reading<'a> {
     heard: Vec<Option<Answer>>,
     /// Those whose answer is waited for while no majority agrees.
     waited_for: BTreeSet<usize>,
+    /// Of these, such as have turned out to be silent: they are waited for until a majority has answered.
+    silent: BTreeSet<usize>,
     /// The replicas asked for the block, and not only for its version.
     sends: BTreeSet<usize>,
 }
@@ -164,6 +172,7 @@ impl Reading<'_> {
             calls: FuturesUnordered::new(),
             heard: Vec::new(),
             waited_for: BTreeSet::new(),
+            silent: BTreeSet::new(),
             sends: BTreeSet::new(),
         }
     }
@@ -232,7 +241,7 @@ impl Reading<'_> {
         }
         self.calls = FuturesUnordered::new();
         self.heard = vec![None; replicas.len()];
-        self.sends = BTreeSet::new();
+        (self.sends, self.silent) = (BTreeSet::new(), BTreeSet::new());
         self.replicas = replicas;
         let all = 0..self.replicas.len();
         self.waited_for = all.filter(|at| answers(self.client, &self.replicas[*at])).collect();
@@ -242,9 +251,18 @@ impl Reading<'_> {
         }
     }
 
-    fn take(&mut self, at: usize, answer: Answer) {
-        self.waited_for.remove(&at);
-        self.heard[at] = Some(answer);
+    fn take(&mut self, at: usize, heard: Heard<Answer>) {
+        match heard {
+            Heard::Answer(answer) => {
+                self.waited_for.remove(&at);
+                self.silent.remove(&at);
+                self.heard[at] = Some(answer);
+            }
+            Heard::Silent(call) => {
+                self.silent.insert(at);
+                self.calls.push(Box::pin(async move { (at, Heard::Answer(call.await)) }));
+            }
+        }
         self.ask_for_newest();
     }
 
@@ -274,8 +292,9 @@ impl Reading<'_> {
         }
         let (client, node, id) = (self.client.clone(), self.replicas[at], self.id);
         let promise = self.asking.as_ref().map(Asking::number);
-        let asked = async move { (at, ask(&client, node, (id, with_bytes), promise).await) };
-        self.calls.push(Box::pin(asked));
+        let asked = async move { ask(&client, node, (id, with_bytes), promise).await };
+        let heard = hear(self.client, node, asked);
+        self.calls.push(Box::pin(async move { (at, heard.await) }));
     }
 
     fn said(&self) -> impl Iterator<Item = (usize, &Said)> {
@@ -333,11 +352,10 @@ impl Reading<'_> {
         self.named.is_confirmed(&self.replicas, root.and_then(|root| root.set))
     }
 
-    /// Whether a majority tells this node of the next change, and no replica that answered will not.
-    fn is_promised(&self) -> bool {
-        let promised = self.said().filter(|(_, said)| said.is_promised).count();
-        let size = size_of(self.client, &self.replicas);
-        promised == self.said().count() && 2 * promised > size
+    /// For how long a majority tells this node of the next change, if no replica that answered will not.
+    fn promised(&self) -> Option<Duration> {
+        let promised: Option<Vec<Duration>> = self.said().map(|(_, said)| said.promised).collect();
+        promised_by_majority(promised?, size_of(self.client, &self.replicas))
     }
 
     /// Whether enough has come.
@@ -351,8 +369,16 @@ impl Reading<'_> {
         // A liar and a replica that has missed an update may be a majority. Where versions are joined
         // each replica may have something that the rest lacks besides, so all are waited for.
         let by_majority = self.client.config.mechanisms.mutable_majority && !self.id.kind.joins();
-        let root_was_heard = !self.named.is_remembered || !self.waited_for.contains(&0);
-        majority && agrees && by_majority && root_was_heard || self.waited_for.is_empty()
+        let root_was_heard = !self.named.is_remembered || !self.is_waited_for(0);
+        let waits = self.waited_for.iter().any(|at| self.is_waited_for(*at));
+        majority && agrees && by_majority && root_was_heard || !waits
+    }
+
+    /// Whether a replica's answer is worth waiting for.
+    fn is_waited_for(&self, at: usize) -> bool {
+        // Without a majority a read could miss an update.
+        let has_majority = 2 * self.said().count() > size_of(self.client, &self.replicas);
+        self.waited_for.contains(&at) && !(has_majority && self.silent.contains(&at))
     }
 
     fn holders(&self) -> usize {
@@ -361,7 +387,8 @@ impl Reading<'_> {
 
     /// If a block that is needed has not come, asks the nearest replica that holds it.
     fn ask_for_newest(&mut self) {
-        let under_way = self.sends.iter().any(|at| self.heard[*at].is_none());
+        let comes = |at: &usize| self.heard[*at].is_none() && !self.silent.contains(at);
+        let under_way = self.sends.iter().any(comes);
         if under_way {
             return;
         }
@@ -420,8 +447,8 @@ impl Reading<'_> {
             return;
         }
         self.client.env.spawn(Box::pin(async move {
-            while let Some((at, answer)) = late.next().await {
-                if answer.is_ok_and(|said| is_stale(&said)) {
+            while let Some((at, heard)) = late.next().await {
+                if ended(heard).await.is_ok_and(|said| is_stale(&said)) {
                     stale.push(replicas[at]);
                 }
             }
@@ -452,7 +479,7 @@ impl Reading<'_> {
 }
 
 /// The next answer; never, if none is under way.
-async fn next_of(calls: &mut FuturesUnordered<Call>) -> (usize, Answer) {
+async fn next_of(calls: &mut FuturesUnordered<Call>) -> (usize, Heard<Answer>) {
     match calls.next().await {
         Some(answered) => answered,
         None => pending().await,
@@ -495,10 +522,13 @@ async fn beyond_set(client: &Arc<Client>, nodes: &[Node], id: BlockId, least: u6
     let me = Node::of(client.transport.local());
     let near = distinct_peers(nodes, replicas + BEYOND_SETS * replicas);
     let near = near.into_iter().skip(replicas).filter(|node| !client.is_me(node));
-    let mut calls: FuturesUnordered<_> =
-        std::iter::once(me).chain(near).map(|node| ask(client, node, (id, true), None)).collect();
-    while let Some(said) = calls.next().await {
-        if let Ok(Said { held: Some(stamp), block: Some(block), .. }) = said
+    let ask = |node: Node| {
+        let asking = client.clone();
+        hear(client, node, async move { ask(&asking, node, (id, true), None).await })
+    };
+    let mut calls: FuturesUnordered<_> = std::iter::once(me).chain(near).map(ask).collect();
+    while let Some(heard) = calls.next().await {
+        if let Heard::Answer(Ok(Said { held: Some(stamp), block: Some(block), .. })) = heard
             && id.kind.reaches(stamp.version, least)
         {
             return Some(Sent { stamp, block });
@@ -515,11 +545,11 @@ async fn ask(
     promise: Option<u64>,
 ) -> Answer {
     let key = id.key;
-    let (ReadReply { held, block, set, is_promised }, parts) =
+    let (ReadReply { held, block, set, promised_ms }, parts) =
         client.call(&node, &Read { key, with_bytes, promise }, Vec::new()).await?;
-    let is_promised = is_promised == Some(true);
+    let promised = promised_ms.map(Duration::from_millis);
     if !with_bytes {
-        return Ok(Said { held, block: None, set, is_promised });
+        return Ok(Said { held, block: None, set, promised });
     }
     // A replica that does not send the block on request does not have it.
     let sent = match block {
@@ -527,7 +557,7 @@ async fn ask(
         None => None,
     };
     let (held, block) = sent.map(|Sent { stamp, block }| (stamp, block)).unzip();
-    Ok(Said { held, block, set, is_promised })
+    Ok(Said { held, block, set, promised })
 }
 
 /// A request of one of this node's clients to be told of the next change of a block, if its kind allows

@@ -27,6 +27,8 @@
 //!
 //! So one node at a time takes itself for the root and has voters (`docs/design/dht.md`, *One root*).
 //!
+//! A member that answers neither in its usual time nor to a ping (`rpc::overdue`) counts as one that does not answer.
+//!
 //! What was granted in vain is given back at once, so that of two callers which each got a part of
 //! the set, one may be served when both ask again.
 
@@ -45,6 +47,7 @@ use super::known_sets::KnownSets;
 use super::recent::Recent;
 use crate::locks::{LOCK_LEASE, LockGrant, LockLease, LockRefusal, LockStep, SETTLE, place};
 use crate::placement::{set_tag, size_of};
+use crate::rpc::overdue::{Heard, ended, hear};
 use crate::rpc::{Lock, LockReply, LockStatus, is_majority};
 
 /// Replica sets whose voters are remembered. A guess: as many as there are known sets.
@@ -113,7 +116,7 @@ pub(crate) async fn ask(client: &Arc<Client>, ask: LockLease) -> Result<LockGran
     }
 }
 
-type Answer = (usize, Result<LockReply, CallError>);
+type Answer = (usize, Heard<Result<LockReply, CallError>>);
 
 async fn ask_set(
     client: &Arc<Client>,
@@ -132,11 +135,12 @@ async fn ask_set(
     let asked = client.env.now();
     let mut calls: FuturesUnordered<BoxFuture<'static, Answer>> = FuturesUnordered::new();
     for (at, node) in set.iter().enumerate() {
-        let (client, node) = (client.clone(), *node);
-        calls.push(Box::pin(async move {
-            let called = client.call(&node, &Lock::from(ask), Vec::new()).await;
-            (at, called.map(|(reply, _)| reply))
-        }));
+        let (asking, node) = (client.clone(), *node);
+        let called = hear(client, node, async move {
+            let called = asking.call(&node, &Lock::from(ask), Vec::new()).await;
+            called.map(|(reply, _)| reply)
+        });
+        calls.push(Box::pin(async move { (at, called.await) }));
     }
     let members = set.iter().map(|node| node.peer.id).collect();
     let tag = set_tag(&set);
@@ -151,8 +155,15 @@ async fn ask_set(
         },
         of: vec![None; set.len()],
     };
-    let mut outcome = None;
-    while let Some((at, answer)) = calls.next().await {
+    let (mut outcome, mut late) = (None, Vec::new());
+    while let Some((at, heard)) = calls.next().await {
+        let answer = match heard {
+            Heard::Answer(answer) => answer,
+            Heard::Silent(call) => {
+                late.push((at, call));
+                Err(CallError::TimedOut)
+            }
+        };
         if let Some(named) = voters.of_answer(at, &answer) {
             said.voters = named;
         }
@@ -163,9 +174,12 @@ async fn ask_set(
         }
     }
     // The others hear of it all the same.
+    for (at, call) in late {
+        calls.push(Box::pin(async move { (at, Heard::Answer(call.await)) }));
+    }
     client.background.run(&client.env, async move {
-        while let Some((at, answer)) = calls.next().await {
-            voters.of_answer(at, &answer);
+        while let Some((at, heard)) = calls.next().await {
+            voters.of_answer(at, &ended(heard).await);
         }
     });
     let outcome = outcome.or_else(|| said.outcome(true, &set)).expect("all have answered");

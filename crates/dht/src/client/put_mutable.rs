@@ -37,7 +37,7 @@ use super::known_sets::{KnownSets, NamedNodes};
 use super::put_batch::{Direct, Outcome, Tally};
 use crate::accounting::admission::Origin;
 use crate::blocks::HeldBlock;
-use crate::cache::promised::Asking;
+use crate::cache::promised::{Asking, promised_by_majority};
 use crate::placement::size_of;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
@@ -134,10 +134,10 @@ pub(super) async fn put_together(
         let Some(asking) = asking.next() else { continue };
         asking.changed();
         if is_stored
-            && readers[at].is_promised(size)
+            && let Some(promised) = readers[at].promised(size)
             && let Ok(version) = header.kind.verify(&header.key, &bytes)
         {
-            asking.keep(HeldBlock { version, bytes });
+            asking.keep(HeldBlock { version, bytes }, promised);
         }
     }
     outcomes
@@ -157,11 +157,11 @@ fn note_readers(readers: &mut [Readers], said: &Said, now: Instant) {
 #[derive(Default)]
 struct Readers {
     named: BTreeMap<PeerId, Reader>,
-    /// Replicas that have stored the block; of these, such as know all promises that they have made; and such as
-    /// have promised this node a call-back.
+    /// Replicas that have stored the block; of these, such as know all promises that they have made; and for how long
+    /// others have promised this node a call-back.
     stored: usize,
     knowing: usize,
-    promising: usize,
+    promised: Vec<Duration>,
     /// When promises have ended that a replica has forgotten.
     forgotten_until: Instant,
 }
@@ -186,7 +186,7 @@ impl Readers {
             self.knowing += 1;
             return;
         };
-        self.promising += usize::from(promises.is_promised);
+        self.promised.extend(promises.promised_ms.map(Duration::from_millis));
         // No promise lasts longer, whatever a liar says.
         let until = |left_ms: u64| now + Duration::from_millis(left_ms).min(PROMISE_TIME);
         match promises.forgotten_ms {
@@ -238,9 +238,10 @@ impl Readers {
         }
     }
 
-    /// Whether this node keeps what it has put: as a reader would what it has read.
-    fn is_promised(&self, size: usize) -> bool {
-        self.promising == self.stored && 2 * self.promising > size
+    /// For how long this node may keep what it has put, as a reader what it has read.
+    fn promised(&self, size: usize) -> Option<Duration> {
+        let are_all = self.promised.len() == self.stored;
+        are_all.then(|| promised_by_majority(self.promised.clone(), size)).flatten()
     }
 }
 
@@ -278,7 +279,7 @@ mod tests {
         for named in answers {
             let holders: Vec<PromiseHolder> = named.iter().map(|n| holder(*n)).collect();
             let promises =
-                PromisesReply { is_promised: false, holders: holders.into(), forgotten_ms: 0 };
+                PromisesReply { promised_ms: None, holders: holders.into(), forgotten_ms: 0 };
             readers.note(Some(&promises), Instant::default());
         }
         readers.to_tell(3).map(|(id, _)| id.0[0]).collect()

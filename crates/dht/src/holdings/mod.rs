@@ -17,6 +17,7 @@ mod set_history;
 mod watches;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use atoll_env::Notify;
 use atoll_key::Key;
@@ -138,11 +139,14 @@ impl Holdings {
         has_majority
     }
 
-    /// Promises a reader to be told of the next change of a block, if it can be; the reader may hear of it when the journal
-    /// is written.
-    pub(crate) fn promise(&self, key: Key, reader: Peer, number: u64) -> bool {
-        let record = self.promises.make(self.lease_journal.now(), key, reader, number);
-        record.map(|record| self.lease_journal.promise(record)).is_some()
+    /// Promises a reader to be told of the next change of a block, if it can be, for as long as is returned; the reader
+    /// may hear of it when the journal is written.
+    pub(crate) fn promise(&self, key: Key, reader: Peer, number: u64) -> Option<Duration> {
+        let round_trip = self.transport.round_trip(&reader.id);
+        let lasts = self.promises.time_for(reader.id, round_trip);
+        let record = self.promises.make(self.lease_journal.now(), key, (reader, number), lasts)?;
+        self.lease_journal.promise(record);
+        Some(lasts)
     }
 
     /// A verified block as the store takes it.

@@ -1,15 +1,15 @@
 //! Call-back promises that this node has made to readers of mutable blocks (the call-backs of AFS,
 //! Howard et al. 1988; not in Pastis, whose every open asks the replicas).
 //!
-//! A reader that a majority of a block's replicas has made a promise may show what it has read for
-//! [`PROMISE_TIME`] without asking again. A replica that stores a newer version names the readers
+//! A reader that a majority of a block's replicas has made a promise may show what it has read without asking again
+//! for as long as the promise lasts: a hundred round trips between the two, at least 2 s and at most [`PROMISE_TIME`]. A replica that stores a newer version names the readers
 //! with promises to the version's writer, and the writer's node tells them before it acknowledges the
 //! write, or waits until their promises have ended. A majority that has a write and a majority that has made a
 //! promise have a replica in common, so a write that is acknowledged is seen by every read that
 //! begins after it.
 //!
 //! The writer tells the readers, not the replica: a writer that leaves it out delays its own write by
-//! 15 seconds at most, and a replica's answer waits for nobody.
+//! as long as a promise lasts, and a replica's answer waits for nobody.
 //!
 //! Invariants:
 //!
@@ -32,12 +32,15 @@ use atoll_net::header::WirePeer;
 
 use super::lease_journal::PromiseRecord;
 use crate::multiset::Counts;
-use crate::rpc::{MAX_HOLDERS, PROMISE_TIME, PromiseHolder};
+use crate::rpc::{MAX_HOLDERS, PROMISE_TIME, PromiseHolder, promise_time, whole_ms};
 
 /// Promises in all. A guess: some ten megabytes.
 const MAX_PROMISES: usize = 65_536;
 /// Promises to one peer: what it may read in 15 seconds without being slowed down.
 const MAX_OF_PEER: usize = 8_192;
+
+/// Readers whose distance is remembered. A guess: as the peer book.
+const MAX_NEAREST: usize = 4_096;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -50,6 +53,9 @@ struct State {
     /// By block, and of each the readers.
     made: BTreeMap<Key, BTreeMap<PeerId, Promise>>,
     of_peer: Counts<PeerId>,
+    /// The shortest round trip that was measured to a reader. One that was stopped seems far when it goes on, and its
+    /// promises are not to last longer when it is stopped again.
+    nearest: BTreeMap<PeerId, Duration>,
     /// When promises that have ended are looked for next.
     sweep_at: Instant,
 }
@@ -104,14 +110,27 @@ impl Promises {
         self.state.lock().expect("no holder of this lock panics")
     }
 
+    /// How long a promise to a reader is to last, to which a round trip takes so long at present, if that is known.
+    pub(crate) fn time_for(&self, reader: PeerId, round_trip: Option<Duration>) -> Duration {
+        let nearest = &mut self.state().nearest;
+        let least = nearest.get(&reader).copied().into_iter().chain(round_trip).min();
+        if let Some(least) = least {
+            nearest.insert(reader, least);
+            if nearest.len() > MAX_NEAREST {
+                nearest.pop_first();
+            }
+        }
+        promise_time(least)
+    }
+
     /// Makes a promise of the reader's `number`, if it can be made. It is to be in the journal before the reader
     /// is told.
     pub(crate) fn make(
         &self,
         now: Instant,
         key: Key,
-        peer: Peer,
-        number: u64,
+        (peer, number): (Peer, u64),
+        lasts: Duration,
     ) -> Option<PromiseRecord> {
         let mut state = self.state();
         state.sweep(now);
@@ -129,7 +148,9 @@ impl Promises {
             }
             state.of_peer.add(peer.id);
         }
-        let until = now + PROMISE_TIME;
+        // The reader may still go by a longer one that it had.
+        let before = readers.get(&peer.id).map_or(now, |promise| promise.until);
+        let until = before.max(now + lasts.min(PROMISE_TIME));
         readers.insert(peer.id, Promise { peer, number, until });
         let until = until.as_nanos();
         Some(PromiseRecord { key: key.0, peer: WirePeer(peer), number, until })
@@ -143,7 +164,7 @@ impl Promises {
         let holder = |promise: &Promise| PromiseHolder {
             peer: promise.peer,
             number: promise.number,
-            left_ms: u64::try_from(promise.until.since(now).as_millis()).unwrap_or(u64::MAX),
+            left_ms: whole_ms(promise.until.since(now)),
         };
         others.map(|(_, promise)| holder(promise)).collect()
     }
@@ -181,9 +202,9 @@ mod tests {
     #[test]
     fn a_writer_is_named_the_readers_whose_promises_last_but_itself() {
         let promises = Promises::default();
-        assert!(promises.make(at(0), key(1), peer(1), 11).is_some());
-        assert!(promises.make(at(5), key(1), peer(2), 12).is_some());
-        assert!(promises.make(at(5), key(2), peer(3), 13).is_some());
+        assert!(promises.make(at(0), key(1), (peer(1), 11), PROMISE_TIME).is_some());
+        assert!(promises.make(at(5), key(1), (peer(2), 12), PROMISE_TIME).is_some());
+        assert!(promises.make(at(5), key(2), (peer(3), 13), PROMISE_TIME).is_some());
         assert_eq!(numbers(&promises, at(6), 9), [11, 12]);
         assert_eq!(numbers(&promises, at(6), 1), [12]);
         assert_eq!(numbers(&promises, at(15), 9), [12]);
@@ -194,7 +215,7 @@ mod tests {
             [(peer(1), Duration::from_secs(9)), (peer(2), Duration::from_secs(14))]
         );
         assert_eq!(readers(15), [(peer(2), Duration::from_secs(5))]);
-        promises.make(at(16), key(1), peer(1), 14);
+        promises.make(at(16), key(1), (peer(1), 14), PROMISE_TIME);
         assert_eq!(numbers(&promises, at(17), 9), [14, 12], "made anew");
     }
 
@@ -202,16 +223,22 @@ mod tests {
     fn promises_are_bounded_and_those_that_have_ended_make_room() {
         let promises = Promises::default();
         for n in 0..MAX_HOLDERS as u8 {
-            assert!(promises.make(at(0), key(1), peer(n), 0).is_some());
+            assert!(promises.make(at(0), key(1), (peer(n), 0), PROMISE_TIME).is_some());
         }
-        assert!(promises.make(at(0), key(1), peer(200), 0).is_none(), "too many of one block");
-        assert!(promises.make(at(0), key(1), peer(0), 1).is_some(), "it has one already");
+        assert!(
+            promises.make(at(0), key(1), (peer(200), 0), PROMISE_TIME).is_none(),
+            "too many of one block"
+        );
+        assert!(
+            promises.make(at(0), key(1), (peer(0), 1), PROMISE_TIME).is_some(),
+            "it has one already"
+        );
         let of_one = |n: usize| {
             let key = Key::hashed(*blake3::hash(&n.to_be_bytes()).as_bytes());
-            promises.make(at(1), key, peer(201), 0).is_some()
+            promises.make(at(1), key, (peer(201), 0), PROMISE_TIME).is_some()
         };
         assert!((0..MAX_OF_PEER).all(of_one) && !of_one(MAX_OF_PEER), "too many of one peer");
-        assert!(promises.make(at(40), key(1), peer(200), 0).is_some());
+        assert!(promises.make(at(40), key(1), (peer(200), 0), PROMISE_TIME).is_some());
         let state = promises.state();
         assert_eq!((state.made.len(), state.of_peer.total()), (1, 1));
     }
@@ -219,7 +246,9 @@ mod tests {
     #[test]
     fn what_was_recorded_is_known_until_it_has_ended() {
         let made = Promises::default();
-        let make = |secs, reader, number| made.make(at(secs), key(1), peer(reader), number);
+        let make = |secs, reader, number| {
+            made.make(at(secs), key(1), (peer(reader), number), PROMISE_TIME)
+        };
         let records = [make(0, 1, 11), make(5, 2, 12), make(9, 1, 13)];
         let records = records.map(|record| record.expect("there is room"));
         let again = Promises::remembering(at(10), &records);
@@ -227,5 +256,39 @@ mod tests {
         assert_eq!(again.state().of_peer.total(), 2);
         assert_eq!(numbers(&Promises::remembering(at(20), &records), at(20), 9), [13]);
         assert_eq!(numbers(&Promises::remembering(at(24), &records), at(24), 9), []);
+    }
+
+    #[test]
+    fn a_reader_that_was_stopped_is_not_promised_for_longer() {
+        let (promises, reader) = (Promises::default(), peer(1).id);
+        let secs = |ms: u64| promises.time_for(reader, Some(Duration::from_millis(ms))).as_secs();
+        assert_eq!([50, 30, 1_300, 30].map(secs), [5, 3, 3, 3]);
+        assert_eq!(promises.time_for(reader, None).as_secs(), 3);
+        assert_eq!(promises.time_for(peer(2).id, None).as_secs(), 2);
+        for n in 0..MAX_NEAREST as u64 {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&n.to_be_bytes());
+            promises.time_for(PeerId(id), Some(Duration::ZERO));
+        }
+        assert_eq!(promises.state().nearest.len(), MAX_NEAREST);
+    }
+
+    /// The reader keeps what it was promised for longer if its next question brings nothing that it may keep.
+    #[test]
+    fn a_shorter_promise_does_not_end_a_longer_one() {
+        let promises = Promises::default();
+        let secs = Duration::from_secs;
+        promises.make(at(0), key(1), (peer(1), 11), secs(10)).expect("there is room");
+        let record = promises.make(at(1), key(1), (peer(1), 12), secs(2)).expect("there is room");
+        assert_eq!(Instant(record.until), at(10), "also after a restart");
+        assert_eq!(
+            (numbers(&promises, at(9), 9), numbers(&promises, at(10), 9)),
+            (vec![12], vec![])
+        );
+        promises.make(at(10), key(1), (peer(1), 13), secs(2)).expect("there is room");
+        assert_eq!(
+            (numbers(&promises, at(11), 9), numbers(&promises, at(12), 9)),
+            (vec![13], vec![])
+        );
     }
 }

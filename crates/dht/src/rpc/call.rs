@@ -79,6 +79,11 @@ impl Rpc {
         let result = self.transport.call(to.peer, request, limit).await;
         let now = self.env.now();
         match &result {
+            // This process was stopped, and says nothing of the peer.
+            Ok(_) | Err(CallError::Refused(_)) if self.was_stopped(start, limit) => {
+                book.lives(&to.peer.id, now);
+            }
+            Err(CallError::TimedOut) if self.was_stopped(start, limit) => {}
             // The peer has answered another call meanwhile; this one waited in a queue.
             Err(CallError::TimedOut) if book.has_answered_since(&to.peer.id, start) => {
                 book.late(&to.peer, now);

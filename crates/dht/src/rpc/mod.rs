@@ -27,6 +27,7 @@ mod encoding;
 mod holdings;
 mod locking;
 mod lookup;
+pub(crate) mod overdue;
 mod promises;
 mod put;
 pub(crate) mod put_times;
@@ -56,8 +57,8 @@ pub use diversion::{Divert, DivertReply, Diverted};
 pub use holdings::{AskHoldings, HeldCopy, HoldingsReply, Pointing, Proof, Prove, ProveReply};
 pub use locking::{Lock, LockReply, LockStatus};
 pub use lookup::{CacheCopy, CacheReply, LookupReply, LookupStep};
-pub(crate) use promises::PROMISE_TIME;
 pub use promises::{Changed, ChangedReply, MAX_HOLDERS, PromiseHolder, PromisesReply};
+pub(crate) use promises::{PROMISE_TIME, promise_time};
 pub(crate) use put::{Block, from_blocks, to_blocks};
 pub use put::{BlockHeader, Fetch, FetchReply, Put, PutReply, PutStatus, There};
 pub(crate) use reading::short_hash;
@@ -284,6 +285,11 @@ pub enum Caller {
     Publisher,
     /// A member for which not too much work was done of late (`server::work_limit`).
     Metered,
+}
+
+/// A time as messages have it: whole milliseconds.
+pub(crate) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A header, of a request or of a reply.

@@ -38,6 +38,11 @@ const COLD_ROOT_ROUND_TRIPS: u32 = 24;
 const REPLICA_ROUND_TRIPS: u32 = 3;
 /// And so many before the first.
 const COLD_REPLICA_ROUND_TRIPS: u32 = 8;
+/// A root that has answered puts is given no longer, whatever its answers took, besides the time of the line. A guess:
+/// one that was stopped answers late when it goes on, and is not given as long the next time.
+const MOST_OF_ROOT: Duration = Duration::from_secs(4);
+/// And a replica. A guess.
+const MOST_OF_REPLICA: Duration = Duration::from_secs(2);
 /// The line's rate before any was measured. A guess: 256 kbit/s, the uplink of a slow line. The
 /// first answers correct it.
 const FIRST_BYTES_PER_SEC: f64 = (32 << 10) as f64;
@@ -149,6 +154,11 @@ impl Sending {
         self.begun.get().map(|(_, start)| *start)
     }
 
+    /// Whether it sends no blocks.
+    pub(crate) fn is_question(&self) -> bool {
+        self.bytes == 0
+    }
+
     /// Others need not wait for this put any more. Only of a put that is under way.
     pub(crate) fn give_up_room(&self) {
         let (number, _) = self.begun.get().expect("only what is under way has room");
@@ -222,15 +232,21 @@ impl PutTimes {
         short: &PeerBook,
     ) -> Duration {
         let is_warm = self.book(waits_for).latency(peer).is_some();
-        let (base, round_trips) = match (waits_for, is_warm) {
-            (WaitsFor::Root, true) => (PUBLISHER_BASE, ROOT_ROUND_TRIPS),
-            (WaitsFor::Root, false) => (PUBLISHER_BASE, COLD_ROOT_ROUND_TRIPS),
-            (WaitsFor::Replica, true) => (ROOT_BASE, REPLICA_ROUND_TRIPS),
-            (WaitsFor::Replica, false) => (ROOT_BASE, COLD_REPLICA_ROUND_TRIPS),
+        let (base, round_trips, most) = match (waits_for, is_warm) {
+            (WaitsFor::Root, true) => (PUBLISHER_BASE, ROOT_ROUND_TRIPS, MOST_OF_ROOT),
+            (WaitsFor::Root, false) => (PUBLISHER_BASE, COLD_ROOT_ROUND_TRIPS, Duration::MAX),
+            (WaitsFor::Replica, true) => (ROOT_BASE, REPLICA_ROUND_TRIPS, MOST_OF_REPLICA),
+            (WaitsFor::Replica, false) => (ROOT_BASE, COLD_REPLICA_ROUND_TRIPS, MOST_OF_REPLICA),
         };
         // The replicas of a near root may be far.
         let others = short.mean_latency().unwrap_or_default();
-        base.max(short.p95(peer).max(others) * round_trips) + self.lock().time_of(line_bytes)
+        let usual = base.max(short.p95(peer).max(others) * round_trips);
+        usual.min(most) + self.line_time(line_bytes)
+    }
+
+    /// How long the line needs for so many bytes.
+    pub(crate) fn line_time(&self, line_bytes: u64) -> Duration {
+        self.lock().time_of(line_bytes)
     }
 }
 
@@ -364,6 +380,28 @@ mod tests {
             let patience = times.patience(&PEER, waits_for, 1 << 20, &short);
             assert!(patience < MS * most, "{waits_for:?}: {patience:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_whose_answers_came_late_is_not_given_as_long_the_next_time() {
+        let (times, short) = (Arc::new(PutTimes::default()), PeerBook::default());
+        let patience = |waits_for| times.patience(&PEER, waits_for, 0, &short);
+        for waits_for in [WaitsFor::Root, WaitsFor::Replica] {
+            begun(&times, waits_for, 100).answered(&PEER, 100, at(20));
+        }
+        (0..20).for_each(|n| short.answered(&PEER, MS * 20, at(n)));
+        assert_eq!(patience(WaitsFor::Root), PUBLISHER_BASE);
+        assert_eq!(patience(WaitsFor::Replica), ROOT_BASE);
+        // Calls of ten seconds, as of a peer that was stopped.
+        (0..20).for_each(|n| short.answered(&PEER, MS * 10_000, at(30_000 + n)));
+        for waits_for in [WaitsFor::Root, WaitsFor::Replica] {
+            begun(&times, waits_for, 100).answered(&PEER, 100, at(10_000));
+        }
+        assert_eq!(patience(WaitsFor::Root), MOST_OF_ROOT);
+        assert_eq!(patience(WaitsFor::Replica), MOST_OF_REPLICA);
+        // The time of the line comes on top: a full one is not a dead peer.
+        let long = times.patience(&PEER, WaitsFor::Replica, 1 << 20, &short);
+        assert!(long > MOST_OF_REPLICA + MS * 1_000, "{long:?}");
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! counts when it comes, but a caller that has a majority does not wait for it. A node that left an
 //! earlier call unanswered is asked and not waited for at all.
 //!
+//! A node is given [`MOST_USUAL`] and the time of the line before it is pinged on the side; one that leaves that
+//! unanswered as well is overdue at once ([`super::overdue`]).
+//!
 //! An overdue call does not mean that its node is dead: either line may be slow. So the overlay
 //! checks the node as it checks its neighbours, and treats it as failed only if that check fails.
 //!
@@ -26,6 +29,7 @@ use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
 use crate::rpc::Rpc;
+use crate::rpc::overdue::{Heard, MOST_USUAL, ended, hear_long};
 use crate::rpc::put_times::{Sending, WaitsFor};
 
 /// Calls that go on although no caller waits for them; further ones are dropped. Each may hold a
@@ -54,7 +58,7 @@ struct Watched {
     line_bytes: u64,
 }
 
-type Call<T> = BoxFuture<'static, (Node, Result<T, CallError>)>;
+type Call<T> = BoxFuture<'static, (Node, Heard<Result<T, CallError>>)>;
 
 /// See the module.
 pub(crate) struct Calls<T> {
@@ -95,12 +99,22 @@ impl<T: Send + 'static> Calls<T> {
             if !is_watched {
                 sending.give_up_room();
             }
-            let answer = call.await;
-            if answer.is_ok() && !rpc.is_me(&node) {
-                sending.answered(&node.peer.id, line_bytes, rpc.env.now());
+            let asking = rpc.clone();
+            let answered = async move {
+                let answer = call.await;
+                if answer.is_ok() && !asking.is_me(&node) {
+                    sending.answered(&node.peer.id, line_bytes, asking.env.now());
+                }
+                drop(sending);
+                answer
+            };
+            if waits || !is_watched {
+                return (node, Heard::Answer(answered.await));
             }
-            drop(sending);
-            (node, answer)
+            let times = rpc.put_times.clone();
+            let line_time = move || times.line_time(times.under_way_bytes());
+            let after = MOST_USUAL + line_time();
+            (node, hear_long(&rpc, node, answered, after, line_time).await)
         }));
     }
 
@@ -127,11 +141,21 @@ impl<T: Send + 'static> Calls<T> {
             let pause = sleep(&*self.rpc.env, pause);
             let changed = self.rpc.overlay.changed(self.epoch);
             match select(self.calls.next(), select(pause, changed)).await {
-                Either::Left((answer, _)) => {
-                    let (node, answer) = answer?;
-                    self.watched.retain(|watched| watched.node.id != node.id);
-                    return Some(Event::Answer(node, answer));
-                }
+                Either::Left((answer, _)) => match answer? {
+                    (node, Heard::Answer(answer)) => {
+                        self.watched.retain(|watched| watched.node.id != node.id);
+                        return Some(Event::Answer(node, answer));
+                    }
+                    (node, Heard::Silent(call)) => {
+                        let rest = async move { (node, Heard::Answer(call.await)) };
+                        self.calls.push(Box::pin(rest));
+                        let is_its = |watched: &Watched| watched.node.id == node.id;
+                        if let Some(at) = self.watched.iter().position(is_its) {
+                            self.watched.remove(at).sending.give_up_room();
+                            return Some(Event::Overdue);
+                        }
+                    }
+                },
                 Either::Right((Either::Right((epoch, _)), _)) => {
                     self.epoch = epoch;
                     return Some(Event::RingChanged);
@@ -154,7 +178,11 @@ impl<T: Send + 'static> Calls<T> {
         let (times, book) = (&self.rpc.put_times, self.rpc.overlay.peer_book());
         let bytes = if mechanisms.line_rate { watched.line_bytes } else { 0 };
         let id = &watched.node.peer.id;
-        Some(watched.sending.start()? + times.patience(id, self.waits_for, bytes, book))
+        let mut patience = times.patience(id, self.waits_for, bytes, book);
+        if watched.sending.is_question() {
+            patience = patience.min(MOST_USUAL + times.line_time(bytes));
+        }
+        Some(watched.sending.start()? + patience)
     }
 
     /// Whether a call's time has come; it is overdue then.
@@ -174,7 +202,8 @@ impl<T: Send + 'static> Calls<T> {
     /// The caller waits no longer; the calls under way go on.
     pub(crate) fn finish(self) {
         for call in self.calls {
-            self.rpc.background.run(&self.rpc.env, async move { drop(call.await) });
+            let to_its_end = async move { drop(ended(call.await.1).await) };
+            self.rpc.background.run(&self.rpc.env, to_its_end);
         }
     }
 }

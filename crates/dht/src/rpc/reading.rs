@@ -34,9 +34,9 @@ pub struct ReadReply {
     /// The tag of the block's replica set, if this node is its root.
     #[n(2)]
     pub set: Option<u64>,
-    /// Whether the promise was made.
+    /// For how long the promise was made, milliseconds; absent if it was not.
     #[n(3)]
-    pub is_promised: Option<bool>,
+    pub promised_ms: Option<u64>,
 }
 
 /// Which block a replica holds: its version, and a short hash, since two writers may have made

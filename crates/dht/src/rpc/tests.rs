@@ -45,7 +45,11 @@ fn publisher() -> atoll_net::Peer {
 
 fn promises() -> super::PromisesReply {
     let holder = PromiseHolder { peer: publisher(), number: 8, left_ms: 9 };
-    super::PromisesReply { is_promised: true, holders: vec![holder; 2].into(), forgotten_ms: 10 }
+    super::PromisesReply {
+        promised_ms: Some(2_000),
+        holders: vec![holder; 2].into(),
+        forgotten_ms: 10,
+    }
 }
 
 const OVER: super::OverQuota =
@@ -66,7 +70,7 @@ fn messages_of_lookups_read_back() {
     round_trip(CacheReply { taken: true });
     round_trip(Read { key: key(1), with_bytes: true, promise: Some(u64::MAX) });
     let held = Some(Stamp { version: u64::MAX, digest: 1 });
-    round_trip(ReadReply { held, block: Some(header()), set: Some(3), is_promised: Some(true) });
+    round_trip(ReadReply { held, block: Some(header()), set: Some(3), promised_ms: Some(15_000) });
     round_trip(ReadReply::default());
     round_trip(Watch { key: key(1), seen: 7 });
     round_trip(WatchReply { version: Some(8) });

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_key::PeerId;
 use atoll_net::{Peer, Refusal};
@@ -14,7 +13,7 @@ use crate::locks::LockStep;
 use crate::placement::{own_set, set_tag};
 use crate::rpc::{
     Answered, AskUses, BlockReader, Lock, LockReply, LockStatus, LockUse, MAX_LOCK_HOLDERS,
-    UsesReply,
+    UsesReply, whole_ms,
 };
 use crate::server::Server;
 
@@ -65,15 +64,14 @@ impl Handle<AskUses> for Arc<Server> {
         _: Vec<Bytes>,
     ) -> Result<Answered<AskUses>, Refusal> {
         let now = self.lease_journal.now();
-        let ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let readers = self.promises.readers(now, &key).into_iter();
         let readers: Vec<_> =
-            readers.map(|(peer, left)| BlockReader { peer, left_ms: ms(left) }).collect();
+            readers.map(|(peer, left)| BlockReader { peer, left_ms: whole_ms(left) }).collect();
         let locks = self.lock_leases.holders(now, &lock, MAX_LOCK_HOLDERS).into_iter();
         let lock_use = |(peer, mode, left): (PeerId, _, _)| LockUse {
             peer_id: peer.0,
             mode,
-            left_ms: ms(left),
+            left_ms: whole_ms(left),
         };
         let locks: Vec<_> = locks.map(lock_use).collect();
         Ok((UsesReply { readers: readers.into(), locks: locks.into() }, Vec::new()))

@@ -7,6 +7,7 @@
 //! those before it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_key::{Key, PeerId, QuotaClass};
 use atoll_net::{CallError, Peer, Refusal};
@@ -23,7 +24,7 @@ use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{
     Answered, AskRoom, Block, OverQuota, PromisesReply, Put, PutReply, PutStatus, is_majority,
-    malformed, to_blocks,
+    malformed, to_blocks, whole_ms,
 };
 use crate::server::Server;
 
@@ -52,35 +53,37 @@ impl Handle<Put> for Arc<Server> {
         let stored = joined.iter().zip(&statuses).enumerate();
         let stored = stored.filter(|(_, (_, status))| matches!(status, PutStatus::Stored { .. }));
         // Before what is held is looked at: no change is missed.
-        let made: Vec<(&Block, bool)> = stored
+        let made: Vec<(&Block, Option<Duration>)> = stored
             .map(|(at, (block, _))| {
                 let number = put.promises.0.get(at);
-                (block, number.is_some_and(|n| self.promise(block.header.key, from, *n)))
+                (block, number.and_then(|n| self.promise(block.header.key, from, *n)))
             })
             .collect();
-        let is_any_made = made.iter().any(|(_, is_made)| *is_made);
+        let is_any_made = made.iter().any(|(_, made)| made.is_some());
         let is_written = !is_any_made || self.lease_journal.written().await.is_ok();
         let mut promises = Vec::with_capacity(made.len());
-        for (block, is_made) in made {
-            promises.push(promised(self, &from, block, is_made && is_written).await);
+        for (block, made) in made {
+            promises.push(promised(self, &from, block, made.filter(|_| is_written)).await);
         }
         Ok((PutReply { statuses: statuses.into(), set, promises: promises.into() }, Vec::new()))
     }
 }
 
-/// The answer to the writer of a stored block about its readers. The writer gets the promise that `is_made` only if the
+/// The answer to the writer of a stored block about its readers. The writer gets the promise that was `made` only if the
 /// block held is the one that it has put.
 async fn promised(
     server: &Arc<Server>,
     writer: &Peer,
     Block { header, bytes }: &Block,
-    is_made: bool,
+    made: Option<Duration>,
 ) -> PromisesReply {
     let (journal, key) = (&server.lease_journal, header.key);
-    let is_promised = is_made && server.read(&key).await.is_some_and(|held| held.bytes == bytes);
+    let is_as_put =
+        made.is_some() && server.read(&key).await.is_some_and(|held| held.bytes == bytes);
+    let promised_ms = made.filter(|_| is_as_put).map(whole_ms);
     let holders = server.promises.holders(journal.now(), &key, &writer.id).into();
-    let forgotten_ms = journal.forgotten().as_millis().try_into().unwrap_or(u64::MAX);
-    PromisesReply { is_promised, holders, forgotten_ms }
+    let forgotten_ms = whole_ms(journal.forgotten());
+    PromisesReply { promised_ms, holders, forgotten_ms }
 }
 
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when a

@@ -12,6 +12,7 @@ use crate::diversion::follow;
 use crate::placement::own_set_tag;
 use crate::rpc::{
     Answered, Block, Changed, ChangedReply, Read, ReadReply, Stamp, WATCH_WAIT, Watch, WatchReply,
+    whole_ms,
 };
 use crate::server::Server;
 
@@ -23,7 +24,7 @@ impl Handle<Read> for Arc<Server> {
         _: Vec<Bytes>,
     ) -> Result<Answered<Read>, Refusal> {
         // Before what is held is looked at: no change is missed.
-        let promised = promise.map(|number| self.promise(key, from, number));
+        let promised = promise.and_then(|number| self.promise(key, from, number));
         let mut reply = ReadReply { set: own_set_tag(self, &key), ..ReadReply::default() };
         if self.pending.denies(&key) {
             return Ok((reply, Vec::new()));
@@ -41,9 +42,9 @@ impl Handle<Read> for Arc<Server> {
             Some((Stamp::of(version, &block.bytes), block))
         };
         let found = held.and_then(verify);
-        reply.is_promised = match promised {
-            Some(true) => Some(self.lease_journal.written().await.is_ok()),
-            _ => promised,
+        reply.promised_ms = match promised {
+            Some(lasts) if self.lease_journal.written().await.is_ok() => Some(whole_ms(lasts)),
+            _ => None,
         };
         let Some((stamp, block)) = found else { return Ok((reply, Vec::new())) };
         reply.held = Some(stamp);

@@ -46,4 +46,5 @@ mod renewing;
 mod ring;
 mod soak;
 mod static_ring;
+mod stopped;
 mod virtual_servers;
