@@ -63,7 +63,11 @@ impl Mounts {
         mounts: usize,
         options: SharedOptions,
     ) -> Mounts {
-        let ring = Ring::with(sim, DhtConfig::default(), nodes);
+        Mounts::on(Ring::with(sim, DhtConfig::default(), nodes), mounts, options)
+    }
+
+    /// Mounts at the first nodes of a ring.
+    pub(super) fn on(ring: Ring, mounts: usize, options: SharedOptions) -> Mounts {
         let mut all = Mounts { ring, mounts: Vec::new() };
         let blocks = all.ring.members[0].dht.clone() as std::sync::Arc<dyn atoll_dht::Blocks>;
         let env = all.env(0);

@@ -32,6 +32,7 @@ mod sealing;
 mod state;
 mod status;
 mod stopped;
+mod storm;
 mod unseen;
 mod upkeep;
 mod written_meanwhile;
