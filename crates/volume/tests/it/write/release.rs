@@ -10,7 +10,8 @@ use atoll_key::kinds::{Release, ReleaseEffect};
 use atoll_key::{NotAdmitted, ReadKey, SignedBlock};
 use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags};
 use atoll_volume::owned::{
-    WritableFs, WriteOptions, empty_root, releasable_blocks, release_blocks, sealed_root,
+    GetOptions, NoProgress, WritableFs, WriteOptions, empty_root, get_newest, releasable_blocks,
+    release_blocks, sealed_root,
 };
 
 use super::history::{HOUR, MINUTE, START, Scene, noise, unlink, write};
@@ -55,6 +56,37 @@ async fn without_history_the_room_of_removed_files_is_back() {
         assert_eq!(left(&scene).await, before);
         assert_eq!(scene.shown(None).await[&b"kept"[..]].0, noise(19, 50_000));
     }
+}
+
+/// Blocks of the version that a copy has begun with are gone minutes after a newer one.
+#[tokio::test(start_paused = true)]
+async fn a_copy_goes_on_from_the_newest_version() {
+    let scene = Scene::new("none").await;
+    for (name, seed) in [("kept", 1), ("rewritten", 2), ("removed", 3)] {
+        scene.write(name, &noise(seed, 50_000)).await;
+    }
+    let volume = scene.volume(None).await.expect("opens");
+    let begun = volume.snapshot().await;
+    scene.write("rewritten", &noise(4, 50_000)).await;
+    unlink(scene.fs(), "removed").await;
+    scene.fs().sync().await.expect("flushes");
+    left(&scene).await;
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let dest = dir.path().join("copy");
+    let told = std::sync::Mutex::new(Vec::new());
+    let tells = |version| told.lock().expect("unpoisoned").push(version);
+    let from = (begun.clone(), begun.root());
+    let progress = Arc::new(NoProgress);
+    let copied = get_newest(&volume, from, &dest, GetOptions::default(), progress, &tells).await;
+    let (copied, newest) = copied.expect("copies");
+    assert!(newest.version() > begun.version());
+    assert_eq!(*told.lock().expect("unpoisoned"), [newest.version()]);
+    assert!(copied.unread.is_empty(), "{:?}", copied.unread);
+    for (name, seed) in [("kept", 1), ("rewritten", 4)] {
+        assert!(std::fs::read(dest.join(name)).expect("reads") == noise(seed, 50_000), "{name}");
+    }
+    assert!(!dest.join("removed").exists());
 }
 
 /// The mount ends at once: it has not walked since.
