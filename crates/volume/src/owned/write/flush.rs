@@ -8,18 +8,18 @@
 //! (`fsync`), when much is changed, and otherwise every [`FLUSH_EVERY`]. A flush that fails is
 //! undone in memory and tried again.
 //!
-//! Where the ring has no room for all, the files are written one by one, and those that find no room
-//! are *left out*: everything else is written, and their entries keep the contents that are stored.
-//! They are tried again after [`TRY_AGAIN_AFTER`], and when a caller waits for them. The spool
-//! gets their contents once more before the root is put, since the root counts all records as merged.
-//! Nothing is written while a file that finds no room stands under the name of another that is stored:
-//! the ring would lose that one.
+//! Where the ring has no room for all, or has lost a block of which a part is to be kept, the files are
+//! written one by one, and those that cannot be are *left out*: everything else is written, and their entries
+//! keep the contents that are stored. They are tried again after [`TRY_AGAIN_AFTER`], and when a caller
+//! waits for them. The spool gets their contents once more before the root is put, since the root counts
+//! all records as merged. Nothing is written while a file that is left out stands under the name of
+//! another that is stored: the ring would lose that one.
 //!
 //! The root is put with the version after the one that this mount has put or read, and no other:
 //! where a second writer has put one, the ring refuses, and this mount is *fenced*: it changes
 //! nothing any more. While it is not known whether the ring has a root, the same bytes are put again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(super) const WRITER_LEASE: Duration = Duration::from_secs(120);
 /// How long after a failure the root is put again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// How long files that found no room are left out before they are tried again. Guess.
+/// How long files are left out before they are tried again. Guess.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// Runs until the mount ends.
@@ -89,15 +89,15 @@ pub(super) async fn run(shared: Weak<Shared>) {
 }
 
 impl Shared {
-    /// Writes all changes, but the contents of files that find no room; when it returns, the ring has
-    /// them.
+    /// Writes all changes, but the contents of files that find no room or that the ring has lost in part;
+    /// when it returns, the ring has them.
     pub(super) async fn flush(&self, tries_again: bool) -> Result<(), FlushError> {
         self.check_fence()?;
         let mut head = self.head.lock().await;
         let before = self.left_out_now();
-        let left_out = if tries_again { BTreeSet::new() } else { before };
+        let left_out = if tries_again { BTreeMap::new() } else { before };
         let error = match self.flush_without(&left_out, tries_again, &mut head).await {
-            Err(error) if error.is_no_room() => error,
+            Err(error) if error.leaves_others() => error,
             flushed => {
                 if flushed.is_ok() && left_out.is_empty() {
                     *self.left_out() = None;
@@ -105,34 +105,31 @@ impl Shared {
                 return flushed;
             }
         };
-        let left_out = self.find_without_room(tries_again, &mut head).await?;
-        if left_out.is_empty() {
+        let files = self.find_unstorable(tries_again, &mut head).await?;
+        if files.is_empty() {
             return Err(error);
         }
-        let what = self.names_left_out(&left_out);
-        let error = FlushError::LeftOut { what, error: Box::new(error) };
         if self.tree().is_changed() {
-            self.flush_without(&left_out, false, &mut head).await?;
+            self.flush_without(&files, false, &mut head).await?;
         }
-        let since = self.env.now();
-        *self.left_out() = Some(LeftOut { files: left_out, error, since });
+        *self.left_out() = Some(LeftOut { files, since: self.env.now() });
         Ok(())
     }
 
     /// Writes all changes but the contents of these files.
     async fn flush_without(
         &self,
-        left_out: &BTreeSet<u64>,
+        left_out: &BTreeMap<u64, FlushError>,
         tries_again: bool,
         head: &mut Head,
     ) -> Result<(), FlushError> {
         let (plan, records, restated) = {
             let mut tree = self.tree();
             // What has changed until now, and nothing later, is in the records until now.
-            let plan = tree.begin_flush(left_out, tries_again);
+            let plan = tree.begin_flush(&left_out.keys().copied().collect(), tries_again);
             let spool = self.spool.as_ref().filter(|_| plan.is_some());
             let restated: Vec<_> = match spool {
-                Some(_) => left_out.iter().filter_map(|inode| tree.restated(*inode)).collect(),
+                Some(_) => left_out.keys().filter_map(|inode| tree.restated(*inode)).collect(),
                 None => Vec::new(),
             };
             (plan, spool.map_or(0, |spool| spool.cut()), restated)
@@ -148,10 +145,10 @@ impl Shared {
         let planned = std::mem::take(&mut plan.xattrs);
         let old = head.root.clone();
         let write = async {
-            self.check_replaces_nothing(&plan).await?;
+            self.check_replaces_nothing(&plan, left_out).await?;
             let written = self.write(plan, &planned, &old).await?;
             if let Some(spool) = self.spool.as_ref().filter(|_| !restated.is_empty()) {
-                let unkept = |why| format!("what finds no room cannot be kept in the spool: {why}");
+                let unkept = |why| format!("what is left out cannot be kept in the spool: {why}");
                 let kept = spool.restate(records, &restated).await;
                 kept.map_err(|why| PutError::Full(unkept(why)))?;
             }
@@ -178,18 +175,18 @@ impl Shared {
         Ok(())
     }
 
-    /// The files whose contents find no room, written one by one, small changes first.
-    async fn find_without_room(
+    /// The files whose contents cannot be stored, and why: all are written one by one, small changes first.
+    async fn find_unstorable(
         &self,
         tries_again: bool,
         head: &mut Head,
-    ) -> Result<BTreeSet<u64>, FlushError> {
+    ) -> Result<BTreeMap<u64, FlushError>, FlushError> {
         let plan = self.tree().begin_flush(&BTreeSet::new(), tries_again);
-        let Some(mut plan) = plan else { return Ok(BTreeSet::new()) };
+        let Some(mut plan) = plan else { return Ok(BTreeMap::new()) };
         plan.files.sort_by_key(|file| (file.new.len(), file.inode));
         let (is_news, files) = (plan.is_news, std::mem::take(&mut plan.files));
         let write = async {
-            let mut without_room = BTreeSet::new();
+            let mut unstorable = BTreeMap::new();
             for file in files {
                 let (inode, mut outbox) = (file.inode, self.outbox());
                 let written = async {
@@ -197,11 +194,11 @@ impl Shared {
                     Ok::<_, FlushError>(outbox.finish().await?)
                 };
                 match written.await {
-                    Err(error) if error.is_no_room() => drop(without_room.insert(inode)),
+                    Err(error) if error.leaves_others() => drop(unstorable.insert(inode, error)),
                     written => written?,
                 }
             }
-            Ok(without_room)
+            Ok(unstorable)
         };
         let found = self.write_as_writer(write, head).await;
         self.tree().undo_flush(is_news);
@@ -209,7 +206,11 @@ impl Shared {
     }
 
     /// That no file which is left out stands under the name of another that is stored, with contents.
-    async fn check_replaces_nothing(&self, plan: &Plan) -> Result<(), FlushError> {
+    async fn check_replaces_nothing(
+        &self,
+        plan: &Plan,
+        left_out: &BTreeMap<u64, FlushError>,
+    ) -> Result<(), FlushError> {
         for (parent, stored, inode, entry) in plan.entries_left_out() {
             if stored.hash.is_none() {
                 continue;
@@ -219,30 +220,20 @@ impl Shared {
             let is_empty = matches!(old.content, Content::Regular { size_bytes: 0, .. });
             if !is_empty && !self.tree().is_entry_of(inode, parent, &old) {
                 let name = String::from_utf8_lossy(&entry.name);
-                let why = format!("{name} finds no room, and would replace a file that is stored");
-                return Err(FlushError::Put(PutError::Full(why)));
+                let what = format!("{name}, which would replace a file that is stored,");
+                let error = left_out.get(&inode).expect("the plan leaves out these files");
+                return Err(FlushError::LeftOut { what, error: Box::new(error.clone()) });
             }
         }
         Ok(())
     }
 
-    fn names_left_out(&self, files: &BTreeSet<u64>) -> String {
-        let path = files.iter().find_map(|inode| self.tree().path(*inode));
-        let one = match path {
-            Some(path) => String::from_utf8_lossy(&path).into_owned(),
-            None => "a file with no name, or several".to_owned(),
-        };
-        match files.len() {
-            1 => one,
-            all => format!("{one} and {} more", all - 1),
-        }
-    }
-
     /// The files that the last flush has left out and that still have such contents.
-    fn left_out_now(&self) -> BTreeSet<u64> {
+    fn left_out_now(&self) -> BTreeMap<u64, FlushError> {
         let mut left_out = self.left_out();
-        let Some(before) = &mut *left_out else { return BTreeSet::new() };
-        before.files = self.tree().with_changed_content(&before.files);
+        let Some(before) = &mut *left_out else { return BTreeMap::new() };
+        let tree = self.tree();
+        before.files.retain(|inode, _| tree.has_changed_content(*inode));
         let files = before.files.clone();
         if files.is_empty() {
             *left_out = None;
@@ -446,9 +437,8 @@ impl Shared {
                 return Err(EditError::Refused.into());
             }
             Err(EditError::Read(error)) => {
-                let path = self.tree().path(plan.inode);
-                let path = path.unwrap_or_else(|| b"a file with no name, or several".to_vec());
-                return Err(FlushError::Block(Box::new(error.at(&path))));
+                let path = self.name_of(plan.inode);
+                return Err(FlushError::Block(Box::new(error.at(path.as_bytes()))));
             }
             Err(error) => return Err(error.into()),
         };

@@ -40,7 +40,7 @@ mod release;
 mod spool;
 mod tree;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -167,12 +167,12 @@ pub enum FlushError {
         /// The root that it has put.
         version: u64,
     },
-    /// The contents of some files have found no room; all else is on the ring.
-    #[error("{what} found no room on the ring: {error}")]
+    /// The new contents of some files cannot be stored; all else is on the ring.
+    #[error("{what} is not stored: {error}")]
     LeftOut {
         /// Which, for people.
         what: String,
-        /// Why they have found none.
+        /// Why one of them is not.
         error: Box<FlushError>,
     },
     /// This is what a mount has left that another writer has fenced.
@@ -196,14 +196,32 @@ impl FlushError {
 
     /// Whether the ring has no room for what was put, but may have some for less.
     fn is_no_room(&self) -> bool {
-        matches!(self, FlushError::Put(PutError::Full(_) | PutError::OverQuota { .. }))
+        match self {
+            FlushError::LeftOut { error, .. } => error.is_no_room(),
+            error => {
+                matches!(error, FlushError::Put(PutError::Full(_) | PutError::OverQuota { .. }))
+            }
+        }
+    }
+
+    /// Whether a block is lost that is needed beside the new ones.
+    fn is_lost(&self) -> bool {
+        match self {
+            FlushError::LeftOut { error, .. } => error.is_lost(),
+            FlushError::Block(error) => error.errno() == Errno::EIO,
+            _ => false,
+        }
+    }
+
+    /// Whether other files may be stored although one was not.
+    fn leaves_others(&self) -> bool {
+        self.is_no_room() || self.is_lost()
     }
 }
 
-/// Files whose contents the last flush has left out, since they found no room.
+/// Files whose contents the last flush has left out, and why.
 struct LeftOut {
-    files: BTreeSet<u64>,
-    error: FlushError,
+    files: BTreeMap<u64, FlushError>,
     since: Instant,
 }
 
@@ -302,12 +320,29 @@ impl Shared {
     /// That the last flush has not left out the contents of this file, or of any that has a name.
     fn check_left_out(&self, about: Option<u64>) -> Result<(), FlushError> {
         let left_out = self.left_out();
-        let Some(LeftOut { files, error, .. }) = &*left_out else { return Ok(()) };
-        let is_left_out = match about {
-            Some(inode) => files.contains(&inode),
-            None => self.tree().has_named(files),
+        let Some(LeftOut { files, .. }) = &*left_out else { return Ok(()) };
+        let error = match about {
+            Some(inode) => files.get(&inode).map(|error| (inode, error, 0)),
+            None => {
+                let tree = self.tree();
+                let mut named = files.iter().filter(|(inode, _)| tree.is_named(**inode));
+                named.next().map(|(inode, error)| (*inode, error, named.count()))
+            }
         };
-        if is_left_out { Err(error.clone()) } else { Ok(()) }
+        let Some((inode, error, others)) = error else { return Ok(()) };
+        let mut what = self.name_of(inode);
+        if others > 0 {
+            what += &format!(" (and {others} more)");
+        }
+        Err(FlushError::LeftOut { what, error: Box::new(error.clone()) })
+    }
+
+    /// A file's path, for people.
+    fn name_of(&self, inode: u64) -> String {
+        match self.tree().path(inode) {
+            Some(path) => String::from_utf8_lossy(&path).into_owned(),
+            None => "a file with no name, or several".to_owned(),
+        }
     }
 
     /// Keeps the outcome of a flush, for the mount's status.
@@ -394,6 +429,11 @@ impl Shared {
             }
         }
         self.flushed_while(|| self.tree().held_bytes() >= most).await
+    }
+
+    /// Whether half of the changes are in memory that may be.
+    fn holds_half(&self) -> bool {
+        self.tree().held_bytes() >= self.options.max_changed_bytes / 2
     }
 
     /// Whether all that was written is in the spool, if not on the ring.

@@ -216,9 +216,13 @@ impl WritableFs {
         Ok(done)
     }
 
-    /// A file that has found no room takes no more data, until it finds some.
-    async fn check_room(&self, inode: InodeNumber) -> Result<(), Fault> {
+    /// A file that is left out takes no more data, until it can be stored. One of which a block is lost
+    /// takes some, since that is mended by overwriting it; others keep room beside it.
+    async fn check_left_out(&self, inode: InodeNumber) -> Result<(), Fault> {
         match self.shared.check_left_out(Some(inode.0)) {
+            Err(error) if error.is_lost() && !self.is_full(1) && !self.shared.holds_half() => {
+                Ok(())
+            }
             Err(_) => Ok(self.shared.flushed(Some(inode.0)).await?),
             Ok(()) => Ok(()),
         }
@@ -289,11 +293,18 @@ impl WritableFs {
         let spooled = self.shared.spool.as_ref().and_then(|spool| spool.failure());
         let trouble = self.shared.trouble.lock().expect("no holder of this lock panics").clone();
         let mut status = match trouble {
-            Some(error @ FlushError::LeftOut { .. }) if spooled.is_none() => format!(
-                "{error}; its new contents wait in the spool and are tried again every half minute, \
-                 all else is on the ring. Remove it or other files, or give nodes more disk: {}",
-                self.shared.when_room_is_back()
-            ),
+            Some(error @ FlushError::LeftOut { .. }) if spooled.is_none() => {
+                let mended = if error.is_lost() {
+                    "Save the file as a whole, or cut or remove it".to_owned()
+                } else {
+                    let when = self.shared.when_room_is_back();
+                    format!("Remove it or other files, or give nodes more disk: {when}")
+                };
+                format!(
+                    "{error}; its new contents wait in the spool and are tried again every half \
+                     minute, all else is on the ring. {mended}"
+                )
+            }
             trouble => waiting(held, changes, trouble.map(|trouble| trouble.to_string())),
         };
         if let Some(error) = spooled {
@@ -526,7 +537,7 @@ impl FileSystem for WritableFs {
     ) -> Answer<u32> {
         self.answer(move |fs| async move {
             let now = fs.shared.now();
-            fs.check_room(inode).await?;
+            fs.check_left_out(inode).await?;
             fs.change(|tree, loaded| {
                 tree.write(writer, (inode.0, handle.0), offset, &data, now, loaded)
             })

@@ -315,21 +315,17 @@ impl Tree {
         self.unflushed_names = self.count_unflushed_names();
     }
 
-    /// Of these files the ones whose contents differ from what is stored.
-    pub(in crate::owned::write) fn with_changed_content(
-        &self,
-        files: &BTreeSet<u64>,
-    ) -> BTreeSet<u64> {
-        let is_changed = |inode: &&u64| match self.nodes.get(*inode).map(|node| &node.body) {
+    /// Whether a file's contents differ from what is stored.
+    pub(in crate::owned::write) fn has_changed_content(&self, inode: u64) -> bool {
+        match self.nodes.get(&inode).map(|node| &node.body) {
             Some(Body::File(content)) => content.is_changed,
             _ => false,
-        };
-        files.iter().filter(is_changed).copied().collect()
+        }
     }
 
-    /// Whether any of these files has a name.
-    pub(in crate::owned::write) fn has_named(&self, files: &BTreeSet<u64>) -> bool {
-        files.iter().filter_map(|inode| self.nodes.get(inode)).any(|node| node.links > 0)
+    /// Whether a file has a name.
+    pub(in crate::owned::write) fn is_named(&self, inode: u64) -> bool {
+        self.nodes.get(&inode).is_some_and(|node| node.links > 0)
     }
 
     /// Whether `entry`, stored in directory `parent`, is of the file `inode`.
