@@ -185,6 +185,19 @@ pub trait Transport: Send + Sync + 'static {
         })
     }
 
+    /// Calls the process that answers at `addr` with this node's own key, over a connection that is
+    /// dialled there: another process with the same key, or this one. A [`Transport::call`] to the
+    /// own key may be answered here without a connection.
+    fn call_own_key(
+        &self,
+        addr: SocketAddr,
+        request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, CallError>> {
+        // Enough for a transport whose calls go to the address and nowhere else.
+        self.call(Peer { id: self.local().id, addr }, request, limit)
+    }
+
     /// The IP address at the other end of the open connection with a peer, whichever side
     /// made it. The handshake has proven the peer's key there. `None` if no connection is
     /// open, or if this transport does not know.

@@ -30,7 +30,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::handshake::{Identity, Stream};
+use self::handshake::{HANDSHAKE_LIMIT, Identity, Stream};
 use self::pool::{Pool, Remote};
 use self::proving::Outcome;
 use self::tls::Tls;
@@ -257,6 +257,14 @@ impl Inner {
     /// Starts to carry calls over a connection that `peer` has made.
     fn accepted(self: &Arc<Inner>, stream: Stream, peer: Peer, from: SocketAddr) {
         bump(&self.counters().connections_accepted);
+        if peer.id == self.local.id {
+            // It brings one call ([`Transport::call_own_key`]); no call of this side goes over it.
+            let (_, driver) = Mux::new(stream, peer, self.context.clone());
+            self.spawn(async move {
+                let _ = tokio::time::timeout(HANDSHAKE_LIMIT, driver).await;
+            });
+            return;
+        }
         self.connected(stream, peer, Remote::Accepted(from.ip()), None);
     }
 
@@ -410,6 +418,34 @@ impl Inner {
         }
     }
 
+    /// See [`Transport::call_own_key`]. The pool does not know the connection.
+    async fn call_own_key(
+        &self,
+        addr: SocketAddr,
+        request: Request,
+        limit: Duration,
+    ) -> Result<Reply, CallError> {
+        let to = Peer { id: self.local.id, addr };
+        let deadline = Instant::now() + limit;
+        let dial = async {
+            let _slot = self.dial_slots.acquire().await.expect("never closed");
+            self.identity.dial(to).await
+        };
+        let dialled = tokio::time::timeout_at(deadline, dial).await;
+        let (stream, _) = dialled
+            .map_err(|_| CallError::TimedOut)?
+            .map_err(|error| CallError::Unreachable(error.to_string()))?;
+        let (mux, driver) = Mux::new(stream, to, self.context.clone());
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut answer = std::pin::pin!(mux.call(request, left));
+        let answer = tokio::select! {
+            answer = &mut answer => answer,
+            // It has brought the answer, or ended the call.
+            () = driver => answer.await,
+        };
+        Ok(answer?)
+    }
+
     /// Protocol code need not know that a peer is itself.
     async fn call_self(&self, request: Request, limit: Duration) -> Result<Reply, CallError> {
         if !crate::frame::within_limits(&request.header, &request.parts) {
@@ -459,6 +495,16 @@ impl Transport for TcpTransport {
             }
             inner.reach(to, limit).await
         })
+    }
+
+    fn call_own_key(
+        &self,
+        addr: SocketAddr,
+        request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, CallError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.call_own_key(addr, request, limit).await })
     }
 
     fn remote_ip(&self, peer: &PeerId) -> Option<IpAddr> {

@@ -294,3 +294,37 @@ async fn nothing_a_listener_says_counts_before_its_proof() {
     }
     assert!(client.reach(cheat.peer(), Duration::from_millis(300)).await.is_err());
 }
+
+/// Answers with its name.
+struct Named(&'static str);
+
+impl Service for Named {
+    fn handle(&self, _: Peer, _: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let header = Bytes::from_static(self.0.as_bytes());
+        Box::pin(async { Ok(Reply { header, parts: Vec::new() }) })
+    }
+}
+
+/// A node's directory may be copied: then the key is at two addresses.
+#[tokio::test]
+async fn a_call_of_the_own_key_reaches_the_process_at_the_address() {
+    let mut all = Vec::new();
+    for (name, number) in [("original", 1), ("copy", 1), ("other", 2)] {
+        let transport = TcpTransport::start(config(number)).await.expect("start");
+        transport.serve(Arc::new(Named(name)));
+        all.push(transport);
+    }
+    let limit = Duration::from_secs(30);
+    let own_key_at = async |at: usize| {
+        let answer = all[0].call_own_key(all[at].local().addr, Request::default(), limit).await;
+        answer.map(|reply| reply.header)
+    };
+    assert_eq!(own_key_at(0).await, Ok(Bytes::from_static(b"original")));
+    assert_eq!(own_key_at(1).await, Ok(Bytes::from_static(b"copy")));
+    let other = own_key_at(2).await;
+    assert!(matches!(other, Err(CallError::Unreachable(_))), "{other:?}");
+    // Other calls to the own key do not leave the process.
+    let here = all[0].call(all[1].local(), Request::default(), limit).await.expect("answered");
+    assert_eq!(here.header, Bytes::from_static(b"original"));
+    assert!(all.iter().all(|transport| transport.connected().is_empty()));
+}

@@ -299,8 +299,11 @@ impl Members for Membership {
                 0
             }
         };
-        let changed = state.known.note(peer, epoch, proven.version, now);
-        state.is_unsaved |= changed;
+        // A copy of this node's directory has its key: no other member.
+        if peer.id != self.me {
+            let changed = state.known.note(peer, epoch, proven.version, now);
+            state.is_unsaved |= changed;
+        }
         if state.refused_by.is_some_and(|(by, _)| by.id == peer.id) {
             state.refused_by = None;
         }
