@@ -115,7 +115,8 @@ pub struct HostConfig {
     /// How far the host's wall clock is off, milliseconds.
     pub clock_skew_ms: i64,
     /// Its identity, such as that of a real node whose place on a ring it is to have; one
-    /// that follows from the seed if none is given. No two hosts may have the same.
+    /// that follows from the seed if none is given. Two hosts with the same are copies of one
+    /// node: calls reach the one whose address they name.
     pub identity: Option<PeerId>,
 }
 

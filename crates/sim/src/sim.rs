@@ -157,7 +157,7 @@ impl Sim {
         self.shared().with(|world| world.hosts[host.0 as usize].peer)
     }
 
-    /// The host with that identity.
+    /// The first host with that identity.
     pub fn host_of(&self, id: &PeerId) -> Option<HostId> {
         self.shared().with(|world| world.host_by_id.get(id).copied().map(HostId))
     }
