@@ -36,7 +36,7 @@ pub(super) fn is_vacant(error: &CallError) -> bool {
 
 impl Chord {
     /// A call to a virtual server; one of this node's own answers without the network.
-    async fn call_raw(
+    pub(super) async fn call_raw(
         &self,
         to: &Node,
         method: u16,

@@ -1,5 +1,6 @@
 //! The settings of a node's part in a ring.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use atoll_key::IdProfile;
@@ -60,6 +61,9 @@ pub struct ChordConfig {
     pub suspect_for: Duration,
     /// Peer addresses that the user named: they are called for as long as the node runs.
     pub bootstrap: Vec<Peer>,
+    /// The address of this node when it ran before, if that is known: a process with its key may still
+    /// be there.
+    pub former_address: Option<SocketAddr>,
     /// The switches of an experiment.
     pub mechanisms: Mechanisms,
     /// Peers known from an earlier run, in the order of [`super::Chord::remembered`].
@@ -86,6 +90,7 @@ impl Default for ChordConfig {
             call_limit: Duration::from_secs(2),
             suspect_for: Duration::from_secs(10),
             bootstrap: Vec::new(),
+            former_address: None,
             mechanisms: Mechanisms::default(),
             remembered: Vec::new(),
         }

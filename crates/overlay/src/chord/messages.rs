@@ -42,6 +42,10 @@ pub const INTRODUCE: u16 = 0x0107;
 
 /// Do you reach me where I say I listen? Empty; answered by [`Reached`], after a check.
 pub const REACH_ME: u16 = 0x0108;
+/// I have seen your key at two addresses: [`SeenAt`]; answered by nothing.
+pub const SEEN_AT: u16 = 0x0109;
+/// A process asks another one that has the same key: [`KeyClaim`]; answered by [`KeyClaim`].
+pub const KEY_CLAIM: u16 = 0x010a;
 
 /// Refusal code: this node, or the virtual server meant, is not on a ring.
 pub const NOT_JOINED: u16 = 100;
@@ -174,6 +178,31 @@ pub struct Reached {
     pub doubt: Option<Doubt>,
 }
 
+/// [`SEEN_AT`]: two addresses of one key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct SeenAt {
+    /// The key at one address.
+    #[n(0)]
+    pub one: WirePeer,
+    /// The key at the other.
+    #[n(1)]
+    pub other: WirePeer,
+}
+
+/// [`KEY_CLAIM`], and its answer: what decides which of two processes of one key goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct KeyClaim {
+    /// Drawn by the asker for this question.
+    #[n(0)]
+    pub nonce: u64,
+    /// How long the speaker's process has run, by its monotonic clock, milliseconds.
+    #[n(1)]
+    pub uptime_ms: u64,
+    /// A number that the speaker's process has drawn.
+    #[n(2)]
+    pub incarnation: u64,
+}
+
 /// [`LEAVE`]: the surroundings of the virtual server that leaves.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Leaving {
@@ -304,6 +333,8 @@ mod tests {
             doubt: None,
         });
         skips_a_later_field(Reached { doubt: None });
+        skips_a_later_field(SeenAt { one: WirePeer(one.peer), other: WirePeer(one.peer) });
+        skips_a_later_field(KeyClaim { nonce: 1, uptime_ms: 2, incarnation: 3 });
         skips_a_later_field(Leaving {
             predecessor: Some(WireNode(one)),
             successors: nodes(),
@@ -407,6 +438,8 @@ mod tests {
             let _ = decode::<Ping>(&bytes);
             let _ = decode::<Nudge>(&bytes);
             let _ = decode::<Reached>(&bytes);
+            let _ = decode::<SeenAt>(&bytes);
+            let _ = decode::<KeyClaim>(&bytes);
         }
 
         #[test]

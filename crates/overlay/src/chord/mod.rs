@@ -57,6 +57,7 @@ use ring::state::ChordState;
 use table::explore::Explorer;
 pub use table::explore::TablePolicy;
 use trust::PeerTrust;
+pub use trust::duplicates::Duplicate;
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -72,6 +73,8 @@ pub struct Chord {
     fingers_due: Arc<Notify>,
     /// Notified when an introduced node waits to be placed, or this node has become alone.
     merge_due: Arc<Notify>,
+    /// Notified when another process of this node's key has superseded this one.
+    superseded_due: Notify,
     peer_book: PeerBook,
     clocks: Mutex<ClockVotes>,
     inner: Mutex<Inner>,
@@ -149,7 +152,7 @@ impl Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
                 servers,
-                trust: PeerTrust::default(),
+                trust: PeerTrust::new(env.now()),
                 membership: Membership { remembered, introductions: Introductions::default() },
                 maintenance: Maintenance::default(),
                 explorer,
@@ -161,6 +164,7 @@ impl Chord {
             stabilize_due: Arc::default(),
             fingers_due: Arc::default(),
             merge_due: Arc::default(),
+            superseded_due: Notify::default(),
             peer_book,
             clocks: Mutex::default(),
         })

@@ -96,6 +96,8 @@ impl Chord {
                 Ok(messages::encode(&WireRoute(route)))
             }
             LEARN => self.answer_learn(header),
+            messages::SEEN_AT => self.answer_seen_at(from, header),
+            messages::KEY_CLAIM => self.answer_key_claim(from, header),
             messages::INTRODUCE => {
                 let introduce: Introduce = messages::decode(header)?;
                 let hops_left = introduce.hops_left.min(INTRODUCE_HOPS);

@@ -6,6 +6,7 @@ mod churn;
 mod clocks;
 mod cluster;
 mod dead_nodes;
+mod duplicates;
 mod floods;
 mod joining;
 mod liars;

@@ -47,6 +47,12 @@ pub enum JoinError {
         /// Where.
         addr: SocketAddr,
     },
+    /// Another process has this node's key, and goes on: this one has to end.
+    #[error("another process with this node's key runs at {by}")]
+    Superseded {
+        /// Where it listens.
+        by: SocketAddr,
+    },
     /// None of the bootstrap peers led to a ring.
     #[error("no bootstrap peer led to a ring: {}", list(.asked))]
     NobodyHelped {
@@ -64,6 +70,9 @@ pub enum JoinFailure {
     /// Another node, which is alive, has this node's position.
     #[error("{0} holds this node's place on the ring")]
     PositionTaken(Peer),
+    /// Another process has this node's key, and goes on.
+    #[error("another process with this node's key runs at {0}")]
+    Superseded(SocketAddr),
     /// The way to this node's place on the ring was not found.
     #[error("{0}")]
     Walk(#[from] WalkError),
@@ -114,8 +123,13 @@ const PARALLEL_JOINS: usize = 4;
 
 impl Chord {
     /// Makes a ring of one and starts the upkeep. Other rings of the same network are
-    /// found through remembered peers and merged with.
+    /// found through remembered peers and merged with. Does nothing once this process
+    /// [was superseded](Chord::superseded_by).
     pub fn create(&self) {
+        if self.superseded_by().is_some() {
+            return;
+        }
+        self.look_at_former_address();
         self.update(|servers, _| servers.create());
         self.start();
     }
@@ -136,6 +150,8 @@ impl Chord {
         if bootstrap.is_empty() {
             return Err(JoinError::NobodyToAsk);
         }
+        self.stay_superseded()?;
+        self.look_at_former_address();
         let mut asked = Vec::new();
         for peer in bootstrap {
             self.lock().membership.remembered.name(peer);
@@ -145,11 +161,12 @@ impl Chord {
                     self.stabilize_all().await;
                     self.confirm_reachable(way).await?;
                     self.join_the_rest().await;
-                    return Ok(());
+                    return self.stay_superseded();
                 }
                 Err(JoinFailure::PositionTaken(by)) => return Err(JoinError::PositionTaken { by }),
                 Err(failure) => asked.push((peer, failure)),
             }
+            self.stay_superseded()?;
         }
         Err(JoinError::NobodyHelped { asked })
     }
@@ -191,6 +208,10 @@ impl Chord {
 
     /// Whether `other` leaves the place `mine` to this node: it is elsewhere, or not alive.
     async fn is_free(&self, mine: &Node, other: &Node) -> Result<(), JoinFailure> {
+        let is_elsewhere = other.peer.id == mine.peer.id && other.peer.addr != mine.peer.addr;
+        if is_elsewhere && self.is_superseded_from(other.peer.addr).await {
+            return Err(JoinFailure::Superseded(other.peer.addr));
+        }
         let is_taken = other.id == mine.id
             && other.peer.id != mine.peer.id
             && self.ensure_checked(other).await;

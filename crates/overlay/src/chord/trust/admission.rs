@@ -157,6 +157,11 @@ impl PeerAdmission {
         }
     }
 
+    /// The address at which the peer was found when it was checked.
+    pub fn addr_of(&self, peer: &PeerId) -> Option<SocketAddr> {
+        self.checked.get(peer).map(|checked| checked.addr)
+    }
+
     /// Where the peer was found when it was checked; see [`site`].
     pub fn site_of(&self, peer: &PeerId) -> Option<IpAddr> {
         self.checked.get(peer).map(|checked| site(checked.addr.ip()))

@@ -32,6 +32,9 @@ const INTRODUCTIONS_OF_ONE: u32 = 32;
 /// The most of all peers together. A guess: eight that pass on as many as they may.
 const INTRODUCTIONS_OF_ALL: u32 = 256;
 
+/// The most nodes told of their addresses, each once.
+const ADDRESSES_TOLD: u32 = 32;
+
 /// The causes by which work is counted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Cause {
@@ -92,6 +95,11 @@ impl Limiter {
     pub(crate) fn admit_introduction(&mut self, by: PeerId, now: Instant) -> bool {
         let one = (Cause::Peer(by), INTRODUCTIONS_OF_ONE);
         self.admit(&[one, (Cause::All, INTRODUCTIONS_OF_ALL)], now)
+    }
+
+    /// Whether to tell this peer at which addresses it was seen.
+    pub(crate) fn admit_addresses(&mut self, peer: PeerId, now: Instant) -> bool {
+        self.admit(&[(Cause::Peer(peer), 1), (Cause::All, ADDRESSES_TOLD)], now)
     }
 }
 

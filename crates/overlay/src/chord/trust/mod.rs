@@ -2,13 +2,15 @@
 //!
 //! [`admission`] remembers checks and suspicions, [`checks`] queues checks and [`limiter`] limits
 //! the work that peers may cause: plain data. [`verify`] makes the checks, [`audit`] cross-checks
-//! successor lists, [`probe`] pings nodes that may have failed and [`reachability`] asks other
-//! nodes whether a joining node can be reached.
+//! successor lists, [`probe`] pings nodes that may have failed, [`reachability`] asks other
+//! nodes whether a joining node can be reached and [`duplicates`] finds other processes of this
+//! node's key.
 
 pub mod admission;
 pub(in crate::chord) mod audit;
 pub(in crate::chord) mod audit_schedule;
 pub(in crate::chord) mod checks;
+pub(in crate::chord) mod duplicates;
 pub(in crate::chord) mod limiter;
 pub(in crate::chord) mod probe;
 pub(in crate::chord) mod reachability;
@@ -16,15 +18,16 @@ pub(in crate::chord) mod verify;
 
 use std::collections::BTreeSet;
 
+use atoll_env::Instant;
 use atoll_net::Peer;
 use futures_channel::oneshot;
 
 use crate::Node;
 use checks::CheckQueue;
+use duplicates::Duplicates;
 use limiter::Limiter;
 
 /// The node's pending checks, pings and limits, besides [`admission::PeerAdmission`].
-#[derive(Default)]
 pub(in crate::chord) struct PeerTrust {
     /// Claims of nodes that have to be checked.
     pub checks: CheckQueue<oneshot::Sender<bool>>,
@@ -38,4 +41,21 @@ pub(in crate::chord) struct PeerTrust {
     pub overruled: Option<Peer>,
     /// Whether any node was suspected when that was last asked.
     pub doubted: bool,
+    /// Other processes of this node's key.
+    pub duplicates: Duplicates,
+}
+
+impl PeerTrust {
+    /// Of a process that has started at `now`.
+    pub(in crate::chord) fn new(now: Instant) -> PeerTrust {
+        PeerTrust {
+            checks: CheckQueue::default(),
+            pings: Limiter::default(),
+            introductions: Limiter::default(),
+            probing: BTreeSet::new(),
+            overruled: None,
+            doubted: false,
+            duplicates: Duplicates::new(now),
+        }
+    }
 }

@@ -42,7 +42,7 @@ enum Outcome {
 
 impl Inner {
     /// The origin of a claim, as far as it counts for checking it.
-    fn origin(&self, source: Option<PeerId>) -> Origin {
+    pub(in crate::chord) fn origin(&self, source: Option<PeerId>) -> Origin {
         let Some(peer) = source else { return Origin::Own };
         match self.servers.admission.site_of(&peer) {
             Some(site) => Origin::Known(peer, site),
@@ -135,8 +135,12 @@ impl Chord {
             let Some(peer) = self.lock().trust.checks.next(now) else { return };
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
-                let outcome = chord.examine(peer).await;
-                chord.conclude(peer, outcome);
+                if peer.id == chord.transport.local().id {
+                    chord.look_for_duplicate(peer).await;
+                } else {
+                    let outcome = chord.examine(peer).await;
+                    chord.conclude(peer, outcome);
+                }
                 chord.start_checks();
             }));
         }
@@ -164,7 +168,15 @@ impl Chord {
 
     fn admits(&self, peer: Peer, nonce: u64, alive: &Alive) -> Outcome {
         let servers = alive.servers.unwrap_or(1);
-        let is_its_address = alive.peer.is_some_and(|named| named.0 == peer);
+        let named = alive.peer.map(|named| named.0);
+        let is_its_address = named == Some(peer);
+        if let Some(named) = named
+            && (named.id, alive.nonce) == (peer.id, Some(nonce))
+            && !is_its_address
+        {
+            // Its key answers at both addresses.
+            self.tell_addresses(named, peer.addr);
+        }
         if alive.nonce != Some(nonce)
             || !is_its_address
             || servers == 0
@@ -223,6 +235,7 @@ impl Chord {
     /// A peer address is right. Forgets those of the claimed virtual servers that it does not run.
     fn found_genuine(&self, peer: Peer, servers: u16, joined: bool, claimed: &[Node]) {
         let is_there = |node: &Node| joined && node.virtual_server.index < servers;
+        let former = self.lock().servers.admission.addr_of(&peer.id);
         let is_admitted = self.update(|tables, now| {
             let is_admitted = claimed.iter().any(is_there) || tables.admission.was_checked(&peer);
             if is_admitted {
@@ -232,6 +245,9 @@ impl Chord {
         });
         if is_admitted {
             self.lock().membership.remembered.met(peer, &*self.env);
+            if let Some(former) = former.filter(|former| *former != peer.addr) {
+                self.tell_addresses(peer, former);
+            }
         }
         for node in claimed.iter().filter(|node| !is_there(node)) {
             self.found_vacant(node);
