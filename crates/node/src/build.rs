@@ -21,8 +21,8 @@ use crate::dir::NodeDir;
 use crate::membership::{Membership, NetworkMembers};
 use crate::network::StoredNetwork;
 use crate::peers::PeerMemory;
-use crate::ring::Ring;
 use crate::ring::join::{Bootstrap, RingJoin};
+use crate::ring::{self, Ring};
 use crate::scope::Scope;
 use crate::settings::{Settings, SettingsStore};
 use crate::subsystem::Subsystem;
@@ -47,6 +47,8 @@ pub(crate) struct Foundation {
     attestor: Arc<SecretKey>,
     bootstrap: Bootstrap,
     remembered: PeerMemory,
+    /// The address that others were told before this start.
+    former_address: Option<SocketAddr>,
     pub lease: Duration,
     pub walk: Option<Arc<dyn TreeWalk>>,
     pub join_patience: Duration,
@@ -69,11 +71,13 @@ impl Foundation {
             Arc::new(Membership::open(env.clone(), &dir, identity.peer_id(), network.network)?);
         let (transport, listen) =
             listen(identity, membership.clone(), config.protocol, &settings.present()).await?;
+        let former_address = settings.present().told_address();
         let remember_port = |settings: &mut Settings| {
             settings.set_listen(listen);
             Ok(())
         };
         settings.change(remember_port).map_err(StartError::Config)?;
+        ring::remember_address(&settings, transport.local().addr);
         Ok(Foundation {
             env,
             dir,
@@ -89,6 +93,7 @@ impl Foundation {
             attestor,
             bootstrap: Bootstrap { peers: network.bootstrap, is_new_code: config.has_code },
             remembered,
+            former_address,
             lease: config.lease,
             walk: config.walk,
             join_patience: config.join_patience,
@@ -104,6 +109,7 @@ impl Foundation {
             selection: Selection::Cost,
             bootstrap: self.bootstrap.peers.as_slice().to_vec(),
             remembered: self.remembered.0.clone(),
+            former_address: self.former_address,
             ..ChordConfig::default()
         };
         Chord::new(self.env.clone(), self.transport.clone(), config)
@@ -151,9 +157,9 @@ impl Foundation {
         })
     }
 
-    /// The node's subsystems, in the order in which they start. A node that was away is given
+    /// The node's subsystems, in the order in which they start, and its ring again. A node that was away is given
     /// the network's present secret while it joins, so the members come first.
-    pub(crate) fn subsystems(self) -> Vec<Arc<dyn Subsystem>> {
+    pub(crate) fn subsystems(self) -> (Vec<Arc<dyn Subsystem>>, Arc<Ring>) {
         let chord = self.chord();
         let dht = self.dht(&chord);
         let members = NetworkMembers {
@@ -196,7 +202,14 @@ impl Foundation {
             replicas,
             state: contribution::State::default(),
         };
-        vec![Arc::new(members), Arc::new(blocks), ring, Arc::new(volumes), Arc::new(contribution)]
+        let subsystems: Vec<Arc<dyn Subsystem>> = vec![
+            Arc::new(members),
+            Arc::new(blocks),
+            ring.clone(),
+            Arc::new(volumes),
+            Arc::new(contribution),
+        ];
+        (subsystems, ring)
     }
 }
 

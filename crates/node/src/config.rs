@@ -187,6 +187,15 @@ pub enum StartError {
     /// The control socket cannot be made.
     #[error("cannot make the control socket: {0}")]
     Socket(String),
+    /// Another process has the node's key, and goes on in its place.
+    #[error(
+        "another process with this node's key runs at {by}, and has run longer: one of the two directories \
+         is a copy of the other, and both would count as one node"
+    )]
+    Superseded {
+        /// Where it listens.
+        by: SocketAddr,
+    },
     /// The configuration makes no sense.
     #[error("{0}")]
     Config(String),

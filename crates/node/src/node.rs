@@ -22,6 +22,7 @@ use crate::daemon::Daemon;
 use crate::dir::{DirLock, SocketAddress};
 use crate::open::{Opened, open};
 use crate::process::Signals;
+use crate::ring::Ring;
 use crate::scope::Scope;
 use crate::status::Status;
 
@@ -40,6 +41,7 @@ pub struct Node {
     control: UnixServer,
     stop_asked: watch::Receiver<bool>,
     pointers: Arc<DiskStore>,
+    ring: Arc<Ring>,
     running: Running,
     /// Keeps the socket's path valid where it goes through a handle.
     _socket: SocketAddress,
@@ -107,7 +109,8 @@ impl Node {
             subsystems: Vec::new(),
             stop,
         };
-        daemon.subsystems = foundation.subsystems();
+        let (subsystems, ring) = foundation.subsystems();
+        daemon.subsystems = subsystems;
         let daemon = Arc::new(daemon);
         serve_peers(&daemon, protocol);
         for subsystem in &daemon.subsystems {
@@ -122,6 +125,7 @@ impl Node {
             control,
             stop_asked,
             pointers,
+            ring,
             running,
             _socket: socket,
             _lock: lock,
@@ -186,6 +190,13 @@ impl Node {
         }
     }
 
+    /// Waits until another process of this node's key goes on in its place, as when the directory was
+    /// copied, and returns where that listens. This node has left the ring then, and is to be stopped
+    /// by [`Node::kill`]: its neighbours are the other's. Cancel-safe; one task waits at a time.
+    pub async fn until_superseded(&self) -> SocketAddr {
+        self.ring.superseded().await
+    }
+
     /// Leaves the ring, finishes what is being written and closes the sockets.
     pub async fn stop(self) {
         self.control.shutdown().await;
@@ -196,7 +207,8 @@ impl Node {
     }
 
     /// Stops where it stands, as a crash would, but returns only when the directory and
-    /// the sockets are free again. For tests of what others make of a crash.
+    /// the sockets are free again. For a node that [was superseded](Node::until_superseded), and for
+    /// tests of what others make of a crash.
     pub async fn kill(self) {
         self.control.shutdown().await;
         self.release().await;
@@ -204,10 +216,10 @@ impl Node {
 
     async fn release(self) {
         let env = TokioRuntime::current();
-        let Node { daemon, control, pointers, running, _lock, .. } = self;
+        let Node { daemon, control, pointers, ring, running, _lock, .. } = self;
         let store = daemon.store.clone();
         running.stop(&env).await;
-        drop((daemon, control, running));
+        drop((daemon, control, ring, running));
         // Calls that were being answered hold the store until they are dropped.
         let closing = async { (alone(&env, store).await, alone(&env, pointers).await) };
         match timeout(&env, STORE_LIMIT, closing).await {

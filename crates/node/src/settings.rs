@@ -94,7 +94,7 @@ impl SettingsStore {
 /// has ever had a place on the ring, 4 virtual servers (0 for `auto`), 5 cache in bytes,
 /// 6 quotas, 7 how disk is given (absent: by the fixed size of 2), both as in the control
 /// protocol, 8 where blocks are still to be moved from: `[0, []]` the log, `[1, [path]]` a
-/// directory of files.
+/// directory of files, 9 the address that others were told last (text).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Settings {
@@ -116,6 +116,8 @@ pub(crate) struct Settings {
     policy: Option<Policy>,
     #[n(8)]
     former: Option<Place>,
+    #[n(9)]
+    told: Option<String>,
 }
 
 impl Settings {
@@ -124,7 +126,8 @@ impl Settings {
         let Some(bytes) = dir::read_small(&path)? else { return Ok(Settings::default()) };
         let settings: Settings =
             minicbor::decode(&bytes).map_err(|error| DirError::damaged(&path, error))?;
-        for text in [&settings.listen, &settings.advertise].into_iter().flatten() {
+        let addresses = [&settings.listen, &settings.advertise, &settings.told];
+        for text in addresses.into_iter().flatten() {
             text.parse::<SocketAddr>().map_err(|error| DirError::damaged(&path, error))?;
         }
         Ok(settings)
@@ -237,6 +240,15 @@ impl Settings {
 
     pub(crate) fn advertise(&self) -> Option<SocketAddr> {
         self.advertise.as_ref().map(|text| text.parse().expect("checked when it was loaded"))
+    }
+
+    /// The address that others were told last: another process may use a copy of the directory there.
+    pub(crate) fn told_address(&self) -> Option<SocketAddr> {
+        self.told.as_ref().map(|text| text.parse().expect("checked when it was loaded"))
+    }
+
+    pub(crate) fn set_told_address(&mut self, told: SocketAddr) {
+        self.told = Some(told.to_string());
     }
 
     pub(crate) fn storage_bytes(&self) -> u64 {

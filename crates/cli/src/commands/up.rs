@@ -146,6 +146,12 @@ async fn serve(config: NodeConfig) -> Result<(), Failure> {
     let why = loop {
         tokio::select! {
             why = node.until_told_to_stop() => break why,
+            by = node.until_superseded() => {
+                replaying.abort();
+                renewing.abort();
+                node.kill().await;
+                return Err(superseded("the node has ended", StartError::Superseded { by }));
+            }
             addr = node.until_moved() => {
                 note!("this machine's address is {addr} now: the node starts anew there");
                 node.stop().await;
@@ -174,9 +180,19 @@ fn tell(node: &Node) {
 }
 
 fn start_failure(error: StartError) -> Failure {
-    let exit = match &error {
-        StartError::Config(_) => Exit::Usage,
-        _ => Exit::Failed,
-    };
-    Failure::new(exit, "the node cannot be started").because(error)
+    let what = "the node cannot be started";
+    match &error {
+        StartError::Superseded { .. } => superseded(what, error),
+        StartError::Config(_) => Failure::new(Exit::Usage, what).because(error),
+        _ => Failure::new(Exit::Failed, what).because(error),
+    }
+}
+
+/// Another process with the node's key goes on in its place.
+fn superseded(what: &str, error: StartError) -> Failure {
+    Failure::new(Exit::Failed, what).because(error).advice(
+        "To run this one, stop the other first. Copy a node's directory only while the node is stopped, and run only one \
+         of the copies. For a second node, enter the network with a directory of its own: `atoll invite` prints a code, \
+         `atoll --dir DIR up --join -` takes it.",
+    )
 }

@@ -3,6 +3,7 @@
 // Tests run programs on a real machine and wait for them.
 #![allow(clippy::disallowed_methods)]
 
+mod copied;
 mod crashes;
 mod encrypted;
 mod full_disk;

@@ -224,6 +224,18 @@ impl NodeProcess {
         signal(self.process.as_ref().expect("it runs").id(), name);
     }
 
+    /// Waits until the daemon ends by itself: its exit code, and what is left of it.
+    #[track_caller]
+    pub(crate) fn ended(mut self) -> (Option<i32>, NodeProcess) {
+        let mut ended = None;
+        until("the daemon ends", || {
+            ended = self.process.as_mut().expect("it runs").try_wait().expect("a child");
+            ended.is_some()
+        });
+        self.process = None;
+        (ended.expect("it was waited for").code(), self)
+    }
+
     /// SIGTERM, and the exit code.
     pub(crate) fn stop(&mut self) -> Option<i32> {
         let mut process = self.process.take().expect("it runs");

@@ -38,6 +38,8 @@ pub(crate) trait JoinableRing: Send + Sync + 'static {
     fn create(&self);
     /// Joins the ring of the first of `peers` that answers. Not while on a ring.
     fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>>;
+    /// Whether another process of this node's key goes on in its place: it has left for good.
+    fn is_superseded(&self) -> bool;
     /// Whether this node has a place, and whether it is there alone.
     fn place(&self) -> Place;
     /// The peers the overlay remembers, those met first in front.
@@ -187,6 +189,9 @@ impl RingJoin {
 
     /// No peer answers: serves alone if this node has been a member before.
     fn record_failure(&self, was_member: bool, reason: &str) {
+        if self.ring.is_superseded() {
+            return;
+        }
         if was_member && self.ring.place() == Place::Nowhere {
             self.ring.create();
         }
@@ -236,6 +241,7 @@ mod tests {
         place: Mutex<Place>,
         reachable: Mutex<bool>,
         created: Mutex<u32>,
+        superseded: Mutex<bool>,
         remembered: Mutex<Vec<RememberedPeer>>,
         /// The peers it was to join through the last time.
         asked: Mutex<Vec<Peer>>,
@@ -257,6 +263,9 @@ mod tests {
                 *ring.place.lock().expect("lock") = Place::Among;
                 Ok(())
             })
+        }
+        fn is_superseded(&self) -> bool {
+            *self.superseded.lock().expect("lock")
         }
         fn place(&self) -> Place {
             *self.place.lock().expect("lock")
@@ -304,6 +313,7 @@ mod tests {
             place: Mutex::new(Place::Nowhere),
             reachable: Mutex::new(reachable),
             created: Mutex::new(0),
+            superseded: Mutex::new(false),
             remembered: Mutex::new(remembered.to_vec()),
             asked: Mutex::default(),
         });
@@ -348,6 +358,16 @@ mod tests {
         *s.ring.place.lock().expect("lock") = Place::Nowhere;
         s.join.retry().await;
         assert_eq!((s.ring.place(), s.join.trouble()), (Place::Nowhere, None));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_superseded_does_not_serve_alone() {
+        let s = scene(true, &[known(peer(2), 0)], &[], false);
+        *s.ring.superseded.lock().expect("lock") = true;
+        s.join.begin(PATIENCE).await;
+        s.join.retry().await;
+        assert_eq!((s.ring.place(), s.join.trouble()), (Place::Nowhere, None));
+        assert_eq!(*s.ring.created.lock().expect("lock"), 0);
     }
 
     #[tokio::test]

@@ -1,6 +1,8 @@
-//! The ring as a subsystem: Chord, joining it, the peers to remember, open connections, clocks.
+//! The ring as a subsystem: Chord, joining it, the peers to remember, open connections, clocks,
+//! other processes of this node's key.
 
 pub(crate) mod clock;
+mod duplicates;
 pub(crate) mod join;
 mod warm_up;
 
@@ -15,6 +17,7 @@ use atoll_overlay::chord::{self, Chord, RememberedPeer};
 use atoll_overlay::{Node as RingPlace, Overlay};
 use atoll_store::{BlockStore, ContributedStore};
 
+pub(crate) use self::duplicates::remember_address;
 use self::join::{JoinableRing, Place, RingJoin};
 use crate::address;
 use crate::config::StartError;
@@ -62,6 +65,15 @@ impl Ring {
         }));
     }
 
+    /// Waits until another process of this node's key goes on in its place, and returns where that
+    /// listens: this one has left the ring, and has to end. Cancel-safe.
+    pub(crate) async fn superseded(&self) -> SocketAddr {
+        let by = self.chord.superseded().await;
+        // A later start looks there first.
+        remember_address(&self.settings, by);
+        by
+    }
+
     /// Leaves the ring for good.
     pub(crate) async fn leave(&self) {
         self.join.leave();
@@ -95,10 +107,14 @@ impl Subsystem for Ring {
                 ring.upgrade().into_iter().for_each(|ring| ring.follow_settings());
             });
             self.join.begin(self.join_patience).await;
+            if self.chord.superseded_by().is_some() {
+                return Err(StartError::Superseded { by: self.superseded().await });
+            }
             let Ring { env, transport, chord, join, .. } = &*self;
             env.spawn(Box::pin(join.clone().run()));
             env.spawn(Box::pin(warm_up::run(env.clone(), transport.clone(), chord.clone())));
             env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
+            env.spawn(Box::pin(duplicates::watch(env.clone(), chord.clone())));
             Ok(())
         })
     }
@@ -123,6 +139,8 @@ impl Subsystem for Ring {
                 self.transport.local().addr
             ));
         }
+        let duplicate = self.chord.duplicate();
+        status.warnings.extend(duplicates::warning(duplicate, self.env.now()));
         status.warnings.extend(address::trouble(self.listen));
         status.warnings.extend(clock::warnings(&status.clock));
     }
@@ -154,6 +172,10 @@ impl JoinableRing for Arc<Chord> {
     fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>> {
         let chord = self.clone();
         Box::pin(async move { Chord::join(&chord, peers).await.map_err(|e| e.to_string()) })
+    }
+
+    fn is_superseded(&self) -> bool {
+        self.superseded_by().is_some()
     }
 
     fn place(&self) -> Place {
