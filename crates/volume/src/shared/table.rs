@@ -376,6 +376,12 @@ impl Table {
         }
     }
 
+    /// How many changes a file has that are not on the ring; `None` if it has none, or is not here any more.
+    pub(super) fn changes(&self, number: u64) -> Option<u64> {
+        let view = self.nodes.get(&number)?.view.as_ref()?;
+        Some(view.changes).filter(|_| view.has_changes())
+    }
+
     /// Files with changes that are not on the ring; if `abandoned`, of these such as are not open.
     pub(super) fn changed(&self, abandoned: bool) -> Vec<u64> {
         let is_one = |node: &&Node| {

@@ -3,6 +3,7 @@
 //!
 //! Mounts show names and attributes up to a second old here, as they do by default.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use atoll_env::{Env, sleep};
@@ -105,6 +106,39 @@ fn what_a_holder_of_a_lock_has_changed_is_seen_by_the_next_one() {
             let directory = two.lookup(me(), ROOT, b"directory").await.expect("there").attr;
             assert_eq!(directory.mode, 0o700, "seed {seed}");
             assert_eq!(names(&two).await, ["base", "changed", "directory", "made"], "seed {seed}");
+        });
+    }
+}
+
+/// An unlock brings to the ring what other programs have written too. One of them closed its file while the unlock waited until
+/// the close had stored it: then there was no open file left, the unlock failed with `EBADF`, and SQLite's commit with an I/O error.
+#[test]
+fn a_file_that_is_closed_while_a_lock_is_given_up_fails_no_unlock() {
+    for (seed, is_new) in (9140..9148).zip([true, false].into_iter().cycle()) {
+        let all = mounts(seed, 2, Consistency::CloseToOpen);
+        let [one, two] = [0, 1].map(|at| all.mounts[at].clone());
+        all.run(make(&one, "base", "before"));
+        if !is_new {
+            all.run(make(&one, "beside", ""));
+        }
+        let [base, other] = [0, 1].map(|at| all.open(at, "base"));
+        all.run(base.lock(EXCLUSIVE, false)).expect("free");
+        all.run(async {
+            let beside = opened(&one, "beside").await;
+            beside.write("closed").await.expect("is open");
+            let is_closed = Cell::new(false);
+            let close = async {
+                beside.close().await;
+                is_closed.set(true);
+            };
+            let unlock = async {
+                assert!(!is_closed.get(), "seed {seed}: the close is under way");
+                base.unlock().await
+            };
+            let ((), unlocked) = join(close, unlock).await;
+            assert_eq!(unlocked, Ok(()), "seed {seed}");
+            assert_eq!(other.lock(EXCLUSIVE, false).await, Ok(()), "seed {seed}");
+            assert_eq!(text(&two, "beside").await.as_deref(), Ok("closed"), "seed {seed}");
         });
     }
 }
