@@ -26,6 +26,8 @@ use atoll_key::{BlockKind, Key, KeyRange, PeerId};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
+/// No release is admitted that is of a later time than so long from now, seconds.
+const ADMITTED_AHEAD_SECS: u64 = 600;
 /// For so long puts are remembered, seconds: releases are admitted that were signed ten minutes ago, by a clock that is as
 /// far from this one's again.
 const PUTS_FOR_SECS: u64 = 1500;
@@ -117,16 +119,20 @@ impl Releases {
     }
 
     /// Blocks were put or renewed by a publisher, at a time that its receipt says. They stay, whatever was
-    /// released before.
+    /// released before: the releases on record count no more if they are sent again, also if the publisher's clock is
+    /// behind.
+    ///
+    /// # Errors
+    /// If the records could not be taken away. Then the blocks may be removed, so they are not to be acknowledged.
     pub(crate) async fn put_again(
         &self,
         keys: impl Iterator<Item = Key>,
         issued_unix_secs: u64,
         now_unix_secs: u64,
-    ) {
+    ) -> Result<(), StoreError> {
         let keys: Vec<Key> = keys.collect();
         if keys.is_empty() {
-            return;
+            return Ok(());
         }
         {
             let mut state = self.state();
@@ -136,8 +142,19 @@ impl Releases {
             }
             state.forget_old_puts(now_unix_secs);
         }
-        let released = keys.into_iter().filter(|key| self.released(key).is_some()).collect();
-        self.forget(released).await;
+        let released = |key: &Key| Some((*key, self.released(key)?));
+        let released: Vec<(Key, u64)> = keys.iter().filter_map(released).collect();
+        if released.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut state = self.state();
+            for (key, as_of) in &released {
+                let at = state.puts.entry(*key).or_default();
+                *at = (*at).max(*as_of);
+            }
+        }
+        self.store.remove(released.into_iter().map(|(key, _)| key).collect()).await
     }
 
     /// Whether a block was put or renewed by a publisher at this time or later, or may have been.
@@ -273,6 +290,8 @@ impl State {
         if self.puts.len() > MAX_PUTS {
             // What is released before then stays until it is released again, or its lease ends.
             let last = self.puts.values().copied().max().unwrap_or(0);
+            // A receipt may be of a time a day from now, and one publisher must not keep off the releases of all.
+            let last = last.min(now_unix_secs.saturating_add(ADMITTED_AHEAD_SECS));
             self.others_put_at = self.others_put_at.max(last);
             self.puts.clear();
         }
@@ -312,7 +331,7 @@ mod tests {
     #[test]
     fn the_later_of_a_put_and_a_release_counts_and_equal_seconds_are_for_the_put() {
         let releases = Releases::new(records(), false, 0);
-        now(releases.put_again([key(1)].into_iter(), 100, 100));
+        now(releases.put_again([key(1)].into_iter(), 100, 100)).expect("noted");
         assert!(releases.is_put_since(&key(1), 100) && !releases.is_put_since(&key(1), 101));
         record(&releases, 1, 100);
         assert_eq!(releases.released(&key(1)), None, "it was put in that second");
@@ -321,7 +340,7 @@ mod tests {
         assert!(releases.take_due(220, 9).is_empty());
         record(&releases, 1, 90);
         assert_eq!(releases.released(&key(1)), Some(101), "an older one changes nothing");
-        now(releases.put_again([key(1)].into_iter(), 101, 101));
+        now(releases.put_again([key(1)].into_iter(), 101, 101)).expect("noted");
         assert_eq!(releases.released(&key(1)), None);
         assert!(releases.take_due(1000, 9).is_empty());
     }
@@ -340,7 +359,7 @@ mod tests {
         let store = records();
         let releases = Releases::new(store.clone(), false, 0);
         (1..=3).for_each(|n| record(&releases, n, 100));
-        now(releases.put_again([key(2)].into_iter(), 110, 110));
+        now(releases.put_again([key(2)].into_iter(), 110, 110)).expect("noted");
         let again = Releases::new(store, true, 200);
         assert_eq!(again.next_due(), Some(220));
         assert_eq!(again.take_due(220, 9), BTreeSet::from([key(1), key(3)]));
@@ -353,10 +372,34 @@ mod tests {
         for n in 0..(MAX_PUTS as u32 + 10) {
             let mut hash = [0; 32];
             hash[..4].copy_from_slice(&n.to_be_bytes());
-            now(releases.put_again([Key::hashed(hash)].into_iter(), 500, 500));
+            now(releases.put_again([Key::hashed(hash)].into_iter(), 500, 500)).expect("noted");
         }
         assert!(releases.state().puts.len() <= MAX_PUTS);
         assert!(releases.is_put_since(&Key::hashed([0; 32]), 500), "the first of them");
         assert!(!releases.is_put_since(&Key::hashed([0; 32]), 501));
+    }
+
+    /// Receipts may be of a time a day from now.
+    #[test]
+    fn puts_of_a_time_to_come_keep_off_the_releases_of_others_for_minutes() {
+        let releases = Releases::new(records(), false, 0);
+        for n in 0..(MAX_PUTS as u32 + 10) {
+            let mut hash = [0; 32];
+            hash[..4].copy_from_slice(&n.to_be_bytes());
+            let keys = [Key::hashed(hash)].into_iter();
+            now(releases.put_again(keys, 100_000, 20_000)).expect("noted");
+        }
+        assert!(releases.is_put_since(&key(9), 20_600) && !releases.is_put_since(&key(9), 20_601));
+    }
+
+    #[test]
+    fn a_release_counts_no_more_after_a_put_by_a_clock_that_is_behind() {
+        let releases = Releases::new(records(), false, 0);
+        record(&releases, 1, 100);
+        now(releases.put_again([key(1)].into_iter(), 50, 110)).expect("noted");
+        record(&releases, 1, 100);
+        assert_eq!(releases.released(&key(1)), None, "it was sent again");
+        record(&releases, 1, 101);
+        assert_eq!(releases.released(&key(1)), Some(101));
     }
 }

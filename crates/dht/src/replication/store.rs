@@ -107,7 +107,11 @@ pub(crate) async fn store_admitted(
         let infos = sound.iter().map(|sound| &sound.stored.info);
         let keys = infos.filter(|info| info.kind.release_removes()).map(|info| info.key);
         let now = replication.env.unix_ms() / 1000;
-        replication.releases.put_again(keys, receipt.issued_unix_secs, now).await;
+        let again = replication.releases.put_again(keys, receipt.issued_unix_secs, now).await;
+        if let Err(error) = again {
+            tracing::error!(%error, "releases of blocks that are put again could not be taken back");
+            return vec![PutStatus::Failed; sound.len()];
+        }
     }
     let Joined { sound: mut joined, mut refused, turn } =
         join_held(replication, origin, sound, &mut room).await;

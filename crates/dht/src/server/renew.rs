@@ -93,7 +93,8 @@ async fn renew_alone(
     lease_secs: u64,
 ) -> Result<RenewReply, Refusal> {
     let _arriving = server.pending.keep(keys.iter().flatten()).await;
-    keep_released(server, origin, keys).await;
+    let again = keep_released(server, origin, keys).await;
+    again.map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
     let mut reply = renew_stored(server, origin, keys, lease_secs)?;
     follow::renew(server, origin, keys, lease_secs, &mut reply).await;
     Ok(reply)
@@ -101,12 +102,16 @@ async fn renew_alone(
 
 /// Notes when a publisher renews blocks, also those that other nodes keep for this one: a release from before counts
 /// for nothing.
-async fn keep_released(server: &Server, origin: &Origin, keys: &[Option<Key>]) {
-    let Origin::Publisher { receipt, .. } = origin else { return };
+async fn keep_released(
+    server: &Server,
+    origin: &Origin,
+    keys: &[Option<Key>],
+) -> Result<(), StoreError> {
+    let Origin::Publisher { receipt, .. } = origin else { return Ok(()) };
     let removes = |key: &Key| server.known(key).is_some_and(|held| held.kind.release_removes());
     let keys = keys.iter().flatten().copied().filter(removes);
     let now = server.env.unix_ms() / 1000;
-    server.releases.put_again(keys, receipt.issued_unix_secs, now).await;
+    server.releases.put_again(keys, receipt.issued_unix_secs, now).await
 }
 
 fn resolve_all(server: &Server, renew: &Renew) -> Result<Vec<Option<Key>>, Refusal> {

@@ -248,3 +248,27 @@ fn nobody_else_releases_a_volumes_content_and_plain_content_is_not_released() {
     ring.sim.run_for(HOUR);
     assert_eq!((held(&ring, &ids), held(&ring, &[id])), (vec![3], vec![3]));
 }
+
+/// Whoever has heard of a release can send it again for ten minutes.
+#[test]
+fn a_release_that_is_sent_again_does_not_remove_what_a_node_with_a_slow_clock_has_put_since() {
+    let config = DhtConfig { expire_every: HOUR * 24, ..prompt() };
+    let mut ring = Ring::configured(15, config, 5);
+    ring.join_skewed(-240_000);
+    ring.settle();
+    let ids = put(&ring, 0..2);
+    ring.sim.run_for(MINUTE);
+    let release = release_by(&owner(), now_secs(&ring), &ids);
+    let told = send(&ring, 0, release.clone());
+    assert!(told.iter().all(Result::is_ok), "{told:?}");
+    ring.sim.run_for(MINUTE);
+    // Its receipt is of a time before the release.
+    put_from(&ring, 5, vec![content(0)]);
+    let outsider: Arc<dyn Transport> = ring.outsider();
+    for node in 0..6 {
+        let again = ReleaseBlocks { release: release.clone(), is_pointed: false };
+        ring.call(&outsider, node, &again, Vec::new()).expect("it is answered");
+    }
+    ring.sim.run_for(HOUR);
+    assert_eq!(held(&ring, &ids), [3, 0]);
+}
