@@ -5,7 +5,8 @@
 //! under way ([`PendingRemovals`](crate::holdings::pending_removals::PendingRemovals)).
 //!
 //! A put after the release was acknowledged by a majority of the replica set. So if this node has missed it, most of the
-//! others hold the block, and this one takes a copy then; one holder has missed the release.
+//! others hold the block, and this one takes a copy then; one holder has missed the release. In a ring of fewer nodes than a
+//! replica set has, one holder may be all that is left of the majority: there it takes a copy if all others hold it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use atoll_env::sleep;
 use atoll_key::{Key, PeerId};
+use atoll_overlay::Node;
 use futures_util::future::{join_all, select};
 
 use super::eviction::Watching;
@@ -100,11 +102,12 @@ pub(crate) async fn stay_released(replication: &Replication, keys: &[Key]) -> BT
         let places = (0..some.len()).collect();
         let copies = replication.config.replicas;
         let mut held = vec![0; some.len()];
+        let mut are_all = vec![false; some.len()];
         for (set, places) in
             by_root(replication, places, |at: &usize| some[*at], copies, MAX_SETS).await
         {
-            let others = set.iter().filter(|node| !replication.is_me(node));
-            let asks = others.map(|node| {
+            let others: Vec<&Node> = set.iter().filter(|node| !replication.is_me(node)).collect();
+            let asks = others.iter().map(|node| {
                 let keys = places.iter().map(|at| some[*at]).collect();
                 async move { ask_holdings(replication, node, keys).await }
             });
@@ -113,11 +116,14 @@ pub(crate) async fn stay_released(replication: &Replication, keys: &[Key]) -> BT
                     held[*at] += u32::from(copy.is_some());
                 }
             }
+            if set.len() < copies && !others.is_empty() {
+                places.iter().for_each(|at| are_all[*at] = held[*at] as usize == others.len());
+            }
         }
         let wanted = u32::try_from(expected_replicas(replication) + 1).expect("k is small");
-        let places = some.iter().zip(held);
+        let places = some.iter().zip(held.into_iter().zip(are_all));
         let (again, gone): (Vec<_>, Vec<_>) =
-            places.partition(|(_, held)| is_majority(*held, wanted));
+            places.partition(|(_, (held, are_all))| *are_all || is_majority(*held, wanted));
         replication.releases.forget(again.into_iter().map(|(key, _)| *key).collect()).await;
         stay.extend(gone.into_iter().map(|(key, _)| *key));
     }

@@ -272,3 +272,26 @@ fn a_release_that_is_sent_again_does_not_remove_what_a_node_with_a_slow_clock_ha
     ring.sim.run_for(HOUR);
     assert_eq!(held(&ring, &ids), [3, 0]);
 }
+
+/// Of three nodes one was away when a block was put again, and one of the others has gone since: no majority of
+/// three can say that it was put.
+#[test]
+fn the_last_two_nodes_of_a_small_ring_both_hold_what_was_put_again() {
+    let config = DhtConfig { expire_every: HOUR * 24, ..prompt() };
+    for seed in 40..43 {
+        let mut ring = Ring::configured(seed, config.clone(), 3);
+        ring.settle();
+        let ids = put(&ring, 0..4);
+        ring.sim.run_for(MINUTE);
+        release(&ring, 0, &ids);
+        ring.sim.run_for(MINUTE * 4);
+        assert_eq!(held(&ring, &ids), [0; 4]);
+        ring.crash(2);
+        put_from(&ring, 0, (0..4).map(content).collect());
+        ring.crash(1);
+        ring.restart(2);
+        ring.settle();
+        ring.sim.run_for(HOUR * 12);
+        assert_eq!(held(&ring, &ids), [2; 4], "seed {seed}");
+    }
+}
