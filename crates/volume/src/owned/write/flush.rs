@@ -254,11 +254,13 @@ impl Shared {
         is_awaited || is_due && !self.has_ended()
     }
 
-    /// Ends this mount's time as the writer, so that another one need not wait.
-    pub(super) async fn resign(&self) -> Result<(), FlushError> {
+    /// Ends this mount's time as the writer, so that another one need not wait. If it `leaves` something in the
+    /// spool, the root goes on naming it, so that the next writer keeps what that follows.
+    pub(super) async fn resign(&self, leaves: bool) -> Result<(), FlushError> {
         self.check_fence()?;
         let mut head = self.head.lock().await;
-        let root = self.marked(head.root.clone(), false);
+        let mut root = self.marked(head.root.clone(), false);
+        root.mounted.writer = leaves.then_some(Writer { spool: self.spool_id, until_unix_ms: 0 });
         self.put_root(&mut head, root).await
     }
 
@@ -280,7 +282,8 @@ impl Shared {
 
     /// Whether the root must say again that this mount writes.
     fn writer_is_due(&self, head: &Head) -> bool {
-        let Some(writer) = head.root.mounted.writer else { return false };
+        let writer = head.root.mounted.writer.filter(|writer| writer.until_unix_ms > 0);
+        let Some(writer) = writer else { return false };
         let left = writer.until_unix_ms.saturating_sub(self.env.unix_ms());
         left < WRITER_LEASE.as_millis() as u64 / 2 && self.check_fence().is_ok()
     }

@@ -14,7 +14,7 @@ use atoll_volume::owned::{FlushError, WritableFs, WriteOptions};
 use bytes::Bytes;
 
 use super::spool::{Crashing, MemorySpool, load, noise, save};
-use super::{created, mounted_with, tree_of};
+use super::{created, env, mounted, mounted_with, secret, tree_of};
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
 
@@ -286,4 +286,48 @@ async fn a_file_that_finds_no_room_replaces_none_that_is_stored() {
     fs.end().await.expect("ends");
     assert!(setting.on_ring("doc").await == Some(noise(100_000, 1)));
     assert_eq!(setting.on_ring("small").await, Some(b"small".to_vec()));
+}
+
+/// What was left out follows the last root of the mount, which ended in order: another writer keeps that for `recover`.
+#[tokio::test(start_paused = true)]
+async fn what_found_no_room_can_be_recovered_after_another_mount_has_removed_the_file() {
+    let keep = Some("none".parse().expect("a policy"));
+    let options = || WriteOptions { keep, cache_bytes: 0, ..WriteOptions::default() };
+    let setting = Setting::new(options()).await;
+    let (fs, machine) = setting.mount().await;
+    save(&fs, "big", &noise(400_000, 1)).await.expect("closes");
+    fs.sync().await.expect("flushes");
+    setting.is_full(true);
+    let (inode, handle) = open(&fs, "big").await;
+    let part = Bytes::from(noise(70_000, 2));
+    fs.write(Writer::At(Caller::default()), inode, handle, 200_000, part).await.expect("writes");
+    fs.flush(inode, handle).await.expect("is in the spool");
+    fs.close(inode, handle).await.expect("closes");
+    save(&fs, "small", b"small").await.expect("closes");
+    assert_eq!(fsync(&fs, "small").await, Ok(()));
+    let ended = fs.end().await;
+    assert!(matches!(ended, Err(FlushError::LeftOut { .. })), "{ended:?}");
+    machine.crash(0);
+    setting.is_full(false);
+
+    let blocks: Arc<dyn Blocks> = setting.ring.clone();
+    let other = mounted(&blocks, options()).await.expect("the first one has resigned");
+    other.unlink(Caller::default(), ROOT, b"big").await.expect("removes");
+    other.sync().await.expect("flushes");
+    tokio::time::sleep(Duration::from_secs(65)).await;
+    setting.ring.blocks.lose_released();
+    other.end().await.expect("ends");
+    setting.ring.blocks.lose_released();
+
+    let (env_now, key) = (env(), secret());
+    let disk = setting.spool.used_by(&env_now).0;
+    let aside = WritableFs::set_aside_overtaken(&env_now, &blocks, &key, None, disk);
+    let aside = aside.await.expect("reads").expect("was overtaken");
+    let below = setting.spool.below(&aside).used_by(&env_now).0;
+    let opened = WritableFs::open_set_aside(env(), blocks, secret(), options(), below).await;
+    let (recovered, missing) = opened.expect("opens");
+    assert_eq!(missing, None);
+    let mut expected = noise(400_000, 1);
+    expected[200_000..270_000].copy_from_slice(&noise(70_000, 2));
+    assert!(load(&recovered, "big").await == Ok(expected.into()));
 }

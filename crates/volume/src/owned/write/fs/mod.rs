@@ -113,7 +113,7 @@ impl WritableFs {
             Err(FlushError::LeftOut { .. }) if self.shared.has_spooled().await => {}
             _ => flushed.clone()?,
         }
-        self.shared.resign().await?;
+        self.shared.resign(flushed.is_err()).await?;
         self.shared.keep().await.and(flushed)
     }
 
