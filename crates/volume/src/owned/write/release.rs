@@ -10,7 +10,8 @@
 //! - what open files without a name and open directories show.
 //!
 //! That is looked at while no flush runs, and after the ring has said that the newest root is this mount's. The
-//! release is of that moment: what is put again later stays, even if replicas hear of the put first. The base of
+//! release is of the moment before the ring was asked: what is put again later stays, even if replicas hear of the put first, also
+//! what another writer puts who has taken over since. The base of
 //! the spool is then the newest root, too, so nothing in the spool follows an older one.
 //!
 //! What is released too late is harmless, and one block too many is lost. So a block of which anything is in doubt waits for
@@ -225,6 +226,10 @@ impl Shared {
             return Err("it is not known whether the ring has the newest root".into());
         }
         self.check_fence().map_err(|error| error.to_string())?;
+        // Before the ring is asked: another writer's root may be there a moment later, and what is put for the next one
+        // must count as put since.
+        let ahead_ms = self.releases.ahead_ms.load(Ordering::Relaxed);
+        let now_unix_secs = self.env.unix_ms().saturating_sub(ahead_ms) / 1000;
         if !self.is_on_ring(&head.block).await.map_err(|error| error.to_string())? {
             return Err("another writer has put a root".into());
         }
@@ -245,9 +250,7 @@ impl Shared {
             .map(|(h, n)| (*h, *n))
             .collect();
         candidates.retain(|hash, _| !may_be_needed(hash));
-        let ahead_ms = self.releases.ahead_ms.load(Ordering::Relaxed);
         // A second earlier: the two clocks tell it at different moments.
-        let now_unix_secs = self.env.unix_ms().saturating_sub(ahead_ms) / 1000;
         Ok((kept, now_unix_secs.saturating_sub(1)))
     }
 

@@ -150,6 +150,10 @@ impl Scene {
         &self.memory
     }
 
+    pub(super) fn env(&self) -> Env {
+        self.clock.clone()
+    }
+
     pub(super) fn fs(&self) -> &WritableFs {
         self.fs.as_ref().expect("it is mounted")
     }

@@ -1,17 +1,17 @@
 //! What a volume does not need any more is released, and nothing else: here the ring loses what was released at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::{Blocks, MemoryBlocks, OverMemory, PutError};
-use atoll_env::BoxFuture;
+use atoll_dht::{Blocks, GetError, HeldBlock, MemoryBlocks, OverMemory, PutError, Wanted};
+use atoll_env::{BoxFuture, Env};
 use atoll_key::kinds::{Release, ReleaseEffect};
-use atoll_key::{NotAdmitted, ReadKey, SignedBlock};
+use atoll_key::{BlockId, NotAdmitted, ReadKey, SignedBlock};
 use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags};
 use atoll_volume::owned::{
-    GetOptions, NoProgress, WritableFs, WriteOptions, empty_root, get_newest, releasable_blocks,
-    release_blocks, sealed_root,
+    GetOptions, NoLeaseKeeper, NoProgress, WritableFs, WriteOptions, empty_root, get_newest,
+    releasable_blocks, release_blocks, sealed_root,
 };
 
 use super::history::{HOUR, MINUTE, START, Scene, noise, unlink, write};
@@ -74,7 +74,7 @@ async fn a_copy_goes_on_from_the_newest_version() {
 
     let dir = tempfile::tempdir().expect("a directory");
     let dest = dir.path().join("copy");
-    let told = std::sync::Mutex::new(Vec::new());
+    let told = Mutex::new(Vec::new());
     let tells = |version| told.lock().expect("unpoisoned").push(version);
     let from = (begun.clone(), begun.root());
     let progress = Arc::new(NoProgress);
@@ -406,4 +406,99 @@ async fn a_volume_that_is_removed_releases_all_of_its_states() {
     assert_eq!(told.load(Ordering::Relaxed), count);
     scene.memory().lose_released();
     assert_eq!(scene.memory().len(), 0);
+}
+
+/// A ring of which blocks come slowly.
+struct Slow {
+    memory: MemoryBlocks,
+    env: Mutex<Env>,
+    fetch_takes: Mutex<Duration>,
+    /// When it was asked for the root last, milliseconds since 1970.
+    asked_ms: AtomicU64,
+    /// How many releases it has heard of, and those of a time after that.
+    heard: AtomicU64,
+    late: AtomicU64,
+}
+
+impl Slow {
+    fn takes(&self, secs: u64) {
+        *self.fetch_takes.lock().expect("unpoisoned") = Duration::from_secs(secs);
+    }
+
+    /// A volume on it, and a mount without blocks in memory, by the clock of the scene.
+    async fn with_mount() -> (Arc<Slow>, Scene, WritableFs) {
+        let memory = MemoryBlocks::new();
+        let ring = Arc::new(Slow {
+            memory: memory.clone(),
+            env: Mutex::new(env()),
+            fetch_takes: Mutex::default(),
+            asked_ms: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+        });
+        let scene = Scene::on(ring.clone(), memory, "none", None).await;
+        scene.fs().end().await.expect("ends");
+        *ring.env.lock().expect("unpoisoned") = scene.env();
+        let options = WriteOptions { cache_bytes: 0, ..WriteOptions::default() };
+        let keeper = Arc::new(NoLeaseKeeper);
+        let fs = WritableFs::open(scene.env(), ring.clone(), secret(), options, keeper, None);
+        (ring, scene, fs.await.expect("mounts"))
+    }
+}
+
+impl OverMemory for Slow {
+    fn memory(&self) -> &MemoryBlocks {
+        &self.memory
+    }
+
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        let memory = self.memory.clone();
+        if id.kind.is_mutable() {
+            let now_ms = self.env.lock().expect("unpoisoned").unix_ms();
+            self.asked_ms.store(now_ms, Ordering::Relaxed);
+            return memory.get_block(id, wanted);
+        }
+        let takes = *self.fetch_takes.lock().expect("unpoisoned");
+        Box::pin(async move {
+            tokio::time::sleep(takes).await;
+            memory.get_block(id, wanted).await
+        })
+    }
+
+    fn release_blocks(&self, release: Release) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let ReleaseEffect::Removed { as_of_unix_secs } = release.effect() else {
+            panic!("it is none of a volume's content");
+        };
+        self.heard.fetch_add(1, Ordering::Relaxed);
+        let is_late = as_of_unix_secs * 1000 > self.asked_ms.load(Ordering::Relaxed);
+        self.late.fetch_add(is_late.into(), Ordering::Relaxed);
+        self.memory.release_blocks(release)
+    }
+}
+
+/// Another mount may have put a root a moment after the ring was asked, and blocks for the next one: a release must not
+/// be of a later time, however long it takes to look at open files.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_of_a_time_before_the_ring_was_asked_for_the_root() {
+    let (ring, scene, fs) = Slow::with_mount().await;
+    for name in ["open", "removed"] {
+        write(&fs, name, &noise(name.len() as u64, 50_000)).await;
+    }
+    fs.sync().await.expect("flushes");
+    let found = fs.lookup(ME(), InodeNumber::ROOT, b"open").await.expect("is there").attr.inode;
+    fs.open(ME(), found, OpenFlags::READ).await.expect("opens");
+    unlink(&fs, "open").await;
+    unlink(&fs, "removed").await;
+    fs.sync().await.expect("flushes");
+    ring.takes(10);
+    for second in 1..300 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        scene.set_clock(START + second * 1000);
+    }
+    assert!(ring.heard.load(Ordering::Relaxed) > 0);
+    assert_eq!(ring.late.load(Ordering::Relaxed), 0);
 }
