@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, PutError};
+use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::{Env, sleep};
 use atoll_key::kinds::{MAX_RELEASED, VolumeRelease};
 use atoll_key::{BlockHash, NotAdmitted, ReadKey, SecretKey, SignedBlock};
@@ -38,7 +38,7 @@ pub async fn releasable_blocks(
 }
 
 /// Releases blocks of the volume of `secret`, which needs none of them any more; how many of them not all replicas have
-/// heard of. `told` hears how many are done.
+/// heard of. `told` hears how many are done. Nothing is released while the ring has a root of the volume.
 pub async fn release_blocks(
     env: &Env,
     blocks: &Arc<dyn Blocks>,
@@ -61,6 +61,11 @@ pub async fn release_blocks(
             // A second earlier: the two clocks tell it at different moments.
             let now_unix_secs = env.unix_ms().saturating_sub(ahead_ms) / 1000;
             let as_of_unix_secs = now_unix_secs.saturating_sub(1);
+            // Asked after that moment: the volume may have been made anew, perhaps on another node, with the same contents.
+            if let Err(error) = check_removed(blocks, secret).await {
+                let all = vec![Err(error); some.len()];
+                return (some, all);
+            }
             let release = VolumeRelease::sign(secret, as_of_unix_secs, &some);
             let release = release.expect("no more than a release has room for");
             (some, blocks.release_blocks(release.into()).await)
@@ -88,4 +93,13 @@ pub async fn release_blocks(
         all = left;
     }
     all.len() as u64
+}
+
+/// That the ring has no root of the volume.
+async fn check_removed(blocks: &Arc<dyn Blocks>, secret: &SecretKey) -> Result<(), PutError> {
+    match blocks.get_signed(secret.volume_id().root_key()).await {
+        Err(GetError::Removed { .. }) => Ok(()),
+        Ok(_) => Err(PutError::Unavailable("the volume is there again".into())),
+        Err(error) => Err(PutError::Unavailable(error.to_string())),
+    }
 }

@@ -398,10 +398,17 @@ async fn a_volume_that_is_removed_releases_all_of_its_states() {
     let blocks: Arc<dyn Blocks> = Arc::new(scene.memory().clone());
     let newest = blocks.get_signed(secret().volume_id().root_key()).await.expect("is there");
     let root = sealed_root::decode(&newest.payload, None).expect("reads");
+    let version = newest.version;
     let all = releasable_blocks(env(), blocks.clone(), (newest, &root), &secret(), None).await;
     let all = all.expect("walks").expect("it has own blocks");
     let (count, told) = (all.len() as u64, AtomicU64::new(0));
     let note = |done| told.store(done, Ordering::Relaxed);
+    // While it is there, or was made anew by another node, its blocks may be needed.
+    assert_eq!(release_blocks(&env(), &blocks, &secret(), all.clone(), &note).await, count);
+    assert_eq!(scene.memory().lose_released(), 0);
+    let tombstone = SignedBlock::sign_tombstone(&secret(), b"", version + 1);
+    let mut removed = blocks.remove_blocks(vec![tombstone.into()]).await;
+    removed.pop().expect("one outcome").expect("is removed");
     assert_eq!(release_blocks(&env(), &blocks, &secret(), all, &note).await, 0);
     assert_eq!(told.load(Ordering::Relaxed), count);
     scene.memory().lose_released();
