@@ -70,7 +70,8 @@ pub async fn release_blocks(
             let release = release.expect("no more than a release has room for");
             (some, blocks.release_blocks(release.into()).await)
         });
-        let (mut left, mut done, mut ahead) = (Vec::new(), count - all.len() as u64, 0);
+        let (mut left, mut done) = (Vec::new(), count - all.len() as u64);
+        let mut ahead = None;
         let mut sends = stream::iter(sends).buffer_unordered(AT_ONCE);
         while let Some((some, outcomes)) = sends.next().await {
             for (hash, outcome) in some.into_iter().zip(outcomes) {
@@ -78,21 +79,29 @@ pub async fn release_blocks(
                     Ok(()) => done += 1,
                     Err(error) => {
                         left.push(hash);
-                        if let PutError::NotAdmitted(NotAdmitted::Clock { time_ms, now_ms }) = error
-                        {
-                            ahead = time_ms.saturating_sub(now_ms) + 1000;
-                        }
+                        ahead = clock_ahead_ms(env, &error).or(ahead);
                     }
                 }
             }
             told(done);
         }
         drop(sends);
-        ahead_ms += ahead;
+        ahead_ms = ahead.unwrap_or(ahead_ms);
         left.sort_unstable();
         all = left;
     }
     all.len() as u64
+}
+
+/// How far this machine's clock is ahead of the node's, milliseconds and rounded up, if the node refused a release
+/// as one of a time to come.
+pub(super) fn clock_ahead_ms(env: &Env, error: &PutError) -> Option<u64> {
+    match error {
+        PutError::NotAdmitted(NotAdmitted::Clock { now_ms, .. }) => {
+            Some(env.unix_ms().saturating_sub(*now_ms) + 1000)
+        }
+        _ => None,
+    }
 }
 
 /// That the ring has no root of the volume.

@@ -56,7 +56,7 @@ use self::fs::Fault;
 pub use self::fs::WritableFs;
 pub use self::history::RestoreError;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
-use self::release::Releases;
+use self::release::UnneededBlocks;
 use self::spool::Spool;
 pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS};
 use self::tree::{Loaded, Need, Tree};
@@ -259,7 +259,7 @@ struct Shared {
     /// The tree whose blocks the keeper has.
     listed: Mutex<Option<Tops>>,
     /// Blocks that are not needed any more.
-    releases: Releases,
+    releases: UnneededBlocks,
     has_ended: AtomicBool,
     last_room: LastRoom,
 }

@@ -9,7 +9,7 @@ use atoll_env::Env;
 use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 
 use super::fs::{Fault, WritableFs};
-use super::release::Releases;
+use super::release::UnneededBlocks;
 use super::spool::{self, Spool, SpoolError};
 use super::tree::{Record, Tree};
 use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, WriteOptions};
@@ -297,7 +297,7 @@ impl Shared {
             trouble: Mutex::default(),
             left_out: Mutex::default(),
             listed: Mutex::default(),
-            releases: Releases::default(),
+            releases: UnneededBlocks::default(),
             // Until this mount writes, its caller is told why it cannot.
             has_ended: AtomicBool::new(true),
             last_room: LastRoom::default(),

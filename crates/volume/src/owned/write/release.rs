@@ -24,14 +24,15 @@ use std::time::Duration;
 
 use atoll_dht::PutError;
 use atoll_env::Instant;
+use atoll_key::BlockHash;
 use atoll_key::kinds::{MAX_RELEASED, VolumeRelease};
-use atoll_key::{BlockHash, NotAdmitted};
 use futures_util::stream::{self, StreamExt};
 
 use super::Shared;
 use crate::blocks::outbox::PutLog;
 use crate::keep::Keep;
 use crate::owned::reachable::{self, Needed};
+use crate::owned::remove::clock_ahead_ms;
 use crate::owned::root::Root;
 
 /// Blocks that wait to be released, at most; of more, blocks stay until their leases end. A guess: 256 GiB of data blocks.
@@ -57,7 +58,7 @@ const MAX_ATTEMPTS: u32 = 30;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Releases {
+pub(super) struct UnneededBlocks {
     /// What was put since the last walk began.
     pub(super) put: PutLog,
     /// Held from the beginning of a walk until what it has found is released.
@@ -80,7 +81,7 @@ struct State {
     walked: Option<Root>,
 }
 
-impl Releases {
+impl UnneededBlocks {
     /// A mount begins with a root.
     pub(super) fn begin(&self, root: Root) {
         self.state().walked = Some(root);
@@ -145,7 +146,7 @@ impl Shared {
         self.releases.old_bytes.store(old_bytes, Ordering::Relaxed);
         let now = self.env.now();
         let walked = {
-            let mut state = self.state_of_releases();
+            let mut state = self.releases.state();
             state.again_at = None;
             state.walked.clone()
         };
@@ -165,7 +166,7 @@ impl Shared {
             }
         };
         let mut candidates = {
-            let mut state = self.state_of_releases();
+            let mut state = self.releases.state();
             state.walked = Some(root);
             std::mem::take(&mut state.waiting)
         };
@@ -205,10 +206,6 @@ impl Shared {
             "the room of files that are removed is back minutes after the last old state that has them is dropped. \
              About {old_mib} MiB are in old states only: after `atoll mount --keep none` they are back within minutes"
         )
-    }
-
-    fn state_of_releases(&self) -> MutexGuard<'_, State> {
-        self.releases.state()
     }
 
     /// Takes from `candidates` those that may be needed, and returns them; and as of when all others are not, seconds since
@@ -292,12 +289,10 @@ impl Shared {
         some
     }
 
-    /// Notes how far this clock is ahead of the node's, if that says so.
+    /// Notes how far this clock is ahead of the node's, if that says so. Several releases may be refused at once.
     fn note_clock(&self, error: &PutError) {
-        if let PutError::NotAdmitted(NotAdmitted::Clock { time_ms, now_ms }) = error {
-            // Rounded up: the next one must not be of a time to come.
-            let ahead_ms = time_ms.saturating_sub(*now_ms) + 1000;
-            self.releases.ahead_ms.fetch_add(ahead_ms, Ordering::Relaxed);
+        if let Some(ahead_ms) = clock_ahead_ms(&self.env, error) {
+            self.releases.ahead_ms.store(ahead_ms, Ordering::Relaxed);
         }
     }
 }
