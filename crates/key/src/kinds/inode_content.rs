@@ -10,37 +10,15 @@
 //! 32 zero bytes. Content blocks have another context, so that none of them names an inode, whatever
 //! its first bytes are: a file of somebody else's making cannot be made releasable by its contents.
 
-use super::{BlockId, BlockKind, InvalidBlock, QuotaClass, Rules};
+use super::owned_content::{OWNER_BYTES, OwnedContent};
+use super::{BlockId, BlockKind};
 use crate::hash::BlockHash;
-use crate::ring::Key;
 
 /// Bytes of a block of an inode's content before the content: the inode.
-pub const INODE_PREFIX_BYTES: usize = 32;
+pub const INODE_PREFIX_BYTES: usize = OWNER_BYTES;
 
-pub(super) struct InodeContent;
-
-impl Rules for InodeContent {
-    /// It has one version, 0.
-    fn verify(&self, key: &Key, bytes: &[u8]) -> Result<u64, InvalidBlock> {
-        if bytes.len() < INODE_PREFIX_BYTES {
-            return Err(InvalidBlock::Malformed("no inode"));
-        }
-        let is_right = BlockHash::of_inode_content(bytes).key() == *key;
-        if is_right { Ok(0) } else { Err(InvalidBlock::WrongHash) }
-    }
-
-    fn is_mutable(&self) -> bool {
-        false
-    }
-
-    fn quota_class(&self) -> QuotaClass {
-        QuotaClass::Data
-    }
-
-    fn belongs_to(&self, bytes: &[u8]) -> Option<[u8; 32]> {
-        bytes.first_chunk().copied()
-    }
-}
+pub(super) static RULES: OwnedContent =
+    OwnedContent { hash_of: BlockHash::of_inode_content, release_removes: false };
 
 impl BlockHash {
     /// What names the block of an inode's content with this hash.
@@ -52,6 +30,7 @@ impl BlockHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::InvalidBlock;
 
     fn of_inode(content: &[u8]) -> Vec<u8> {
         [&[7; INODE_PREFIX_BYTES], content].concat()

@@ -14,6 +14,7 @@ mod content;
 #[cfg(any(test, feature = "test-kind"))]
 pub mod counter;
 mod inode_content;
+mod owned_content;
 mod release;
 mod signed;
 mod volume_content;
@@ -194,8 +195,8 @@ impl BlockKind {
             BlockKind::Content => &content::Content,
             BlockKind::Signed => &signed::Signed,
             BlockKind::Certified => &certified::Certified,
-            BlockKind::InodeContent => &inode_content::InodeContent,
-            BlockKind::VolumeContent => &volume_content::VolumeContent,
+            BlockKind::InodeContent => &inode_content::RULES,
+            BlockKind::VolumeContent => &volume_content::RULES,
             #[cfg(any(test, feature = "test-kind"))]
             BlockKind::Counter => &counter::Counter,
         }

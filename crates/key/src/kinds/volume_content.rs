@@ -12,14 +12,15 @@
 use bytes::Bytes;
 
 use super::certified::CLOCK_SLACK_MS;
+use super::owned_content::{OWNER_BYTES, OwnedContent};
 use super::release::MAX_RELEASED;
-use super::{BlockId, BlockKind, InvalidBlock, NotAdmitted, QuotaClass, Rules};
+use super::{BlockId, BlockKind, InvalidBlock, NotAdmitted};
 use crate::hash::BlockHash;
 use crate::identity::{SecretKey, VolumeId};
 use crate::ring::Key;
 
 /// Bytes of a block of a volume's content before the content: the volume.
-pub const VOLUME_PREFIX_BYTES: usize = 32;
+pub const VOLUME_PREFIX_BYTES: usize = OWNER_BYTES;
 
 /// How long after a release the block is removed, seconds: what readers have begun to read ends before, as a fetch
 /// has a deadline of less. A guess.
@@ -29,34 +30,8 @@ const CONTEXT: &[u8] = b"atoll v1 release of a volume\0";
 const HEADER_BYTES: usize = 32 + 8 + 1;
 const SIGNATURE_BYTES: usize = 64;
 
-pub(super) struct VolumeContent;
-
-impl Rules for VolumeContent {
-    /// It has one version, 0.
-    fn verify(&self, key: &Key, bytes: &[u8]) -> Result<u64, InvalidBlock> {
-        if bytes.len() < VOLUME_PREFIX_BYTES {
-            return Err(InvalidBlock::Malformed("no volume"));
-        }
-        let is_right = BlockHash::of_volume_content(bytes).key() == *key;
-        if is_right { Ok(0) } else { Err(InvalidBlock::WrongHash) }
-    }
-
-    fn is_mutable(&self) -> bool {
-        false
-    }
-
-    fn quota_class(&self) -> QuotaClass {
-        QuotaClass::Data
-    }
-
-    fn belongs_to(&self, bytes: &[u8]) -> Option<[u8; 32]> {
-        bytes.first_chunk().copied()
-    }
-
-    fn release_removes(&self) -> bool {
-        true
-    }
-}
+pub(super) static RULES: OwnedContent =
+    OwnedContent { hash_of: BlockHash::of_volume_content, release_removes: true };
 
 impl BlockHash {
     /// What names the block of a volume's content with this hash.
