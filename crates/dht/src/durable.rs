@@ -58,7 +58,7 @@ pub struct MemoryState {
     journal: MemoryJournal,
 }
 
-/// What the pointers of a simulated node may take, and its releases, bytes.
+/// The capacity of a simulated node's store of pointers, and of its store of releases, bytes.
 const RECORD_BYTES: u64 = 1 << 30;
 
 impl Default for MemoryState {

@@ -159,8 +159,8 @@ impl Asking {
         self.place.1
     }
 
-    /// What was read is kept, of which a majority of replicas has `promised` for so long to tell of changes, unless a
-    /// change was told meanwhile.
+    /// Keeps the block that was read, unless a change of it was told meanwhile. A majority of its replicas has promised to
+    /// tell of changes for as long as `promised`.
     pub(crate) fn keep(self, block: HeldBlock, promised: Duration) {
         let mut state = self.state.lock().expect("no holder of this lock panics");
         if state.asking.get(&self.place) == Some(&false) {

@@ -153,7 +153,8 @@ struct Reading<'a> {
     heard: Vec<Option<Answer>>,
     /// Those whose answer is waited for while no majority agrees.
     waited_for: BTreeSet<usize>,
-    /// Of these, such as have turned out to be silent: they are waited for until a majority has answered.
+    /// Those of `waited_for` that answered neither the call nor a ping: the read waits for them only until a majority has
+    /// answered.
     silent: BTreeSet<usize>,
     /// The replicas asked for the block, and not only for its version.
     sends: BTreeSet<usize>,

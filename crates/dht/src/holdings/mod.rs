@@ -35,7 +35,7 @@ use lock_leases::LockLeases;
 use pending_removals::PendingRemovals;
 use pointers::Pointers;
 use promises::Promises;
-use releases::Releases;
+use releases::ReleaseRecords;
 use repair_requests::RepairRequests;
 use set_history::{Noted, SetHistory, Surroundings};
 use watches::Watches;
@@ -48,7 +48,7 @@ pub(crate) struct Holdings {
     /// Notified when pointers should be checked before it is due.
     pub pointer_doubts: Notify,
     /// Blocks that were released.
-    pub releases: Releases,
+    pub releases: ReleaseRecords,
     /// Copies about to be dropped.
     pub pending: PendingRemovals,
     pub headroom: Headroom,
@@ -69,7 +69,8 @@ impl Holdings {
     pub(crate) fn new(rpc: Arc<Rpc>) -> Holdings {
         let has_blocks = rpc.store.usage().blocks > 0;
         let may_have_granted = rpc.most_peers.has_run_before() || has_blocks;
-        let releases = Releases::new(rpc.durable.releases(), has_blocks, rpc.env.unix_ms() / 1000);
+        let releases =
+            ReleaseRecords::new(rpc.durable.releases(), has_blocks, rpc.env.unix_ms() / 1000);
         let journal = rpc.durable.journal(&rpc.env);
         let (lease_journal, recovered) = LeaseJournal::open(journal, may_have_granted);
         let now = lease_journal.now();

@@ -4,9 +4,9 @@
 //! renewed then or later. The two may arrive in either order, so the time of each put and renewal, which its receipt
 //! says, is remembered for as long as an older release is still admitted.
 //!
-//! What is released is on record, in a store beside the blocks, until the lease of a block put at that time would have
-//! ended. So it is removed after a restart too, and a copy that missed the release is not taken from another
-//! node. A later put or renewal takes the record away.
+//! Each release of a block is recorded in a store beside the blocks. The record lasts as long as the lease of a block that
+//! was put at the release's time. So a node that restarts still removes the block, and takes no copy of it from
+//! a node that missed the release. A later put or renewal deletes the record.
 //!
 //! **Invariants:** a record is written before it is looked whether the block was put since, and a put is noted before the
 //! record is looked for: one of the two sees the other. A block leaves only while a record of it is there
@@ -44,7 +44,7 @@ const REFUSED_FOR: Duration = Duration::from_secs(3600);
 const PAGE: usize = 1024;
 
 /// See the module.
-pub(crate) struct Releases {
+pub(crate) struct ReleaseRecords {
     store: Arc<dyn BlockStore>,
     state: Mutex<State>,
     /// Notified when a block is to be removed earlier than was known.
@@ -63,16 +63,16 @@ struct State {
     refused: BTreeMap<(PeerId, Key), Instant>,
 }
 
-impl Releases {
+impl ReleaseRecords {
     /// With the records of an earlier incarnation, at `now_unix_secs`; `has_blocks`: it may have left blocks, too.
     pub(crate) fn new(
         store: Arc<dyn BlockStore>,
         has_blocks: bool,
         now_unix_secs: u64,
-    ) -> Releases {
+    ) -> ReleaseRecords {
         let others_put_at = if has_blocks { now_unix_secs + RESTART_SLACK_SECS } else { 0 };
         let state = Mutex::new(State { others_put_at, ..State::default() });
-        let releases = Releases { store, state, sooner: Notify::default() };
+        let releases = ReleaseRecords { store, state, sooner: Notify::default() };
         releases.find_due();
         releases
     }
@@ -165,7 +165,7 @@ impl Releases {
     }
 
     /// Records that blocks were released, until `expires_unix_secs` by the lease clock, and has them removed. Those that were
-    /// put since are left out by the caller ([`Releases::is_put_since`]).
+    /// put since are left out by the caller ([`ReleaseRecords::is_put_since`]).
     ///
     /// # Errors
     /// If it could not be recorded; then they stay.
@@ -176,13 +176,10 @@ impl Releases {
         expires_unix_secs: u64,
     ) -> Result<(), StoreError> {
         // A record of a block that never changes would stay as it is.
-        let before: Vec<(Key, u64)> =
+        let before: BTreeMap<Key, u64> =
             blocks.iter().filter_map(|(key, _)| Some((*key, self.released(key)?))).collect();
-        let is_newer = |key: &Key| {
-            before.iter().all(|(other, as_of)| other != key || *as_of < as_of_unix_secs)
-        };
-        let older: Vec<Key> =
-            before.iter().map(|(key, _)| *key).filter(|key| is_newer(key)).collect();
+        let is_newer = |key: &Key| before.get(key).is_none_or(|as_of| *as_of < as_of_unix_secs);
+        let older: Vec<Key> = before.keys().copied().filter(is_newer).collect();
         if !older.is_empty() {
             self.store.remove(older).await?;
         }
@@ -288,7 +285,7 @@ impl State {
         let oldest = now_unix_secs.saturating_sub(PUTS_FOR_SECS);
         self.puts.retain(|_, at| *at >= oldest);
         if self.puts.len() > MAX_PUTS {
-            // What is released before then stays until it is released again, or its lease ends.
+            // A release of an earlier time then has no effect: its blocks stay until a later release, or their leases end.
             let last = self.puts.values().copied().max().unwrap_or(0);
             // A receipt may be of a time a day from now, and one publisher must not keep off the releases of all.
             let last = last.min(now_unix_secs.saturating_add(ADMITTED_AHEAD_SECS));
@@ -324,13 +321,13 @@ mod tests {
         future.now_or_never().expect("memory answers at once")
     }
 
-    fn record(releases: &Releases, n: u8, as_of: u64) {
+    fn record(releases: &ReleaseRecords, n: u8, as_of: u64) {
         now(releases.record(vec![(key(n), KIND)], as_of, 10_000)).expect("recorded");
     }
 
     #[test]
     fn the_later_of_a_put_and_a_release_counts_and_equal_seconds_are_for_the_put() {
-        let releases = Releases::new(records(), false, 0);
+        let releases = ReleaseRecords::new(records(), false, 0);
         now(releases.put_again([key(1)].into_iter(), 100, 100)).expect("noted");
         assert!(releases.is_put_since(&key(1), 100) && !releases.is_put_since(&key(1), 101));
         record(&releases, 1, 100);
@@ -347,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_second_release_has_a_time_of_its_own() {
-        let releases = Releases::new(records(), false, 0);
+        let releases = ReleaseRecords::new(records(), false, 0);
         record(&releases, 1, 100);
         record(&releases, 1, 150);
         assert!(releases.take_due(221, 9).is_empty(), "of the first one nothing is left");
@@ -357,10 +354,10 @@ mod tests {
     #[test]
     fn a_restarted_node_goes_on_removing_and_ignores_what_was_signed_before_its_start() {
         let store = records();
-        let releases = Releases::new(store.clone(), false, 0);
+        let releases = ReleaseRecords::new(store.clone(), false, 0);
         (1..=3).for_each(|n| record(&releases, n, 100));
         now(releases.put_again([key(2)].into_iter(), 110, 110)).expect("noted");
-        let again = Releases::new(store, true, 200);
+        let again = ReleaseRecords::new(store, true, 200);
         assert_eq!(again.next_due(), Some(220));
         assert_eq!(again.take_due(220, 9), BTreeSet::from([key(1), key(3)]));
         assert!(again.is_put_since(&key(9), 260) && !again.is_put_since(&key(9), 261));
@@ -368,7 +365,7 @@ mod tests {
 
     #[test]
     fn many_puts_take_bounded_memory_and_none_is_forgotten() {
-        let releases = Releases::new(records(), false, 0);
+        let releases = ReleaseRecords::new(records(), false, 0);
         for n in 0..(MAX_PUTS as u32 + 10) {
             let mut hash = [0; 32];
             hash[..4].copy_from_slice(&n.to_be_bytes());
@@ -382,7 +379,7 @@ mod tests {
     /// Receipts may be of a time a day from now.
     #[test]
     fn puts_of_a_time_to_come_keep_off_the_releases_of_others_for_minutes() {
-        let releases = Releases::new(records(), false, 0);
+        let releases = ReleaseRecords::new(records(), false, 0);
         for n in 0..(MAX_PUTS as u32 + 10) {
             let mut hash = [0; 32];
             hash[..4].copy_from_slice(&n.to_be_bytes());
@@ -394,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_release_counts_no_more_after_a_put_by_a_clock_that_is_behind() {
-        let releases = Releases::new(records(), false, 0);
+        let releases = ReleaseRecords::new(records(), false, 0);
         record(&releases, 1, 100);
         now(releases.put_again([key(1)].into_iter(), 50, 110)).expect("noted");
         record(&releases, 1, 100);

@@ -91,7 +91,7 @@ async fn remove_due(replication: &Replication, now_unix_secs: u64) -> u64 {
     }
 }
 
-/// Of blocks that another node has, those that were released and that this node does not take.
+/// Which of the blocks that another node has were released, so that this node takes no copy of them.
 pub(crate) async fn stay_released(replication: &Replication, keys: &[Key]) -> BTreeSet<Key> {
     let is_released = |key: &&Key| {
         replication.releases.released(key).is_some() && replication.known(key).is_none()

@@ -37,36 +37,33 @@ pub(crate) async fn store_put(
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let (places, blocks, released) = without_released(replication, origin, blocks).await;
+    let count = blocks.len();
+    let (places, blocks) = without_released(replication, origin, blocks).await;
     let Admitted { mut sound, mut refused, room } =
         admit(replication, from, origin, blocks).await?;
     if is_ordered(origin, &sound) {
         stop_at_refused(&mut sound, &mut refused);
     }
     let stored = store_admitted(replication, origin, &sound, room, Overflow::Diverted).await;
-    let mut statuses = vec![PutStatus::Released; places.len() + released];
+    let mut statuses = vec![PutStatus::Released; count];
     for (place, status) in places.into_iter().zip(answers(refused, stored)) {
         statuses[place] = status;
     }
     Ok(statuses)
 }
 
-/// Those of a batch that are not copies of what was released, with their places in it, and how many are.
+/// Those of a batch that are not copies of what was released, with their places in it.
 async fn without_released(
     replication: &Replication,
     origin: &Origin,
     blocks: Vec<Block>,
-) -> (Vec<usize>, Vec<Block>, usize) {
+) -> (Vec<usize>, Vec<Block>) {
     let released = match origin {
         Origin::Publisher { .. } => BTreeSet::new(),
         Origin::Carrier | Origin::Diverted => released::refused(replication, &blocks).await,
     };
-    let count = blocks.len();
     let blocks = blocks.into_iter().enumerate();
-    let (places, blocks): (Vec<usize>, Vec<Block>) =
-        blocks.filter(|(_, block)| !released.contains(&block.header.key)).unzip();
-    let left_out = count - blocks.len();
-    (places, blocks, left_out)
+    blocks.filter(|(_, block)| !released.contains(&block.header.key)).unzip()
 }
 
 /// Whether these blocks have an order: mutable ones that their writer puts together.
