@@ -13,7 +13,7 @@ fn copy_of(ring: &mut Ring, node: usize) -> std::path::PathBuf {
     assert!(copied.expect("cp runs").success());
     ring.nodes[node].restart();
     ring.nodes.iter().for_each(|node| node.wait_for(&["nodes=3", "replicated"]));
-    // Of two that were started at the same time either may end.
+    // If both had been started at the same time, either of them might end.
     let uptime = || status(&ring.nodes[node])["uptime_secs"].as_u64().expect("seconds");
     until("it has run longer than the copy will", || uptime() >= 8);
     copy

@@ -1,4 +1,4 @@
-//! What is deleted gives its room on the ring back.
+//! A deleted file and a deleted volume free the disk space of their blocks on the nodes.
 
 use std::fs::{self, File};
 use std::time::{Duration, Instant};

@@ -17,8 +17,8 @@ pub(crate) struct BlockForm {
 }
 
 impl BlockForm {
-    /// Of content blocks, which everybody may share.
-    pub(crate) fn shared(cipher: Option<VolumeCipher>) -> BlockForm {
+    /// Of plain content blocks, which other volumes may have too.
+    pub(crate) fn plain(cipher: Option<VolumeCipher>) -> BlockForm {
         BlockForm { volume: None, cipher }
     }
 
@@ -120,7 +120,7 @@ mod tests {
             let of_other = BlockForm::of_volume(other, cipher.clone());
             assert!(matches!(of_other.open(sealed.clone()), Err(FormatError::BadReference(_))));
             assert!(form.open(sealed.slice(..31)).is_err());
-            let plain = BlockForm::shared(cipher);
+            let plain = BlockForm::plain(cipher);
             assert_ne!(plain.hash_of(b"content"), hash);
             assert!(!plain.is_like(&form));
         }

@@ -263,7 +263,7 @@ impl Root {
     pub(crate) fn form(&self, volume: VolumeId, cipher: Option<VolumeCipher>) -> BlockForm {
         match self.mounted.has_own_blocks {
             true => BlockForm::of_volume(volume, cipher),
-            false => BlockForm::shared(cipher),
+            false => BlockForm::plain(cipher),
         }
     }
 
