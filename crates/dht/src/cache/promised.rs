@@ -27,7 +27,8 @@ use crate::rpc::PROMISE_TIME;
 fn kept_time(promised: Duration) -> Duration {
     promised.min(PROMISE_TIME) * 14 / 15
 }
-/// Until when the promises of a majority last, of a replica set of that size, if these are all that were made.
+
+/// For how long the promises of a majority of a replica set of `size` last, if `promised` are all that were made.
 pub(crate) fn promised_by_majority(mut promised: Vec<Duration>, size: usize) -> Option<Duration> {
     promised.sort_unstable_by(|a, b| b.cmp(a));
     promised.get(size / 2).copied()

@@ -30,10 +30,11 @@ use crate::user::{self, Joined};
   atoll volume delete website --keep-key
 
 The volume's root is replaced by the statement that it was removed, which readers are told at once.
-Then all nodes that have its blocks are told that nothing needs them: the room is back some minutes later. Blocks of a
-volume that was published (`atoll publish`) may be in others too: they stay until their leases have run
-out, as does what a node has that is away now. The key is removed from this node, and nobody can write the volume again, unless --keep-key is given or the
-key was exported. A directory that the volume was published from stays as it is.")]
+Then all nodes that have its blocks are told that nothing needs them: the room is back some minutes
+later. Blocks of a volume that was published (`atoll publish`) may be in others too: they stay until
+their leases have run out, as do the blocks that a node has which is away now. The key is removed from
+this node, and nobody can write the volume again, unless --keep-key is given or the key was exported. A
+directory that the volume was published from stays as it is.")]
 pub(super) struct DeleteArgs {
     /// The volume's name on this node
     name: String,
