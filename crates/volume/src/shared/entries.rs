@@ -253,6 +253,16 @@ impl Entries {
         &self.leaves
     }
 
+    /// Leaves with names under which nothing is on the ring, nor on its way there, are as if they were new. A version that
+    /// shares them was about to refer to them, and did not.
+    pub(super) fn forget_names(&mut self, is_there: impl Fn(&BlockHash) -> bool) {
+        for leaf in &mut self.leaves {
+            if leaf.is_named() && !is_there(&leaf.hash()) {
+                *leaf = Arc::new(Leaf::of(leaf.entries.clone()));
+            }
+        }
+    }
+
     /// All, ascending.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.leaves.iter().flat_map(|leaf| &leaf.entries)

@@ -19,7 +19,7 @@ use super::{Base, Freshness, Inodes, Known, MAX_ATTEMPTS, ReplacedLeaves, State,
 use crate::blocks::outbox::{NewContent, Outbox};
 use crate::shared::entries::Leaves;
 use crate::shared::fault::Fault;
-use crate::shared::inode::{Inode, InodeKey};
+use crate::shared::inode::{Contents, Inode, InodeKey};
 use crate::shared::merged::{Conflict, Merged};
 use crate::shared::past::{Replaced, left_by_removal};
 
@@ -237,12 +237,13 @@ impl Inodes {
             Some(signed) => version.block.join(signed).ok_or(Errno::EIO)?,
             None => version.block.clone(),
         };
-        let merged = match over == version.block {
-            true => version.merged.clone(),
+        // The leaves that are referred to already: they are on the ring, or unsent.
+        let (merged, referred) = match over == version.block {
+            true => (version.merged.clone(), version.leaves.clone()),
             false => {
                 let leaves = self.read_leaves(state, &over, Some(version)).await?;
                 let merged = self.merged(&over, &leaves)?;
-                merged.ok_or(Errno::ESTALE)?
+                (merged.ok_or(Errno::ESTALE)?, leaves)
             }
         };
         if let Some((_, error)) = merged.unreadable.first() {
@@ -287,6 +288,11 @@ impl Inodes {
             let content = sealer.of_inode(InodeKey::of(&version.block.key()));
             let outbox = Outbox::new(&self.blocks, &self.cache, Some(&content));
             let mut known = state.known();
+            if let Contents::Directory(entries) = &mut inode.contents {
+                entries.forget_names(|hash| {
+                    referred.contains_key(hash) || known.unsent.contains_key(hash)
+                });
+            }
             for leaf in inode.leaves() {
                 if !leaf.is_named() {
                     let content = outbox.seal(leaf.encode());
@@ -299,7 +305,10 @@ impl Inodes {
             let is_sent = |hash: &&BlockHash| !unsent.contains_key(hash);
             dropped.extend(version.leaves.keys().filter(is_sent));
             dropped.retain(|hash| !leaves.contains_key(hash) && inode.past != Some(*hash));
-            unsent.retain(|hash, _| leaves.contains_key(hash));
+            // A version that is not recorded may be forgotten: then the next one follows the last that was.
+            if is_recorded {
+                unsent.retain(|hash, _| leaves.contains_key(hash));
+            }
             drop(known);
             over.write(&author, time_ms, Some(&sealer.seal_inode(inode.encode()?)?))
         };

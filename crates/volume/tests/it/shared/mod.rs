@@ -13,6 +13,7 @@ mod given_up;
 mod inodes;
 mod keepers;
 mod late;
+mod leaves;
 mod liars;
 mod lock_order;
 mod locks;
