@@ -17,7 +17,7 @@
 //!
 //! **A file or directory that is renamed while another mount removes it** stays. The renamer changes the inode when its
 //! directory has the new name, and the remover reads the inode before the directory: the removal has found that name, or does not cover
-//! that change. A renamer that comes after the removal writes the inode as it was.
+//! that change, which is a link in the place of the former one ([`renames`](super::renames)). A renamer that comes after the removal writes the inode as it was.
 //!
 //! The name goes into the directory where the file was, or the nearest one above that is there; if this mount does not know what
 //! was above, into the root directory.
@@ -181,6 +181,13 @@ impl Shared {
         let version = self.inodes.read(key, Freshness::Newest).await?;
         let has_link = !version.inode().links.is_empty();
         if has_link && (!has_failed || self.is_named(key, &version).await?) {
+            // Two mounts that have renamed two names of it in one directory at once gave it a link more than it has names.
+            if let Some((directory, _)) = path.first()
+                && version.inode().links.iter().filter(|link| link.directory == *directory).count()
+                    > 1
+            {
+                self.drop_surplus_links(key, *directory).await;
+            }
             return Ok(());
         }
         // It was renamed at the same time.

@@ -80,8 +80,14 @@ pub(super) fn named(inode: &mut Inode, name: &[u8]) -> Result<Option<Vec<inode::
 
 /// Takes names away that [`named`] has found. Other entries of the same names keep those that they are
 /// shown by: if one became the plain name, `rm -r` would not find it, and a file saved by a rename would
-/// give its name to what it replaces.
-pub(super) fn take_away(inode: &mut Inode, found: &[inode::Entry], dot: Dot) -> Result<(), Errno> {
+/// give its name to what it replaces. Returns the inodes of such others: their names are new ones, which need new links
+/// ([`Shared::relink_all`]).
+pub(super) fn take_away(
+    inode: &mut Inode,
+    found: &[inode::Entry],
+    dot: Dot,
+) -> Result<Vec<InodeKey>, Errno> {
+    let mut moved_aside = Vec::new();
     let entries = entries(inode)?;
     let names: BTreeSet<&Bytes> = found.iter().map(|entry| &entry.name).collect();
     let is_other = |entry: &inode::Entry| !found.contains(entry);
@@ -92,6 +98,7 @@ pub(super) fn take_away(inode: &mut Inode, found: &[inode::Entry], dot: Dot) -> 
                 continue;
             }
             let kept = (first.inode, first.file_kind());
+            moved_aside.push(first.inode);
             entries.insert(inode::Entry::new(shown, kept, dot, first.time_ms));
             for entry in &others {
                 entries.remove(entry);
@@ -101,7 +108,7 @@ pub(super) fn take_away(inode: &mut Inode, found: &[inode::Entry], dot: Dot) -> 
     for entry in found {
         entries.remove(entry);
     }
-    Ok(())
+    Ok(moved_aside)
 }
 
 /// How many names of `key` a directory has.
@@ -359,16 +366,23 @@ impl Shared {
             if found[0].file_kind() == FileKind::Directory {
                 return Err(Errno::EISDIR);
             }
-            take_away(inode, &found, dot)?;
+            let moved_aside = take_away(inode, &found, dot)?;
             modified(inode, now);
-            Ok((found[0].inode, found.len()))
+            Ok((found[0].inode, found.len(), moved_aside))
         });
-        let ((key, lost_names), begins) = match removed.await {
+        let ((key, lost_names, moved_aside), begins) = match removed.await {
             Err(Fault { errno: Errno::ESTALE, .. }) => return Err(Errno::ENOENT.into()),
             removed => removed?,
         };
         if begins {
             self.put_removals_soon(directory_key);
+        }
+        if !moved_aside.is_empty() {
+            // First the names.
+            if let Err(fault) = self.inodes.put_behind(directory_key).await {
+                self.note(Some(&fault));
+            }
+            self.relink_all(&moved_aside, directory_key).await;
         }
         let seen = seen.filter(|(seen, _)| *seen == key).map(|(_, seen)| seen);
         let seen = seen.unwrap_or_else(|| self.seen(key));
@@ -393,11 +407,12 @@ impl Shared {
                 // Another directory has the name by now; this one had lost it before.
                 return Err(Errno::ENOENT);
             }
-            take_away(inode, &found, dot)?;
+            let moved_aside = take_away(inode, &found, dot)?;
             modified(inode, now);
-            Ok(found)
+            Ok((found, moved_aside))
         });
-        let (found, _) = removed.await?;
+        let ((found, moved_aside), _) = removed.await?;
+        self.relink_all(&moved_aside, directory_key).await;
         self.remove_directory(directory_key, &found[0], found.len()).await
     }
 }

@@ -132,11 +132,11 @@ impl Shared {
             let dropped = self.inodes.update(*place, Base::Newest, |above, dot| {
                 let of = entries(above)?.iter().filter(|entry| entry.inode == key);
                 let found: Vec<_> = of.cloned().collect();
-                take_away(above, &found, dot)?;
+                let moved_aside = take_away(above, &found, dot)?;
                 modified(above, now);
-                Ok(())
+                Ok(moved_aside)
             });
-            dropped.await?;
+            self.relink_all(&dropped.await?.0, *place).await;
             tracing::info!(
                 "a directory that was renamed and moved at the same time keeps one name"
             );

@@ -99,9 +99,10 @@ impl Shared {
                 (key, self.inodes.read(key, Freshness::Within(Duration::MAX)).await.ok())
             }));
             let renamed = renamed.await;
-            self.rename_within(&steps).await?;
-            let touched = renamed.iter().map(|(key, before)| self.touch(*key, before, to_key));
-            join_all(touched).await;
+            let moved_aside = self.rename_within(&steps).await?;
+            let relinked = renamed.iter().map(|(key, before)| self.relink(*key, before, to_key));
+            join_all(relinked).await;
+            self.relink_all(&moved_aside, to_key).await;
             self.note_renamed(key, (to_key, new_name));
             if let Some(other) = other {
                 self.note_renamed(other, (from_key, name));
@@ -157,24 +158,24 @@ impl Shared {
         Ok(())
     }
 
-    async fn rename_within(&self, steps: &Steps<'_>) -> Result<(), Fault> {
+    /// The other inodes whose names are written anew.
+    async fn rename_within(&self, steps: &Steps<'_>) -> Result<Vec<InodeKey>, Fault> {
         let (directory, base, name) = steps.from;
         let (_, _, new_name) = steps.to;
         let (now, time_ms) = (self.now(), self.env.unix_ms());
         let renamed = self.inodes.update(directory, Base::Version(base), |inode, dot| {
             let moved = steps.still(inode, name, Some(steps.moved.0))?;
             let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
-            take_away(inode, &[moved, target].concat(), dot)?;
+            let moved_aside = take_away(inode, &[moved, target].concat(), dot)?;
             let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
             entries(inode)?.insert(new);
             if let (true, Some(target)) = (steps.is_exchange, steps.target) {
                 entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
             }
             modified(inode, now);
-            Ok(())
+            Ok(moved_aside)
         });
-        renamed.await?;
-        Ok(())
+        Ok(renamed.await?.0)
     }
 
     /// Renames to another directory: nothing is left of it if it fails, at the latest when the ring is within reach again.
@@ -212,9 +213,10 @@ impl Shared {
         let (now, time_ms) = (self.now(), self.env.unix_ms());
         let exchanged = steps.target.filter(|_| steps.is_exchange);
         let mut renamed = HalfRenamed { shared: self, done: Vec::new() };
+        let mut moved_aside = [Vec::new(), Vec::new()];
         let named_new = self.inodes.update(to_key, Base::Version(to), |inode, dot| {
             let target = steps.still(inode, new_name, steps.target.map(|(key, _)| key))?;
-            take_away(inode, &target, dot)?;
+            moved_aside[0] = take_away(inode, &target, dot)?;
             let new = inode::Entry::new(new_name.clone(), steps.moved, dot, time_ms);
             entries(inode)?.insert(new);
             modified(inode, now);
@@ -231,7 +233,7 @@ impl Shared {
             let found = named(inode, name)?.unwrap_or_default();
             let moved: Vec<_> =
                 found.into_iter().filter(|entry| entry.inode == steps.moved.0).collect();
-            take_away(inode, &moved, dot)?;
+            moved_aside[1] = take_away(inode, &moved, dot)?;
             if let Some(target) = exchanged {
                 entries(inode)?.insert(inode::Entry::new(name.clone(), target, dot, time_ms));
             }
@@ -255,27 +257,44 @@ impl Shared {
             }
         };
         renamed.done.clear();
+        for (moved_aside, directory) in moved_aside.iter().zip([to_key, from_key]) {
+            self.relink_all(moved_aside, directory).await;
+        }
         Ok(lost_names)
     }
 
-    /// Gives a file the time of its renaming, as ext4 does, when its directory has the new name. Another mount that removes
-    /// the file at the same time has either found that name, or has not seen this change; then the file stays. It stays as it was
-    /// `before` if it was removed already and the directory names it.
-    async fn touch(&self, key: InodeKey, before: &Option<Arc<Version>>, directory: InodeKey) {
+    /// Gives an inode whose name in a directory was written anew a new link to it in the place of one that it had, and the time
+    /// of that, as ext4 does, when the directory has the name. Another mount that moves or removes the file at the same time
+    /// has either found that name, or has not seen this change: then the new link stays when the former one goes, and the file
+    /// with it. Which place of a directory counts is said by its links, so it keeps those that it has
+    /// ([`places`](super::places)). The inode stays as it was `before` if it was removed already and the directory names it.
+    async fn relink(&self, key: InodeKey, before: &Option<Arc<Version>>, directory: InodeKey) {
         let now = self.now();
-        let touched = self.change(key, |inode, _| {
+        let relinked = self.change(key, |inode, added| {
             inode.attributes.ctime = now;
+            if inode.contents.kind() != FileKind::Directory {
+                let former = inode.links.iter().find(|link| link.directory == directory).copied();
+                if let Some(former) = former {
+                    inode.links.remove(&former);
+                }
+                inode.links.insert(Link { added, directory });
+            }
             Ok(())
         });
-        let touched = match (touched.await, before) {
+        let relinked = match (relinked.await, before) {
             (Err(Fault { errno: Errno::ESTALE, .. }), Some(before)) => {
                 self.restore_renamed(key, before, directory).await
             }
-            (touched, _) => touched,
+            (relinked, _) => relinked,
         };
-        if let Err(fault) = touched {
+        if let Err(fault) = relinked {
             tracing::debug!("a renamed file has its old time: {fault:?}");
         }
+    }
+
+    /// The same of inodes that [`take_away`] gave other names.
+    pub(super) async fn relink_all(&self, inodes: &[InodeKey], directory: InodeKey) {
+        join_all(inodes.iter().map(|key| self.relink(*key, &None, directory))).await;
     }
 
     pub(super) async fn add_link(&self, key: InodeKey, directory: InodeKey) -> Result<(), Fault> {
@@ -321,12 +340,13 @@ impl HalfRenamed<'_> {
     async fn undo(mut self) {
         let inodes = &self.shared.inodes;
         while let Some(Renamed { directory, given, taken }) = self.done.pop() {
+            let mut moved_aside = Vec::new();
             let undone = inodes.update_behind(directory, Duration::MAX, |inode, dot| {
                 if let Some((name, key)) = &given {
                     let found = named(inode, name)?.unwrap_or_default();
                     let given: Vec<_> =
                         found.into_iter().filter(|entry| entry.inode == *key).collect();
-                    take_away(inode, &given, dot)?;
+                    moved_aside = take_away(inode, &given, dot)?;
                 }
                 let entries = entries(inode)?;
                 if let Some(taken) = &taken
@@ -341,8 +361,14 @@ impl HalfRenamed<'_> {
                 Err(fault) => Err(fault),
             };
             // It is tried again with names that were removed.
-            if let Err(fault) = put {
-                tracing::debug!("a rename that has failed is not undone yet: {fault:?}");
+            match put {
+                Ok(()) => {
+                    moved_aside.extend(taken.iter().map(|taken| taken.inode));
+                    self.shared.relink_all(&moved_aside, directory).await;
+                }
+                Err(fault) => {
+                    tracing::debug!("a rename that has failed is not undone yet: {fault:?}");
+                }
             }
         }
     }

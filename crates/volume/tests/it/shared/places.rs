@@ -196,6 +196,95 @@ fn a_file_that_is_renamed_while_another_mount_removes_it_stays() {
     assert!(both > 0, "no race");
 }
 
+/// All mounts show these names of one file, and as many links; each can be removed without the others.
+fn each_name_has_its_link(all: &Setting, mounts: &[&SharedFs], names: &[(InodeNumber, &str)]) {
+    let there: Vec<_> = names
+        .iter()
+        .filter(|(directory, name)| all.run(find(mounts[0], *directory, name)).is_ok())
+        .collect();
+    for (removed, (directory, name)) in there.iter().enumerate() {
+        let left = &there[removed..];
+        for fs in mounts {
+            for (directory, name) in left {
+                let found = all.run(find(fs, *directory, name));
+                let file =
+                    found.unwrap_or_else(|error| panic!("{name}, {removed} removed: {error}"));
+                let attr = all.run(fs.getattr(file, None)).expect("is there").attr;
+                assert_eq!(attr.nlink as usize, left.len(), "{name} of {there:?}");
+                assert_eq!(all.run(read(fs, *directory, name)), Ok("x".into()), "{name}");
+            }
+        }
+        let fs = mounts[removed % mounts.len()];
+        all.run(fs.unlink(me(), *directory, name.as_bytes())).expect("is removed");
+        all.run(fs.sync()).expect("the ring knows");
+        all.wait(MINUTE);
+    }
+}
+
+/// `mv d/f d/g` of one mount left the file with the link that it had, which `mv d/f e/h` of another took away. Both names were
+/// there, and whoever removed `e/h` removed the file.
+#[test]
+fn a_file_renamed_where_it_was_while_it_moves_has_a_link_for_each_name() {
+    for seed in 0..3 {
+        let all = Setting::new(9760 + seed);
+        let (fs, other) = (all.mounted(), &all.others[0]);
+        let [d, e] = ["d", "e"].map(|name| all.run(mkdir(&fs, ROOT, name)));
+        all.run(write(&fs, d, "f", "x")).expect("is written");
+        let [theirs_d, theirs_e] =
+            ["d", "e"].map(|name| all.run(find(other, ROOT, name)).expect("is seen"));
+        all.run(find(other, theirs_d, "f")).expect("is seen");
+        all.run(find(&fs, e, "h")).expect_err("is not there yet");
+        all.machine.node.stop();
+        all.run(rename(&fs, (d, "f"), (d, "g"))).expect("is spooled");
+        all.run(rename(other, (theirs_d, "f"), (theirs_e, "h"))).expect("is moved");
+        all.reconnect();
+        all.wait(MINUTE);
+        let names = [(theirs_e, "h"), (theirs_d, "g")];
+        assert!(names.iter().all(|(at, name)| all.run(find(other, *at, name)).is_ok()));
+        // All mounts give a directory the same number.
+        for (name, number) in [("d", theirs_d), ("e", theirs_e)] {
+            assert_eq!(all.run(find(&all.others[1], ROOT, name)), Ok(number));
+        }
+        each_name_has_its_link(&all, &[other, &all.others[1]], &names);
+    }
+}
+
+/// The same on a healthy ring.
+#[test]
+fn a_file_renamed_and_moved_at_once_has_a_link_for_each_name() {
+    let mut both = 0;
+    for seed in 0..4 {
+        let all = Setting::new(9770 + seed);
+        let [one, two] = [&all.others[0], &all.others[1]];
+        let [d, e] = ["d", "e"].map(|name| all.run(mkdir(one, ROOT, name)));
+        let [theirs_d, theirs_e] =
+            ["d", "e"].map(|name| all.run(find(two, ROOT, name)).expect("is seen"));
+        let names: Vec<_> =
+            (0..25u64).map(|n| ["f", "g", "h"].map(|l| format!("{l}{n}"))).collect();
+        for (n, [name, renamed, moved]) in (0..).zip(&names) {
+            all.run(write(one, d, name, "x")).expect("is written");
+            all.run(find(two, theirs_d, name)).expect("is seen");
+            let env = &all.machine.env;
+            let moving = async {
+                sleep(&**env, Duration::from_millis(150)).await;
+                rename(two, (theirs_d, name), (theirs_e, moved)).await
+            };
+            let renaming = async {
+                sleep(&**env, Duration::from_millis(12 * n)).await;
+                rename(one, (d, name), (d, renamed)).await
+            };
+            let done = all.run(join(renaming, moving));
+            both += u32::from(done == (Ok(()), Ok(())));
+        }
+        all.wait(MINUTE);
+        for [_, renamed, moved] in &names {
+            each_name_has_its_link(&all, &[one, two], &[(theirs_e, moved), (theirs_d, renamed)]);
+        }
+        let _ = e;
+    }
+    assert!(both > 0, "no race");
+}
+
 /// `mv d n` on one mount and `rmdir d` on another could both succeed, and leave a name without a directory.
 #[test]
 fn a_directory_that_is_renamed_while_another_mount_removes_it_stays() {
