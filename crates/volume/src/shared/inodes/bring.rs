@@ -13,7 +13,8 @@
 //! | directories | after all that they name, else in the order in which they were written: of a file that moved, the new name comes before the old one goes |
 //! | removals | last |
 //!
-//! A version that the ring does not take stays in the spool, and so does a directory that names such an inode.
+//! A version that the ring does not take stays in the spool, and so does a directory that names such an inode. That it can be
+//! read from the ring says nothing: one replica may have it, of a put that no majority took.
 //!
 //! Invariant: a version that was signed again is in the spool before it is sent, so a writer never signs two of one
 //! height.
@@ -25,7 +26,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::NotAdmitted;
-use atoll_key::kinds::certified::CertifiedBlock;
+use atoll_key::kinds::certified::{CertifiedBlock, Sibling};
 use atoll_vfs::{Errno, FileKind};
 use futures_util::stream::{self, StreamExt};
 
@@ -246,10 +247,12 @@ impl Inodes {
             // Others may write it now than when it was signed. What is sent under a former binding is late: it would
             // stand beside what others have written.
             let newest = match self.spool.on_ring(&InodeKey::of(&block.key())).await {
-                Ok(held) if held.includes(&block) => {
+                // Whoever has covered it sees to what he wrote.
+                Ok(held) if held.includes(&block) && !is_among(&block, &held) => {
                     self.spool.delivered(&block).await;
                     return Ok(());
                 }
+                // If it is there, one replica may have it alone: an attempt that was refused, or not answered, leaves that.
                 Ok(held) => Some(held),
                 Err(error @ GetError::Unavailable { .. }) => return Err(error.into()),
                 Err(GetError::NotFound { .. } | GetError::Removed { .. }) => None,
@@ -316,4 +319,10 @@ impl Inodes {
         };
         Ok(again)
     }
+}
+
+/// Whether a version is one of those that a block has beside each other.
+fn is_among(version: &CertifiedBlock, block: &CertifiedBlock) -> bool {
+    let has = |one: &Sibling| block.siblings().iter().any(|other| other.dot == one.dot);
+    version.siblings().iter().any(has)
 }

@@ -46,6 +46,8 @@ pub(super) struct Node {
     /// Whether it takes nothing, and what it has refused.
     is_full: AtomicBool,
     refused_bytes: AtomicU64,
+    /// Whether a majority takes nothing of what is put, though some nodes may have it.
+    is_unconfirmed: AtomicBool,
 }
 
 impl Node {
@@ -116,8 +118,13 @@ impl Blocks for Node {
             return Box::pin(async move { vec![Err(PutError::Full("all are".into())); count] });
         }
         let put = self.ring.put_blocks(blocks);
+        let is_unconfirmed = self.is_unconfirmed.load(Ordering::Relaxed);
         Box::pin(async move {
             match is_there.await {
+                true if is_unconfirmed => {
+                    put.await;
+                    vec![Err(PutError::Unavailable("1 of 3 nodes has it".into())); count]
+                }
                 true => put.await,
                 false => vec![Err(PutError::Unavailable("no node".into())); count],
             }
@@ -173,6 +180,7 @@ impl Machine {
             puts_left: AtomicU64::new(u64::MAX),
             is_full: AtomicBool::new(false),
             refused_bytes: AtomicU64::new(0),
+            is_unconfirmed: AtomicBool::new(false),
         });
         Machine { env, node, disk: MemorySpool::default(), user, options }
     }
@@ -321,6 +329,32 @@ pub(super) fn tree(
 
 pub(super) fn large(seed: u8) -> Bytes {
     (0..300_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
+}
+
+/// A put that no majority takes leaves its block at one node. A mount that found it there took it for acknowledged and dropped
+/// it from its spool: when that node died, closed files were gone.
+#[test]
+fn what_no_majority_has_taken_stays_in_the_spool() {
+    for seed in 9330..9333 {
+        let all = Setting::new(seed);
+        let fs = all.mounted();
+        all.run(write(&fs, ROOT, "before", "x")).expect("is written");
+        all.machine.node.is_unconfirmed.store(true, Ordering::Relaxed);
+        for n in 0..3 {
+            all.run(write(&fs, ROOT, &format!("f{n}"), "x")).expect("is spooled");
+        }
+        all.run(write(&fs, ROOT, "before", "y")).expect("is spooled");
+        for _ in 0..3 {
+            all.wait(MINUTE * 8);
+            let status = all.status(&fs);
+            assert!(!all.is_spool_empty() && status != "ok", "seed {seed}: {status}");
+        }
+        all.machine.node.is_unconfirmed.store(false, Ordering::Relaxed);
+        all.wait(MINUTE * 2);
+        assert_eq!((all.is_spool_empty(), &*all.status(&fs)), (true, "ok"), "seed {seed}");
+        let left = ["before", "f0", "f1", "f2"].map(str::to_owned);
+        assert_eq!(all.run(names(&all.others[0], ROOT)), Ok(left.into()), "seed {seed}");
+    }
 }
 
 #[test]
