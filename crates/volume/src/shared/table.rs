@@ -51,6 +51,8 @@ pub(super) struct View {
     pub(super) kept_at: Instant,
     /// When others' changes were looked for last.
     pub(super) checked_at: Instant,
+    /// What a program had seen that has changed the contents of [`View::version`] without having seen those.
+    pub(super) unseen_since: Option<Arc<Version>>,
 }
 
 /// A file that the kernel knows.
@@ -112,9 +114,20 @@ impl Listing {
 /// What a handle is of.
 #[derive(Clone)]
 pub(super) enum Open {
-    File(u64, OpenFlags),
+    File(OpenFile),
     /// A directory as it was when it was opened.
     Directory(u64, Listing),
+}
+
+/// An open file as one program has it.
+#[derive(Clone)]
+pub(super) struct OpenFile {
+    pub(super) number: u64,
+    pub(super) flags: OpenFlags,
+    /// The process that has opened it, 0 if unknown.
+    pub(super) pid: u32,
+    /// The contents that its program has seen: when it opened or locked the file, or read it last.
+    seen: Arc<Version>,
 }
 
 /// See the module.
@@ -332,25 +345,67 @@ impl Table {
 
     pub(super) fn opened(&self, number: u64, handle: u64) -> Result<&Open, Errno> {
         let of = |open: &&Open| {
-            let (Open::File(of, _) | Open::Directory(of, _)) = open;
+            let (Open::File(OpenFile { number: of, .. }) | Open::Directory(of, _)) = open;
             *of == number
         };
         self.opens.get(&handle).filter(of).ok_or(Errno::EBADF)
     }
 
+    /// Opens a regular file, which has a view.
+    pub(super) fn open_file(
+        &mut self,
+        number: u64,
+        flags: OpenFlags,
+        pid: u32,
+    ) -> Result<u64, Errno> {
+        let view = self.node(number)?.view.as_ref().ok_or(Errno::EBADF)?;
+        let seen = view.version.clone();
+        self.open(number, Open::File(OpenFile { number, flags, pid, seen }))
+    }
+
     /// How a file was opened.
     pub(super) fn flags(&self, number: u64, handle: u64) -> Result<OpenFlags, Errno> {
         match self.opened(number, handle)? {
-            Open::File(_, flags) => Ok(*flags),
+            Open::File(open) => Ok(open.flags),
             Open::Directory(..) => Err(Errno::EBADF),
         }
+    }
+
+    /// A program sees the contents of a file that it has open.
+    pub(super) fn see(&mut self, handle: u64) {
+        let Some(Open::File(open)) = self.opens.get_mut(&handle) else { return };
+        let view = self.nodes.get(&open.number).and_then(|node| node.view.as_ref());
+        if let Some(view) = view.filter(|view| !Arc::ptr_eq(&view.version, &open.seen)) {
+            open.seen = view.version.clone();
+        }
+    }
+
+    /// A process sees the contents of all files that it has open.
+    pub(super) fn see_all_of(&mut self, pid: u32) {
+        let is_its = |open: &Open| matches!(open, Open::File(open) if open.pid == pid && pid != 0);
+        let its: Vec<u64> =
+            self.opens.iter().filter(|(_, open)| is_its(open)).map(|(handle, _)| *handle).collect();
+        its.into_iter().for_each(|handle| self.see(handle));
+    }
+
+    /// A program has changed the contents of a file that it has open, other than by an append.
+    pub(super) fn overwritten(&mut self, handle: u64) {
+        let Some(Open::File(open)) = self.opens.get(&handle) else { return };
+        let view = self.nodes.get_mut(&open.number).and_then(|node| node.view.as_mut());
+        let Some(view) = view.filter(|view| !Arc::ptr_eq(&view.version, &open.seen)) else {
+            return;
+        };
+        if !view.version.inode().contents.is_same(&open.seen.inode().contents) {
+            view.unseen_since.get_or_insert_with(|| open.seen.clone());
+        }
+        self.see(handle);
     }
 
     /// The listing of an open directory.
     pub(super) fn listing(&self, number: u64, handle: u64) -> Result<Listing, Errno> {
         match self.opened(number, handle)? {
             Open::Directory(_, listing) => Ok(listing.clone()),
-            Open::File(..) => Err(Errno::ENOTDIR),
+            Open::File(_) => Err(Errno::ENOTDIR),
         }
     }
 
@@ -465,6 +520,7 @@ impl View {
             replaced: Vec::new(),
             kept_at: now,
             checked_at: now,
+            unseen_since: None,
             version,
         })
     }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use super::Shared;
 use super::files::Held;
 use super::state::VirtualXattr;
+use crate::blocks::content::{Content, LoadedContent};
 use crate::format::xattrs;
 use crate::shared::consistency;
 use crate::shared::fault::Fault;
@@ -14,12 +15,12 @@ use crate::shared::inodes::Base;
 use atoll_key::kinds::certified::Dot;
 
 impl Shared {
-    /// Changes attributes, and the length of a file. `is_open` says that the caller has it open, and
-    /// that a close will write what has changed.
+    /// Changes attributes, and the length of a file. If the caller has it open by a `handle`, a close will write what has
+    /// changed.
     pub(super) async fn set(
         &self,
         number: u64,
-        is_open: bool,
+        handle: Option<u64>,
         changes: SetAttr,
     ) -> Result<(), Fault> {
         if changes == SetAttr::default() {
@@ -31,7 +32,7 @@ impl Shared {
                 FileKind::Directory => return Err(Errno::EISDIR.into()),
                 _ => return Err(Errno::EINVAL.into()),
             }
-            self.set_size(number, is_open, size_bytes).await?;
+            self.set_size(number, handle, size_bytes).await?;
         }
         let now = self.now();
         let chosen = |time| match time {
@@ -54,13 +55,19 @@ impl Shared {
         .await
     }
 
-    async fn set_size(&self, number: u64, is_open: bool, size_bytes: u64) -> Result<(), Fault> {
-        if is_open {
-            return self.change_content(number, |content, l| content.resize(size_bytes, l)).await;
+    async fn set_size(
+        &self,
+        number: u64,
+        handle: Option<u64>,
+        size_bytes: u64,
+    ) -> Result<(), Fault> {
+        if handle.is_some() {
+            let resize = |content: &mut Content, l: &LoadedContent| content.resize(size_bytes, l);
+            return self.change_content((number, handle), resize).await;
         }
-        let opened = self.open(number, OpenFlags::READ_WRITE).await?;
+        let opened = self.open(number, OpenFlags::READ_WRITE, 0).await?;
         let _held = Held { shared: self, number, lookups: 0, handle: Some(opened.handle.0) };
-        self.change_content(number, |content, l| content.resize(size_bytes, l)).await?;
+        self.change_content((number, None), |content, l| content.resize(size_bytes, l)).await?;
         self.publish(number).await
     }
 

@@ -87,7 +87,7 @@ impl FileSystem for Present {
             if let Some(handle) = handle {
                 fs.check_lock(inode.0, handle.0)?;
             }
-            fs.set(inode.0, handle.is_some(), changes).await?;
+            fs.set(inode.0, handle.map(|handle| handle.0), changes).await?;
             Ok(reply(fs.attr(inode.0).await?))
         })
     }
@@ -199,8 +199,8 @@ impl FileSystem for Present {
         })
     }
 
-    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
-        self.answer(move |fs| async move { fs.open(inode.0, flags).await })
+    fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.answer(move |fs| async move { fs.open(inode.0, flags, caller.pid).await })
     }
 
     fn create(

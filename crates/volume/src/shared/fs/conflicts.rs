@@ -9,9 +9,11 @@
 //! | a caller who | has seen | contents that are shown and that he has not seen |
 //! |---|---|---|
 //! | opens the file, or changes its attributes | what the file shows | |
-//! | writes contents | those that he opened | become a file too |
+//! | writes contents | those that he opened, or read or locked through that open since ([`Table::overwritten`]) | become a file too, unless he appends to them |
 //! | removes its last name, or gives that to another file | what his mount showed when he asked ([`Seen`]) | keep the inode, which gets the name `NAME~USER~TIME` ([`lost`](super::lost)) |
 //! | has removed it, as the ring says | what the context of the removal includes | the same |
+//!
+//! [`Table::overwritten`]: crate::shared::table::Table::overwritten
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ use crate::shared::fault::Fault;
 use crate::shared::inline_blocks::Pin;
 use crate::shared::inode::{Contents, FileData, Inode, InodeKey, MAX_INLINE_BYTES, Written};
 use crate::shared::inodes::Base;
-use crate::shared::table::{Open, View};
+use crate::shared::table::View;
 
 /// How often a call fetches something stored before it is given up.
 const MAX_LOADS: usize = 64;
@@ -54,7 +54,12 @@ impl Shared {
     }
 
     /// Opens a regular file as it is now.
-    pub(super) async fn open(&self, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+    pub(super) async fn open(
+        &self,
+        number: u64,
+        flags: OpenFlags,
+        pid: u32,
+    ) -> Result<Opened, Fault> {
         let (key, turn) = {
             let table = self.table();
             let node = table.node(number)?;
@@ -101,7 +106,7 @@ impl Shared {
             };
             table.on_view(number, emptied)?.map_err(|_| Errno::EIO)?;
         }
-        let handle = table.open(number, Open::File(number, flags))?;
+        let handle = table.open_file(number, flags, pid)?;
         let stored = table.on_view(number, |view| view.content.stored)?;
         let before = table.node_mut(number)?.in_kernel.replace(stored);
         Ok(Opened { handle: Handle(handle), keep_cache: before == Some(stored), direct_io: false })
@@ -122,6 +127,7 @@ impl Shared {
             if !table.flags(number, handle)?.reads() {
                 return Err(Errno::EBADF.into());
             }
+            table.see(handle);
             table.on_view(number, |view| {
                 let end = offset.saturating_add(u64::from(len)).min(view.content.size_bytes);
                 let pieces =
@@ -159,9 +165,10 @@ impl Shared {
         data: &Bytes,
     ) -> Result<u32, Fault> {
         self.check_writes(number, handle)?;
-        self.change_content(number, |content, loaded| {
-            let offset =
-                if matches!(writer, Writer::AtEnd(_)) { content.size_bytes } else { offset };
+        let is_append = matches!(writer, Writer::AtEnd(_));
+        let overwrites = Some(handle).filter(|_| !is_append);
+        self.change_content((number, overwrites), |content, loaded| {
+            let offset = if is_append { content.size_bytes } else { offset };
             content.write(offset, data, loaded)
         })
         .await?;
@@ -197,7 +204,7 @@ impl Shared {
         if mode & FALLOC_PUNCH_HOLE == 0 && end > MAX_FILE_BYTES {
             return Err(Errno::EFBIG.into());
         }
-        self.change_content(number, |content, loaded| {
+        self.change_content((number, Some(handle)), |content, loaded| {
             if mode & !FALLOC_KEEP_SIZE != 0 {
                 content.punch(offset..end, loaded)?;
             }
@@ -209,10 +216,10 @@ impl Shared {
         .await
     }
 
-    /// Changes the contents of an open file, in memory.
+    /// Changes the contents of an open file, in memory; in which handle, unless it only adds to what is there.
     pub(super) async fn change_content(
         &self,
-        number: u64,
+        (number, overwrites): (u64, Option<u64>),
         mut change: impl FnMut(&mut Content, &LoadedContent) -> Result<(), ContentStop>,
     ) -> Result<(), Fault> {
         let turn = self.table().node(number)?.turn.clone();
@@ -222,9 +229,15 @@ impl Shared {
         let mut loaded = LoadedContent::default();
         for _ in 0..MAX_LOADS {
             let now = self.now();
-            let done = self
-                .table()
-                .on_view(number, |view| view.change(now, |content| change(content, &loaded)))?;
+            let done = {
+                let mut table = self.table();
+                let done = table
+                    .on_view(number, |view| view.change(now, |content| change(content, &loaded)))?;
+                if let (Ok(()), Some(handle)) = (&done, overwrites) {
+                    table.overwritten(handle);
+                }
+                done
+            };
             match done {
                 Ok(()) => return Ok(()),
                 Err(ContentStop::Errno(errno)) => return Err(errno.into()),
@@ -326,7 +339,7 @@ impl Shared {
             self.store_contents(number).await?;
         }
         let is_newborn = self.table().node(number)?.birthplace.is_some();
-        let (base, attributes, file) = {
+        let (base, attributes, file, unseen_since) = {
             let mut table = self.table();
             let is_orphan = table.node(number)?.orphan.is_some();
             let found = table.on_view(number, |view| {
@@ -335,14 +348,19 @@ impl Shared {
                 }
                 let Stored { size_bytes, blocks_512, .. } = view.content.stored;
                 let file = (size_bytes, blocks_512, view.data.clone());
-                let found = (view.version.clone(), view.attributes.clone(), file);
+                let seen = view.unseen_since.clone();
+                let found = (view.version.clone(), view.attributes.clone(), file, seen);
                 Some(found).filter(|_| view.has_changes())
             })?;
             let Some(found) = found else { return Ok(()) };
             found
         };
         self.check_reused(number, file.2.as_ref()).await?;
-        let mut resolved = None;
+        let mut resolved = match unseen_since {
+            // Written by others, and shown to other programs here: the caller has not seen it.
+            Some(seen) => Some(self.keep_conflicts(key, Some(&seen)).await?),
+            None => None,
+        };
         for _ in 0..MAX_CONFLICTS {
             self.check_signs(number, had_alone)?;
             let over = match &resolved {
@@ -376,6 +394,7 @@ impl Shared {
                 Ok((version, named)) => {
                     let replaced = self.table().on_view(number, |view| {
                         view.version = version.clone();
+                        view.unseen_since = None;
                         std::mem::take(&mut view.replaced)
                     })?;
                     self.releases.note_data(key, &version, replaced);

@@ -4,6 +4,7 @@
 //!
 //! A file that has changes here stays as it is: they are for what its programs have read. So does one that is locked:
 //! under a lock nobody else writes it, and [`locks`](super::locks) shows the newest version when the lock is taken.
+//! A program that then writes what it has not read covers nothing unseen ([`conflicts`](super::conflicts)).
 //! What is read in the middle of a file asks nobody, so that a program which copies a file reads one version of it.
 
 use std::time::Duration;

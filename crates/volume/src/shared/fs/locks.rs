@@ -303,12 +303,21 @@ impl Shared {
             Err(Errno::EAGAIN) => return Err(NotYet::Here),
             taken => taken.map_err(Fault::from)?,
         }
+        self.note_seen_under_lock(wanted);
         if let Some(Handle(handle)) = wanted.through {
             let mut state = self.locks.state();
             state.lost.remove(&handle);
             state.files.entry(number).or_default().handles.insert(handle);
         }
         Ok(())
+    }
+
+    /// Under a lock a program sees what was done before it: in the file that is locked, and in those that the process has open,
+    /// which the lock may be for.
+    fn note_seen_under_lock(&self, lock: FileLock) {
+        let mut table = self.table();
+        lock.through.iter().for_each(|Handle(handle)| table.see(*handle));
+        table.see_all_of(lock.pid);
     }
 
     /// A user who may not write a file does not keep others from it, as NFS servers have it. The lease itself tells of a

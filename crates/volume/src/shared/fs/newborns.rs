@@ -28,7 +28,7 @@ use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
 use crate::shared::inodes::{Base, Together};
-use crate::shared::table::{Birthplace, Open};
+use crate::shared::table::Birthplace;
 
 /// How long a file may be open without a name. A guess: logs appear while they are written.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ impl Shared {
                 let number = entry.attr.inode.0;
                 // The lookup is taken back if the open fails or is given up.
                 let mut held = Held { shared: self, number, lookups: 1, handle: None };
-                let opened = self.open(number, flags).await?;
+                let opened = self.open(number, flags, caller.pid).await?;
                 held.handle = Some(opened.handle.0);
                 let attr = self.attr(number).await?;
                 std::mem::forget(held);
@@ -129,7 +129,7 @@ impl Shared {
         table.set_view(number, view)?;
         table.place(&key, directory_key, name);
         table.bear(number, place)?;
-        let handle = table.open(number, Open::File(number, flags))?;
+        let handle = table.open_file(number, flags, caller.pid)?;
         let stored = table.on_view(number, |view| view.content.stored)?;
         let node = table.node_mut(number)?;
         node.in_kernel = Some(stored);
