@@ -51,7 +51,8 @@ pub(super) struct View {
     pub(super) kept_at: Instant,
     /// When others' changes were looked for last.
     pub(super) checked_at: Instant,
-    /// What a program had seen that has changed the contents of [`View::version`] without having seen those.
+    /// Set if a program has overwritten the contents of [`View::version`] and had not read them: the version that it had
+    /// read before.
     pub(super) unseen_since: Option<Arc<Version>>,
 }
 
@@ -114,14 +115,14 @@ impl Listing {
 /// What a handle is of.
 #[derive(Clone)]
 pub(super) enum Open {
-    File(OpenFile),
+    File(SharedOpenFile),
     /// A directory as it was when it was opened.
     Directory(u64, Listing),
 }
 
 /// An open file as one program has it.
 #[derive(Clone)]
-pub(super) struct OpenFile {
+pub(super) struct SharedOpenFile {
     pub(super) number: u64,
     pub(super) flags: OpenFlags,
     /// The process that has opened it, 0 if unknown.
@@ -345,7 +346,7 @@ impl Table {
 
     pub(super) fn opened(&self, number: u64, handle: u64) -> Result<&Open, Errno> {
         let of = |open: &&Open| {
-            let (Open::File(OpenFile { number: of, .. }) | Open::Directory(of, _)) = open;
+            let (Open::File(SharedOpenFile { number: of, .. }) | Open::Directory(of, _)) = open;
             *of == number
         };
         self.opens.get(&handle).filter(of).ok_or(Errno::EBADF)
@@ -360,7 +361,7 @@ impl Table {
     ) -> Result<u64, Errno> {
         let view = self.node(number)?.view.as_ref().ok_or(Errno::EBADF)?;
         let seen = view.version.clone();
-        self.open(number, Open::File(OpenFile { number, flags, pid, seen }))
+        self.open(number, Open::File(SharedOpenFile { number, flags, pid, seen }))
     }
 
     /// How a file was opened.

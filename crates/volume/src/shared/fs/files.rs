@@ -204,7 +204,8 @@ impl Shared {
         if mode & FALLOC_PUNCH_HOLE == 0 && end > MAX_FILE_BYTES {
             return Err(Errno::EFBIG.into());
         }
-        self.change_content((number, Some(handle)), |content, loaded| {
+        let overwrites = Some(handle).filter(|_| mode & !FALLOC_KEEP_SIZE != 0);
+        self.change_content((number, overwrites), |content, loaded| {
             if mode & !FALLOC_KEEP_SIZE != 0 {
                 content.punch(offset..end, loaded)?;
             }
@@ -216,7 +217,8 @@ impl Shared {
         .await
     }
 
-    /// Changes the contents of an open file, in memory; in which handle, unless it only adds to what is there.
+    /// Changes the contents of an open file, in memory. `overwrites` is the handle by which that is done, `None` if it only adds
+    /// to them.
     pub(super) async fn change_content(
         &self,
         (number, overwrites): (u64, Option<u64>),

@@ -247,12 +247,12 @@ impl Inodes {
             // Others may write it now than when it was signed. What is sent under a former binding is late: it would
             // stand beside what others have written.
             let newest = match self.spool.on_ring(&InodeKey::of(&block.key())).await {
-                // Whoever has covered it sees to what he wrote.
+                // Another version covers it, and the mount that has written that one stores it.
                 Ok(held) if held.includes(&block) && !is_among(&block, &held) => {
                     self.spool.delivered(&block).await;
                     return Ok(());
                 }
-                // If it is there, one replica may have it alone: an attempt that was refused, or not answered, leaves that.
+                // One replica alone may have it: a put that no majority took leaves that.
                 Ok(held) => Some(held),
                 Err(error @ GetError::Unavailable { .. }) => return Err(error.into()),
                 Err(GetError::NotFound { .. } | GetError::Removed { .. }) => None,

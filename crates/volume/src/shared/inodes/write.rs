@@ -5,6 +5,7 @@
 //!
 //! It does not know when the ring has the versions that are shown before they are put ([`super::behind`]).
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -239,11 +240,11 @@ impl Inodes {
         };
         // The leaves that are referred to already: they are on the ring, or unsent.
         let (merged, referred) = match over == version.block {
-            true => (version.merged.clone(), version.leaves.clone()),
+            true => (version.merged.clone(), Cow::Borrowed(&version.leaves)),
             false => {
                 let leaves = self.read_leaves(state, &over, Some(version)).await?;
                 let merged = self.merged(&over, &leaves)?;
-                (merged.ok_or(Errno::ESTALE)?, leaves)
+                (merged.ok_or(Errno::ESTALE)?, Cow::Owned(leaves))
             }
         };
         if let Some((_, error)) = merged.unreadable.first() {
@@ -290,7 +291,9 @@ impl Inodes {
             let mut known = state.known();
             if let Contents::Directory(entries) = &mut inode.contents {
                 entries.forget_names(|hash| {
-                    referred.contains_key(hash) || known.unsent.contains_key(hash)
+                    referred.contains_key(hash)
+                        || known.unsent.contains_key(hash)
+                        || known.unsent_past.contains_key(hash)
                 });
             }
             for leaf in inode.leaves() {

@@ -139,7 +139,8 @@ fn an_open_file_that_was_removed_stays_as_it_was() {
     assert_eq!(scene.shown(), (3, "one".to_owned()));
 }
 
-/// What is done on the second mount between another member's close and a write through a file that was open before.
+/// What a program of the second mount does after another member has closed the file, and before the file is written by a program
+/// that has it open all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Between {
     Nothing,
@@ -256,7 +257,7 @@ fn contents_that_a_writer_has_not_read_are_kept_though_his_mount_shows_them() {
             let range = LockRange::WHOLE;
             scene.all.run(locks.unlock(scene.file, LockOwner(9), range)).expect("is given back");
             scene.all.ring.sim.run_for(Duration::from_secs(10));
-            // Whoever opens a file makes files of contents that were written at the same time.
+            // An open turns contents that were written at the same time into files of their own.
             scene.texts();
             let own = match (is_append, what) {
                 (true, Nothing) => "one, mine",

@@ -8,7 +8,7 @@ use futures_util::future::{join, join3};
 use super::offline::{Setting, names};
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
-/// So many of each mount: their entries do not fit into the inode.
+/// How many names each mount makes: together too many for the inode, so they lie in leaves.
 const NAMES: u32 = 150;
 
 fn me() -> Caller {
@@ -16,7 +16,7 @@ fn me() -> Caller {
 }
 
 /// The first change of a directory that several mounts had changed has new leaves. If the version before was not kept as a
-/// past one, since there were sixteen within the minute, they counted as if they had been put, and the directory could not be
+/// past one, since sixteen of the hour were, they counted as if they had been put, and the directory could not be
 /// read any more by anybody else: 2,000 names were gone without any fault.
 #[test]
 fn leaves_that_are_merged_are_on_the_ring_whether_or_not_the_version_before_is_kept() {

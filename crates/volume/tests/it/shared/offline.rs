@@ -357,6 +357,34 @@ fn what_no_majority_has_taken_stays_in_the_spool() {
     }
 }
 
+/// The mount shows what another member has closed, its own program has not read that, and the ring goes away before it writes.
+#[test]
+fn contents_that_a_writer_has_not_read_are_kept_offline_too() {
+    let all = Setting::new(9340);
+    let (fs, other) = (all.mounted(), &all.others[0]);
+    all.run(write(&fs, ROOT, "f", "first")).expect("is written");
+    let (file, handle) = all.run(async {
+        let file = fs.lookup(me(), ROOT, b"f").await.expect("is there").attr.inode;
+        (file, fs.open(me(), file, RW).await.expect("opens").handle)
+    });
+    all.run(write(other, ROOT, "f", "acknowledged")).expect("is written");
+    all.wait(Duration::from_secs(2));
+    let shown = all.run(fs.getattr(file, None)).expect("is there").attr;
+    assert_eq!(shown.size_bytes, 12, "the file has followed");
+    all.machine.node.stop();
+    all.run(async {
+        fs.write(Writer::At(me()), file, handle, 0, "mine".into()).await.expect("is written");
+        fs.flush(file, handle).await.expect("is spooled");
+        fs.close(file, handle).await.expect("it is open");
+    });
+    all.reconnect();
+    assert_eq!((all.is_spool_empty(), &*all.status(&fs)), (true, "ok"));
+    for fs in [&fs, other] {
+        let texts: BTreeSet<Bytes> = all.run(tree(fs, ROOT, String::new())).into_values().collect();
+        assert_eq!(texts, BTreeSet::from(["acknowledged".into(), "mineowledged".into()]));
+    }
+}
+
 #[test]
 fn what_is_written_offline_is_seen_there_at_once_and_elsewhere_later() {
     let all = Setting::new(9300);

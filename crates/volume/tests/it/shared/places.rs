@@ -256,7 +256,7 @@ fn a_file_renamed_and_moved_at_once_has_a_link_for_each_name() {
     for seed in 0..4 {
         let all = Setting::new(9770 + seed);
         let [one, two] = [&all.others[0], &all.others[1]];
-        let [d, e] = ["d", "e"].map(|name| all.run(mkdir(one, ROOT, name)));
+        let [d, _] = ["d", "e"].map(|name| all.run(mkdir(one, ROOT, name)));
         let [theirs_d, theirs_e] =
             ["d", "e"].map(|name| all.run(find(two, ROOT, name)).expect("is seen"));
         let names: Vec<_> =
@@ -280,7 +280,6 @@ fn a_file_renamed_and_moved_at_once_has_a_link_for_each_name() {
         for [_, renamed, moved] in &names {
             each_name_has_its_link(&all, &[one, two], &[(theirs_e, moved), (theirs_d, renamed)]);
         }
-        let _ = e;
     }
     assert!(both > 0, "no race");
 }
