@@ -48,6 +48,7 @@ mod holdings;
 pub mod journal;
 mod lease_clock;
 mod lease_upkeep;
+mod leased;
 pub mod locks;
 mod mechanisms;
 mod most_peers;
@@ -69,6 +70,7 @@ pub use blocks::{
 pub use client::get::Fetched;
 pub use client::inspect::{Replica, ReplicaCopy, Uses};
 pub use config::{CacheAt, DhtConfig, MAX_LEASE, ReplicaChoice};
+pub use leased::{Leased, MIN_VOLUME_LEASE};
 pub use locks::{LockGrant, LockLease, LockMode, LockRefusal, LockStep};
 pub use mechanisms::Mechanisms;
 pub use node::Dht;

@@ -160,6 +160,8 @@ pub struct Volume {
     pub key: SecretKey,
     /// Whether it was made by this call.
     pub is_new: bool,
+    /// How long its blocks are kept at a time; `None` for as long as the network keeps blocks.
+    pub lease: Option<Duration>,
 }
 
 /// The local node. Cloning is cheap and shares the connection.
@@ -418,7 +420,9 @@ impl Client {
     {
         let source = source.map(dir::path_to_bytes);
         let opened = self.ask::<C>(OpenVolume { name: name.clone(), source }).await?;
-        Ok(Volume { name, key: SecretKey::from_seed(&opened.seed), is_new: opened.is_new })
+        let key = SecretKey::from_seed(&opened.seed);
+        let lease = opened.lease_secs.map(Duration::from_secs);
+        Ok(Volume { name, key, is_new: opened.is_new, lease })
     }
 
     /// Makes a call, for people: all that can go wrong is one error.

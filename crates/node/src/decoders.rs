@@ -93,7 +93,12 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Renew::from(renewal)),
         message::encode(&Answer::<_, Never>::Done(outcomes)),
         message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
-        message::encode(&KeepCommit { volume: volume(), session: 1 << 60, count: 3 }),
+        message::encode(&KeepCommit {
+            volume: volume(),
+            session: 1 << 60,
+            count: 3,
+            lease_secs: Some(86_400),
+        }),
         message::encode(&OpenVolume { name: volume(), source: source.clone() }),
         message::encode(&VolumeKeys {
             name: volume(),

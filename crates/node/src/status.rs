@@ -474,6 +474,9 @@ pub struct VolumeStatus {
     /// When the first lease ends if it is not renewed, seconds since 1970; 0 when nothing
     /// has been published yet.
     pub lease_expires_unix_secs: u64,
+    /// How long its blocks are kept at a time, seconds.
+    #[serde(default)]
+    pub lease_secs: u64,
     /// Content blocks the ring had lost at the last renewal.
     pub lost_blocks: u64,
     /// Why the last renewal was not finished, if so.

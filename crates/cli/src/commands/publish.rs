@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::Blocks;
+use atoll_dht::{Blocks, Leased, MAX_LEASE, MIN_VOLUME_LEASE};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, ReadAddress, ReadKey, VolumeAddress};
 use atoll_node::{Client, Keep, Volume};
@@ -105,6 +105,11 @@ pub(crate) struct Args {
     #[arg(short = 'x', long)]
     one_file_system: bool,
 
+    /// Keep the blocks for so long at a time, from 1day to 90days [default: as before, at first 30days]. The node renews
+    /// them three times in that time; they go when it was away for longer, or that long after `atoll unpublish`
+    #[arg(long, value_name = "TIME", value_parser = parse_lease)]
+    lease: Option<Duration>,
+
     /// The result as one JSON object (then the address is a field of it)
     #[arg(long)]
     json: bool,
@@ -135,7 +140,17 @@ struct JsonPublished {
     unread_files: u64,
     new_blocks: u64,
     new_bytes: u64,
+    /// For how long its blocks are kept at a time, if that was chosen.
+    lease_secs: Option<u64>,
     millis: u64,
+}
+
+fn parse_lease(text: &str) -> Result<Duration, String> {
+    let lease = units::parse_duration(text)?;
+    match (MIN_VOLUME_LEASE..=MAX_LEASE).contains(&lease) {
+        true => Ok(lease),
+        false => Err("blocks are kept for 1day to 90days at a time".to_owned()),
+    }
 }
 
 /// Hands the node the list of blocks whose leases it is to renew; empty once committed.
@@ -189,10 +204,12 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         stat_cache: stat_cache::prepare(&global.dir()?, &volume.name),
         ..options
     };
+    let lease = args.lease.or(volume.lease);
     let watch = Watch::start("publishing", global.quiet);
     let work = async {
-        let keeping = KeepOnNode(Arc::new(Mutex::new(Some(client.keep(&volume.name)))));
-        let blocks: Arc<dyn Blocks> = client.clone();
+        let keeping =
+            KeepOnNode(Arc::new(Mutex::new(Some(client.keep(&volume.name).leased(args.lease)))));
+        let blocks = Leased::over(client.clone(), lease);
         let recorder: Arc<dyn LeaseRecorder> = Arc::new(keeping.clone());
         let (key, counts) = (&volume.key, watch.progress());
         let published = publish(env, blocks, &args.source, key, options, counts, recorder).await;
@@ -205,7 +222,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     };
     let published = interrupt::or_interrupted(work, GOES_ON).await;
     let took = watch.finish();
-    report(args, &volume.name, &published?, read_key, took)
+    report(args, &volume.name, &published?, read_key, lease, took)
 }
 
 fn options(args: &Args) -> Result<PublishOptions, Failure> {
@@ -284,6 +301,7 @@ fn report(
     name: &str,
     published: &Published,
     read_key: Option<ReadKey>,
+    lease: Option<Duration>,
     took: Duration,
 ) -> Result<(), Failure> {
     say_omissions(published);
@@ -313,6 +331,7 @@ fn report(
             unread_files: published.unread_files,
             new_blocks: published.new_blocks,
             new_bytes: published.new_bytes,
+            lease_secs: lease.map(|lease| lease.as_secs()),
             millis: took.as_millis() as u64,
         })?;
         output.flush()?;
@@ -320,6 +339,9 @@ fn report(
     }
     for line in describe(name, published, took) {
         output.line(line)?;
+    }
+    if let Some(lease) = lease {
+        output.line(format!("kept for {} at a time", units::duration(lease)))?;
     }
     if encrypted {
         output.line("encrypted: who has the whole address, #READKEY included, can read it")?;

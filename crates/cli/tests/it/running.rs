@@ -1,6 +1,6 @@
 //! What can be asked of a running node besides reading and publishing.
 
-use crate::processes::{Ring, make_tree, until};
+use crate::processes::{Ring, make_tree, run, until};
 
 #[test]
 fn leases_are_renewed_by_name_and_shown_with_their_day() {
@@ -25,6 +25,38 @@ fn leases_are_renewed_by_name_and_shown_with_their_day() {
     assert!(other.stderr.contains("nothing is published from this node"), "{other:?}");
 }
 
+/// CFS §3.1: blocks are stored for "an agreed-upon finite interval".
+#[test]
+fn a_publisher_chooses_how_long_its_tree_is_kept() {
+    const DAY: u64 = 24 * 3600;
+    let ring = Ring::of(2);
+    let node = &ring.nodes[0];
+    let (source, address) = ring.publish_tree();
+    let shown = || {
+        let volume = node.atoll(["volumes", "--json"]).ok().json();
+        let secs = |name: &str| volume[name].as_u64().expect("a number");
+        (secs("lease_secs"), secs("lease_expires_unix_secs") - secs("refreshed_unix_secs"))
+    };
+    assert_eq!(shown(), (30 * DAY, 30 * DAY));
+    let publish = |more: &[&str]| run(node.command(["publish"]).args(more).arg(&source));
+    // Nothing else has changed.
+    let again = publish(&["--lease", "7days"]).ok().stdout;
+    assert!(
+        again.contains("nothing has changed") && again.contains("kept for 7d 0h at a time"),
+        "{again}"
+    );
+    assert!(again.contains(&address), "{again}");
+    assert_eq!(shown(), (7 * DAY, 7 * DAY));
+    let again = publish(&["--json"]).ok().json();
+    assert_eq!(again["lease_secs"].as_u64(), Some(7 * DAY), "it is remembered");
+    node.atoll(["renew"]).ok();
+    assert_eq!(shown(), (7 * DAY, 7 * DAY));
+    for wrong in ["23h", "91days", "0s", "week"] {
+        publish(&["--lease", wrong]).failed(2, &["--lease"]);
+    }
+    assert_eq!(shown(), (7 * DAY, 7 * DAY));
+}
+
 /// CFS §5.3: the number of virtual servers "can be adjusted from time to time".
 #[test]
 fn a_node_takes_more_places_on_the_ring_while_it_runs_and_gives_them_back() {
@@ -43,7 +75,7 @@ fn a_node_takes_more_places_on_the_ring_while_it_runs_and_gives_them_back() {
         for reader in &ring.nodes {
             let dest =
                 ring.path(&format!("copy-{wanted}-{}", reader.dir.display()).replace('/', "_"));
-            crate::processes::run(reader.command(["get", &address]).arg(&dest)).ok();
+            run(reader.command(["get", &address]).arg(&dest)).ok();
             crate::processes::assert_same(&source, &dest);
         }
     }

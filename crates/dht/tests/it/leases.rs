@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use atoll_dht::DhtConfig;
 use atoll_dht::durable::DurableState;
 use atoll_dht::rpc::{AskHoldings, Pointing};
+use atoll_dht::{DhtConfig, Leased};
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::header::WirePeer;
 use atoll_store::{BlockInfo, BlockStore, MemoryStore, Owner, StoredBlock};
@@ -41,6 +41,30 @@ fn blocks_that_are_renewed_stay_and_others_go() {
     }
     let dropped: u64 = ring.members.iter().map(|m| m.dht.stats().expired_blocks).sum();
     assert_eq!(dropped, 30, "ten blocks on three nodes");
+}
+
+/// CFS §3.1: "blocks are stored for an agreed-upon finite interval": a publisher can choose it.
+#[test]
+fn blocks_are_kept_for_as_long_as_their_publisher_chose() {
+    let ring = ring(8);
+    ring.put(0, 0..10);
+    let chosen = |hours: u32| Leased::over(ring.members[0].dht.clone(), Some(HOUR * hours));
+    let put = chosen(30).put((10..20).map(block).collect());
+    ring.sim.block_on(HOUR, put).expect("ends").expect("stored");
+    let renewed = chosen(40).renew((0..5).map(|n| block(n).0).collect());
+    assert_eq!(ring.sim.block_on(HOUR, renewed).expect("ends"), Ok(Vec::new()));
+    // No lease is shortened.
+    let renewed = chosen(1).renew((10..20).map(|n| block(n).0).collect());
+    assert_eq!(ring.sim.block_on(HOUR, renewed).expect("ends"), Ok(Vec::new()));
+    let there = || -> Vec<u32> {
+        (0..20).filter(|n| !ring.holders(&block(*n).0.key()).is_empty()).collect()
+    };
+    ring.sim.run_for(12 * HOUR);
+    assert_eq!(there(), Vec::from_iter((0..5).chain(10..20)));
+    ring.sim.run_for(20 * HOUR);
+    assert_eq!(there(), Vec::from_iter(0..5));
+    ring.sim.run_for(10 * HOUR);
+    assert_eq!(there(), []);
 }
 
 /// Any peer may ask whether blocks are held, and asking set the end of an ended lease to that

@@ -1,5 +1,7 @@
 //! Sending the node the list of blocks that it keeps alive for a volume.
 
+use std::time::Duration;
+
 use atoll_key::{BlockHash, SignedBlock};
 use bytes::Bytes;
 
@@ -23,6 +25,7 @@ impl Client {
             session: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
             sent: 0,
             waiting: Vec::new(),
+            lease: None,
         }
     }
 }
@@ -39,9 +42,16 @@ pub struct Keep {
     sent: u64,
     /// Hashes not sent yet; fewer than [`KEEP_BATCH`] between calls.
     waiting: Vec<u8>,
+    lease: Option<Duration>,
 }
 
 impl Keep {
+    /// The blocks were put for so long, and are to be renewed for so long at a time; `None` for as long as those of the
+    /// version before.
+    pub fn leased(self, lease: Option<Duration>) -> Keep {
+        Keep { lease, ..self }
+    }
+
     /// Adds blocks of the new version.
     pub async fn add(&mut self, hashes: &[BlockHash]) -> Result<(), ClientError> {
         for chunk in hashes.chunks(KEEP_BATCH) {
@@ -63,6 +73,7 @@ impl Keep {
             volume: self.volume.clone(),
             session: self.session,
             count: self.sent,
+            lease_secs: self.lease.map(|lease| lease.as_secs()),
         };
         let request = WithPart(call, root.bytes().clone());
         self.client.ask::<calls::KeepCommitting>(request).await.map(drop)

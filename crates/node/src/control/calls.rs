@@ -198,7 +198,7 @@ calls! {
         Empty ["–", "–"] => Json<Vec<VolumeStatus>> ["–", "JSON"] or Never;
     VolumeOpen = 0x0321 "open volume" Owner
         OpenVolume ["0 name, 1 source (bytes, may be absent)", "–"]
-        => OpenedVolume ["0 secret key (32 bytes), 1 whether it is new", "–"] or VolumeError;
+        => OpenedVolume ["0 secret key (32 bytes), 1 whether it is new, 2 lease of its blocks in seconds (may be absent)", "–"] or VolumeError;
     VolumeImport = 0x0322 "import volume" Owner
         VolumeKeys ["0 name, 1 source (bytes, may be absent), 2 secret key, 3 read key (may be absent)", "–"]
         => OpenedVolume ["as open volume", "–"] or VolumeError;
@@ -229,7 +229,7 @@ calls! {
         WithPart<KeepAdd> ["0 volume, 1 session, 2 offset in hashes", "hashes (32 bytes each)"]
         => Empty ["–", "–"] or VolumeError;
     KeepCommitting = 0x0331 "keep: commit" Owner
-        WithPart<KeepCommit> ["0 volume, 1 session, 2 count of hashes", "the signed root"]
+        WithPart<KeepCommit> ["0 volume, 1 session, 2 count of hashes, 3 lease seconds from now on (may be absent)", "the signed root"]
         => Empty ["–", "–"] or VolumeError;
 }
 

@@ -195,6 +195,9 @@ pub(crate) struct OpenedVolume {
     pub seed: [u8; 32],
     #[n(1)]
     pub is_new: bool,
+    /// How long its blocks are kept at a time, seconds; `None` for as long as the network keeps blocks.
+    #[n(2)]
+    pub lease_secs: Option<u64>,
 }
 
 /// Not the key: answers end up in logs.
@@ -245,6 +248,9 @@ pub(crate) struct KeepCommit {
     /// How many hashes the manifest has.
     #[n(2)]
     pub count: u64,
+    /// For how long these were put and are to be renewed, seconds; `None` for as long as those before.
+    #[n(3)]
+    pub lease_secs: Option<u64>,
 }
 
 /// A change that does not fit this node.
@@ -518,7 +524,10 @@ mod tests {
             read_key: Some([77; 32]),
             token: Some([77; 16]),
         };
-        let shown = format!("{keys:?} {:?}", OpenedVolume { seed: [77; 32], is_new: true });
+        let shown = format!(
+            "{keys:?} {:?}",
+            OpenedVolume { seed: [77; 32], is_new: true, lease_secs: None }
+        );
         assert!(!shown.contains("77") && shown.contains("docs"), "{shown}");
         let invited = Invited { code: "atoll-join:secret".into(), warning: Some("lo".into()) };
         let shown = format!("{invited:?}");

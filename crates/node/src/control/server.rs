@@ -257,7 +257,12 @@ mod tests {
         let scene = scene();
         let (key, _) = scene.volumes.open_or_create("docs", None, 1).expect("create");
         let commit = |count| {
-            message::encode(&message::KeepCommit { volume: "docs".into(), session: 1, count })
+            message::encode(&message::KeepCommit {
+                volume: "docs".into(),
+                session: 1,
+                count,
+                lease_secs: None,
+            })
         };
         let stranger = SecretKey::from_seed(&[9; 32]);
         let wrong = [

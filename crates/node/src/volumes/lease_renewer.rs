@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, PutError};
+use atoll_dht::{Blocks, Leased, PutError};
 use atoll_env::{Env, jittered, sleep};
 use atoll_key::BlockHash;
 use futures_util::{StreamExt, stream};
@@ -53,6 +53,7 @@ pub(crate) struct LeaseRenewer {
     pub(super) env: Env,
     pub(super) blocks: Arc<dyn Blocks>,
     volumes: Arc<Volumes>,
+    /// Of volumes for which no other is chosen.
     lease: Duration,
     pub(super) walk: Option<Arc<dyn TreeWalk>>,
     /// Held during a pass: two at once would save each other's progress.
@@ -92,12 +93,20 @@ impl LeaseRenewer {
         for name in names {
             let volume = name.clone();
             let kept = self.off_thread(move |volumes| volumes.kept(&volume)).await;
-            if is_due(&kept, self.now_unix_secs(), self.lease) {
+            let lease = self.lease(&name).await;
+            if is_due(&kept, self.now_unix_secs(), lease.unwrap_or(self.lease)) {
                 let _ = self.go_on(&name).await;
             } else {
                 let _ = self.let_go_if_moved(&name).await;
             }
         }
+    }
+
+    /// How long the blocks of a volume are kept at a time, if that was chosen. What cannot be read is told when the
+    /// volume is renewed.
+    async fn lease(&self, name: &str) -> Option<Duration> {
+        let volume = name.to_owned();
+        self.off_thread(move |volumes| volumes.lease(&volume)).await.ok().flatten()
     }
 
     /// Refreshes all of one volume from its first block on, and records the outcome.
@@ -218,9 +227,11 @@ impl LeaseRenewer {
         pass: &mut RenewalPass,
     ) -> Option<String> {
         // First: without the root no reader finds the blocks, whatever becomes of the rest.
-        let root = self.put_root(manifest).await.map_err(|error| error.to_string());
+        let blocks = Leased::over(self.blocks.clone(), self.lease(name).await);
+        let root = self.put_root(&blocks, manifest).await.map_err(|error| error.to_string());
         let starts = (pass.next..manifest.count()).step_by(BATCH as usize);
-        let batches = stream::iter(starts).map(|from| self.renew_batch(manifest.clone(), from));
+        let batches =
+            stream::iter(starts).map(|from| self.renew_batch(&blocks, manifest.clone(), from));
         let mut batches = batches.buffered(WINDOW);
         let (mut silent, mut saved, mut why) = (0, self.env.now(), None);
         while let Some((count, renewed)) = batches.next().await {
@@ -239,7 +250,7 @@ impl LeaseRenewer {
             pass.lost_blocks += lost;
             pass.failed_blocks += failed;
             if silent == MAX_UNANSWERED {
-                if self.put_root(manifest).await.is_err() {
+                if self.put_root(&blocks, manifest).await.is_err() {
                     return why;
                 }
                 silent = 0;
@@ -261,6 +272,7 @@ impl LeaseRenewer {
     /// Renews the batch at `from`; how many blocks it has, and how many of them are lost.
     async fn renew_batch(
         &self,
+        blocks: &Arc<dyn Blocks>,
         manifest: Arc<Manifest>,
         from: u64,
     ) -> (u64, Result<u64, PutError>) {
@@ -269,15 +281,19 @@ impl LeaseRenewer {
         let failed = |error: String| PutError::Unavailable(error);
         let batch = read.map_err(|error| failed(error.to_string()));
         match batch.and_then(|read| read.map_err(|error| failed(error.to_string()))) {
-            Ok(batch) => (count, self.renew(batch).await),
+            Ok(batch) => (count, self.renew(blocks, batch).await),
             Err(error) => (count, Err(error)),
         }
     }
 
-    async fn renew(&self, batch: Vec<BlockHash>) -> Result<u64, PutError> {
+    async fn renew(
+        &self,
+        blocks: &Arc<dyn Blocks>,
+        batch: Vec<BlockHash>,
+    ) -> Result<u64, PutError> {
         let mut attempt = 1;
         loop {
-            match self.blocks.renew(batch.clone()).await {
+            match blocks.renew(batch.clone()).await {
                 Ok(lacking) => return Ok(lacking.len() as u64),
                 // It has been renewed as far as there is room.
                 Err(error @ PutError::OverQuota { .. }) => return Err(error),
@@ -288,10 +304,14 @@ impl LeaseRenewer {
         }
     }
 
-    async fn put_root(&self, manifest: &Manifest) -> Result<(), PutError> {
+    async fn put_root(
+        &self,
+        blocks: &Arc<dyn Blocks>,
+        manifest: &Manifest,
+    ) -> Result<(), PutError> {
         let mut attempt = 1;
         loop {
-            match self.blocks.put_signed(manifest.root().clone()).await {
+            match blocks.put_signed(manifest.root().clone()).await {
                 Ok(()) => return Ok(()),
                 // Published from another machine since: that one keeps the newer root.
                 Err(PutError::Superseded { .. }) => return Ok(()),

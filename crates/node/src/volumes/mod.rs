@@ -76,7 +76,8 @@ impl PublishedVolumes {
             self.volumes.set_source(&call.name, source)?;
         }
         let (key, is_new) = self.volumes.open_or_create(&call.name, source.as_deref(), now)?;
-        Ok(OpenedVolume { seed: key.seed(), is_new })
+        let lease_secs = self.volumes.lease(&call.name)?.map(|lease| lease.as_secs());
+        Ok(OpenedVolume { seed: key.seed(), is_new, lease_secs })
     }
 
     fn opening_calls(self: &Arc<Self>, calls: &mut Calls) {
@@ -107,7 +108,7 @@ impl PublishedVolumes {
         calls.on_blocking::<VolumeImport>(move |keys| {
             let secret = VolumeSecret::from(keys);
             let is_new = published.volumes.import(&secret, published.now_unix_secs())?;
-            Ok(OpenedVolume { seed: secret.key.seed(), is_new })
+            Ok(OpenedVolume { seed: secret.key.seed(), is_new, lease_secs: None })
         });
         let volumes = self.volumes.clone();
         calls.on_blocking::<VolumeExport>(move |call| Ok(volumes.secret(&call.name)?.into()));
@@ -143,6 +144,9 @@ impl PublishedVolumes {
             let now = published.now_unix_secs();
             let volumes = &published.volumes;
             volumes.keep_commit(&call.volume, call.session, call.count, &root, now)?;
+            if let Some(secs) = call.lease_secs {
+                volumes.set_lease(&call.volume, Duration::from_secs(secs))?;
+            }
             Ok(Empty {})
         });
     }
@@ -200,15 +204,14 @@ impl Subsystem for PublishedVolumes {
 
     fn report(&self, status: &mut Status) {
         status.volumes = self.list();
-        let (now_secs, lease_secs) = (self.now_unix_secs(), self.lease.as_secs());
-        let warnings =
-            status.volumes.iter().flat_map(|volume| volume_warnings(volume, now_secs, lease_secs));
+        let now_secs = self.now_unix_secs();
+        let warnings = status.volumes.iter().flat_map(|volume| volume_warnings(volume, now_secs));
         status.warnings.extend(warnings);
     }
 }
 
 /// Warnings about a volume, for people.
-fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec<String> {
+fn volume_warnings(volume: &VolumeStatus, now_secs: u64) -> Vec<String> {
     let name = &volume.name;
     let mut warnings = Vec::new();
     if volume.lost_blocks > 0 {
@@ -222,7 +225,7 @@ fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec
     }
     let left_secs = volume.lease_expires_unix_secs.saturating_sub(now_secs);
     // Renewal is due when two thirds are left; by half something has gone wrong.
-    if volume.root_version > 0 && left_secs < lease_secs / 2 {
+    if volume.root_version > 0 && left_secs < volume.lease_secs / 2 {
         warnings.push(format!(
             "volume {name} has not been renewed; its blocks may go in {}",
             counted(left_secs / 3600, "hour", "hours")
@@ -242,6 +245,7 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
         lost_blocks: kept.lost_blocks,
         trouble: kept.trouble,
         renewing_blocks: kept.pass.map(|pass| pass.next),
+        lease_secs: lease.as_secs(),
         ..VolumeStatus::default()
     };
     let mut trouble = Vec::new();
@@ -255,21 +259,22 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
     }
     match volumes.info(name) {
         Ok(info) => {
+            status.lease_secs = info.lease_secs.unwrap_or(status.lease_secs);
             status.is_moved = info.move_token.is_some();
             let source = info.source.map(path_from_bytes);
             status.source = source.map(|path| path.display().to_string());
         }
         Err(error) => trouble.push(error.to_string()),
     }
+    // A volume that was kept until it was unpublished still has its last leases.
+    status.lease_expires_unix_secs =
+        on_disk::lease_end(kept.refreshed_unix_secs, Duration::from_secs(status.lease_secs));
     match volumes.manifest(name) {
         Ok(Some(manifest)) => {
             status.root_version = manifest.root().version;
             status.kept_blocks = manifest.count();
-            status.lease_expires_unix_secs = on_disk::lease_end(kept.refreshed_unix_secs, lease);
         }
-        // A volume that was kept until it was unpublished still has its last leases.
         Ok(None) => {
-            status.lease_expires_unix_secs = on_disk::lease_end(kept.refreshed_unix_secs, lease);
             status.lost_blocks = 0;
             status.trouble = None;
         }
@@ -293,7 +298,7 @@ mod tests {
             lost_blocks: 3,
             ..VolumeStatus::default()
         };
-        let warnings = volume_warnings(&volume, 0, 1);
+        let warnings = volume_warnings(&volume, 0);
         let expected = "3 blocks of volume docs were on no node that answered at the last renewal: \
                         if no node is missing, publish /srv/docs again";
         assert_eq!(warnings, [expected]);
@@ -306,10 +311,11 @@ mod tests {
             name: "docs".into(),
             root_version: 1,
             lease_expires_unix_secs: 130 * day,
+            lease_secs: 30 * day,
             ..VolumeStatus::default()
         };
-        assert!(volume_warnings(&volume, 110 * day, 30 * day).is_empty());
-        let late = volume_warnings(&volume, 128 * day, 30 * day);
+        assert!(volume_warnings(&volume, 110 * day).is_empty());
+        let late = volume_warnings(&volume, 128 * day);
         assert!(late[0].contains("48 hours"), "{late:?}");
     }
 }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `key` | the volume's secret key, 32 bytes, written once |
 //! | `read-key` | what readers of an encrypted volume need, as text; only if it is encrypted |
-//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s), 2 token of its move; see [`crate::volumes::keys`] |
+//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s), 2 token of its move (see [`crate::volumes::keys`]), 3 lease of its blocks (s; absent: the network's) |
 //! | `manifest` | the blocks to keep alive; see [`crate::volumes::manifest`] |
 //! | `kept` | when that was last done; see [`Kept`] |
 //! | `manifest.SESSION` | a manifest being written |
@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use atoll_dht::{MAX_LEASE, MIN_VOLUME_LEASE};
 use atoll_key::volume_secret::MoveToken;
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock};
 use minicbor::{Decode, Encode};
@@ -89,6 +90,9 @@ pub(crate) struct Info {
     pub(super) created_unix_secs: u64,
     #[cbor(n(2), with = "minicbor::bytes")]
     pub(super) move_token: Option<MoveToken>,
+    /// For how long the blocks of the manifest were put, and are renewed at a time.
+    #[n(3)]
+    pub(super) lease_secs: Option<u64>,
 }
 
 /// The node's volumes. Methods block on the disk.
@@ -267,6 +271,22 @@ impl Volumes {
         self.commit(name, session, count, root, now_unix_secs)
     }
 
+    /// The blocks of the manifest have all been put or renewed for so long, and are renewed for so long from now on.
+    pub(crate) fn set_lease(&self, name: &str, lease: Duration) -> Result<(), VolumeError> {
+        let _changing = self.lock();
+        let info = self.info(name)?;
+        let lease_secs = Some(lease.min(MAX_LEASE).max(MIN_VOLUME_LEASE).as_secs());
+        if info.lease_secs == lease_secs {
+            return Ok(());
+        }
+        self.write_info(name, &Info { lease_secs, ..info })
+    }
+
+    /// How long the blocks of a volume are kept at a time, if that was chosen.
+    pub(crate) fn lease(&self, name: &str) -> Result<Option<Duration>, VolumeError> {
+        Ok(self.info(name)?.lease_secs.map(Duration::from_secs))
+    }
+
     /// Puts a list that this node has made in place of the volume's manifest, unless the volume
     /// has been unpublished meanwhile.
     pub(crate) fn adopt(
@@ -398,6 +418,7 @@ impl Volumes {
             source: source.map(path_to_bytes),
             created_unix_secs: now_unix_secs,
             move_token: None,
+            lease_secs: None,
         };
         dir::make_private_dir(&made)?;
         dir::write_atomically(&made.join("key"), &key.seed())?;

@@ -13,6 +13,7 @@ use bytes::Bytes;
 
 use crate::dir::NodeDir;
 
+const DAY_LONG: Duration = Duration::from_secs(DAY);
 const LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 const START: u64 = 1_700_000_000;
 const DAY: u64 = 24 * 3600;
@@ -47,6 +48,8 @@ struct Ring {
     blocks: MemoryBlocks,
     renewed: AtomicU64,
     failures: AtomicU64,
+    /// Of the last renewal.
+    lease_secs: Mutex<Option<u64>>,
     seen: Mutex<BTreeSet<BlockHash>>,
     /// Batches that begin with this hash or a later one are not answered.
     silent_from: Mutex<Option<BlockHash>>,
@@ -94,6 +97,7 @@ impl OverMemory for Ring {
         if self.silent_from.lock().expect("a lock").is_some_and(|from| hashes[0] >= from) {
             return Box::pin(std::future::pending());
         }
+        *self.lease_secs.lock().expect("a lock") = renewal.lease_secs;
         self.renewed.fetch_add(hashes.len() as u64, Ordering::Relaxed);
         self.seen.lock().expect("a lock").extend(&hashes);
         self.blocks.renew_blocks(renewal)
@@ -162,6 +166,26 @@ impl Scene {
         self.renewer.look().await;
         self.renewer.volumes.kept("docs")
     }
+}
+
+/// CFS §3.1: "blocks are stored for an agreed-upon finite interval": the publisher's choice, if there is one.
+#[tokio::test]
+async fn a_chosen_lease_is_renewed_three_times_in_its_time() {
+    let scene = scene(5).await;
+    let renewed = || scene.ring.renewed.load(Ordering::Relaxed);
+    scene.renewer.volumes.set_lease("docs", 6 * DAY_LONG).expect("set");
+    scene.look_at(START + 2 * DAY - 1).await;
+    assert_eq!(renewed(), 0);
+    scene.look_at(START + 2 * DAY).await;
+    assert_eq!(renewed(), 5);
+    assert_eq!(*scene.ring.lease_secs.lock().expect("a lock"), Some(6 * DAY));
+
+    scene.renewer.volumes.set_lease("docs", 60 * DAY_LONG).expect("set");
+    scene.look_at(START + 21 * DAY).await;
+    assert_eq!(renewed(), 5);
+    let kept = scene.look_at(START + 22 * DAY).await;
+    assert_eq!((renewed(), kept.refreshed_unix_secs), (10, START + 22 * DAY));
+    assert_eq!(*scene.ring.lease_secs.lock().expect("a lock"), Some(60 * DAY));
 }
 
 /// CFS §3.1: blocks live for an agreed-upon finite interval, which publishers extend.
