@@ -99,6 +99,11 @@ impl State {
         }
     }
 
+    /// Whether all of `changes` are of blocks that are held.
+    fn holds_all(&self, changes: &BTreeMap<Key, StoredBlock>) -> bool {
+        changes.keys().all(|key| self.blocks.contains_key(key))
+    }
+
     /// What of `batch` would change the store, the last of equal keys standing, and
     /// the bytes used afterwards.
     fn plan(&self, batch: Vec<StoredBlock>) -> (BTreeMap<Key, StoredBlock>, u64) {
@@ -153,7 +158,11 @@ impl MemoryStore {
     fn put_now(&self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
         let mut state = self.state();
         let (changes, used_bytes) = state.plan(batch);
-        if used_bytes > self.capacity_bytes && used_bytes > state.used_bytes() {
+        // As in a log: what is held has room for new versions when no new block has any.
+        let room_for_versions_bytes =
+            if state.holds_all(&changes) { self.capacity_bytes / 64 } else { 0 };
+        let limit_bytes = self.capacity_bytes.saturating_add(room_for_versions_bytes);
+        if used_bytes > limit_bytes && used_bytes > state.used_bytes() {
             return Err(StoreError::Full {
                 used_bytes: state.used_bytes(),
                 capacity_bytes: self.capacity_bytes,

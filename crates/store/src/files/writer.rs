@@ -111,12 +111,18 @@ impl Writer {
     }
 
     fn check_room(&self, planned: &BTreeMap<Key, Planned>) -> Result<(), StoreError> {
-        let fresh = planned.values().filter(|change| change.bytes.is_some());
         let unit_bytes = self.place.unit_bytes();
-        let need_bytes: u64 =
-            fresh.map(|c| u64::from(c.entry.len_bytes).next_multiple_of(unit_bytes)).sum();
+        let on_disk = |entry: &IndexEntry| u64::from(entry.len_bytes).next_multiple_of(unit_bytes);
+        let (mut need_bytes, mut freed_bytes) = (0, 0);
+        for (key, change) in planned.iter().filter(|(_, change)| change.bytes.is_some()) {
+            need_bytes += on_disk(&change.entry);
+            // The file of the version before is removed.
+            freed_bytes += self.place.lookup(key)?.as_ref().map_or(0, on_disk);
+        }
         let usage = self.place.usage();
-        if need_bytes > 0 && usage.disk_bytes + need_bytes > usage.capacity_bytes {
+        if need_bytes > freed_bytes
+            && usage.disk_bytes + need_bytes - freed_bytes > usage.capacity_bytes
+        {
             let (used_bytes, capacity_bytes) = (usage.disk_bytes, usage.capacity_bytes);
             return Err(StoreError::Full { used_bytes, capacity_bytes });
         }

@@ -52,6 +52,12 @@ impl Log {
         self.segment_bytes()
     }
 
+    /// What new blocks leave free beside that, so that those that are held can have new versions:
+    /// names are removed from a full ring by these, and what they named is released.
+    pub(crate) fn room_for_versions_bytes(&self) -> u64 {
+        self.segment_bytes() / 4
+    }
+
     fn salt(&self, segment: u64) -> Option<u64> {
         self.shared.catalog.read().segments().get(&segment).map(|stat| stat.salt)
     }

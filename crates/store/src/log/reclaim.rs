@@ -310,7 +310,7 @@ impl Writer {
         };
         let header = RecordHeader { body, owner, ..header };
         found.copy_bytes += header.record_bytes();
-        found.copies.push(Record { header, value, indexed: known.indexed });
+        found.copies.push(Record { header, value, indexed: known.indexed, replaces: true });
         Ok(())
     }
 

@@ -45,13 +45,29 @@ pub(crate) struct Active {
     pub(crate) len_bytes: u64,
 }
 
-/// Whether an append may use the space that compaction needs to work.
+/// How much of the space that is kept free an append may use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Headroom {
-    /// It may not: new blocks.
+    /// None of it: new blocks.
     Kept,
-    /// It may: removals, and copies that precede a larger deletion.
+    /// What is kept for new versions of blocks that are held. Their records become garbage with
+    /// the next version, and compaction gives their space back.
+    ForVersions,
+    /// All of it: removals, and copies that precede a larger deletion.
     Used,
+}
+
+impl Headroom {
+    /// What an append of `records` may use.
+    fn of(records: &[Record]) -> Headroom {
+        let adds = |record: &&Record| record.header.value_bytes() > 0;
+        match records.iter().filter(adds).all(|record| record.replaces) {
+            true if records.iter().any(|record| adds(&record)) => Headroom::ForVersions,
+            // Longer leases.
+            true => Headroom::Used,
+            false => Headroom::Kept,
+        }
+    }
 }
 
 /// A record to append.
@@ -60,6 +76,8 @@ pub(crate) struct Record {
     pub(crate) value: Bytes,
     /// What the index snapshot said of the key, see [`Found`].
     pub(crate) indexed: Option<IndexEntry>,
+    /// A version of the block was held before.
+    pub(crate) replaces: bool,
 }
 
 /// What the writer knows of a key.
@@ -167,8 +185,8 @@ impl Writer {
             planned.insert(key, entry);
             records.push(record);
         }
-        let only_leases = records.iter().all(|r| r.header.value_bytes() == 0);
-        self.append(records, if only_leases { Headroom::Used } else { Headroom::Kept })
+        let headroom = Headroom::of(&records);
+        self.append(records, headroom)
     }
 
     /// Forgets damaged blocks, so that repair may fetch them again.
@@ -195,7 +213,8 @@ impl Writer {
                 owner: Owner::NOBODY,
                 body: RecordBody::Removal { target_segment: entry.segment },
             };
-            records.push(Record { header, value: Bytes::new(), indexed: found.indexed });
+            let indexed = found.indexed;
+            records.push(Record { header, value: Bytes::new(), indexed, replaces: true });
         }
         self.append(records, Headroom::Used)
     }
@@ -238,26 +257,29 @@ impl Writer {
     pub(crate) fn missing_bytes(
         &self,
         need_bytes: u64,
-        headroom: Headroom,
+        headroom_use: Headroom,
     ) -> Result<u64, StoreError> {
         let (disk_bytes, index_bytes) = {
             let state = self.log.shared.catalog.read();
             (state.disk_bytes(), state.index_bytes())
         };
-        // redb doubles its file when it must grow.
-        let mut wanted_bytes = disk_bytes + need_bytes + index_bytes;
-        let mut reserve_bytes = 0;
-        if headroom == Headroom::Kept {
-            wanted_bytes += self.log.headroom_bytes();
-            reserve_bytes = self.log.shared.config.free_reserve_bytes;
-        }
+        let (headroom, versions) = (self.log.headroom_bytes(), self.log.room_for_versions_bytes());
+        let free_reserve_bytes = self.log.shared.config.free_reserve_bytes;
+        let (kept_bytes, reserve_bytes) = match headroom_use {
+            // redb doubles its file when it must grow.
+            Headroom::Kept => (index_bytes + headroom + versions, free_reserve_bytes),
+            // Keys that the index has do not make it grow, nor does removing them.
+            Headroom::ForVersions => (headroom, free_reserve_bytes / 2),
+            Headroom::Used => (0, 0),
+        };
+        let mut wanted_bytes = disk_bytes + need_bytes + kept_bytes;
         if self.active.len_bytes + need_bytes > self.log.segment_bytes() {
             wanted_bytes += FIRST_RECORD_OFFSET;
         }
         let free_bytes = self.log.shared.disk.free_bytes().map_err(|error| io_error(&error))?;
         let capacity_bytes = self.log.shared.capacity_bytes();
         // A store that was given less than it takes must be able to remove and to compact.
-        let is_shrinking = headroom == Headroom::Used && disk_bytes > capacity_bytes;
+        let is_shrinking = headroom_use == Headroom::Used && disk_bytes > capacity_bytes;
         let over_cap = if is_shrinking { 0 } else { wanted_bytes.saturating_sub(capacity_bytes) };
         Ok(over_cap.max((need_bytes + reserve_bytes).saturating_sub(free_bytes)))
     }
@@ -473,7 +495,7 @@ fn plan(
         let body = RecordBody::Lease { expires_unix_secs };
         let header = RecordHeader { key: info.key, sequence, owner: info.owner, body };
         let extended = held.extended(expires_unix_secs, info.owner);
-        let record = Record { header, value: Bytes::new(), indexed };
+        let record = Record { header, value: Bytes::new(), indexed, replaces: true };
         return Ok((expires_unix_secs > lease).then_some((extended, record)));
     }
     let body = RecordBody::Block {
@@ -495,7 +517,8 @@ fn plan(
         sequence,
         owner: info.owner,
     };
-    Ok(Some((entry, Record { header, value: bytes, indexed })))
+    let replaces = held.is_some();
+    Ok(Some((entry, Record { header, value: bytes, indexed, replaces })))
 }
 
 /// Writes records at the end of a segment in one call, without copying values.

@@ -285,6 +285,30 @@ fn a_full_store_refuses_the_whole_batch_and_keeps_what_it_has() {
     });
 }
 
+/// `rm` is such a put: without room for it nothing could be removed from a full ring.
+#[test]
+fn a_full_store_takes_new_versions_of_what_it_has() {
+    check(|store| {
+        let versions = |version| (0..4).map(|n| block(n, version, 1000, 9)).collect();
+        put(store, versions(1));
+        let mut next = 4;
+        for len in [1 << 20, 100_000, 1000, 10] {
+            while wait(store.put(vec![block(next, 0, len, 9)])).is_ok() {
+                next += 1;
+            }
+        }
+        for version in 2..500 {
+            put(store, versions(version));
+        }
+        // Somewhat longer ones too.
+        put(store, (0..4).map(|n| block(n, 500, 1100, 9)).collect());
+        let mixed = vec![block(0, 501, 1000, 9), block(next, 0, 100_000, 9)];
+        let refused = wait(store.put(mixed)).expect_err("one of them is new");
+        assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
+        assert!((0..4).all(|n| get(store, n) == Some(block(n, 500, 1100, 9))));
+    });
+}
+
 #[test]
 fn a_scrub_visits_every_block_within_its_budgets() {
     check(|store| {

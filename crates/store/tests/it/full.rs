@@ -38,6 +38,26 @@ fn a_full_disk_refuses_batches_whole_and_loses_nothing() {
 }
 
 #[test]
+fn a_full_disk_takes_new_versions_of_what_is_held() {
+    let disk = FaultyDisk::new(3);
+    disk.set_capacity(12 << 20);
+    let config = DiskConfig { free_reserve_bytes: 2 << 20, ..small_config() };
+    let store = DiskStore::open_inline(Arc::new(disk.clone()), config).expect("opens");
+    let versions = |version| (0..20).map(|n| block(n, version, 1000, 9)).collect();
+    wait(store.put(versions(1))).expect("there is room");
+    let mut next = 20;
+    for len in [100_000, 3000, 10] {
+        while wait(store.put(vec![block(next, 0, len, 9)])).is_ok() {
+            next += 1;
+        }
+    }
+    for version in 2..20 {
+        wait(store.put(versions(version))).expect("the half of the reserve is for these");
+    }
+    wait(store.put(vec![block(next, 0, 3000, 9)])).expect_err("it is new");
+}
+
+#[test]
 fn the_error_names_the_disk_when_that_is_what_is_full() {
     let disk = FaultyDisk::new(1);
     disk.set_capacity(4 << 20);
