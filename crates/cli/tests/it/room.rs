@@ -1,6 +1,7 @@
 //! A deleted file and a deleted volume free the disk space of their blocks on the nodes.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::processes::{Ring, atoll, can_mount, noise, unmount};
@@ -34,19 +35,24 @@ fn a_removed_file_and_a_deleted_volume_give_their_room_back() {
     const FILE: u64 = 4 << 20;
     let mut ring = Ring::of(3);
     ring.nodes[0].atoll(["volume", "create", "work", "--keep", "none"]).ok();
-    let mount = ring.mount(0, "work", &[]);
-    for n in 0..2 {
-        fs::write(mount.join(format!("file-{n}")), noise(FILE as usize, n)).expect("written");
+    ring.nodes[0].atoll(["volume", "create", "old", "--keep", "none"]).ok();
+    let work = ring.mount(0, "work", &[]);
+    let old = ring.mount(0, "old", &[]);
+    let sync =
+        |mount: &Path| File::open(mount).and_then(|dir| dir.sync_all()).expect("on the ring");
+    for (n, path) in [work.join("file-0"), work.join("file-1"), old.join("file")].iter().enumerate()
+    {
+        fs::write(path, noise(FILE as usize, n as u64)).expect("written");
     }
-    let sync = || File::open(&mount).and_then(|dir| dir.sync_all()).expect("is on the ring");
-    sync();
-    until_held(&ring, "three copies of two files", |held| held >= 6 * FILE);
-    fs::remove_file(mount.join("file-0")).expect("removed");
-    sync();
-    until_held(&ring, "three copies of one", |held| held < 4 * FILE);
-    assert_eq!(fs::read(mount.join("file-1")).expect("is there"), noise(FILE as usize, 1));
-    unmount(atoll().arg("unmount").arg(&mount));
-    let said = ring.nodes[0].atoll(["volume", "delete", "work", "--yes"]).ok().stdout;
+    sync(&work);
+    sync(&old);
+    until_held(&ring, "three copies of three files", |held| held >= 9 * FILE);
+    // Replicas wait for two minutes, in which both may wait.
+    fs::remove_file(work.join("file-0")).expect("removed");
+    sync(&work);
+    unmount(atoll().arg("unmount").arg(&old));
+    let said = ring.nodes[0].atoll(["volume", "delete", "old", "--yes"]).ok().stdout;
     assert!(said.contains("back within minutes"), "{said}");
-    until_held(&ring, "nothing", |held| held < FILE);
+    until_held(&ring, "three copies of one file", |held| held < 4 * FILE);
+    assert_eq!(fs::read(work.join("file-1")).expect("is there"), noise(FILE as usize, 1));
 }
