@@ -180,6 +180,8 @@ pub(super) struct Tally {
 #[derive(Clone, Default)]
 struct Noted {
     refused: Option<PutError>,
+    /// Members of the replica set that have no room for it.
+    full: BTreeSet<PeerId>,
     told: Option<String>,
 }
 
@@ -225,15 +227,27 @@ impl<'a> Direct<'a> {
     }
 
     fn copies(&self, index: usize) -> u32 {
-        let holders = &self.holders[index];
+        self.members(&self.holders[index])
+    }
+
+    /// How many of these count.
+    fn members(&self, nodes: &BTreeSet<PeerId>) -> u32 {
         let counted = &self.set[..self.counted];
-        counted.iter().filter(|node| holders.contains(&node.peer.id)).count() as u32
+        counted.iter().filter(|node| nodes.contains(&node.peer.id)).count() as u32
+    }
+
+    /// Whether so many of the set have no room that the others are no majority.
+    fn is_full(&self, index: usize, tally: &Tally) -> bool {
+        let full = self.members(&tally.each[index].full);
+        !is_majority(tally.wanted.saturating_sub(full), tally.wanted)
     }
 
     /// Whether what becomes of each block is decided.
     pub(super) fn is_settled(&self, tally: &Tally) -> bool {
         let is_settled = |index: usize| {
-            tally.each[index].refused.is_some() || is_majority(self.copies(index), tally.wanted)
+            tally.each[index].refused.is_some()
+                || is_majority(self.copies(index), tally.wanted)
+                || self.is_full(index, tally)
         };
         (0..self.blocks.len()).all(is_settled)
     }
@@ -259,7 +273,12 @@ impl<'a> Direct<'a> {
                     Outcome::Refused(why @ PutError::OverQuota { .. }) => {
                         noted.refused = Some(why);
                     }
-                    Outcome::Refused(why) => noted.told = Some(why.to_string()),
+                    Outcome::Refused(why) => {
+                        if matches!(why, PutError::Full(_)) {
+                            noted.full.insert(node.peer.id);
+                        }
+                        noted.told = Some(why.to_string());
+                    }
                     Outcome::Again(_, why) => noted.told = Some(why),
                     Outcome::Stored => {}
                 },
@@ -268,13 +287,19 @@ impl<'a> Direct<'a> {
     }
 
     pub(super) fn outcomes(self, tally: Option<Tally>, root_told: &str) -> Vec<Outcome> {
-        let copies: Vec<u32> = (0..self.blocks.len()).map(|index| self.copies(index)).collect();
-        let tally = tally.unwrap_or_else(|| Tally::new(self.client, self.set, copies.len()));
+        let tally = tally.unwrap_or_else(|| Tally::new(self.client, self.set, self.blocks.len()));
         let wanted = tally.wanted;
-        let each = copies.into_iter().zip(tally.each).zip(self.holders);
-        each.map(|((copies, noted), holders)| match noted.refused {
+        let each = (0..self.blocks.len()).map(|at| (self.copies(at), self.is_full(at, &tally)));
+        let each: Vec<(u32, bool)> = each.collect();
+        let each = each.into_iter().zip(tally.each).zip(self.holders);
+        each.map(|(((copies, is_full), noted), holders)| match noted.refused {
             Some(why) => Outcome::Refused(why),
             None if is_majority(copies, wanted) => Outcome::Stored,
+            None if is_full => {
+                let full = noted.full.len();
+                let told = format!("{full} of {wanted} nodes that keep the block are full");
+                Outcome::Refused(PutError::Full(told))
+            }
             None => {
                 let told = noted.told.map_or_else(String::new, |told| format!("; {told}"));
                 let have = format!("only {copies} of {wanted} nodes of its replica set have it");

@@ -192,6 +192,9 @@ struct BlockCopies {
     stored: Vec<PeerId>,
     /// How many of those belong to the replica set.
     copies: u32,
+    /// Those that have no room for it, and how many of those belong to the replica set.
+    without_room: Vec<PeerId>,
+    full: u32,
     /// Why one of them will not have the block, whatever the others say: the publisher is over
     /// quota there. (If a majority could overrule a quota, repair would bring the block there all
     /// the same.)
@@ -204,9 +207,16 @@ impl BlockCopies {
     fn status(&self, own: PutStatus, wanted: u32, is_remembered: bool) -> PutStatus {
         let is_here = matches!(own, PutStatus::Stored { .. });
         let copies = u32::from(is_here) + self.copies;
+        let full = u32::from(own == PutStatus::Full) + self.full;
         match (own, self.refused) {
             (PutStatus::Stored { .. }, Some(refused)) => refused,
             (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
+            // To ask again would change nothing.
+            (PutStatus::Stored { .. }, None)
+                if !is_majority(wanted.saturating_sub(full), wanted) =>
+            {
+                PutStatus::Full
+            }
             (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
             // A root without room, for which no other node has any, coordinates all the same.
             (PutStatus::Full | PutStatus::Failed, None)
@@ -249,11 +259,16 @@ async fn replicate(
         }
         let wanted = expected_replicas(server);
         for block in &mut said {
-            let is_copy = |node: &&Node| block.stored.contains(&node.peer.id);
-            block.copies = set.iter().filter(is_copy).count() as u32;
+            let among = |nodes: &[PeerId]| {
+                set.iter().filter(|node| nodes.contains(&node.peer.id)).count() as u32
+            };
+            (block.copies, block.full) = (among(&block.stored), among(&block.without_room));
         }
+        let all = wanted as u32 + 1;
         let is_settled = |block: &BlockCopies| {
-            block.refused.is_some() || is_majority(1 + block.copies, wanted as u32 + 1)
+            block.refused.is_some()
+                || is_majority(1 + block.copies, all)
+                || !is_majority(all.saturating_sub(block.full), all)
         };
         let are_settled = said.iter().all(is_settled);
         let event = match are_settled && !calls.is_patient() {
@@ -301,6 +316,7 @@ fn note_answer(server: &Server, node: &Node, statuses: Vec<PutStatus>, said: &mu
     for (status, said) in statuses.into_iter().zip(said) {
         match status {
             PutStatus::Stored { .. } => said.stored.push(node.peer.id),
+            PutStatus::Full => said.without_room.push(node.peer.id),
             PutStatus::OverQuota { .. } => said.refused = Some(status),
             _ => {}
         }

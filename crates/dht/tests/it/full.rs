@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use atoll_dht::reconcile::{Claim, Summary};
 use atoll_dht::rpc::{self, Put, PutReply, PutStatus, Reconcile, ReconcileReply};
+use atoll_dht::{Blocks, PutError};
 use atoll_env::{BoxFuture, Env, sleep};
-use atoll_key::{KeyRange, PeerId};
+use atoll_key::{KeyRange, PeerId, SecretKey, SignedBlock};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::Node;
 use atoll_sim::HostConfig;
@@ -198,4 +199,26 @@ fn comparisons_for_strangers_are_bounded_in_all() {
     let bound = 100_000 * (60 + 121) + 16 * 16 * COST;
     assert!(answered <= bound && refused > 0, "{answered} of {bound}, {refused}");
     ring.until_replicated();
+}
+
+/// Its writer asked again and again for 40 s, and then said that the ring had not answered.
+#[test]
+fn a_mutable_block_for_which_most_of_its_set_have_no_room_is_refused_at_once() {
+    let mut ring = Ring::new(9, 0);
+    for _ in 0..6 {
+        ring.join(Arc::new(MemoryStore::new(0)));
+    }
+    ring.settle();
+    let put = |block: SignedBlock| {
+        let began = ring.sim.now();
+        let put = ring.members[0].dht.put_signed(block);
+        let outcome = ring.sim.block_on(10 * MINUTE, put).expect("it ends");
+        (outcome, ring.sim.now().since(began))
+    };
+    for owner in 0..5 {
+        let secret = SecretKey::from_seed(&[owner; 32]);
+        let (outcome, took) = put(SignedBlock::sign(&secret, b"name", 1, b"first"));
+        assert!(matches!(outcome, Err(PutError::Full(_))), "{outcome:?}");
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
 }
