@@ -88,6 +88,8 @@ pub(super) struct Birthplace {
     pub(super) at: Instant,
     /// Its inode is on the ring, and its name is not.
     pub(super) is_stored: bool,
+    /// Too few replicas took its inode and its name; some may have.
+    pub(super) was_refused: bool,
 }
 
 /// The names of an open directory.

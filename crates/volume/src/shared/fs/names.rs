@@ -18,6 +18,7 @@ use atoll_key::kinds::certified::Dot;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, FileTime, check_name};
 use bytes::Bytes;
 
+use super::newborns::Unlinked;
 use super::{Freshness, Shared, Version};
 use crate::format::MAX_TARGET_BYTES;
 use crate::shared::consistency;
@@ -342,7 +343,7 @@ impl Shared {
     /// Removes a name that is not a directory.
     pub(super) async fn unlink(self: &Arc<Self>, parent: u64, name: &Bytes) -> Result<(), Fault> {
         check_name(name)?;
-        if self.unlink_newborn(parent, name).await? {
+        if self.unlink_newborn(parent, name).await? == Unlinked::Newborn {
             return Ok(());
         }
         let directory_key = {

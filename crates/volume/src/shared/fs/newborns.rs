@@ -36,6 +36,17 @@ pub(super) const MAX_AGE: Duration = Duration::from_secs(5);
 /// How often a newborn is written that other programs write meanwhile, before it becomes another file.
 const MAX_ROUNDS: usize = 4;
 
+/// What had the name that was to be taken from a newborn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Unlinked {
+    /// A newborn, which has no name any more.
+    Newborn,
+    /// It has its name on the ring.
+    OnRing,
+    /// Nothing, or another file.
+    Other,
+}
+
 /// A newborn that waits for its name.
 type Waiting = (u64, InodeKey, Bytes);
 
@@ -78,7 +89,12 @@ impl Shared {
         let unnamed = Unnamed { shared: self, number };
         if let Err(fault) = self.name_newborn(number).await {
             // The caller hears that there is no such file.
-            if let Err(kept) = self.unlink_newborn(parent, name).await {
+            let taken_back = match self.unlink_newborn(parent, name).await {
+                Ok(Unlinked::OnRing) => self.unlink(parent, name).await,
+                Ok(Unlinked::Newborn | Unlinked::Other) => Ok(()),
+                Err(kept) => Err(kept),
+            };
+            if let Err(kept) = taken_back {
                 tracing::debug!("a file that was not created may get its name: {kept:?}");
             }
             std::mem::forget(unnamed);
@@ -118,6 +134,7 @@ impl Shared {
             name: name.clone(),
             at: self.env.now(),
             is_stored: false,
+            was_refused: false,
         };
         let mut table = self.table();
         // Another call may have created and named it meanwhile.
@@ -231,29 +248,47 @@ impl Shared {
         }
     }
 
-    /// Takes the name of a newborn away; whether it was one. The ring has never heard of it.
-    pub(super) async fn unlink_newborn(&self, parent: u64, name: &Bytes) -> Result<bool, Fault> {
+    /// Takes the name of a newborn away, if one has it. Of most the ring has never heard.
+    pub(super) async fn unlink_newborn(
+        &self,
+        parent: u64,
+        name: &Bytes,
+    ) -> Result<Unlinked, Fault> {
         let (directory, turn) = {
             let table = self.table();
             let directory = table.node(parent)?.key;
-            let Some(number) = table.newborn(directory, name) else { return Ok(false) };
+            let Some(number) = table.newborn(directory, name) else { return Ok(Unlinked::Other) };
             (directory, table.node(number)?.turn.clone())
         };
-        let number = {
+        let (number, key) = {
             let _turn = turn.lock().await;
             let mut table = self.table();
-            let Some(number) = table.newborn(directory, name) else { return Ok(false) };
-            let is_stored = |place: &Birthplace| place.is_stored;
-            if !table.node(number)?.birthplace.as_ref().is_some_and(is_stored) {
+            let Some(number) = table.newborn(directory, name) else { return Ok(Unlinked::Other) };
+            let node = table.node(number)?;
+            let (key, place) = (node.key, node.birthplace.as_ref());
+            let (is_stored, was_refused) =
+                place.map_or((false, false), |place| (place.is_stored, place.was_refused));
+            if is_stored {
+                (number, None)
+            } else {
                 table.name(number);
                 table.make_orphan(number)?;
-                return Ok(true);
+                if !was_refused {
+                    return Ok(Unlinked::Newborn);
+                }
+                (number, Some(key))
             }
-            number
         };
-        // Its name may be on the ring although that was not acknowledged: it is removed as any other.
-        self.publish(number).await?;
-        Ok(false)
+        let Some(key) = key else {
+            // Its name may be on the ring although that was not acknowledged: it is removed as any other.
+            self.publish(number).await?;
+            return Ok(Unlinked::OnRing);
+        };
+        // One replica may have taken what others had no room for.
+        let newest = self.inodes.read(directory, Freshness::Newest).await;
+        let named = newest.ok().map(|newest| newest.entry(name)).transpose()?.flatten();
+        let is_named = named.is_some_and(|entry| entry.inode == key);
+        Ok(if is_named { Unlinked::OnRing } else { Unlinked::Newborn })
     }
 
     /// Names a newborn whose inode is on the ring, and others of its directory that wait for their names.
@@ -312,6 +347,9 @@ impl Shared {
                 Ok(None)
             }
             Together::Neither(fault) => {
+                if let Some(place) = &mut self.table().node_mut(number)?.birthplace {
+                    place.was_refused = true;
+                }
                 self.note_refused(directory, &fault);
                 Err(fault)
             }

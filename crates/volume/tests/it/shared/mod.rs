@@ -9,6 +9,7 @@ mod encrypted;
 mod entries;
 mod follow;
 mod fs;
+mod full_ring;
 mod given_up;
 mod inodes;
 mod keepers;

@@ -27,12 +27,12 @@ use super::mounts::{created_with, mounted_with, user, volume};
 use crate::simulated_ring::Ring;
 use crate::write::spool::{Life, MemorySpool};
 
-const ROOT: InodeNumber = InodeNumber::ROOT;
+pub(super) const ROOT: InodeNumber = InodeNumber::ROOT;
 const RW: OpenFlags = OpenFlags::READ_WRITE;
 const LONG: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn me() -> Caller {
+pub(super) fn me() -> Caller {
     Caller::default()
 }
 
@@ -194,7 +194,7 @@ impl Machine {
         (fs, life)
     }
 
-    async fn mounted(&self) -> SharedFs {
+    pub(super) async fn mounted(&self) -> SharedFs {
         self.mount().await.0.expect("mounts")
     }
 }
