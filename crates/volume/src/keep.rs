@@ -105,6 +105,16 @@ impl Keep {
         bucket(0, one_unix_ms) == bucket(0, other_unix_ms)
     }
 
+    /// When the minute began that saw a time.
+    pub(crate) fn minute_began_ms(unix_ms: u64) -> u64 {
+        unix_ms - unix_ms % MINUTE_MS
+    }
+
+    /// Whether all is there still that was kept of the minute that saw a time.
+    pub(crate) fn has_whole_minute(self, unix_ms: u64, now_unix_ms: u64) -> bool {
+        Keep::minute_began_ms(unix_ms).saturating_add(self.unit_ms(0)) > now_unix_ms
+    }
+
     /// For how long the states of the longest unit are kept, seconds.
     pub fn longest_secs(self) -> u64 {
         (0..UNITS.len()).map(|unit| self.unit_ms(unit) / 1000).max().unwrap_or(0)

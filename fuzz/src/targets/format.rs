@@ -59,7 +59,7 @@ pub(super) fn targets() -> Vec<Target> {
         block("volume/past-version", vec![past_version()], |block| {
             let past = PastVersion::decode(block).ok()?;
             // A member can put anything there.
-            let _ = (past.inode(), past.at(u64::MAX, 0));
+            let _ = (past.inode(), past.before(u64::MAX), past.after(0));
             Some(past.encode())
         }),
         round_trip("volume/shared-record", shared_records(), encode_shared, |input| {

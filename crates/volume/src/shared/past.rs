@@ -35,7 +35,7 @@ use atoll_key::kinds::certified::{
 use atoll_key::{BlockHash, UserId};
 use bytes::Bytes;
 
-use super::inode::Inode;
+use super::inode::{Contents, Entry, Inode};
 use super::origin::Origin;
 use super::standing::{Standing, Trusted};
 use crate::format::FormatError;
@@ -168,15 +168,67 @@ impl PastVersion {
         last_ms.saturating_sub(self.span.ended_ms) / 1000 + LEASE_MARGIN_SECS
     }
 
-    /// Which of this one and those before it shows what the inode was just before `time_ms`; `None` if that
-    /// is not kept.
-    pub fn at(&self, time_ms: u64, now_ms: u64) -> Option<Place> {
-        let this = (self.span, Place::Here);
-        let earlier = self.earlier.iter().map(|one| (one.span, Place::Earlier(one.hash)));
-        let mut all = std::iter::once(this).chain(earlier);
-        let (span, place) = all.find(|(span, _)| span.began_ms < time_ms)?;
-        (span.kept_until_ms > now_ms).then_some(place)
+    /// Of this one and those before it, the newest that began before `time_ms`.
+    pub fn before(&self, time_ms: u64) -> Option<(Span, Place)> {
+        self.all().find(|(span, _)| span.began_ms < time_ms)
     }
+
+    /// Of this one and those before it, the oldest of those that came after [`before`](PastVersion::before).
+    pub fn after(&self, time_ms: u64) -> Option<(Span, Place)> {
+        self.all().take_while(|(span, _)| span.began_ms >= time_ms).last()
+    }
+
+    /// This one and those before it, the newest first.
+    fn all(&self) -> impl Iterator<Item = (Span, Place)> {
+        let earlier = self.earlier.iter().map(|one| (one.span, Place::Earlier(one.hash)));
+        std::iter::once((self.span, Place::Here)).chain(earlier)
+    }
+
+    /// Whether of the versions that follow, and are replaced within their minute at about `time_ms`, none is kept: there are
+    /// too many like them.
+    pub(super) fn is_followed_by_gap(&self, time_ms: u64) -> bool {
+        let is_like = |span: &Span| span.is_within_a_minute() && span.kept_until_ms > time_ms;
+        self.all().filter(|(span, _)| is_like(span)).count() >= MAX_WITHIN_A_MINUTE
+    }
+}
+
+/// What an inode was just before `time_ms`, as far as `next` says it, the version that came next of those that are there. It
+/// must have begun within the same minute. What was there between is not kept, because the version after it lacked nothing:
+/// it had fewer names, other attributes, or was an empty file. So this is `next` without what was added since, but for its
+/// attributes. `before`: the version before `next` that is there. `is_new`: there was none.
+///
+/// `None` if that is not certain.
+pub fn before_next(
+    next: &Inode,
+    time_ms: u64,
+    before: Option<&PastVersion>,
+    is_new: bool,
+) -> Option<Inode> {
+    let mut inode = next.clone();
+    match &mut inode.contents {
+        Contents::Directory(entries) => {
+            if before.map_or(!is_new, |before| before.is_followed_by_gap(time_ms)) {
+                return None;
+            }
+            let added = entries.iter().filter(|entry| entry.time_ms >= time_ms);
+            let added: Vec<Entry> = added.cloned().collect();
+            for entry in &added {
+                entries.remove(entry);
+            }
+        }
+        Contents::Unread { .. } => return None,
+        Contents::Regular { size_bytes, blocks_512, data, written } => {
+            if written.time_ms >= time_ms {
+                // Of a file that is not new, other contents may not have been kept.
+                if !is_new {
+                    return None;
+                }
+                (*size_bytes, *blocks_512, *data) = (0, 0, None);
+            }
+        }
+        Contents::Symlink(_) | Contents::Special { .. } => {}
+    }
+    Some(inode)
 }
 
 /// Where a past version is.

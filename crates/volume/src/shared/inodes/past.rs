@@ -20,6 +20,7 @@ use super::{Freshness, Inodes, LEAF_BYTES, LEAVES_AT_ONCE, State, Version};
 use crate::blocks::error::BlockError;
 use crate::blocks::outbox::{NewContent, Outbox};
 use crate::blocks::pace;
+use crate::keep::Keep;
 use crate::shared::entries::{Entries, Leaf, Leaves};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, Inode, InodeKey};
@@ -74,9 +75,12 @@ pub(in crate::shared) struct Log {
     pub(in crate::shared) groups: Vec<GroupId>,
 }
 
-/// What a name of a directory meant from some time on.
+/// What a name of a directory meant, by one of the directory's versions.
 pub(in crate::shared) struct Meaning {
+    /// When the version began.
     pub(in crate::shared) began_ms: u64,
+    /// The states that show it: those after the first time, up to the second.
+    pub(in crate::shared) shown_ms: (u64, u64),
     /// Who wrote the directory's version.
     pub(in crate::shared) user: UserId,
     /// `None`: nothing had the name.
@@ -142,8 +146,8 @@ impl Inodes {
     }
 
     /// Whether something that others can have seen in a version is not in the next one. An inode that is removed counts
-    /// if a state of a directory that is kept shows it so: a program that replaces files all the time by renaming others
-    /// leaves no more old ones than its directory has states.
+    /// if a state of a directory that is kept shows it with these contents: a program that replaces files all the time by
+    /// renaming others leaves no more old ones than its directory has states.
     pub(super) async fn is_lost(
         &self,
         state: &State,
@@ -158,6 +162,10 @@ impl Inodes {
             let is_unput = state.known().is_unput;
             return !is_unput && before.contents.is_lost_with(&next.contents);
         }
+        let mut began_ms = past::began_ms(block, Some(before));
+        if let Contents::Regular { written, .. } = &before.contents {
+            began_ms = began_ms.min(written.time_ms);
+        }
         for link in &before.links {
             let above = self.state(link.directory);
             let directory = above.known().version().cloned();
@@ -165,7 +173,7 @@ impl Inodes {
             let Some(directory) = directory else { return true };
             let Some(past) = directory.inode().past else { continue };
             if let Ok(Some(past)) = self.read_past(&above, past).await
-                && past.span.ended_ms > past::began_ms(block, Some(before))
+                && past.span.ended_ms > began_ms
             {
                 return true;
             }
@@ -206,19 +214,47 @@ impl Inodes {
         time_ms: u64,
     ) -> Result<Option<PastInode>, Fault> {
         let head = self.head(key).await?;
+        let present = head.present.as_ref().and_then(|present| self.present(present));
         if head.began_ms() < time_ms {
-            return Ok(head.present.and_then(|present| self.present(&present)));
+            return Ok(present);
         }
-        let Some(newest) = head.past else { return Ok(None) };
-        let state = self.state(key);
-        let Some(newest) = self.read_past(&state, newest).await? else { return Ok(None) };
-        match newest.at(time_ms, self.env.unix_ms()) {
-            None => Ok(None),
-            Some(Place::Here) => self.past_inode(&state, newest).await.map(Some),
-            Some(Place::Earlier(hash)) => match self.read_past(&state, hash).await? {
-                None => Ok(None),
-                Some(past) => self.past_inode(&state, past).await.map(Some),
+        let (state, now_ms) = (self.state(key), self.env.unix_ms());
+        let newest = match head.past {
+            Some(hash) => self.read_past(&state, hash).await?,
+            None => None,
+        };
+        let read = async |place| match place {
+            Place::Here => Ok(newest.clone()),
+            Place::Earlier(hash) => self.read_past(&state, hash).await,
+        };
+        let before = match newest.as_ref().and_then(|newest| newest.before(time_ms)) {
+            None => None,
+            Some((span, _)) if span.kept_until_ms <= now_ms => return Ok(None),
+            Some((_, place)) => match read(place).await? {
+                None => return Ok(None),
+                before => before,
             },
+        };
+        if let Some(before) = before.as_ref().filter(|before| before.span.ended_ms >= time_ms) {
+            return self.past_inode(&state, before).await.map(Some);
+        }
+        let next = match newest.as_ref().and_then(|newest| newest.after(time_ms)) {
+            None => present,
+            Some((_, place)) => match read(place).await? {
+                Some(next) => Some(self.past_inode(&state, &next).await?),
+                None => None,
+            },
+        };
+        let then_ms = time_ms.saturating_sub(1);
+        let next = next.filter(|next| Keep::is_within_a_minute(then_ms, next.began_ms));
+        let is_new = before.is_none() && self.keep.has_whole_minute(then_ms, now_ms);
+        let inode = next
+            .as_ref()
+            .and_then(|next| past::before_next(&next.inode, time_ms, before.as_ref(), is_new));
+        match (next.zip(inode), before) {
+            (Some((next, inode)), _) => Ok(Some(PastInode { inode, ..next })),
+            (None, Some(before)) => self.past_inode(&state, &before).await.map(Some),
+            (None, None) => Ok(None),
         }
     }
 
@@ -253,13 +289,17 @@ impl Inodes {
             Some(present) => past::author(&head.block, present.inode(), &self.own),
             None => past::leading(&head.block, &self.own).map(|sibling| sibling.certificate.user),
         };
-        let mut meanings = Vec::new();
-        let present = match &head.present {
-            Some(version) => version.entry(name)?,
-            None => None,
-        };
+        let mut meanings: Vec<Meaning> = Vec::new();
+        // When the last of these gave the name to what has it; `None` if the last is no version that can be read.
+        let mut added_ms: Option<Option<u64>> = None;
         if let Some(user) = user {
-            meanings.push(Meaning { began_ms, user, inode: present.map(|entry| entry.inode) });
+            let entry = match &head.present {
+                Some(version) => version.entry(name)?,
+                None => None,
+            };
+            added_ms = head.present.as_ref().map(|_| entry.as_ref().map(|entry| entry.time_ms));
+            let (shown_ms, inode) = ((began_ms, u64::MAX), entry.map(|entry| entry.inode));
+            meanings.push(Meaning { began_ms, shown_ms, user, inode });
         }
         // Versions share most of their leaves.
         let mut read = Leaves::new();
@@ -280,10 +320,34 @@ impl Inodes {
                 _ => return Err(Errno::ENOTDIR.into()),
             };
             // Of a version that cannot be read the one before it speaks.
-            if let Ok(entries) = entries {
-                let inode = merged::named(&entries, name).map(|named| named[0].inode);
-                meanings.push(Meaning { began_ms: past.span.began_ms, user: past.user, inode });
+            let Ok(entries) = entries else {
+                added_ms = None;
+                continue;
+            };
+            let (began_ms, ended_ms) = (past.span.began_ms, past.span.ended_ms);
+            let mut until_ms = ended_ms;
+            if let Some(next) = meanings.last_mut() {
+                // As `at` has it.
+                let is_gap_known = Keep::is_within_a_minute(ended_ms, next.began_ms)
+                    && !past.is_followed_by_gap(ended_ms);
+                until_ms = match added_ms {
+                    Some(_) if is_gap_known => ended_ms.min(next.began_ms),
+                    _ => next.began_ms,
+                };
+                if let Some(Some(added_ms)) = added_ms {
+                    next.shown_ms.0 = next.began_ms.min(added_ms.max(until_ms));
+                }
             }
+            let named = merged::named(&entries, name).map(|named| named[0].clone());
+            added_ms = Some(named.as_ref().map(|entry| entry.time_ms));
+            let (shown_ms, inode) = ((began_ms, until_ms), named.map(|entry| entry.inode));
+            meanings.push(Meaning { began_ms, shown_ms, user: past.user, inode });
+        }
+        if let (Some(oldest), Some(Some(added_ms))) = (meanings.last_mut(), added_ms)
+            && self.keep.has_whole_minute(oldest.began_ms, now_ms)
+        {
+            let since_ms = added_ms.max(Keep::minute_began_ms(oldest.began_ms));
+            oldest.shown_ms.0 = oldest.began_ms.min(since_ms);
         }
         Ok(meanings)
     }
@@ -377,8 +441,8 @@ impl Inodes {
         })
     }
 
-    async fn past_inode(&self, state: &State, past: PastVersion) -> Result<PastInode, Fault> {
-        let mut found = PastInode::unread(&past)?;
+    async fn past_inode(&self, state: &State, past: &PastVersion) -> Result<PastInode, Fault> {
+        let mut found = PastInode::unread(past)?;
         if let Contents::Unread { entries, leaves: hashes } = &found.inode.contents {
             let reads = hashes.iter().map(|hash| async move {
                 let bytes = self.past_bytes(state, *hash, LEAF_BYTES).await?;

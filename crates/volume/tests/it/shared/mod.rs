@@ -32,6 +32,7 @@ mod removals;
 mod renames;
 mod sealing;
 mod state;
+mod states;
 mod status;
 mod stopped;
 mod storm;

@@ -34,14 +34,14 @@ use super::locks::Mounts;
 use super::mounts::{created_keeping, user, volume};
 use super::{NOW_MS, create, inode, joined, write};
 
-const ROOT: InodeNumber = InodeNumber::ROOT;
-const MINUTE: u64 = 60_000;
+pub(super) const ROOT: InodeNumber = InodeNumber::ROOT;
+pub(super) const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 /// Monday, 2026-11-16, 00:00.
-const START: u64 = 1_794_787_200_000;
+pub(super) const START: u64 = 1_794_787_200_000;
 
-fn me() -> Caller {
+pub(super) fn me() -> Caller {
     Caller::default()
 }
 
@@ -114,7 +114,7 @@ proptest! {
         let block = Bytes::from([b"ATPV\x01", &tail[..]].concat());
         if let Ok(past) = PastVersion::decode(&block) {
             prop_assert_eq!(past.encode(), block);
-            let _ = (past.inode(), past.at(u64::MAX, 0), past.at(0, u64::MAX));
+            let _ = (past.inode(), past.before(u64::MAX), past.after(0));
         }
     }
 
@@ -243,18 +243,16 @@ fn the_newest_version_that_began_before_is_found() {
         Earlier { span: span(10, 40, 300), hash: hash(3) },
     ];
     let cases = [
-        (200, 500, Some(Place::Here)),
-        (101, 500, Some(Place::Here)),
-        (100, 500, Some(Place::Earlier(hash(1)))),
-        (61, 500, Some(Place::Earlier(hash(1)))),
-        (50, 299, Some(Place::Earlier(hash(3)))),
-        // It is not kept any more.
-        (50, 300, None),
-        (10, 100, None),
-        (200, 1000, None),
+        (200, Some(Place::Here), None),
+        (101, Some(Place::Here), None),
+        (100, Some(Place::Earlier(hash(1))), Some(Place::Here)),
+        (61, Some(Place::Earlier(hash(1))), Some(Place::Here)),
+        (50, Some(Place::Earlier(hash(3))), Some(Place::Earlier(hash(2)))),
+        (10, None, Some(Place::Earlier(hash(3)))),
     ];
-    for (time_ms, now_ms, found) in cases {
-        assert_eq!(past.at(time_ms, now_ms), found, "{time_ms} at {now_ms}");
+    for (time_ms, before, after) in cases {
+        let found = [past.before(time_ms), past.after(time_ms)];
+        assert_eq!(found.map(|found| Some(found?.1)), [before, after], "{time_ms}");
     }
 }
 
@@ -341,14 +339,14 @@ impl OverMemory for Noted {
     }
 }
 
-struct Scene {
+pub(super) struct Scene {
     clock: Arc<Clock>,
     noted: Arc<Noted>,
     record: VolumeRecord,
 }
 
 impl Scene {
-    async fn new(keep: &str, is_encrypted: bool) -> Scene {
+    pub(super) async fn new(keep: &str, is_encrypted: bool) -> Scene {
         let unix_ms = AtomicU64::new(START);
         let clock = Arc::new(Clock { real: TokioRuntime::current(), unix_ms });
         let noted = Arc::new(Noted::default());
@@ -366,7 +364,7 @@ impl Scene {
         self.noted.clone()
     }
 
-    async fn mount(&self, number: u8) -> SharedFs {
+    pub(super) async fn mount(&self, number: u8) -> SharedFs {
         super::mounts::mounted(&self.env(), &self.blocks(), number).await
     }
 
@@ -390,7 +388,7 @@ impl Scene {
     }
 
     /// The same, to the millisecond, on the first day.
-    fn at_ms(&self, ms: u64) {
+    pub(super) fn at_ms(&self, ms: u64) {
         self.clock.unix_ms.store(START + ms, Ordering::Relaxed);
     }
 
@@ -403,7 +401,7 @@ impl Scene {
 }
 
 /// Writes a whole file, or makes it.
-async fn put(fs: &SharedFs, parent: InodeNumber, name: &str, data: &str) {
+pub(super) async fn put(fs: &SharedFs, parent: InodeNumber, name: &str, data: &str) {
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::TRUNCATE);
     let made = fs.create(me(), parent, name.as_bytes(), 0o644, flags).await;
     let (made, opened) = made.unwrap_or_else(|errno| panic!("{name}: {errno}"));
@@ -415,11 +413,11 @@ async fn put(fs: &SharedFs, parent: InodeNumber, name: &str, data: &str) {
     fs.forget(number, 1);
 }
 
-async fn mkdir(fs: &SharedFs, name: &str) -> InodeNumber {
+pub(super) async fn mkdir(fs: &SharedFs, name: &str) -> InodeNumber {
     fs.mkdir(me(), ROOT, name.as_bytes(), 0o755).await.expect("is made").attr.inode
 }
 
-async fn walk(fs: &dyn FileSystem, path: &str) -> Result<InodeNumber, Errno> {
+pub(super) async fn walk(fs: &dyn FileSystem, path: &str) -> Result<InodeNumber, Errno> {
     let mut at = ROOT;
     for name in path.split('/').filter(|name| !name.is_empty()) {
         at = fs.lookup(me(), at, name.as_bytes()).await?.attr.inode;
@@ -427,7 +425,7 @@ async fn walk(fs: &dyn FileSystem, path: &str) -> Result<InodeNumber, Errno> {
     Ok(at)
 }
 
-async fn read(fs: &dyn FileSystem, path: &str) -> Result<String, Errno> {
+pub(super) async fn read(fs: &dyn FileSystem, path: &str) -> Result<String, Errno> {
     let inode = walk(fs, path).await?;
     let handle = fs.open(me(), inode, OpenFlags::READ).await?.handle;
     let read = fs.read(inode, handle, 0, 1 << 20).await?;
@@ -436,7 +434,7 @@ async fn read(fs: &dyn FileSystem, path: &str) -> Result<String, Errno> {
 }
 
 /// The names of a directory, listed a few at a time with their attributes.
-async fn list(fs: &dyn FileSystem, path: &str) -> Result<BTreeSet<String>, Errno> {
+pub(super) async fn list(fs: &dyn FileSystem, path: &str) -> Result<BTreeSet<String>, Errno> {
     let inode = walk(fs, path).await?;
     let handle = fs.opendir(me(), inode).await?.handle;
     let mut names = BTreeSet::new();

@@ -6,7 +6,7 @@ mod crashes;
 mod edges;
 mod full_ring;
 mod history;
-mod model;
+pub(crate) mod model;
 mod release;
 mod restore;
 pub(crate) mod spool;

@@ -63,22 +63,17 @@ struct Spell {
 }
 
 impl Spell {
-    /// As [`Inodes::at`](crate::shared::inodes::Inodes::at) has it: what a version that is there says holds until the
-    /// next one that is there.
+    /// One after the other, the newest first.
     fn all_of(meanings: &[Meaning]) -> Vec<Spell> {
         let mut spells: Vec<Spell> = Vec::new();
-        let mut until_ms = u64::MAX;
-        for Meaning { began_ms, inode, .. } in meanings {
-            match (inode, spells.last_mut()) {
-                (Some(inode), Some(last)) if last.inode == *inode && last.from_ms == until_ms => {
-                    last.from_ms = *began_ms;
+        for Meaning { shown_ms: (from_ms, until_ms), inode, .. } in meanings {
+            let Some(inode) = inode else { continue };
+            match spells.last_mut() {
+                Some(last) if last.inode == *inode && last.from_ms == *until_ms => {
+                    last.from_ms = *from_ms;
                 }
-                (Some(inode), _) => {
-                    spells.push(Spell { inode: *inode, from_ms: *began_ms, until_ms });
-                }
-                (None, _) => {}
+                _ => spells.push(Spell { inode: *inode, from_ms: *from_ms, until_ms: *until_ms }),
             }
-            until_ms = *began_ms;
         }
         spells
     }
@@ -240,25 +235,26 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_what_the_version_before_said() {
+    fn what_a_name_means_to_the_next_version_too_is_one_spell() {
         let key = |n| InodeKey([n; 32]);
-        let meaning = |began_ms, inode: Option<u8>| Meaning {
+        let meaning = |began_ms, until_ms, inode: Option<u8>| Meaning {
             began_ms,
+            shown_ms: (began_ms, until_ms),
             user: UserId([0; 32]),
             inode: inode.map(key),
         };
         let meanings = [
-            meaning(90, None),
-            meaning(80, Some(2)),
-            meaning(70, Some(2)),
-            meaning(50, Some(1)),
-            meaning(40, None),
-            meaning(30, Some(1)),
+            meaning(90, u64::MAX, None),
+            meaning(80, 90, Some(2)),
+            meaning(70, 80, Some(2)),
+            meaning(50, 70, Some(1)),
+            meaning(40, 50, None),
+            meaning(30, 40, Some(1)),
+            meaning(20, 28, Some(1)),
         ];
         let found = Spell::all_of(&meanings);
         let found: Vec<_> = found.iter().map(|s| (s.inode, s.from_ms, s.until_ms)).collect();
-        assert_eq!(found, [(key(2), 70, 90), (key(1), 50, 70), (key(1), 30, 40)]);
-        let now = Spell::all_of(&meanings[1..]);
-        assert_eq!((now[0].inode, now[0].until_ms), (key(2), u64::MAX));
+        let expected = [(2, 70, 90), (1, 50, 70), (1, 30, 40), (1, 20, 28)];
+        assert_eq!(found, expected.map(|(n, from_ms, until_ms)| (key(n), from_ms, until_ms)));
     }
 }
