@@ -43,6 +43,13 @@ impl CopyError {
     fn writing(path: PathBuf) -> impl FnOnce(io::Error) -> CopyError {
         move |error| CopyError { is_reading: false, path, error }
     }
+
+    /// Whether one file cannot be read, and others perhaps can.
+    fn is_of_one_file(&self) -> bool {
+        use rustix::io::Errno;
+        let errno = Errno::from_io_error(&self.error);
+        self.is_reading && matches!(errno, Some(Errno::IO | Errno::STALE | Errno::ACCESS))
+    }
 }
 
 /// A directory that is being copied.
@@ -62,11 +69,13 @@ struct Entry<'a> {
 }
 
 /// Copies `from.1` in the directory `from.0` to `to.1` in `to.0`, which must not be there. Regular files are durable
-/// when it returns. `progress` hears of each name before it is copied. What an attempt leaves that fails is the caller's.
+/// when it returns. `progress` hears of each name before it is copied. Files and directories below `from.1` that cannot be read
+/// are left out, and come into `unread`. What an attempt leaves that fails is the caller's.
 pub(crate) fn copy_tree(
     from: (&Directory, &OsStr),
     to: (&Directory, &OsStr),
     progress: &mut dyn FnMut(&Copied, &Path),
+    unread: &mut Vec<CopyError>,
 ) -> Result<Copied, CopyError> {
     let mut copied = Copied::default();
     let mut levels: Vec<Level> = Vec::new();
@@ -84,8 +93,19 @@ pub(crate) fn copy_tree(
             continue;
         };
         let entry = Entry { from: &level.from, to: &level.to, name: &name, becomes: &name };
-        let below = entry.copy(&mut copied, progress)?;
-        levels.extend(below);
+        match entry.copy(&mut copied, progress) {
+            Ok(below) => levels.extend(below),
+            Err(error) if error.is_of_one_file() => {
+                // What there is of it is not the file.
+                match level.to.remove(&name) {
+                    Err(left) if left.kind() != io::ErrorKind::NotFound => {
+                        return Err(CopyError::writing(level.to.path_of(&name))(left));
+                    }
+                    _ => unread.push(error),
+                }
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(copied)
 }
@@ -235,7 +255,7 @@ mod tests {
             (directory, path.file_name().expect("a name").to_owned())
         };
         let (from, to) = (split(from), split(to));
-        copy_tree((&from.0, &from.1), (&to.0, &to.1), progress)
+        copy_tree((&from.0, &from.1), (&to.0, &to.1), progress, &mut Vec::new())
     }
 
     #[test]

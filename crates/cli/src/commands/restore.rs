@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::beneath::{self, Directory};
 use crate::failure::{Exit, Failure};
+use crate::incomplete;
 use crate::messages::note;
 use crate::moment::Moment;
 use crate::mounted_past::InMount;
@@ -33,7 +34,8 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 The volume is a shared one and mounted; `atoll log PATH` says which versions there are, and .atoll/history in the
 root of the mount shows them. TIME is a date, a minute, a second or a millisecond of UTC: the file or directory becomes what
 it was just before. With --force it replaces what has its name now, which is kept as any version that is
-replaced: `atoll log PATH` lists it. A file with several names becomes a file for each name.
+replaced: `atoll log PATH` lists it. A file with several names becomes a file for each name. Files of a directory that cannot be
+read are named and left out; --force then replaces nothing.
 Volumes that one mount writes have `atoll volume restore`.")]
 pub(crate) struct Args {
     /// What is to be as it was; it need not be there now
@@ -84,7 +86,18 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             note!("{files} so far, {}", units::size(copied.bytes));
         }
     };
-    let copied = copy_tree((&then, name), (&directory, &beside), &mut progress);
+    let mut unread = Vec::new();
+    let copied = copy_tree((&then, name), (&directory, &beside), &mut progress, &mut unread);
+    unread.iter().for_each(|CopyError { path, error, .. }| {
+        note!("{} cannot be read: {error}", incomplete::shown(path));
+    });
+    let unread = unread.len() as u64;
+    if copied.is_ok() && unread > 0 && is_there {
+        let _ = directory.remove(&beside);
+        return Err(not_all(what, unread).advice(
+            "Nothing was changed. To have all else, give what has the name now another name, and restore without --force.",
+        ));
+    }
     let placed = copied.and_then(|copied| {
         let error = |error| CopyError { is_reading: false, path: path.clone(), error };
         give_name(&directory, &beside, name, is_there).map_err(error)?;
@@ -103,13 +116,20 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         let instead = if is_there { "; what had the name is replaced" } else { "" };
         note!("{files} restored, {}, as of {at}{instead}", units::size(bytes));
     }
-    Ok(())
+    match unread {
+        0 => Ok(()),
+        unread => Err(not_all(format!("restored {}, but not all of it", path.display()), unread)),
+    }
+}
+
+fn not_all(what: String, unread: u64) -> Failure {
+    let unread = units::counted(unread, "file or directory", "files or directories");
+    Failure::new(Exit::Incomplete, what).because(format!("{unread} of that state cannot be read"))
 }
 
 fn not_read(what: &str, at: &Path, error: &io::Error) -> Failure {
-    Failure::io(format!("{what}: {} cannot be read", at.display()), error).advice(
-        "If it is not kept any more, restore the other files of its directory one by one; nothing was changed.",
-    )
+    Failure::io(format!("{what}: {} cannot be read", at.display()), error)
+        .advice("Nothing was changed.")
 }
 
 fn not_written(what: &str, at: &Path, error: &io::Error) -> Failure {

@@ -32,6 +32,13 @@ fn what_was_there_a_minute_ago_is_shown_logged_and_restored() {
     fs::create_dir(&outside).expect("makes");
     fs::write(outside.join("secret"), "not of the volume").expect("writes");
     std::os::unix::fs::symlink(&outside, mount.join("out")).expect("makes");
+    // Another volume keeps nothing of this minute.
+    ring.nodes[0].atoll(["volume", "create", "weeks", "--shared", "--keep", "4w"]).ok();
+    let weeks = ring.mount(0, "weeks", &[]);
+    fs::create_dir(weeks.join("plans")).expect("makes");
+    fs::write(weeks.join("plans/one"), "first").expect("writes");
+    fs::write(weeks.join("plans/two"), "stays").expect("writes");
+    fs::File::open(weeks.join("plans")).and_then(|plans| plans.sync_all()).expect("is on the ring");
     let before = states(&mount).len();
     until("a minute ends", || states(&mount).len() > before);
     let state = states(&mount).pop().expect("it has just come");
@@ -94,6 +101,23 @@ fn what_was_there_a_minute_ago_is_shown_logged_and_restored() {
     let early = early.arg("restore").arg(mount.join("plans")).args(["--at", "2020-01-01"]);
     run(early).failed(4, &["nothing is kept of that time", ".atoll/history"]);
     run(atoll().arg("log").arg(ring.path("elsewhere"))).failed(2, &["a mounted shared volume"]);
+
+    // What is not kept is left out and named.
+    fs::write(weeks.join("plans/one"), "second").expect("writes");
+    unmount(atoll().arg("unmount").arg(&weeks));
+    let weeks = ring.mount(0, "weeks", &["--keep", "60m"]);
+    let restore = |options: &[&str]| {
+        let mut command = atoll();
+        run(command.arg("restore").arg(weeks.join("plans")).args(["--at", &state]).args(options))
+    };
+    let unread = "1 file or directory of that state cannot be read";
+    restore(&["--force"]).failed(7, &["plans/one cannot be read", unread, "Nothing was changed"]);
+    assert_eq!(fs::read_to_string(weeks.join("plans/one")).expect("reads"), "second");
+    fs::rename(weeks.join("plans"), weeks.join("now")).expect("renames");
+    restore(&[]).failed(7, &["plans/one cannot be read", unread, "not all of it"]);
+    assert_eq!(fs::read_to_string(weeks.join("plans/two")).expect("reads"), "stays");
+    assert_eq!(fs::read_dir(weeks.join("plans")).expect("lists").count(), 1);
+    assert_eq!(fs::read_dir(&weeks).expect("lists").count(), 2, "nothing is left beside it");
 
     // The state as a mount of its own, by a node that may only read.
     let past = ring.mount(1, &format!("{address}@{state}"), &[]);
