@@ -266,7 +266,7 @@ impl Shared {
             Ok(())
         });
         named.await?;
-        self.drop_surplus_links(kept_key, directory_key).await;
+        self.count_links(kept_key, directory_key).await;
         tracing::info!(
             "contents written at the same time are kept as {}",
             String::from_utf8_lossy(&name)

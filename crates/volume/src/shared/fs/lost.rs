@@ -19,12 +19,15 @@
 //! directory has the new name, and the remover reads the inode before the directory: the removal has found that name, or does not cover
 //! that change, which is a link in the place of the former one ([`renames`](super::renames)). A renamer that comes after the removal writes the inode as it was.
 //!
+//! **Links of a file that several mounts rename at once** may be one more than its names in a directory, or one less. Each renamer
+//! compares them a moment later.
+//!
 //! The name goes into the directory where the file was, or the nearest one above that is there; if this mount does not know what
 //! was above, into the root directory.
 //!
 //! Not covered: a partition that lasts longer than the look takes, and a mount that ends before it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 
 use atoll_vfs::{Entry, Errno, FileKind};
@@ -35,7 +38,7 @@ use super::conflicts::{Change, Kept};
 use super::names::{entries, names_of};
 use super::{Freshness, ROOT, Shared, Version, entry};
 use crate::shared::fault::Fault;
-use crate::shared::inode::{self, Contents, InodeKey, Link, Written};
+use crate::shared::inode::{self, Contents, Inode, InodeKey, Link, Written};
 use crate::shared::inodes::{Base, Brought};
 use crate::shared::merged;
 use crate::shared::table::attr_of_lost;
@@ -50,6 +53,10 @@ pub(super) struct Look {
     path: Path,
     /// Whether it was found without a name and could not be given one: a link may be there alone.
     has_failed: bool,
+    /// Whether it was renamed: others may have renamed it at the same time, and then it has not as many links as names.
+    is_renamed: bool,
+    /// Whether it had more links than names at the look before. A name that is being made gets its link first.
+    had_surplus: bool,
 }
 
 /// Inodes that are looked at.
@@ -57,9 +64,12 @@ pub(super) type Looks = BTreeMap<InodeKey, Look>;
 
 impl Look {
     fn new(path: Path) -> Look {
-        Look { path, has_failed: false }
+        Look { path, has_failed: false, is_renamed: false, had_surplus: false }
     }
 }
+
+/// How often the links of an inode are counted again that were wrong.
+const MAX_COUNTS: usize = 4;
 
 /// The names that files and directories get of which this mount does not know any.
 const UNKNOWN_FILE: &[u8] = b"file";
@@ -90,14 +100,16 @@ impl Shared {
                 .map(|(key, (directory, name))| (key, table.path_to(directory, name)))
         };
         if let Some((key, path)) = place {
-            self.written().insert(key, Look::new(path));
+            let mut looks = self.written();
+            let is_renamed = looks.get(&key).is_some_and(|look| look.is_renamed);
+            looks.insert(key, Look { is_renamed, ..Look::new(path) });
         }
     }
 
-    /// A file has another name in its directory: it is looked at a moment later.
+    /// A file has another name: it is looked at a moment later.
     pub(super) fn note_renamed(&self, key: InodeKey, (directory, name): (InodeKey, &Bytes)) {
         let path = self.table().path_to(directory, name.clone());
-        self.written().insert(key, Look::new(path));
+        self.written().insert(key, Look { is_renamed: true, ..Look::new(path) });
     }
 
     /// Makes an inode again as it was `before` another mount removed it, if the directory names it.
@@ -176,19 +188,12 @@ impl Shared {
     async fn name_again(
         &self,
         key: InodeKey,
-        Look { path, has_failed }: &Look,
+        look @ Look { path, has_failed, .. }: &Look,
     ) -> Result<(), Fault> {
         let version = self.inodes.read(key, Freshness::Newest).await?;
         let has_link = !version.inode().links.is_empty();
         if has_link && (!has_failed || self.is_named(key, &version).await?) {
-            // Two mounts that have renamed two names of it in one directory at once gave it a link more than it has names.
-            if let Some((directory, _)) = path.first()
-                && version.inode().links.iter().filter(|link| link.directory == *directory).count()
-                    > 1
-            {
-                self.drop_surplus_links(key, *directory).await;
-            }
-            return Ok(());
+            return self.compare_links(key, &version, look).await;
         }
         // It was renamed at the same time.
         let (directory, name) = path.first().ok_or(Errno::ESTALE)?;
@@ -197,7 +202,7 @@ impl Shared {
             self.keep_unseen(key, version, Change::Open, path).await?;
             self.link_alone(key, *directory).await?;
             self.show_named(key);
-            self.drop_surplus_links(key, *directory).await;
+            self.count_links(key, *directory).await;
             return Ok(());
         }
         let Kept { version, shows_unseen } =
@@ -242,7 +247,7 @@ impl Shared {
                 String::from_utf8_lossy(&name)
             );
             self.show_named(key);
-            self.drop_surplus_links(key, into).await;
+            self.count_links(key, into).await;
             // That one may have lost its name in the same way.
             if into != root
                 && let Ok(above) = self.inodes.read(into, Freshness::Newest).await
@@ -323,36 +328,76 @@ impl Shared {
         removed.await.map(drop)
     }
 
-    /// Drops links of a file to a directory that are more than its names there: two mounts have named it at once.
-    pub(super) async fn drop_surplus_links(&self, key: InodeKey, directory: InodeKey) {
-        if let Err(fault) = self.try_drop_surplus_links(key, directory).await {
-            tracing::debug!("a file may show a link too many: {fault:?}");
+    /// Two mounts that have renamed a file at once gave it a link more than it has names in a directory, or one less.
+    async fn compare_links(
+        &self,
+        key: InodeKey,
+        version: &Version,
+        look: &Look,
+    ) -> Result<(), Fault> {
+        let Some((directory, _)) = look.path.first() else { return Ok(()) };
+        let links = links_to(version.inode(), *directory);
+        if !look.is_renamed && links < 2 {
+            return Ok(());
+        }
+        let above = self.inodes.read(*directory, Freshness::Newest).await?;
+        if links > names_of(above.inode(), key).max(1) && !look.had_surplus {
+            let Look { has_failed, is_renamed, ref path, .. } = *look;
+            let again = Look { path: path.clone(), has_failed, is_renamed, had_surplus: true };
+            self.written().entry(key).or_insert(again);
+            return Ok(());
+        }
+        self.count_links(key, *directory).await;
+        Ok(())
+    }
+
+    /// Gives an inode as many links to a directory as it has names there, at least one: two mounts have named it at once. A directory
+    /// gets none: its links say which of its places counts.
+    pub(super) async fn count_links(&self, key: InodeKey, directory: InodeKey) {
+        for _ in 0..MAX_COUNTS {
+            match self.try_count_links(key, directory).await {
+                // Another mount may have done it at the same time.
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(fault) => {
+                    tracing::debug!("a file may show a link too many or too few: {fault:?}");
+                    return;
+                }
+            }
         }
     }
 
-    async fn try_drop_surplus_links(
-        &self,
-        key: InodeKey,
-        directory: InodeKey,
-    ) -> Result<(), Fault> {
-        let above = self.inodes.read(directory, Freshness::Latest).await?;
-        let names = names_of(above.inode(), key).max(1);
-        let surplus = |links: &BTreeSet<Link>| -> Vec<Link> {
-            let here: Vec<Link> =
-                links.iter().filter(|link| link.directory == directory).copied().collect();
-            // The lowest ones, so that mounts which do it at once drop the same.
-            here[..here.len().saturating_sub(names)].to_vec()
+    /// Adds a link, or drops those that are too many; whether there was something to do.
+    async fn try_count_links(&self, key: InodeKey, directory: InodeKey) -> Result<bool, Fault> {
+        let above = self.inodes.read(directory, Freshness::Newest).await?;
+        let names = names_of(above.inode(), key);
+        let is_wrong = |inode: &Inode| {
+            let links = links_to(inode, directory);
+            let is_lacking = links < names && inode.contents.kind() != FileKind::Directory;
+            is_lacking || links > names.max(1)
         };
-        let newest = self.inodes.read(key, Freshness::Latest).await?;
-        if surplus(&newest.inode().links).is_empty() {
-            return Ok(());
+        if !is_wrong(self.inodes.read(key, Freshness::Newest).await?.inode()) {
+            return Ok(false);
         }
-        let dropped = self.inodes.update(key, Base::Newest, |inode, _| {
-            for link in surplus(&inode.links) {
-                inode.links.remove(&link);
+        // What others rename at this moment.
+        let above = self.inodes.read(directory, Freshness::Latest).await?;
+        let names = names_of(above.inode(), key);
+        let counted = self.inodes.update(key, Base::Newest, |inode, added| {
+            let links = links_to(inode, directory);
+            if links < names && inode.contents.kind() != FileKind::Directory {
+                inode.links.insert(Link { added, directory });
             }
+            // The lowest ones, so that mounts which do it at once drop the same.
+            let here = inode.links.iter().filter(|link| link.directory == directory).copied();
+            let surplus: Vec<Link> = here.take(links.saturating_sub(names.max(1))).collect();
+            inode.links.retain(|link| !surplus.contains(link));
             Ok(())
         });
-        dropped.await.map(drop)
+        counted.await.map(|_| true)
     }
+}
+
+/// How many links an inode has to a directory.
+pub(super) fn links_to(inode: &Inode, directory: InodeKey) -> usize {
+    inode.links.iter().filter(|link| link.directory == directory).count()
 }

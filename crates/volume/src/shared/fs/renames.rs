@@ -13,7 +13,8 @@ use atoll_vfs::{Errno, FileKind, RenameFlags, check_name};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::names::{entries, modified, named, take_away};
+use super::lost::links_to;
+use super::names::{entries, modified, named, names_of, take_away};
 use super::removals::{Lost, NewLink};
 use super::{Freshness, Shared, Version};
 use crate::shared::fault::Fault;
@@ -103,14 +104,14 @@ impl Shared {
             let relinked = renamed.iter().map(|(key, before)| self.relink(*key, before, to_key));
             join_all(relinked).await;
             self.relink_all(&moved_aside, to_key).await;
-            self.note_renamed(key, (to_key, new_name));
-            if let Some(other) = other {
-                self.note_renamed(other, (from_key, name));
-            }
         } else if [Some(kind), other_kind].contains(&Some(FileKind::Directory)) {
             self.while_no_directory_moves(self.move_directory(&steps)).await?;
         } else {
             self.rename_across(&steps).await?;
+        }
+        self.note_renamed(key, (to_key, new_name));
+        if let Some(other) = other {
+            self.note_renamed(other, (from_key, name));
         }
         self.table().place(&key, to_key, new_name);
         if let Some((target, seen)) = replaced {
@@ -270,11 +271,14 @@ impl Shared {
     /// ([`places`](super::places)). The inode stays as it was `before` if it was removed already and the directory names it.
     async fn relink(&self, key: InodeKey, before: &Option<Arc<Version>>, directory: InodeKey) {
         let now = self.now();
+        let above = self.inodes.known(directory);
+        let names = above.map_or(0, |above| names_of(above.inode(), key));
         let relinked = self.change(key, |inode, added| {
             inode.attributes.ctime = now;
             if inode.contents.kind() != FileKind::Directory {
                 let former = inode.links.iter().find(|link| link.directory == directory).copied();
-                if let Some(former) = former {
+                // If it is that of a name which another mount has given it, it stays.
+                if let Some(former) = former.filter(|_| links_to(inode, directory) >= names) {
                     inode.links.remove(&former);
                 }
                 inode.links.insert(Link { added, directory });
