@@ -3,9 +3,9 @@
 use atoll_vfs::{Errno, FileKind, OpenFlags, SetAttr, SetTime, XattrFlags};
 use bytes::Bytes;
 
-use super::Shared;
 use super::files::Held;
 use super::state::VirtualXattr;
+use super::{Freshness, Shared};
 use crate::blocks::content::{Content, LoadedContent};
 use crate::format::xattrs;
 use crate::shared::consistency;
@@ -123,6 +123,19 @@ impl Shared {
             let view = table.node(*number).ok()?.view.as_ref()?;
             view.has_changes().then(|| view.version.clone())
         });
+        // The newest version is changed. One beside it, of the contents that are written here, would keep a link that the newest
+        // has replaced.
+        if let Some(shown) = base.clone()
+            && let Ok(newest) = self.inodes.read(key, Freshness::Newest).await
+        {
+            let is_same = newest.inode().contents.is_same(&shown.inode().contents);
+            let kept = match is_same {
+                true => Ok(newest),
+                false => self.keep_conflicts(key, Some(&shown)).await,
+            };
+            // Contents that cannot be kept now stand beside those that are written here.
+            base = Some(kept.unwrap_or(shown));
+        }
         let changed = match self.inodes.update(key, Base::of(base.as_ref()), &mut edit).await {
             Err(fault) if fault.is_conflict => {
                 base = Some(self.keep_conflicts(key, base.as_ref()).await?);

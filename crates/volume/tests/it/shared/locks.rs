@@ -41,7 +41,7 @@ pub(super) struct Mounts {
 }
 
 impl Mounts {
-    fn new(seed: u64, nodes: usize, mounts: usize, consistency: Consistency) -> Mounts {
+    pub(super) fn new(seed: u64, nodes: usize, mounts: usize, consistency: Consistency) -> Mounts {
         let sim = SimConfig { seed, jitter: 0.3, ..SimConfig::default() };
         Mounts::with(sim, nodes, mounts, consistency)
     }
@@ -457,11 +457,23 @@ fn a_file_that_another_mount_has_removed_can_be_locked() {
 }
 
 /// A node that is slow to store data and does not reach those that keep its locks, for as long as a test wants.
-struct Slow {
+pub(super) struct Slow {
     env: Env,
     ring: Arc<dyn Blocks>,
-    stores: Arc<AtomicBool>,
-    locks: AtomicBool,
+    pub(super) stores: Arc<AtomicBool>,
+    pub(super) locks: AtomicBool,
+}
+
+impl Slow {
+    /// A mount behind such a node of a ring.
+    pub(super) fn mounted(all: &mut Mounts, at: usize) -> Arc<Slow> {
+        let (env, ring) = (all.env(at), all.ring.members[at].dht.clone() as Arc<dyn Blocks>);
+        let (stores, locks) = (Arc::new(AtomicBool::new(true)), AtomicBool::new(true));
+        let slow = Arc::new(Slow { env: env.clone(), ring, stores, locks });
+        let (blocks, options) = (slow.clone() as Arc<dyn Blocks>, SharedOptions::default());
+        all.mounts.push(all.run(mounted_with(&env, &blocks, 2, options)));
+        slow
+    }
 }
 
 impl Blocks for Slow {
@@ -516,16 +528,12 @@ impl Blocks for Slow {
 fn what_is_stored_until_its_lock_is_nearly_over_is_not_signed() {
     for (seed, stored_after, is_signed) in [(0, 3, true), (1, 13, false), (2, 40, false)] {
         let mut all = Mounts::new(8900 + seed, 5, 1, Consistency::CloseToOpen);
-        let (env, ring) = (all.env(1), all.ring.members[1].dht.clone() as Arc<dyn Blocks>);
-        let (stores, locks) = (Arc::new(AtomicBool::new(true)), AtomicBool::new(true));
-        let slow = Arc::new(Slow { env: env.clone(), ring, stores: stores.clone(), locks });
-        let (blocks, options) = (slow.clone() as Arc<dyn Blocks>, SharedOptions::default());
-        all.mounts.push(all.run(mounted_with(&env, &blocks, 2, options)));
+        let slow = Slow::mounted(&mut all, 1);
         all.run(make(&all.mounts[0], "file", "before"));
         let [two, one] = [0, 1].map(|at| all.open(at, "file"));
         all.run(one.lock(EXCLUSIVE, true)).expect("free");
         all.run(one.write(&"mine".repeat(50_000))).expect("locked");
-        stores.store(false, Ordering::Relaxed);
+        slow.stores.store(false, Ordering::Relaxed);
         slow.locks.store(false, Ordering::Relaxed);
         let clock = all.env(0);
         let others = async {
@@ -535,7 +543,7 @@ fn what_is_stored_until_its_lock_is_nearly_over_is_not_signed() {
                 two.write("theirs").await.expect("locked");
                 two.unlock().await.expect("is published");
             }
-            stores.store(true, Ordering::Relaxed);
+            slow.stores.store(true, Ordering::Relaxed);
         };
         let (flushed, ()) = all.run(join(one.flush(), others));
         let expected = if is_signed { Ok(()) } else { Err(Errno::EIO) };

@@ -29,6 +29,7 @@ mod past;
 mod places;
 mod releases;
 mod removals;
+mod renamed_locked;
 mod renames;
 mod sealing;
 mod state;
