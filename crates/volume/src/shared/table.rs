@@ -77,6 +77,8 @@ pub(super) struct Node {
     pub(super) turn: Arc<futures_util::lock::Mutex<()>>,
     /// What the kernel has cached pages of.
     pub(super) in_kernel: Option<Stored>,
+    /// How often changes were dropped, with a lock that was lost.
+    pub(super) drops: u64,
 }
 
 /// Where a newborn is to have its name.
@@ -404,6 +406,19 @@ impl Table {
         self.see(handle);
     }
 
+    /// What programs have written of a file is dropped, and its contents are those of `version` again, which one of them has
+    /// overwritten and not read. Opens do not say which one: whoever has seen these contents counts as having read `read` alone.
+    pub(super) fn unsee(&mut self, number: u64, version: &Arc<Version>, read: &Arc<Version>) {
+        for open in self.opens.values_mut() {
+            if let Open::File(open) = open
+                && open.number == number
+                && open.seen.inode().contents.is_same(&version.inode().contents)
+            {
+                open.seen = read.clone();
+            }
+        }
+    }
+
     /// The listing of an open directory.
     pub(super) fn listing(&self, number: u64, handle: u64) -> Result<Listing, Errno> {
         match self.opened(number, handle)? {
@@ -489,6 +504,7 @@ impl Node {
             birthplace: None,
             turn: Arc::default(),
             in_kernel: None,
+            drops: 0,
         }
     }
 }

@@ -337,6 +337,7 @@ impl Shared {
         // A change that comes while data is on its way is not in the inode which is put then: it stays to be published.
         // Who had the turn before may have stored everything, and its program may have closed the file.
         let Some(changes) = self.table().changes(number) else { return Ok(()) };
+        let drops = self.table().node(number)?.drops;
         if self.table().node(number)?.orphan.is_none() {
             self.store_contents(number).await?;
         }
@@ -393,6 +394,10 @@ impl Shared {
                 }
             };
             match published {
+                Ok((version, _)) if self.table().node(number)?.drops > drops => {
+                    self.show_arrived(number, version)?;
+                    return Err(Fault::new(Errno::EIO, "the lock was lost"));
+                }
                 Ok((version, named)) => {
                     let replaced = self.table().on_view(number, |view| {
                         view.version = version.clone();
@@ -429,6 +434,17 @@ impl Shared {
             }
         }
         Err(Fault::conflict())
+    }
+
+    /// Shows a version that was signed under a lock and has reached the ring after that was lost, unless a program has
+    /// changed the file since. The caller has the file's turn.
+    fn show_arrived(&self, number: u64, version: Arc<Version>) -> Result<(), Errno> {
+        let mut table = self.table();
+        if table.on_view(number, |view| view.has_changes()) == Ok(false) {
+            table.set_view(number, self.view(version)?)?;
+            self.drop_pages(&mut table, number)?;
+        }
+        Ok(())
     }
 
     /// Brings a file's changed data to the ring, not its inode. The caller has the file's turn.

@@ -24,7 +24,9 @@
 //! machine sleeps, is lost after 14 seconds, one before another mount can have it. Then
 //!
 //! - the locks of all programs of this mount on that file are gone;
-//! - changes of the file that are not on the ring are dropped, by whichever program they were made;
+//! - changes of the file that are not on the ring are dropped, by whichever program they were made. What one of these had
+//!   overwritten and not read counts as not read again. A version that is on its way then is shown when the ring has it, though
+//!   the call that has waited for it fails;
 //! - writing, flushing and closing through files by which they were taken fails with `EIO`, until a lock
 //!   is taken through the same file anew. Reading goes on.
 //!
@@ -655,17 +657,17 @@ impl Shared {
         self.locks.table.clear(inode);
         let mut table = self.table();
         let changed = table.node(number).ok().and_then(|node| node.view.as_ref());
-        let Some(version) = changed.filter(|view| view.has_changes()).map(|v| v.version.clone())
-        else {
-            return;
-        };
-        let dropped: Result<View, Errno> = self.view(version);
+        let Some(changed) = changed.filter(|view| view.has_changes()) else { return };
+        let (version, unseen_since) = (changed.version.clone(), changed.unseen_since.clone());
+        let dropped: Result<View, Errno> = self.view(version.clone());
         if let Ok(view) = dropped
             && table.set_view(number, view).is_ok()
         {
             if let Ok(node) = table.node_mut(number) {
                 node.in_kernel = None;
+                node.drops += 1;
             }
+            unseen_since.iter().for_each(|read| table.unsee(number, &version, read));
             let _ = self.drop_pages(&mut table, number);
         }
     }

@@ -19,6 +19,7 @@ mod liars;
 mod lock_order;
 mod locks;
 mod lost;
+mod lost_locks;
 mod merging;
 mod model;
 mod mounts;
