@@ -404,7 +404,10 @@ impl Shared {
                         view.unseen_since = None;
                         std::mem::take(&mut view.replaced)
                     })?;
-                    self.releases.note_data(key, &version, replaced);
+                    // A file that keeps what was not seen may refer to the same blocks.
+                    if resolved.is_none() {
+                        self.releases.note_data(key, &version, replaced);
+                    }
                     match named {
                         Some(named) => named?,
                         None => self.name_stored(number).await?,

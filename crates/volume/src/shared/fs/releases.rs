@@ -4,8 +4,8 @@
 //! What a version referred to and the next one does not is noted when the ring has acknowledged that, and
 //! released some time later. Before that, the inode is read from all replicas: what any of its
 //! siblings refers to stays, and so does what the files that are open here are about to. A file whose contents
-//! were written at the same time is left alone: they may have become a file of its own, which refers to blocks of
-//! this inode.
+//! were written at the same time, or replaced unread, is left alone: they may have become a file of its own, which refers to
+//! blocks of this inode.
 //!
 //! A release leaves a block two days, and once a day a node of the volume's extends whatever an inode refers to: so
 //! what is released in vain, because others refer to it again at the same moment, is not lost. Conversely an open

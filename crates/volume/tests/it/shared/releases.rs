@@ -129,6 +129,28 @@ async fn a_file_that_is_rewritten_a_thousand_times_takes_the_room_of_one_version
     }
 }
 
+/// The file that keeps what a writer had not read shares blocks with what he has replaced: those were released.
+#[tokio::test(start_paused = true)]
+async fn contents_that_are_kept_beside_others_lose_none_of_their_blocks() {
+    let (memory, blocks) = memory(false).await;
+    let [one, two] = [mounted(&env(), &blocks, 1).await, mounted(&env(), &blocks, 2).await];
+    put(&one, "file", b"first").await.expect("written");
+    let file = open(&two, "file", RW).await.expect("opens");
+    let theirs = bytes(300_000, 1);
+    rewrite(&one, "file", &theirs).await.expect("written");
+    two.getattr(file.0, None).await.expect("is there");
+    write(&two, file, 0, b"mine").await.expect("written");
+    close(&two, file).await.expect("written");
+    pass_a_period().await;
+    memory.lose_released();
+    let three = mounted(&env(), &blocks, 3).await;
+    let handle = three.opendir(me(), ROOT).await.expect("opens").handle;
+    let listed = three.readdir(ROOT, handle, 0, 100, false).await.expect("lists");
+    let names = listed.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned());
+    let kept = names.into_iter().find(|name| name != "file").expect("is kept");
+    assert!(content(&three, &kept).await == Ok(theirs), "{kept}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn of_a_large_file_only_what_a_change_replaces_is_released() {
     let (memory, blocks) = memory(false).await;
