@@ -44,10 +44,14 @@ pub(super) struct Node {
     /// It stops after so many more puts.
     puts_left: AtomicU64,
     /// Whether it takes nothing, and what it has refused.
-    is_full: AtomicBool,
+    pub(super) is_full: AtomicBool,
+    /// It has room for so many more puts.
+    pub(super) puts_with_room: AtomicU64,
+    /// How often something was put.
+    pub(super) puts: AtomicU64,
     refused_bytes: AtomicU64,
     /// Whether a majority takes nothing of what is put, though some nodes may have it.
-    is_unconfirmed: AtomicBool,
+    pub(super) is_unconfirmed: AtomicBool,
 }
 
 impl Node {
@@ -57,6 +61,10 @@ impl Node {
 
     pub(super) fn stop_at_next_put(&self) {
         self.puts_left.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn stop_after(&self, puts: u64) {
+        self.puts_left.store(puts, Ordering::Relaxed);
     }
 
     pub(super) fn is_stopped(&self) -> bool {
@@ -112,6 +120,12 @@ impl Blocks for Node {
             _ => self.puts_left.store(left - 1, Ordering::Relaxed),
         }
         let (is_there, count) = (self.is_there(), blocks.len());
+        self.puts.fetch_add(1, Ordering::Relaxed);
+        match self.puts_with_room.load(Ordering::Relaxed) {
+            0 => self.is_full.store(true, Ordering::Relaxed),
+            u64::MAX => {}
+            left => self.puts_with_room.store(left - 1, Ordering::Relaxed),
+        }
         if self.is_full.load(Ordering::Relaxed) {
             let bytes: usize = blocks.iter().map(|block| block.bytes.len()).sum();
             self.refused_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -179,6 +193,8 @@ impl Machine {
             is_stopped: AtomicBool::new(false),
             puts_left: AtomicU64::new(u64::MAX),
             is_full: AtomicBool::new(false),
+            puts_with_room: AtomicU64::new(u64::MAX),
+            puts: AtomicU64::new(0),
             refused_bytes: AtomicU64::new(0),
             is_unconfirmed: AtomicBool::new(false),
         });
