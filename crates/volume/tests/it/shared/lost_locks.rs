@@ -1,14 +1,22 @@
 //! Locks that are lost while other programs of the mount use the file: what they show and write then.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use atoll_dht::Blocks;
 use atoll_env::sleep;
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, LockOwner, RenameFlags};
+use atoll_key::volume_group;
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, LockOwner, OpenFlags, RenameFlags};
 use atoll_volume::shared::Consistency;
+use atoll_volume::shared::access::{groups, read_volume};
+use bytes::Bytes;
 use futures_util::future::join;
 
 use super::locks::{EXCLUSIVE, Mounts, Open, SHARED, Slow, make, names};
+use super::mounts::{user, volume};
+use super::offline::{Setting, rebind_all, tree, write};
 
 const ROOT: InodeNumber = InodeNumber::ROOT;
 
@@ -101,4 +109,54 @@ fn contents_that_a_writer_has_not_read_are_kept_though_what_he_wrote_was_dropped
         expected.sort_unstable();
         assert_eq!(texts(&all), expected, "seed {seed}");
     }
+}
+
+/// The same of a member who is shut out and let in again.
+#[test]
+fn contents_that_a_writer_has_not_read_are_kept_though_he_was_shut_out_meanwhile() {
+    (8970..8973).for_each(shut_out_and_let_in);
+}
+
+fn shut_out_and_let_in(seed: u64) {
+    let all = Setting::new(seed);
+    let (fs, other) = (all.mounted(), &all.others[0]);
+    all.run(write(&fs, ROOT, "f", "first")).expect("is written");
+    let open = |owner| {
+        all.run(async {
+            let found = fs.lookup(Caller::default(), ROOT, b"f").await.expect("is there");
+            let inode = found.attr.inode;
+            let opened = fs.open(Caller::default(), inode, OpenFlags::READ_WRITE).await;
+            let handle = opened.expect("opens").handle;
+            Open { fs: fs.clone(), inode, handle, owner: LockOwner(owner) }
+        })
+    };
+    let writer = open(1);
+    all.run(write(other, ROOT, "f", "acknowledged")).expect("is written");
+    let holder = open(2);
+    all.run(holder.lock(EXCLUSIVE, true)).expect("free");
+    all.run(writer.write("dropped")).expect("writes");
+    let env = all.ring.sim.env(all.ring.members[6].host);
+    let blocks: Arc<dyn Blocks> = all.ring.members[6].dht.clone();
+    all.run(async {
+        let begun = groups::begin_epoch(&env, &blocks, &volume(), user(1).user_id()).await;
+        let (_, record) = begun.expect("begins");
+        let group = |epoch| volume_group(&volume(), epoch).group_id();
+        rebind_all(&all, group(0), group(record.group_epoch)).await;
+    });
+    all.wait(Duration::from_secs(120));
+    assert_eq!(all.run(holder.flush()), Err(Errno::EIO), "seed {seed}: the lock is lost");
+    all.run(async {
+        let read = read_volume(&blocks, volume().volume_id()).await.expect("is read");
+        let (_, record) = read.expect("there");
+        let (volume, member) = (volume(), (user(1).user_id(), ""));
+        let added = groups::add_volume_member(&env, &blocks, (&volume, &record), member, 0);
+        added.await.expect("is added");
+    });
+    all.wait(Duration::from_secs(600));
+    all.run(writer.write("mine")).expect("it has no lock");
+    all.run(writer.flush()).expect("the ring takes it");
+    all.wait(Duration::from_secs(10));
+    let texts: BTreeSet<Bytes> = all.run(tree(other, ROOT, String::new())).into_values().collect();
+    let expected = ["acknowledged", "mineowledged"].map(Bytes::from);
+    assert_eq!(texts, BTreeSet::from(expected), "seed {seed}");
 }
