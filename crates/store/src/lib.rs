@@ -33,6 +33,10 @@ pub use log::{DiskStore, OpenReport};
 pub use memory::MemoryStore;
 pub use summary::{MAX_PARTS, Merged, Part, Summary};
 
+/// How much longer a version may be than the one that it replaces, to use the room that is kept for versions. A directory that
+/// loses a name grows by the certificate of whoever removes it, about a KiB.
+pub(crate) const MAX_GROWTH_BYTES: usize = 4 << 10;
+
 /// The owner a block is charged to: the node that had it stored and its address (CFS §5.4).
 /// Opaque here. All zeros, [`Owner::NOBODY`], for blocks that are charged to no publisher.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

@@ -14,8 +14,8 @@ use futures_util::future::ready;
 use crate::engine::holdings::Holdings;
 use crate::summary::{Changed, Question, Summaries};
 use crate::{
-    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
-    Summary, Usage,
+    BlockInfo, BlockStore, MAX_GROWTH_BYTES, Owner, OwnerUsage, Owners, Part, ScrubStep,
+    StoreError, StoredBlock, Summary, Usage,
 };
 
 /// What a block is counted with beside its bytes, so that a store of empty blocks
@@ -99,9 +99,13 @@ impl State {
         }
     }
 
-    /// Whether all of `changes` are of blocks that are held.
+    /// Whether all of `changes` are of blocks that are held, and hardly longer.
     fn holds_all(&self, changes: &BTreeMap<Key, StoredBlock>) -> bool {
-        changes.keys().all(|key| self.blocks.contains_key(key))
+        let grows_little = |(key, new): (&Key, &StoredBlock)| {
+            let held = self.blocks.get(key);
+            held.is_some_and(|held| new.bytes.len() <= held.bytes.len() + MAX_GROWTH_BYTES)
+        };
+        changes.iter().all(grows_little)
     }
 
     /// What of `batch` would change the store, the last of equal keys standing, and

@@ -31,7 +31,7 @@ use crate::log::reading::Log;
 use crate::segment::{
     self, ALIGNMENT, FIRST_RECORD_OFFSET, RecordBody, RecordHeader, SegmentHeader,
 };
-use crate::{Owner, StoreError, StoredBlock};
+use crate::{MAX_GROWTH_BYTES, Owner, StoreError, StoredBlock};
 
 /// Bytes one call may append; offsets in a segment have 32 bits.
 const MAX_BATCH_BYTES: u64 = 1 << 30;
@@ -76,7 +76,7 @@ pub(crate) struct Record {
     pub(crate) value: Bytes,
     /// What the index snapshot said of the key, see [`Found`].
     pub(crate) indexed: Option<IndexEntry>,
-    /// A version of the block was held before.
+    /// A version of the block was held before that was hardly shorter.
     pub(crate) replaces: bool,
 }
 
@@ -517,7 +517,8 @@ fn plan(
         sequence,
         owner: info.owner,
     };
-    let replaces = held.is_some();
+    let replaces =
+        held.is_some_and(|held| bytes.len() <= held.len_bytes as usize + MAX_GROWTH_BYTES);
     Ok(Some((entry, Record { header, value: bytes, indexed, replaces })))
 }
 
