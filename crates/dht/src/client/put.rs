@@ -35,6 +35,17 @@ const MOST_BATCH_BYTES: usize = 1 << 20;
 /// The tags of a receipt for several messages may take one in so many bytes. A guess.
 const SHARED_RECEIPT_SHARE: usize = 64;
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
+/// For how long nodes are asked again that say that they are full: others may keep their copies by then, or the replica set
+/// have changed. A guess.
+const FULL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is done about a block for which there is no room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IfFull {
+    AskAgain,
+    GiveUp,
+}
+
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Stores blocks; an outcome for each, in their order.
@@ -111,7 +122,8 @@ async fn put_jointly(
     let Ok(results) = timeout(&*client.env, client.config.put_limit, together).await else {
         return;
     };
-    note_results(client, pending, (0..).zip(results).collect(), outcomes);
+    let results = (0..).zip(results).collect();
+    note_results(client, pending, (results, IfFull::AskAgain), outcomes);
 }
 
 /// The replica set that blocks have in common, if that is known without a lookup.
@@ -155,10 +167,14 @@ async fn put_all(
     outcomes: &mut [Result<(), PutError>],
 ) {
     let mut pause = FIRST_PAUSE;
-    let deadline = client.env.now() + client.config.put_limit;
+    let began = client.env.now();
+    let deadline = began + client.config.put_limit;
     while !pending.is_empty() {
-        let left = deadline.since(client.env.now());
-        let attempt = put_once(client, &mut pending, outcomes);
+        let now = client.env.now();
+        let left = deadline.since(now);
+        let if_full =
+            if now.since(began) < FULL_PATIENCE { IfFull::AskAgain } else { IfFull::GiveUp };
+        let attempt = put_once(client, &mut pending, if_full, outcomes);
         // A time limit that passes leaves what was not decided pending.
         let _ = timeout(&*client.env, left, attempt).await;
         if pending.is_empty() {
@@ -204,6 +220,7 @@ pub(super) fn absent(client: &Client) -> String {
 async fn put_once(
     client: &Arc<Client>,
     pending: &mut Vec<Pending>,
+    if_full: IfFull,
     outcomes: &mut [Result<(), PutError>],
 ) {
     let (mutable, content): (Vec<usize>, Vec<usize>) =
@@ -217,19 +234,25 @@ async fn put_once(
         futures_util::join!(puts, put_through_roots(client, pending, &content));
     attempts.extend(content);
     let results = attempts.into_iter().flat_map(|(batch, results)| batch.into_iter().zip(results));
-    note_results(client, pending, results.collect(), outcomes);
+    note_results(client, pending, (results.collect(), if_full), outcomes);
 }
 
 /// Notes what became of blocks in an attempt, by their numbers among those pending.
 fn note_results(
     client: &Client,
     pending: &mut Vec<Pending>,
-    results: Vec<(usize, Outcome)>,
+    (results, if_full): (Vec<(usize, Outcome)>, IfFull),
     outcomes: &mut [Result<(), PutError>],
 ) {
     let mut is_done = vec![false; pending.len()];
     for (index, result) in results {
-        let Pending { place, version, .. } = pending[index];
+        let Pending { place, version, ref holders, .. } = pending[index];
+        let result = match result {
+            Outcome::Refused(why @ PutError::Full(_)) if if_full == IfFull::AskAgain => {
+                Outcome::Again(holders.clone(), why.to_string())
+            }
+            result => result,
+        };
         is_done[index] = !matches!(result, Outcome::Again(..));
         match result {
             Outcome::Stored => {

@@ -43,7 +43,7 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
             again(format!("only {copies} of {wanted} nodes from {root} on have it"))
         }
         PutStatus::NotRoot => again(format!("{root} is not its root any more")),
-        PutStatus::Failed => again(format!("the disk of {root} failed")),
+        PutStatus::Failed => again(format!("the disk of {root} takes nothing now")),
         PutStatus::Full => Outcome::Refused(PutError::Full(format!("{root} of the ring is full"))),
         PutStatus::OverQuota { used_bytes, allowed_bytes, of } => {
             Outcome::Refused(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))

