@@ -17,7 +17,7 @@ use crate::units;
   atoll unpublish docs
 
 The ring drops the blocks when their leases have run out: at most 30 days from now, or as long as
-`atoll publish --lease` said; until then readers still find them. They cannot go sooner: another volume
+`atoll publish --lease` said at most; until then readers still find them. They cannot go sooner: another volume
 may have the same blocks. Only volumes made by `atoll volume create` give their room back within minutes. The volume's key stays here:
 publishing the directory again brings the same address back.")]
 pub(crate) struct Args {

@@ -143,10 +143,11 @@ impl PublishedVolumes {
                 .map_err(|error| VolumeError::WrongRoot { why: error.to_string() })?;
             let now = published.now_unix_secs();
             let volumes = &published.volumes;
-            volumes.keep_commit(&call.volume, call.session, call.count, &root, now)?;
+            // First: a tree that is as it was is not put again, but renewed for as long.
             if let Some(secs) = call.lease_secs {
-                volumes.set_lease(&call.volume, Duration::from_secs(secs))?;
+                volumes.set_lease(&call.volume, Duration::from_secs(secs), now)?;
             }
+            volumes.keep_commit(&call.volume, call.session, call.count, &root, now)?;
             Ok(Empty {})
         });
     }

@@ -272,14 +272,27 @@ impl Volumes {
     }
 
     /// The blocks of the manifest have all been put or renewed for so long, and are renewed for so long from now on.
-    pub(crate) fn set_lease(&self, name: &str, lease: Duration) -> Result<(), VolumeError> {
+    pub(crate) fn set_lease(
+        &self,
+        name: &str,
+        lease: Duration,
+        now_unix_secs: u64,
+    ) -> Result<(), VolumeError> {
         let _changing = self.lock();
         let info = self.info(name)?;
         let lease_secs = Some(lease.min(MAX_LEASE).max(MIN_VOLUME_LEASE).as_secs());
         if info.lease_secs == lease_secs {
             return Ok(());
         }
-        self.write_info(name, &Info { lease_secs, ..info })
+        self.write_info(name, &Info { lease_secs, ..info })?;
+        let kept = self.kept(name);
+        if kept.refreshed_unix_secs == 0 {
+            return Ok(());
+        }
+        // All that is there gets the new lease, the root too.
+        let began_unix_secs = now_unix_secs;
+        let pass = Some(RenewalPass { began_unix_secs, ..RenewalPass::default() });
+        self.write_kept(name, &Kept { pass, ..kept })
     }
 
     /// How long the blocks of a volume are kept at a time, if that was chosen.
