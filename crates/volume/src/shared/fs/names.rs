@@ -343,9 +343,19 @@ impl Shared {
     /// Removes a name that is not a directory.
     pub(super) async fn unlink(self: &Arc<Self>, parent: u64, name: &Bytes) -> Result<(), Fault> {
         check_name(name)?;
-        if self.unlink_newborn(parent, name).await? == Unlinked::Newborn {
-            return Ok(());
+        match self.unlink_newborn(parent, name).await? {
+            Unlinked::Newborn => Ok(()),
+            Unlinked::OnRing(key) => self.unlink_named((parent, name), Some(key)).await,
+            Unlinked::Other => self.unlink_named((parent, name), None).await,
         }
+    }
+
+    /// Removes a name that is on the ring; of a certain file, if `only` says so.
+    pub(super) async fn unlink_named(
+        self: &Arc<Self>,
+        (parent, name): (u64, &Bytes),
+        only: Option<InodeKey>,
+    ) -> Result<(), Fault> {
         let directory_key = {
             let table = self.table();
             let node = table.node(parent)?;
@@ -364,6 +374,10 @@ impl Shared {
         let (now, age) = (self.now(), self.options.names_max_age);
         let removed = self.inodes.update_behind(directory_key, age, |inode, dot| {
             let found = named(inode, name)?.ok_or(Errno::ENOENT)?;
+            // Another mount has given the name to another file.
+            if only.is_some_and(|only| found[0].inode != only) {
+                return Err(Errno::ENOENT);
+            }
             if found[0].file_kind() == FileKind::Directory {
                 return Err(Errno::EISDIR);
             }

@@ -41,8 +41,8 @@ const MAX_ROUNDS: usize = 4;
 pub(super) enum Unlinked {
     /// A newborn, which has no name any more.
     Newborn,
-    /// It has its name on the ring.
-    OnRing,
+    /// It has a name on the ring: perhaps not this one, which another file has.
+    OnRing(InodeKey),
     /// Nothing, or another file.
     Other,
 }
@@ -90,7 +90,7 @@ impl Shared {
         if let Err(fault) = self.name_newborn(number).await {
             // The caller hears that there is no such file.
             let taken_back = match self.unlink_newborn(parent, name).await {
-                Ok(Unlinked::OnRing) => self.unlink(parent, name).await,
+                Ok(Unlinked::OnRing(key)) => self.unlink_named((parent, name), Some(key)).await,
                 Ok(Unlinked::Newborn | Unlinked::Other) => Ok(()),
                 Err(kept) => Err(kept),
             };
@@ -260,7 +260,7 @@ impl Shared {
             let Some(number) = table.newborn(directory, name) else { return Ok(Unlinked::Other) };
             (directory, table.node(number)?.turn.clone())
         };
-        let (number, key) = {
+        let (number, key, was_refused) = {
             let _turn = turn.lock().await;
             let mut table = self.table();
             let Some(number) = table.newborn(directory, name) else { return Ok(Unlinked::Other) };
@@ -268,27 +268,25 @@ impl Shared {
             let (key, place) = (node.key, node.birthplace.as_ref());
             let (is_stored, was_refused) =
                 place.map_or((false, false), |place| (place.is_stored, place.was_refused));
-            if is_stored {
-                (number, None)
-            } else {
+            if !is_stored {
                 table.name(number);
                 table.make_orphan(number)?;
                 if !was_refused {
                     return Ok(Unlinked::Newborn);
                 }
-                (number, Some(key))
             }
+            (number, key, !is_stored)
         };
-        let Some(key) = key else {
+        if !was_refused {
             // Its name may be on the ring although that was not acknowledged: it is removed as any other.
             self.publish(number).await?;
-            return Ok(Unlinked::OnRing);
-        };
+            return Ok(Unlinked::OnRing(key));
+        }
         // One replica may have taken what others had no room for.
-        let newest = self.inodes.read(directory, Freshness::Newest).await;
+        let newest = self.inodes.read(directory, Freshness::Latest).await;
         let named = newest.ok().map(|newest| newest.entry(name)).transpose()?.flatten();
         let is_named = named.is_some_and(|entry| entry.inode == key);
-        Ok(if is_named { Unlinked::OnRing } else { Unlinked::Newborn })
+        Ok(if is_named { Unlinked::OnRing(key) } else { Unlinked::Newborn })
     }
 
     /// Names a newborn whose inode is on the ring, and others of its directory that wait for their names.
