@@ -195,19 +195,21 @@ impl PastVersion {
 /// What an inode was just before `time_ms`, as far as `next` says it, the version that came next of those that are there. It
 /// must have begun within the same minute. What was there between is not kept, because the version after it lacked nothing:
 /// it had fewer names, other attributes, or was an empty file. So this is `next` without what was added since, but for its
-/// attributes. `before`: the version before `next` that is there. `is_new`: there was none.
+/// attributes. `before`: the version before `next` that is there, if there was one. `is_whole`: all is there still that was
+/// kept of the minute.
 ///
 /// `None` if that is not certain.
 pub fn before_next(
     next: &Inode,
     time_ms: u64,
     before: Option<&PastVersion>,
-    is_new: bool,
+    is_whole: bool,
 ) -> Option<Inode> {
+    let is_new = is_whole && before.is_none();
     let mut inode = next.clone();
     match &mut inode.contents {
         Contents::Directory(entries) => {
-            if before.map_or(!is_new, |before| before.is_followed_by_gap(time_ms)) {
+            if !is_whole || before.is_some_and(|before| before.is_followed_by_gap(time_ms)) {
                 return None;
             }
             let added = entries.iter().filter(|entry| entry.time_ms >= time_ms);

@@ -220,7 +220,11 @@ impl Inodes {
         }
         let (state, now_ms) = (self.state(key), self.env.unix_ms());
         let newest = match head.past {
-            Some(hash) => self.read_past(&state, hash).await?,
+            // What is not there says nothing of what was.
+            Some(hash) => match self.read_past(&state, hash).await? {
+                None => return Ok(None),
+                newest => newest,
+            },
             None => None,
         };
         let read = async |place| match place {
@@ -247,10 +251,10 @@ impl Inodes {
         };
         let then_ms = time_ms.saturating_sub(1);
         let next = next.filter(|next| Keep::is_within_a_minute(then_ms, next.began_ms));
-        let is_new = before.is_none() && self.keep.has_whole_minute(then_ms, now_ms);
+        let is_whole = self.keep.has_whole_minute(then_ms, now_ms);
         let inode = next
             .as_ref()
-            .and_then(|next| past::before_next(&next.inode, time_ms, before.as_ref(), is_new));
+            .and_then(|next| past::before_next(&next.inode, time_ms, before.as_ref(), is_whole));
         match (next.zip(inode), before) {
             (Some((next, inode)), _) => Ok(Some(PastInode { inode, ..next })),
             (None, Some(before)) => self.past_inode(&state, &before).await.map(Some),
@@ -328,7 +332,8 @@ impl Inodes {
             let mut until_ms = ended_ms;
             if let Some(next) = meanings.last_mut() {
                 // As `at` has it.
-                let is_gap_known = Keep::is_within_a_minute(ended_ms, next.began_ms)
+                let is_gap_known = self.keep.has_whole_minute(ended_ms, now_ms)
+                    && Keep::is_within_a_minute(ended_ms, next.began_ms)
                     && !past.is_followed_by_gap(ended_ms);
                 until_ms = match added_ms {
                     Some(_) if is_gap_known => ended_ms.min(next.began_ms),

@@ -195,3 +195,31 @@ async fn each_state_that_the_log_lists_is_whole() {
     println!("{done} changes, {shown} states of the directory, {shown_by_name} of what was in it");
     assert!(shown as u64 > SEEDS && shown_by_name as u64 > SEEDS);
 }
+
+/// What was kept of a minute for an hour is gone after it: that nothing is there between two versions says nothing any more
+/// of what was.
+#[tokio::test(start_paused = true)]
+async fn a_state_within_a_minute_long_ago_lacks_no_name() {
+    for policy in ["60m/144t/24h/7d/4w", "24h/7d/4w"] {
+        let scene = Scene::new(policy, false).await;
+        let fs = scene.mount(1).await;
+        let at = 90 * MINUTE;
+        scene.at_ms(1000);
+        fs.mkdir(me(), ROOT, b"d", 0o755).await.expect("is made");
+        write(&fs, "d/f", "one").await.expect("is written");
+        fs.sync().await.expect("is on the ring");
+        scene.at_ms(at + 10_000);
+        write(&fs, "d/.f.new", "two").await.expect("is written");
+        fs.sync().await.expect("is on the ring");
+        scene.at_ms(at + 20_000);
+        rename(&fs, "d/.f.new", "d/f", false).await.expect("is renamed");
+        fs.sync().await.expect("is on the ring");
+        scene.at_ms(at + 65 * MINUTE);
+        write(&fs, "d/g", "three").await.expect("is written");
+        fs.sync().await.expect("is on the ring");
+        let time = std::time::Duration::from_millis(START + at + 15_000);
+        let state = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + time);
+        let names = list(&fs, &format!(".atoll/history/{state}/d")).await.expect("lists");
+        assert!(names.contains("f"), "{policy}: {names:?}");
+    }
+}
