@@ -96,7 +96,7 @@ pub(crate) fn copy_tree(
         match entry.copy(&mut copied, progress) {
             Ok(below) => levels.extend(below),
             Err(error) if error.is_of_one_file() => {
-                // What there is of it is not the file.
+                // Remove the part that was copied: it is not the file.
                 match level.to.remove(&name) {
                     Err(left) if left.kind() != io::ErrorKind::NotFound => {
                         return Err(CopyError::writing(level.to.path_of(&name))(left));

@@ -1,8 +1,8 @@
 //! A ring whose blocks are kept for a time that its user has chosen (CFS §3.1: blocks are stored for an agreed-upon
 //! finite interval).
 //!
-//! What is put and renewed without a lease of its own gets that one. Leases are never shortened: a block that has a
-//! longer one keeps it.
+//! [`Leased`] gives the chosen lease to each block that is put or renewed without a lease of its own. The ring never shortens
+//! a lease: a block that has a longer one keeps it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -102,7 +102,7 @@ fn what_was_there_a_minute_ago_is_shown_logged_and_restored() {
     run(early).failed(4, &["nothing is kept of that time", ".atoll/history"]);
     run(atoll().arg("log").arg(ring.path("elsewhere"))).failed(2, &["a mounted shared volume"]);
 
-    // What is not kept is left out and named.
+    // `restore` leaves out a file that is not kept, and names it.
     fs::write(weeks.join("plans/one"), "second").expect("writes");
     unmount(atoll().arg("unmount").arg(&weeks));
     let weeks = ring.mount(0, "weeks", &["--keep", "60m"]);

@@ -53,7 +53,7 @@ pub(crate) struct LeaseRenewer {
     pub(super) env: Env,
     pub(super) blocks: Arc<dyn Blocks>,
     volumes: Arc<Volumes>,
-    /// Of volumes for which no other is chosen.
+    /// The lease of volumes whose publisher chose none.
     lease: Duration,
     pub(super) walk: Option<Arc<dyn TreeWalk>>,
     /// Held during a pass: two at once would save each other's progress.

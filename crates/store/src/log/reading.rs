@@ -52,8 +52,8 @@ impl Log {
         self.segment_bytes()
     }
 
-    /// What new blocks leave free beside that, so that those that are held can have new versions:
-    /// names are removed from a full ring by these, and what they named is released.
+    /// What new blocks leave free besides, for new versions of blocks that are held. Removing a
+    /// name from a full ring writes such versions.
     pub(crate) fn room_for_versions_bytes(&self) -> u64 {
         self.segment_bytes() / 4
     }

@@ -48,7 +48,7 @@ struct Ring {
     blocks: MemoryBlocks,
     renewed: AtomicU64,
     failures: AtomicU64,
-    /// Of the last renewal.
+    /// The lease that the last renewal asked for.
     lease_secs: Mutex<Option<u64>>,
     seen: Mutex<BTreeSet<BlockHash>>,
     /// Batches that begin with this hash or a later one are not answered.
@@ -173,7 +173,7 @@ impl Scene {
 async fn a_chosen_lease_is_renewed_three_times_in_its_time() {
     let scene = scene(5).await;
     let renewed = || scene.ring.renewed.load(Ordering::Relaxed);
-    // What is there gets the new lease at once, the root too: it is not put again if the tree is as it was.
+    // The node gives the new lease to all blocks at once. Publishing an unchanged tree does not put its root again.
     scene.renewer.volumes.set_lease("docs", 6 * DAY_LONG, START).expect("set");
     scene.look_at(START).await;
     assert_eq!(renewed(), 5);
