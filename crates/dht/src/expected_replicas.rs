@@ -30,6 +30,11 @@ pub(crate) fn is_majority(copies: u32, wanted: u32) -> bool {
     u64::from(copies) * 2 > u64::from(wanted)
 }
 
+/// Whether a block cannot get to a majority, since so many will not have it.
+pub(crate) fn leaves_no_majority(refusing: u32, wanted: u32) -> bool {
+    !is_majority(wanted.saturating_sub(refusing), wanted)
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct ExpectedReplicas {

@@ -35,18 +35,17 @@ const MOST_BATCH_BYTES: usize = 1 << 20;
 /// The tags of a receipt for several messages may take one in so many bytes. A guess.
 const SHARED_RECEIPT_SHARE: usize = 64;
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
-/// For how long nodes are asked again that say that they are full: others may keep their copies by then, or the replica set
-/// have changed. A guess.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A put is tried again for so long while nodes answer that they are full: other nodes may take their copies, or the replica
+/// set may change. A guess.
 const FULL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is done about a block for which there is no room.
+/// What a put does with a block after an attempt in which the nodes answered that they are full.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IfFull {
     AskAgain,
     GiveUp,
 }
-
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Stores blocks; an outcome for each, in their order.
 pub(crate) async fn put_blocks(

@@ -22,7 +22,7 @@ use crate::placement::size_of;
 use crate::replication::store::put_message;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
-use crate::rpc::{Block, OverQuota, PutStatus, is_majority};
+use crate::rpc::{Block, OverQuota, PutStatus, is_majority, leaves_no_majority};
 
 /// What became of a block in one attempt.
 #[derive(Debug)]
@@ -239,7 +239,7 @@ impl<'a> Direct<'a> {
     /// Whether so many of the set have no room that the others are no majority.
     fn is_full(&self, index: usize, tally: &Tally) -> bool {
         let full = self.members(&tally.each[index].full);
-        !is_majority(tally.wanted.saturating_sub(full), tally.wanted)
+        leaves_no_majority(full, tally.wanted)
     }
 
     /// Whether what becomes of each block is decided.

@@ -36,7 +36,7 @@ use super::get_mutable::ask_for_promises;
 use super::known_sets::{KnownSets, NamedNodes};
 use super::put_batch::{Direct, Outcome, Tally};
 use crate::accounting::admission::Origin;
-use crate::blocks::{HeldBlock, PutError};
+use crate::blocks::HeldBlock;
 use crate::cache::promised::{Asking, promised_by_majority};
 use crate::placement::size_of;
 use crate::rpc::put_times::WaitsFor;
@@ -124,8 +124,7 @@ pub(super) async fn put_together(
             true => Some("the block before it is not stored"),
             false => not_counted,
         };
-        let is_full = matches!(outcome, Outcome::Refused(PutError::Full(_)));
-        if (matches!(outcome, Outcome::Stored) || (is_full && !is_confirmed))
+        if matches!(outcome, Outcome::Stored)
             && let Some(why) = why
         {
             *outcome = Outcome::Again(holders[at].clone(), why.to_owned());

@@ -70,7 +70,7 @@ pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
 pub use uses::{AskUses, BlockReader, LockUse, MAX_LOCK_HOLDERS, UsesReply};
 
 use crate::context::{Context, layer_above};
-pub(crate) use crate::expected_replicas::is_majority;
+pub(crate) use crate::expected_replicas::{is_majority, leaves_no_majority};
 pub(crate) use background::Background;
 use backoff::Backoff;
 use put_times::PutTimes;

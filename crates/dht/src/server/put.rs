@@ -24,7 +24,7 @@ use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{
     Answered, AskRoom, Block, OverQuota, PromisesReply, Put, PutReply, PutStatus, is_majority,
-    malformed, to_blocks, whole_ms,
+    leaves_no_majority, malformed, to_blocks, whole_ms,
 };
 use crate::server::Server;
 
@@ -211,12 +211,7 @@ impl BlockCopies {
         match (own, self.refused) {
             (PutStatus::Stored { .. }, Some(refused)) => refused,
             (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
-            // Those that have it and those that may get it are no majority.
-            (PutStatus::Stored { .. }, None)
-                if !is_majority(wanted.saturating_sub(full), wanted) =>
-            {
-                PutStatus::Full
-            }
+            (PutStatus::Stored { .. }, None) if leaves_no_majority(full, wanted) => PutStatus::Full,
             (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
             // A root without room, for which no other node has any, coordinates all the same.
             (PutStatus::Full | PutStatus::Failed, None)
@@ -268,7 +263,7 @@ async fn replicate(
         let is_settled = |block: &BlockCopies| {
             block.refused.is_some()
                 || is_majority(1 + block.copies, all)
-                || !is_majority(all.saturating_sub(block.full), all)
+                || leaves_no_majority(block.full, all)
         };
         let are_settled = said.iter().all(is_settled);
         let event = match are_settled && !calls.is_patient() {

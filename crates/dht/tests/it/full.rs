@@ -13,7 +13,7 @@ use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::Node;
 use atoll_sim::HostConfig;
 use atoll_store::MemoryStore;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use crate::faulty::{faulty, reply_to};
 use crate::ring::{MINUTE, ROOMY, Ring, block, sized_block};
@@ -221,4 +221,31 @@ fn a_mutable_block_for_which_most_of_its_set_have_no_room_is_refused_soon() {
         assert!(matches!(outcome, Err(PutError::Full(_))), "{outcome:?}");
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
+}
+
+/// A full node asks others to keep its copy, which may not answer in time: it is full for a moment.
+#[test]
+fn a_put_succeeds_though_all_nodes_are_full_for_a_moment() {
+    let mut ring = Ring::new(10, 0);
+    let refuses = Arc::new(AtomicBool::new(false));
+    for _ in 0..6 {
+        let shared = refuses.clone();
+        ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
+            refusing(honest, shared.clone(), PutStatus::Full)
+        });
+    }
+    ring.settle();
+    refuses.store(true, Ordering::Relaxed);
+    let env = ring.sim.env(ring.members[0].host);
+    let (slept, later) = (sleep(&*env, Duration::from_secs(1)), refuses.clone());
+    env.spawn(Box::pin(async move {
+        slept.await;
+        later.store(false, Ordering::Relaxed);
+    }));
+    let secret = SecretKey::from_seed(&[1; 32]);
+    let signed = SignedBlock::sign(&secret, b"name", 1, b"first");
+    let (name, blocks) = (ring.members[0].dht.clone(), (0..20).map(block).collect());
+    let both = join(name.put_signed(signed), ring.members[1].dht.put(blocks));
+    let outcomes = ring.sim.block_on(MINUTE, both).expect("they end");
+    assert_eq!(outcomes, (Ok(()), Ok(())));
 }
