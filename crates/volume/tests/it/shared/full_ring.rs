@@ -1,6 +1,7 @@
 //! No node of the ring has room for anything new, and names are removed all the same.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig};
@@ -12,7 +13,7 @@ use atoll_volume::keep::Keep;
 use atoll_volume::shared::{SharedFs, SharedOptions};
 
 use super::mounts::created_keeping;
-use super::offline::{Machine, ROOT, me, names, read, write};
+use super::offline::{Machine, ROOT, Setting, me, names, read, write};
 use crate::simulated_ring::Ring;
 
 /// Of each node.
@@ -97,4 +98,21 @@ fn names_are_removed_from_a_full_ring() {
         };
         run("removing", Box::pin(remove));
     }
+}
+
+/// The mount looks for the name that one node may have, and finds another file there.
+#[test]
+fn removing_a_file_that_found_no_room_leaves_another_of_its_name() {
+    let all = Setting::new(9911);
+    let fs = all.mounted();
+    all.run(write(&fs, ROOT, "before", "x")).expect("is written");
+    all.machine.node.is_full.store(true, Ordering::Relaxed);
+    assert_eq!(all.run(write(&fs, ROOT, "f", "mine")).err(), Some(Errno::ENOSPC));
+    all.run(write(&all.others[0], ROOT, "f", "theirs")).expect("is written");
+    all.machine.node.is_full.store(false, Ordering::Relaxed);
+    // Unless the mount has stored its file meanwhile, the name is that of the other one.
+    all.run(fs.unlink(me(), ROOT, b"f")).expect("removed");
+    all.wait(MINUTE);
+    assert_eq!(all.run(read(&all.others[0], ROOT, "f")).expect("is there"), "theirs");
+    assert_eq!(all.run(names(&all.others[1], ROOT)).expect("lists").len(), 2);
 }
