@@ -32,6 +32,7 @@ mod progress;
 mod read_key;
 mod reading;
 mod runtime;
+mod served_volume;
 mod shared_spool;
 mod shared_volume;
 mod source_filter;
@@ -44,6 +45,7 @@ mod tree_copy;
 mod units;
 mod user;
 mod user_path;
+mod volume_target;
 mod volume_walk;
 mod waiting;
 

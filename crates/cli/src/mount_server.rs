@@ -4,8 +4,10 @@
 //! program once more with `--foreground --announce`, waits until that one says on its standard
 //! output that the mount is there (or why not), and ends.
 
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use atoll_gateway::fuse::{Draining, Mounted, UnmountError};
 use crate::failure::{Exit, Failure};
 use crate::interrupt::Signals;
 use crate::messages::note;
+use crate::output::escaped;
 use crate::runtime::until_done;
 
 /// The server writes this line when the mount is there; any other line is an exit code and a
@@ -117,6 +120,23 @@ pub(crate) fn start(
     Err(failure)
 }
 
+/// `DIR/logs/KIND-PLACE.log`, for this user only: where a server's later messages go.
+pub(crate) fn open_log(dir: &Path, kind: &str, place: &[u8]) -> (PathBuf, io::Result<File>) {
+    let logs = dir.join("logs");
+    let path = logs.join(log_name(kind, place));
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&logs);
+    let mut options = OpenOptions::new();
+    let log = made.and_then(|()| options.append(true).create(true).mode(0o600).open(&path));
+    (path, log)
+}
+
+/// A name that tells what is served where, short enough for any file system.
+fn log_name(kind: &str, place: &[u8]) -> String {
+    let name: String = escaped(place).trim_matches('/').replace(['/', '\\', ' '], "-");
+    let tail: Vec<char> = name.chars().rev().take(60).collect();
+    format!("{kind}-{}.log", tail.into_iter().rev().collect::<String>())
+}
+
 /// What a mount says of itself.
 pub(crate) fn status(mountpoint: &Path) -> Option<String> {
     let mut status = vec![0; 64 << 10];
@@ -164,6 +184,13 @@ pub(crate) fn unmount_failure(error: UnmountError, command: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logs_are_named_after_what_they_are_of() {
+        assert_eq!(log_name("mount", b"/home/me/my docs"), "mount-home-me-my-docs.log");
+        let long = format!("/{}", "x".repeat(500));
+        assert!(log_name("mount", long.as_bytes()).len() < 80);
+    }
 
     #[test]
     fn an_announcement_may_come_in_pieces() {

@@ -33,7 +33,7 @@ pub(crate) struct ReadKeyArgs {
 }
 
 /// The source of a read key besides the address.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Given {
     of: Option<VolumeAddress>,
     key: Option<ReadKey>,
