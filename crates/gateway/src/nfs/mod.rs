@@ -19,9 +19,11 @@
 //! What it does not know: locks (NLM; clients mount with `nolock`), UDP, other versions, Kerberos, port mapping.
 
 mod access;
+mod clients;
 mod dispatch;
 pub mod exports;
 pub mod handles;
+mod listings;
 mod mount;
 pub mod nfs3;
 mod opens;
@@ -32,6 +34,7 @@ mod server;
 mod service;
 pub mod xdr;
 
+pub use clients::ClientMachine;
 pub use exports::{Export, Network, Squash};
 pub use handles::HandleKey;
 pub use server::serve;

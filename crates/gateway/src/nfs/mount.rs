@@ -1,6 +1,6 @@
 //! The mount protocol (RFC 1813, appendix I): the handle of an export's root, or of a directory below it.
 //!
-//! Who has mounted what is not kept: a client that dies does not say so, and no answer depends on it.
+//! No answer depends on who has mounted what: a client that dies does not say so.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,15 @@ pub(super) async fn answer(service: &Arc<Service>, client: SocketAddr, call: Cal
     let Ok(procedure) = procedure else { return Refusal::Procedure.reply(xid).into_pieces() };
     let mut reply = accepted(xid);
     match procedure {
-        MountProcedure::Null | MountProcedure::Umnt | MountProcedure::UmntAll => {}
+        MountProcedure::Null => {}
+        MountProcedure::UmntAll => service.clients.unmounted(client.ip(), None),
+        MountProcedure::Umnt => {
+            let mut from = call.arguments.clone();
+            let Ok(Opaque(path)) = from.take::<Opaque<MAX_PATH_BYTES>>() else {
+                return Refusal::Arguments.reply(xid).into_pieces();
+            };
+            service.clients.unmounted(client.ip(), Some(&path));
+        }
         MountProcedure::Dump => {
             reply.put(&false);
         }
@@ -58,6 +66,7 @@ pub(super) async fn answer(service: &Arc<Service>, client: SocketAddr, call: Cal
             let session = Session { service: service.clone(), client, credential: call.credential };
             match root(&session, &path).await {
                 Ok(handle) => {
+                    service.clients.mounted(client.ip(), &path);
                     reply.put(&OK).put(&handle).put(&1u32).put(&AUTH_SYS);
                 }
                 Err(status) => {

@@ -93,6 +93,7 @@ async fn connection(
     mut end: watch::Receiver<bool>,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    let machine = service.clients.connect(client.ip());
     let (read, mut write) = stream.into_split();
     let mut records = Records::new(read, MAX_RECORD_BYTES);
     let (replies, mut to_send) = mpsc::channel::<Pieces>(MAX_CALLS);
@@ -125,6 +126,7 @@ async fn connection(
                 break Err(io::Error::new(io::ErrorKind::InvalidData, "what came is no call"));
             }
         };
+        machine.note_call();
         let (service, replies) = (service.clone(), replies.clone());
         tokio::spawn(async move {
             if let Some(pieces) = service.answer(client, call).await {

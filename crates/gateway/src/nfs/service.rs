@@ -8,8 +8,10 @@ use std::time::Duration;
 use atoll_vfs::{Attr, Caller, Errno, FileSystem, InodeNumber};
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::clients::{ClientMachine, Clients};
 use super::exports::Export;
 use super::handles::HandleKey;
+use super::listings::Listings;
 use super::nfs3::{
     self, Attributes, FileHandle, SpecData, Status, Time, Verifier, WccAttr, WccData,
 };
@@ -42,6 +44,8 @@ pub struct Service {
     pub(super) limit: Duration,
     pub(super) replies: Arc<Replies>,
     pub(super) opens: Opens,
+    pub(super) clients: Clients,
+    pub(super) listings: Listings,
     changes: Vec<Mutex<()>>,
 }
 
@@ -65,6 +69,8 @@ impl Service {
             opens: Opens::new(Arc::new(move || {
                 lost.fetch_add(1, Ordering::SeqCst);
             })),
+            clients: Clients::new(),
+            listings: Listings::default(),
             changes: (0..CHANGE_LOCKS).map(|_| Mutex::default()).collect(),
         })
     }
@@ -87,6 +93,11 @@ impl Service {
     /// What is served.
     pub fn exports(&self) -> Vec<Arc<Export>> {
         self.exports.read().expect("no holder of this lock panics").clone()
+    }
+
+    /// Machines that use it, or have used it.
+    pub fn clients(&self) -> Vec<ClientMachine> {
+        self.clients.list()
     }
 
     /// Told clients with each write and COMMIT: another one when what was written unstably may be lost.

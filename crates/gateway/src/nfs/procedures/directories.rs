@@ -1,12 +1,16 @@
 //! READDIR and READDIRPLUS.
 //!
 //! Cookies: 0 is the beginning, 1 lies after `.`, 2 after `..`, and `cookie + 2` after the entry to which the file system gave that
-//! cookie. Where cookies last ([`FileSystem::has_lasting_cookies`]) each call opens the directory anew, and a listing goes on through
-//! restarts and changes.
+//! cookie. Where cookies last ([`FileSystem::has_lasting_cookies`]) each call opens the directory anew; other directories are listed by
+//! hashes of their names (`listings`). Either way a listing goes on through restarts and changes.
+
+use std::sync::Arc;
 
 use atoll_vfs::{Attr, DirEntry, Errno, FileKind, FileSystem, InodeNumber, MAX_COOKIE};
+use futures_util::stream::{self, StreamExt};
 
 use super::super::access::{self, EXECUTE, READ};
+use super::super::listings::{ListedName, Listing};
 use super::super::nfs3::{
     Attributes, FileHandle, Name, ReadDirArgs, ReadDirPlusArgs, Reply, Status, Verifier,
 };
@@ -19,6 +23,8 @@ const AFTER_DOT_DOT: u64 = 2;
 
 /// Entries asked for at a time.
 const AT_A_TIME: usize = 256;
+/// Names of a listing that are looked up side by side.
+const LOOKUPS_AT_ONCE: usize = 32;
 /// Longest reply, bytes.
 const MAX_REPLY_BYTES: usize = 1 << 20;
 
@@ -178,13 +184,9 @@ async fn entries(
     if from > MAX_COOKIE {
         return Err(Status::BadCookie);
     }
-    let open = OpenDirectory::open(fs.clone(), dir).await.map_err(Status::of)?;
+    let names = Names::open(session, dir, from == 0).await.map_err(Status::of)?;
     loop {
-        let part = fs
-            .readdir(dir.inode(), open.handle, from, AT_A_TIME, shows_files)
-            .await
-            .map_err(Status::of)?;
-        let part = Part { fs: fs.clone(), entries: part };
+        let part = names.after(dir, from, shows_files).await.map_err(Status::of)?;
         let Some(last) = part.entries.last() else { return Ok((listed, true)) };
         from = last.cookie;
         for entry in &part.entries {
@@ -212,9 +214,75 @@ async fn parent(dir: &File) -> Option<Attr> {
     Some(dir.beside(entry.attr).attr)
 }
 
+/// The names of a directory, in an order that lasts.
+enum Names {
+    /// The file system's own.
+    Lasting(OpenDirectory),
+    /// That of their hashes.
+    Hashed(Arc<Listing>),
+}
+
+impl Names {
+    async fn open(session: &Session, dir: &File, is_beginning: bool) -> Result<Names, Errno> {
+        if dir.fs().has_lasting_cookies() {
+            return OpenDirectory::open(dir.fs().clone(), dir).await.map(Names::Lasting);
+        }
+        let listings = &session.service.listings;
+        let listing =
+            listings.get(dir.export.id, &**dir.fs(), dir.caller, &dir.attr, is_beginning).await?;
+        Ok(Names::Hashed(listing))
+    }
+
+    /// The next entries after a cookie; none at the end.
+    async fn after(&self, dir: &File, cookie: u64, with_entries: bool) -> Result<Part, Errno> {
+        let fs = dir.fs().clone();
+        let entries = match self {
+            Names::Lasting(open) => {
+                fs.readdir(dir.inode(), open.handle, cookie, AT_A_TIME, with_entries).await?
+            }
+            Names::Hashed(listing) => looked_up(listing, dir, cookie, with_entries).await,
+        };
+        Ok(Part { fs, entries })
+    }
+}
+
+/// The next entries of a listing. Names that are gone since are left out.
+async fn looked_up(
+    listing: &Listing,
+    dir: &File,
+    mut cookie: u64,
+    with_entries: bool,
+) -> Vec<DirEntry> {
+    let entry = |listed: &ListedName| {
+        let ListedName { cookie, name, kind, inode } = listed.clone();
+        let looked_up = with_entries.then(|| dir.fs().lookup(dir.caller, dir.inode(), &name));
+        async move {
+            let entry = match looked_up {
+                None => None,
+                Some(looked_up) => match looked_up.await {
+                    Err(Errno::ENOENT) => return None,
+                    found => found.ok(),
+                },
+            };
+            let (inode, kind) = entry.map_or((inode, kind), |e| (e.attr.inode, e.attr.kind));
+            Some(DirEntry { name, kind, inode, cookie, entry })
+        }
+    };
+    loop {
+        let part = listing.after(cookie, AT_A_TIME);
+        let Some(last) = part.last() else { return Vec::new() };
+        cookie = last.cookie;
+        let entries = stream::iter(part).map(entry).buffered(LOOKUPS_AT_ONCE);
+        let entries: Vec<DirEntry> = entries.filter_map(std::future::ready).collect().await;
+        if !entries.is_empty() {
+            return entries;
+        }
+    }
+}
+
 /// Entries whose lookups are taken back.
 struct Part {
-    fs: std::sync::Arc<dyn FileSystem>,
+    fs: Arc<dyn FileSystem>,
     entries: Vec<DirEntry>,
 }
 
@@ -228,13 +296,13 @@ impl Drop for Part {
 
 /// A directory that is open until this is dropped.
 struct OpenDirectory {
-    fs: std::sync::Arc<dyn FileSystem>,
+    fs: Arc<dyn FileSystem>,
     inode: InodeNumber,
     handle: atoll_vfs::Handle,
 }
 
 impl OpenDirectory {
-    async fn open(fs: std::sync::Arc<dyn FileSystem>, dir: &File) -> Result<OpenDirectory, Errno> {
+    async fn open(fs: Arc<dyn FileSystem>, dir: &File) -> Result<OpenDirectory, Errno> {
         let opened = fs.opendir(dir.caller, dir.inode()).await?;
         Ok(OpenDirectory { fs, inode: dir.inode(), handle: opened.handle })
     }

@@ -44,8 +44,8 @@ async fn what_is_written_is_read_and_its_end_is_told() {
     assert_eq!(client.read(&file, 0, 100).await.unwrap().data, &b"\0\0\0a"[..]);
 }
 
-/// A file system in memory whose syncs can fail, and whose reads can hang.
-struct Failing {
+/// A file system in memory whose syncs can fail, whose reads can hang, and whose cookies count names.
+pub(crate) struct Failing {
     fs: Arc<MemoryFs>,
     fails: AtomicBool,
     hangs: AtomicBool,
@@ -115,6 +115,9 @@ impl FileSystem for Failing {
         }
         self.fs.fsync(inode, handle, data_only)
     }
+    fn unlink(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        self.fs.unlink(caller, parent, name)
+    }
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         self.fs.close(inode, handle)
     }
@@ -129,7 +132,12 @@ impl FileSystem for Failing {
         limit: usize,
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
-        self.fs.readdir(inode, handle, cookie, limit, with_entries)
+        let all = self.fs.readdir(inode, handle, 0, usize::MAX, with_entries);
+        Box::pin(async move {
+            let counted = all.await?.into_iter().zip(1..);
+            let counted = counted.map(|(entry, cookie)| DirEntry { cookie, ..entry });
+            Ok(counted.skip(cookie as usize).take(limit).collect())
+        })
     }
     fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         self.fs.closedir(inode, handle)
@@ -139,7 +147,7 @@ impl FileSystem for Failing {
     }
 }
 
-fn failing() -> Arc<Failing> {
+pub(crate) fn failing() -> Arc<Failing> {
     Arc::new(Failing { fs: memory(), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) })
 }
 

@@ -1,12 +1,15 @@
 //! READDIR and READDIRPLUS.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use atoll_gateway::nfs::nfs3::{
     Attributes, FileHandle, Procedure, ReadDirArgs, ReadDirPlusArgs, Status,
 };
 use atoll_gateway::nfs::xdr::Reader;
+use atoll_vfs::FileSystem;
 
+use super::files::failing;
 use super::{ALICE, Client, ROOT, memory, serve};
 
 /// One reply: names with their cookies and, of READDIRPLUS, handles; and whether the directory ends.
@@ -73,6 +76,16 @@ async fn read_dir_plus(
 #[tokio::test]
 async fn a_listing_goes_on_through_changes_and_restarts() {
     let fs = memory();
+    goes_on(fs).await;
+}
+
+/// Where a cookie is the number of names before it, as in volumes.
+#[tokio::test]
+async fn a_listing_goes_on_also_where_the_file_system_counts_names() {
+    goes_on(failing()).await;
+}
+
+async fn goes_on(fs: Arc<dyn FileSystem>) {
     let client = Client::new(&serve(fs.clone()), ROOT);
     let root = client.mount("/x").await.unwrap();
     for n in 0..1000 {
@@ -82,7 +95,10 @@ async fn a_listing_goes_on_through_changes_and_restarts() {
     loop {
         // Each part is listed by another server.
         let client = Client::new(&serve(fs.clone()), ROOT);
-        let (names, is_end) = read_dir(&client, calls, &root, cookie, 2000).await.unwrap();
+        let (names, is_end) = match calls % 2 {
+            0 => read_dir(&client, calls, &root, cookie, 2000).await.unwrap(),
+            _ => read_dir_plus(&client, &root, cookie, (2000, 8000)).await.unwrap(),
+        };
         cookie = names.last().map_or(cookie, |(_, cookie, _)| *cookie);
         seen.extend(names.into_iter().map(|(name, ..)| name));
         if is_end {
