@@ -15,6 +15,7 @@
 //! [`Locks`], [`PersistentHandle`]s, [`Invalidation`]s, access control lists, inode flags.
 
 mod caller;
+mod exclusive;
 mod invalidation;
 pub mod kit;
 mod locks;
@@ -29,6 +30,7 @@ use atoll_env::BoxFuture;
 use bytes::Bytes;
 
 pub use caller::{Caller, Groups, ListedGroups};
+pub use exclusive::CreateVerifier;
 pub use invalidation::{Invalidation, InvalidationQueue};
 pub use locks::{FileLock, LockKind, LockOwner, LockRange, LockTable, Locks, MAX_OFFSET};
 pub use persistent_handle::{MAX_PERSISTENT_HANDLE_BYTES, PersistentHandle};
@@ -143,6 +145,21 @@ pub trait FileSystem: Send + Sync + 'static {
         rdev: u64,
     ) -> Answer<Entry> {
         let _ = (caller, parent, name, kind, mode, rdev);
+        refuse(Errno::EROFS)
+    }
+
+    /// Makes a regular file (without opening it) and keeps `verifier` in its times ([`CreateVerifier::times`]), in one atomic
+    /// change. If the name is that of a file made with this very verifier, also before a restart, and not changed since
+    /// ([`CreateVerifier::has_made`]), answers that file; [`Errno::EEXIST`] if it is any other file's.
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        let _ = (caller, parent, name, mode, verifier);
         refuse(Errno::EROFS)
     }
 

@@ -4,8 +4,8 @@
 //! change ends all changes ([`Shared::broken`]), for half a call must not be committed.
 
 use atoll_vfs::{
-    Caller, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
-    PersistentHandle, check_name,
+    Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber,
+    OpenFlags, PersistentHandle, check_name,
 };
 use bytes::Bytes;
 
@@ -30,6 +30,8 @@ const SET_GID: u16 = 0o2000;
 pub(super) enum Birth<'a> {
     /// A regular file, FIFO, socket or device.
     Node { kind: FileKind, rdev: u64 },
+    /// A regular file that its creator recognises by this.
+    Exclusive(CreateVerifier),
     /// A directory.
     Directory,
     /// A symbolic link to this.
@@ -51,6 +53,7 @@ impl Birth<'_> {
     fn kind(&self) -> FileKind {
         match self {
             Birth::Node { kind, .. } => *kind,
+            Birth::Exclusive(_) => FileKind::Regular,
             Birth::Directory => FileKind::Directory,
             Birth::Symlink(_) => FileKind::Symlink,
         }
@@ -289,6 +292,9 @@ impl Shared {
             flags: inherited_flags(directory.flags, kind),
             ..Inode::blank()
         };
+        if let Birth::Exclusive(verifier) = wanted.birth {
+            (inode.atime, inode.mtime) = verifier.times();
+        }
         if transparent {
             inode.flags |= TRANSPARENT;
         }
@@ -443,7 +449,7 @@ impl Core {
             Birth::Node { kind: FileKind::CharDevice | FileKind::BlockDevice, rdev } => {
                 inode.set_device(*rdev);
             }
-            Birth::Node { .. } => {}
+            Birth::Node { .. } | Birth::Exclusive(_) => {}
             Birth::Directory => {
                 inode.links = 2;
                 self.ext2.add_entry(number, inode, b".", (number, FileKind::Directory), goal)?;

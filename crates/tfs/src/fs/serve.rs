@@ -12,9 +12,9 @@ use std::future::ready;
 use std::time::Duration;
 
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeFlags,
-    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr,
-    StatFs, Writer, XattrFlags,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeFlags, InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, PersistentHandle,
+    RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -115,6 +115,31 @@ impl Shared {
                 }
                 again
             }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Result<Entry, Errno> {
+        let made = self.make(caller, parent, name, mode, &Birth::Exclusive(verifier), None);
+        match made {
+            Err(Errno::EEXIST) => {}
+            made => return made.map(|made| made.0),
+        }
+        match self.lookup(parent, name) {
+            Ok(entry) if verifier.has_made(&entry.attr) => Ok(entry),
+            Ok(entry) => {
+                self.let_go(to_ext2(entry.attr.inode)?, 1, 0)?;
+                Err(Errno::EEXIST)
+            }
+            // Removed meanwhile.
+            Err(Errno::ENOENT) => Err(Errno::EEXIST),
             Err(errno) => Err(errno),
         }
     }
@@ -270,6 +295,17 @@ impl FileSystem for Tfs {
     ) -> Answer<Entry> {
         let birth = Birth::Node { kind, rdev };
         answer(self.shared.make(caller, parent, name, mode, &birth, None).map(|made| made.0))
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        answer(self.shared.create_exclusive(caller, parent, name, mode, verifier))
     }
 
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {

@@ -10,7 +10,8 @@ use atoll_tfs::check::{CheckOptions, check};
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_vfs::{
-    Errno, FileSystem, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
+    CreateVerifier, Errno, FileSystem, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime, Writer,
+    XattrFlags,
 };
 use bytes::Bytes;
 use tempfile::NamedTempFile;
@@ -203,6 +204,34 @@ async fn a_time_is_shown_as_the_inode_holds_it_from_the_beginning() {
         tfs.unmount().unwrap();
         drop(tfs);
         assert_image_clean(image.path(), "times");
+    }
+}
+
+/// Also where times are 32 bits of seconds.
+#[tokio::test]
+async fn a_verifier_of_an_exclusive_creation_is_kept_whole_by_the_smallest_inode() {
+    for inode_bytes in ["128", "256"] {
+        let image = made(&["-I", inode_bytes]);
+        for (name, bits) in
+            [("a", u64::MAX), ("b", 0x8000_0000_7fff_ffff), ("c", 0x7fff_ffff_8000_0000), ("d", 0)]
+        {
+            let create = async |tfs: &Tfs, bits: u64| {
+                let verifier = CreateVerifier(bits.to_be_bytes());
+                tfs.create_exclusive(ME, ROOT, name.as_bytes(), 0o600, verifier).await
+            };
+            let tfs = mount(image.path());
+            let made = create(&tfs, bits).await.unwrap().attr;
+            tfs.unmount().unwrap();
+            drop(tfs);
+            let tfs = mount(image.path());
+            assert_eq!(create(&tfs, bits).await.unwrap().attr, made);
+            for bit in 0..64 {
+                let other = create(&tfs, bits ^ 1 << bit).await;
+                assert_eq!(other.unwrap_err(), Errno::EEXIST, "bit {bit} of {bits:x}");
+            }
+            tfs.unmount().unwrap();
+        }
+        assert_image_clean(image.path(), "exclusive creations");
     }
 }
 

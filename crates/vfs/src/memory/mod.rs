@@ -21,9 +21,10 @@ use atoll_env::Env;
 use bytes::Bytes;
 
 use crate::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime, Handle,
-    InodeNumber, Invalidation, InvalidationQueue, LockTable, Locks, MAX_NAME_BYTES, OpenFlags,
-    Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    FileTime, Handle, InodeNumber, Invalidation, InvalidationQueue, LockTable, Locks,
+    MAX_NAME_BYTES, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
+    Writer, XattrFlags,
 };
 use content::Content;
 use state::{Birth, Body, Open, State};
@@ -239,6 +240,29 @@ impl FileSystem for MemoryFs {
             _ => Body::Special,
         };
         self.make(caller, parent, name, Birth { body, kind, mode, rdev })
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        self.change(|state, now| {
+            if let Ok(inode) = state.find(parent, name)
+                && verifier.has_made(&state.attr(inode)?)
+            {
+                return state.entry(inode);
+            }
+            let body = Body::File(Content::default());
+            let birth = Birth { body, kind: FileKind::Regular, mode, rdev: 0 };
+            let inode = state.make(caller, parent, name, birth, now)?;
+            let attr = &mut state.node_mut(inode)?.attr;
+            (attr.atime, attr.mtime) = verifier.times();
+            state.entry(inode)
+        })
     }
 
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {

@@ -7,10 +7,10 @@ use atoll_env::{BoxFuture, Env, Runtime, TokioRuntime};
 use atoll_vfs::kit::{Features, SharedSubject, Subject, Tree};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
-    FileKind, FileLock, FileSystem, Handle, InodeNumber, Invalidation, InvalidationQueue, LockKind,
-    LockOwner, LockRange, LockTable, Locks, OpenFlags, Opened, PersistentHandle, RenameFlags,
-    SeekTo, SetAttr, StatFs, Writer, XattrFlags,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FALLOC_PUNCH_HOLE,
+    FALLOC_ZERO_RANGE, FileKind, FileLock, FileSystem, Handle, InodeNumber, Invalidation,
+    InvalidationQueue, LockKind, LockOwner, LockRange, LockTable, Locks, OpenFlags, Opened,
+    PersistentHandle, RenameFlags, SeekTo, SetAttr, SetTime, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -45,6 +45,9 @@ pub(crate) enum Fault {
     Panics,
     Hangs,
     IgnoresExclusive,
+    KeepsHalfAVerifier,
+    TakesAnyVerifier,
+    ForgetsVerifiers,
     AppendsAtTheOffset,
     AppendsMappedPages,
     KeepsBytesCutOff,
@@ -336,6 +339,35 @@ impl FileSystem for Broken {
         rdev: u64,
     ) -> Answer<Entry> {
         self.inner.mknod(caller, parent, name, kind, mode, rdev)
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        mut verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        if self.has(Fault::KeepsHalfAVerifier) {
+            verifier.0[..4].fill(0);
+        }
+        let made = self.inner.create_exclusive(caller, parent, name, mode, verifier);
+        let there = self.inner.lookup(caller, parent, name);
+        let (fault, inner) = (self.fault, self.inner.clone());
+        Box::pin(async move {
+            match fault {
+                Fault::TakesAnyVerifier => made.await.or(there.await),
+                Fault::ForgetsVerifiers => {
+                    let entry = made.await?;
+                    let now = Some(SetTime::Now);
+                    let times = SetAttr { atime: now, mtime: now, ..SetAttr::default() };
+                    let attr = inner.setattr(caller, entry.attr.inode, None, times).await?.attr;
+                    Ok(Entry { attr, ..entry })
+                }
+                _ => made.await,
+            }
+        })
     }
 
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {

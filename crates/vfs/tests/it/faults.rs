@@ -54,6 +54,9 @@ async fn the_write_suite_catches_every_fault() {
     let faults = [
         (Fault::IgnoresExclusive, "an_exclusive_create_makes_a_file_once"),
         (Fault::IgnoresExclusive, "creators_at_once_make_one_file"),
+        (Fault::KeepsHalfAVerifier, "an_exclusive_creation_is_known_again_by_its_verifier"),
+        (Fault::TakesAnyVerifier, "an_exclusive_creation_is_known_again_by_its_verifier"),
+        (Fault::ForgetsVerifiers, "an_exclusive_creation_is_known_again_by_its_verifier"),
         (Fault::AppendsAtTheOffset, "appends_go_to_the_end"),
         (Fault::AppendsMappedPages, "pages_of_a_mapping_go_where_they_lie"),
         (Fault::KeepsBytesCutOff, "a_file_that_shrank_and_grew_shows_zeros"),

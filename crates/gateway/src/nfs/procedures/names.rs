@@ -1,6 +1,6 @@
 //! LOOKUP, READLINK, CREATE, MKDIR, SYMLINK, MKNOD, REMOVE, RMDIR, RENAME, LINK.
 
-use atoll_vfs::{Entry, Errno, FileKind, FileTime, RenameFlags, SetAttr, SetTime, check_name};
+use atoll_vfs::{CreateVerifier, Entry, Errno, FileKind, RenameFlags, SetAttr, check_name};
 
 use super::super::access::{self, EXECUTE, WRITE};
 use super::super::nfs3::{
@@ -212,42 +212,12 @@ async fn unchecked(
     .await
 }
 
-/// The verifier of an exclusive creation is kept in the new file's times, all 64 bits, until the client sets these; so the
-/// call is known again after a restart.
-fn times_of(verifier: &Verifier) -> (FileTime, FileTime) {
-    let bits = u64::from_be_bytes(*verifier);
-    let time = |bits: u64, nanos: u64| FileTime {
-        secs: i64::try_from(bits & 0x7fff_ffff).expect("31 bits"),
-        nanos: u32::try_from(nanos).expect("one bit"),
-    };
-    (time(bits, bits >> 62 & 1), time(bits >> 31, bits >> 63))
-}
-
+/// The file can be written by its owner alone until the client has set its attributes, as it must next.
 async fn exclusive(session: &Session, at: &DirOp, verifier: &Verifier) -> Reply<Created, WccData> {
-    let (atime, mtime) = times_of(verifier);
-    let name = &at.name.0[..];
-    make(session, at, None, async |place| match make_file(place, name, None).await {
-        Ok(entry) => {
-            let times = SetAttr {
-                atime: Some(SetTime::To(atime)),
-                mtime: Some(SetTime::To(mtime)),
-                ..SetAttr::default()
-            };
-            let attr =
-                place.dir.fs().setattr(place.dir.caller, entry.attr.inode, None, times).await?.attr;
-            Ok(Entry { attr, ..entry })
-        }
-        Err(Errno::EEXIST) => {
-            let entry = place.dir.fs().lookup(place.dir.caller, place.dir.inode(), name).await?;
-            let is_ours = (entry.attr.atime, entry.attr.mtime) == (atime, mtime)
-                && entry.attr.kind == FileKind::Regular;
-            if is_ours {
-                return Ok(entry);
-            }
-            drop(place.dir.beside(entry.attr));
-            Err(Errno::EEXIST)
-        }
-        Err(error) => Err(error),
+    let verifier = CreateVerifier(*verifier);
+    make(session, at, None, async |place| {
+        let (fs, caller, dir) = (place.dir.fs(), place.dir.caller, place.dir.inode());
+        fs.create_exclusive(caller, dir, &at.name.0, 0, verifier).await
     })
     .await
 }

@@ -2,7 +2,10 @@
 
 use crate::kit::probe::{During, Outcome, Probe, ensure, me, refused, same, same_bytes};
 use crate::kit::{Check, checks};
-use crate::{DirEntry, Errno, FileKind, InodeNumber, OpenFlags, Writer};
+use crate::{
+    CreateVerifier, DirEntry, Entry, Errno, FileKind, FileTime, InodeNumber, OpenFlags, SetAttr,
+    SetTime, Writer,
+};
 
 pub(super) const CHECKS: &[Check] = checks![
     what_is_made_is_found_and_listed,
@@ -10,6 +13,8 @@ pub(super) const CHECKS: &[Check] = checks![
     impossible_names_are_not_made,
     nothing_is_made_below_a_file,
     an_exclusive_create_makes_a_file_once,
+    an_exclusive_creation_is_known_again_by_its_verifier,
+    an_exclusive_creation_ends_with_its_files_times,
     a_plain_create_opens_what_is_there,
     every_kind_of_special_file_is_kept,
     a_new_file_has_one_link,
@@ -114,6 +119,57 @@ async fn an_exclusive_create_makes_a_file_once(probe: Probe) -> Outcome {
     for name in [&b"once"[..], b"file", b"link", b"directory"] {
         let again = probe.fs.create(me(), ROOT, name, 0o600, flags).await;
         refused("create again", again, &[Errno::EEXIST])?;
+    }
+    Ok(())
+}
+
+async fn exclusive(probe: &Probe, name: &[u8], verifier: u64) -> Result<Entry, Errno> {
+    let verifier = CreateVerifier(verifier.to_be_bytes());
+    probe.fs.create_exclusive(me(), ROOT, name, 0o600, verifier).await
+}
+
+async fn an_exclusive_creation_is_known_again_by_its_verifier(probe: Probe) -> Outcome {
+    // What a file system loses that cuts times to fewer seconds or takes some for errors.
+    for verifier in
+        [0, u64::MAX, 0x8000_0000_7fff_ffff, 0x7fff_ffff_8000_0000, 0x0123_4567_89ab_cdef]
+    {
+        let name = format!("{verifier:x}");
+        let made = exclusive(&probe, name.as_bytes(), verifier).await.during("creation")?.attr;
+        same("kind", made.kind, FileKind::Regular)?;
+        same("mode and size", (made.mode, made.size_bytes), (0o600, 0))?;
+        same("attributes", probe.find(&name).await?, made)?;
+        let again = exclusive(&probe, name.as_bytes(), verifier).await;
+        same("the file of the second call", again.during("the second call")?.attr, made)?;
+        for bit in [0, 15, 30, 31, 32, 47, 62, 63] {
+            let other = exclusive(&probe, name.as_bytes(), verifier ^ 1 << bit).await;
+            refused(format_args!("a verifier with another bit {bit}"), other, &[Errno::EEXIST])?;
+        }
+        for name in [&b"file"[..], b"link", b"directory"] {
+            let there = exclusive(&probe, name, verifier).await;
+            refused("a name that exists", there, &[Errno::EEXIST])?;
+        }
+    }
+    let nothing = exclusive(&probe, &[b'n'; 256], 1).await;
+    refused("a name that is too long", nothing, &[Errno::ENAMETOOLONG])
+}
+
+async fn an_exclusive_creation_ends_with_its_files_times(probe: Probe) -> Outcome {
+    let past = Some(SetTime::To(FileTime { secs: 1000, nanos: 0 }));
+    let changes = [
+        SetAttr { atime: past, ..SetAttr::default() },
+        SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() },
+        SetAttr { size_bytes: Some(1), ..SetAttr::default() },
+    ];
+    for (verifier, change) in (7..).zip(changes) {
+        let name = format!("{verifier}");
+        let made = exclusive(&probe, name.as_bytes(), verifier).await.during("creation")?.attr;
+        let owned = SetAttr { mode: Some(0o640), uid: Some(5), ..SetAttr::default() };
+        probe.fs.setattr(me(), made.inode, None, owned).await.during("a new mode and owner")?;
+        let again = exclusive(&probe, name.as_bytes(), verifier).await;
+        same("the file", again.during("after another mode")?.attr.inode, made.inode)?;
+        probe.fs.setattr(me(), made.inode, None, change).await.during(format!("{change:?}"))?;
+        let after = exclusive(&probe, name.as_bytes(), verifier).await;
+        refused(format!("after {change:?}"), after, &[Errno::EEXIST])?;
     }
     Ok(())
 }

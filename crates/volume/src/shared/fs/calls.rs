@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use atoll_dht::RingRoom;
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
-    InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr,
-    StatFs, Writer, XattrFlags,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeNumber, InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle,
+    RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -129,6 +129,33 @@ impl FileSystem for Present {
             };
             let made = fs.make(caller, (parent.0, &name), birth, mode);
             fs.exclusively((parent.0, &name), false, made).await
+        })
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let place = (parent.0, &name);
+            let made = async {
+                match fs.make(caller, place, Birth::Exclusive(verifier), mode).await {
+                    Err(Fault { errno: Errno::EEXIST, .. }) => {}
+                    made => return made,
+                }
+                let found = fs.lookup(parent.0, &name).await?;
+                if verifier.has_made(&found.attr) {
+                    return Ok(found);
+                }
+                fs.table().forget(found.attr.inode.0, 1);
+                Err(Errno::EEXIST.into())
+            };
+            fs.exclusively(place, true, made).await
         })
     }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use atoll_key::kinds::certified::Dot;
-use atoll_vfs::{Caller, Entry, Errno, FileKind, FileTime, check_name};
+use atoll_vfs::{Caller, CreateVerifier, Entry, Errno, FileKind, FileTime, check_name};
 use bytes::Bytes;
 
 use super::newborns::Unlinked;
@@ -33,6 +33,8 @@ const SETGID: u32 = 0o2000;
 /// What is made.
 pub(super) enum Birth {
     File,
+    /// A regular file that its creator recognises by this.
+    Exclusive(CreateVerifier),
     /// Anything else.
     Other(Contents),
 }
@@ -40,7 +42,7 @@ pub(super) enum Birth {
 impl Birth {
     fn kind(&self) -> FileKind {
         match self {
-            Birth::File => FileKind::Regular,
+            Birth::File | Birth::Exclusive(_) => FileKind::Regular,
             Birth::Other(contents) => contents.kind(),
         }
     }
@@ -49,7 +51,9 @@ impl Birth {
     fn contents(&self, dot: Dot, time_ms: u64) -> Contents {
         let written = Written { dot, time_ms };
         match self {
-            Birth::File => Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written },
+            Birth::File | Birth::Exclusive(_) => {
+                Contents::Regular { size_bytes: 0, blocks_512: 0, data: None, written }
+            }
             Birth::Other(contents) => contents.clone(),
         }
     }
@@ -235,7 +239,10 @@ impl Shared {
         self.check_free(directory_key, &directory, name)?;
         let kind = birth.kind();
         let (now, time_ms) = (self.now(), self.env.unix_ms());
-        let attributes = new_attributes(&directory, caller, (kind, mode), now);
+        let mut attributes = new_attributes(&directory, caller, (kind, mode), now);
+        if let Birth::Exclusive(verifier) = &birth {
+            (attributes.atime, attributes.mtime) = verifier.times();
+        }
         // Whoever may write the directory may write what is made in it (design §4).
         let groups = directory.block.groups();
         let number = match kind {

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use atoll_env::timeout;
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
-    OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeNumber, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer,
+    XattrFlags,
 };
 use bytes::Bytes;
 
@@ -393,6 +394,40 @@ impl FileSystem for WritableFs {
             kind => Birth::Special(kind, rdev),
         };
         self.make(caller, parent, name, birth, mode)
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        let name = Bytes::copy_from_slice(name);
+        self.answer(move |fs| async move {
+            let now = fs.shared.now();
+            fs.change(|tree, loaded| {
+                let place = (parent.0, &name[..]);
+                let inode = match tree.make(caller, place, Birth::File, mode, now, loaded) {
+                    Ok(inode) => {
+                        tree.set(inode, verifier.changes(), now, loaded)?;
+                        inode
+                    }
+                    Err(Stop::Errno(Errno::EEXIST)) => {
+                        let inode = tree.lookup(parent.0, &name, loaded)?;
+                        if !verifier.has_made(&tree.attr(inode)?) {
+                            tree.forget(inode, 1);
+                            return Err(Errno::EEXIST.into());
+                        }
+                        inode
+                    }
+                    Err(stop) => return Err(stop),
+                };
+                fs.entry(tree, inode)
+            })
+            .await
+        })
     }
 
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
-    InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr,
-    StatFs, Writer, XattrFlags,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeNumber, InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle,
+    RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -123,6 +123,20 @@ impl FileSystem for SharedFs {
     ) -> Answer<Entry> {
         match check_made(parent, name) {
             Ok(()) => self.present.mknod(caller, parent, name, kind, mode, rdev),
+            Err(errno) => refuse(errno),
+        }
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        match check_made(parent, name) {
+            Ok(()) => self.present.create_exclusive(caller, parent, name, mode, verifier),
             Err(errno) => refuse(errno),
         }
     }
