@@ -3,6 +3,7 @@
 mod changes;
 mod files;
 mod listing;
+mod peer;
 mod permissions;
 mod server;
 

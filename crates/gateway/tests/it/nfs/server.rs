@@ -10,13 +10,13 @@ use tokio::sync::watch;
 
 use super::{Client, ROOT, memory, serve};
 
-struct Server {
-    address: std::net::SocketAddr,
+pub(super) struct Server {
+    pub(super) address: std::net::SocketAddr,
     end: watch::Sender<bool>,
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-async fn start(service: &Arc<Service>) -> Server {
+pub(super) async fn start(service: &Arc<Service>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (end, ended) = watch::channel(false);
