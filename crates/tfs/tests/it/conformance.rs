@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex};
 use atoll_env::{BoxFuture, Env, TokioRuntime};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::kit::{Features, Subject, Tree, run_read_suite, run_write_suite, write_tree_to_fs};
+use atoll_vfs::kit::{
+    Features, Restart, RestartSubject, Subject, Tree, run_read_suite, run_restart_suite,
+    run_write_suite, write_tree_to_fs,
+};
 use atoll_vfs::{Caller, FileSystem, InodeNumber};
 use tempfile::NamedTempFile;
 
@@ -36,11 +39,48 @@ impl Images {
 
 fn mounted(image: &Path, block_bytes: u32) -> Tfs {
     let device = open_image(image, false);
-    mkfs(&(device.clone() as _), &options(block_bytes)).unwrap();
+    mkfs(&(device as _), &options(block_bytes)).unwrap();
+    mounted_again(image)
+}
+
+fn mounted_again(image: &Path) -> Tfs {
+    let device = open_image(image, false);
     let env = Arc::new(TokioRuntime::current());
     // Upkeep would hold the device for a moment after the end.
     let options = MountOptions { background: false, ..MountOptions::default() };
     Tfs::mount(env, device, &options).unwrap().0
+}
+
+/// One image, mounted again and again.
+struct ImageLife {
+    image: NamedTempFile,
+    tfs: Option<Tfs>,
+}
+
+impl Restart for ImageLife {
+    fn fs(&self) -> Arc<dyn FileSystem> {
+        Arc::new(self.tfs.clone().expect("is mounted"))
+    }
+
+    fn restart(&mut self) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move {
+            let tfs = self.tfs.take().expect("is mounted");
+            tfs.unmount().map_err(|error| error.to_string())?;
+            drop(tfs);
+            self.tfs = Some(mounted_again(self.image.path()));
+            Ok(())
+        })
+    }
+}
+
+impl RestartSubject for Images {
+    fn start(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<Box<dyn Restart>, String>> {
+        Box::pin(async move {
+            self.make(tree).await?;
+            let (image, tfs) = self.made.lock().unwrap().pop().expect("it was made");
+            Ok(Box::new(ImageLife { image, tfs: Some(tfs) }) as Box<dyn Restart>)
+        })
+    }
 }
 
 impl Subject for Images {
@@ -87,4 +127,11 @@ async fn tfs_passes_the_write_suite() {
         report.assert_passes();
         images.check();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tfs_passes_the_restart_suite() {
+    let report = run_restart_suite(&Images::of_blocks(4096)).await;
+    report.assert_passes();
+    assert_eq!(report.passed(), report.checks.len(), "nothing is skipped\n{report}");
 }

@@ -3,7 +3,8 @@
 //!
 //! An implementation's tests provide a [`Subject`], which makes a file system that holds
 //! a given [`Tree`], and run [`run_read_suite`] and, where it can be written,
-//! [`run_write_suite`]; where several front ends share one, [`run_shared_suite`] as well:
+//! [`run_write_suite`]; where several front ends share one, [`run_shared_suite`], and where handles
+//! last over restarts, [`run_restart_suite`] as well:
 //!
 //! ```text
 //! let report = kit::run_read_suite(&MySubject::new()).await;
@@ -21,6 +22,7 @@ mod build;
 mod compare;
 mod probe;
 mod read;
+mod restart;
 mod shared;
 mod tree;
 mod write;
@@ -37,6 +39,7 @@ use crate::FileSystem;
 
 pub use build::{Written, write_tree_to_disk, write_tree_to_fs};
 pub use compare::{CompareOptions, Comparison, Difference, MAX_DIFFERENCES, compare_trees};
+pub use restart::{Restart, RestartSubject, run_restart_suite};
 pub use shared::{SharedSubject, run_shared_suite};
 pub use tree::{BIG_DIRECTORY_ENTRIES, Body, Content, Node, Tree};
 

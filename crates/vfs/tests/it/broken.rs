@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use atoll_env::{BoxFuture, Env, Runtime, TokioRuntime};
-use atoll_vfs::kit::{Features, SharedSubject, Subject, Tree};
+use atoll_vfs::kit::{Features, Restart, RestartSubject, SharedSubject, Subject, Tree};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FALLOC_PUNCH_HOLE,
@@ -57,6 +57,8 @@ pub(crate) enum Fault {
     LosesSetTimes,
     IgnoresTruncate,
     FindsDeletedFilesByHandle,
+    FindsNothingByHandle,
+    FindsByName,
     LocksExcludeNobody,
     LocksAreAllExclusive,
     UnlocksWholeLocks,
@@ -105,6 +107,36 @@ impl Subject for BrokenSubject {
             };
             let calls = AtomicU64::new(0);
             Ok(Arc::new(Broken { inner, fault: self.fault, calls }) as Arc<dyn FileSystem>)
+        })
+    }
+}
+
+/// Memory that outlives what is served from it.
+struct BrokenLife {
+    inner: Arc<MemoryFs>,
+    fault: Fault,
+    /// Where the next one begins to count calls.
+    calls: u64,
+}
+
+impl Restart for BrokenLife {
+    fn fs(&self) -> Arc<dyn FileSystem> {
+        let (inner, calls) = (self.inner.clone(), AtomicU64::new(self.calls));
+        Arc::new(Broken { inner, fault: self.fault, calls })
+    }
+
+    fn restart(&mut self) -> BoxFuture<'_, Result<(), String>> {
+        // The first number of the next one is wrong, if numbers are unstable.
+        self.calls = 49;
+        Box::pin(async { Ok(()) })
+    }
+}
+
+impl RestartSubject for BrokenSubject {
+    fn start(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<Box<dyn Restart>, String>> {
+        Box::pin(async move {
+            let inner = filled(&tree, false).await;
+            Ok(Box::new(BrokenLife { inner, fault: self.fault, calls: 0 }) as Box<dyn Restart>)
         })
     }
 }
@@ -240,6 +272,12 @@ impl FileSystem for Broken {
 
     fn by_handle(&self, caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
         let found = self.inner.by_handle(caller, handle);
+        if self.has(Fault::FindsNothingByHandle) {
+            return answer(Err(Errno::ESTALE));
+        }
+        if self.has(Fault::FindsByName) {
+            return self.inner.lookup(caller, InodeNumber::ROOT, b"file");
+        }
         if !self.has(Fault::FindsDeletedFilesByHandle) {
             return found;
         }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use atoll_vfs::kit::{Report, Tree, Verdict, run_read_suite, run_shared_suite, run_write_suite};
+use atoll_vfs::kit::{
+    Report, Tree, Verdict, run_read_suite, run_restart_suite, run_shared_suite, run_write_suite,
+};
 
 use crate::broken::{BrokenSubject, Fault};
 use crate::reference::filled;
@@ -100,6 +102,27 @@ async fn the_shared_suite_catches_every_fault() {
     run_shared_suite(&BrokenSubject { fault: Fault::Nothing, base: None }).await.assert_passes();
     for (fault, expected) in faults {
         let report = run_shared_suite(&BrokenSubject { fault, base: None }).await;
+        assert_caught(&report, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_restart_suite_catches_every_fault() {
+    let faults = [
+        (Fault::FindsNothingByHandle, "handles_lead_to_their_files_after_restarts"),
+        (Fault::FindsNothingByHandle, "a_handle_lasts_as_long_as_a_file_has_names"),
+        (Fault::UnstableNumbers, "numbers_are_the_same_after_restarts"),
+        (Fault::FindsDeletedFilesByHandle, "handles_of_removed_files_are_stale_after_restarts"),
+        (Fault::FindsByName, "handles_of_replaced_files_are_stale_after_restarts"),
+        (Fault::FindsByName, "a_new_file_under_a_removed_name_has_another_handle"),
+        (Fault::FindsByName, "handles_follow_renames_over_restarts"),
+        (Fault::FindsByName, "handles_follow_exchanged_names_over_restarts"),
+    ];
+    let report = run_restart_suite(&BrokenSubject { fault: Fault::Nothing, base: None }).await;
+    report.assert_passes();
+    assert_eq!(report.passed(), report.checks.len(), "nothing is skipped\n{report}");
+    for (fault, expected) in faults {
+        let report = run_restart_suite(&BrokenSubject { fault, base: None }).await;
         assert_caught(&report, expected);
     }
 }
