@@ -7,17 +7,20 @@
 //!
 //! - [`shared`]: the file system of Pastis: many people write, no server.
 //! - [`SpoolDirectory`]: where mounts keep on disk what the ring does not have yet.
+//! - [`HandleTable`]: where files are by number, for handles that last over restarts.
 //!
-//! Each knows only those before it, and [`SpoolDirectory`]. The ring is seen only as [`atoll_dht::Blocks`]; nothing here
+//! Each knows only those before it, [`SpoolDirectory`] and [`HandleTable`]. The ring is seen only as [`atoll_dht::Blocks`]; nothing here
 //! knows routing, replicas or peers.
 
 pub mod blocks;
 mod counted;
 pub mod format;
+mod handle_table;
 pub mod keep;
 pub mod owned;
 mod room;
 pub mod shared;
 mod spool_directory;
 
+pub use handle_table::HandleTable;
 pub use spool_directory::SpoolDirectory;
