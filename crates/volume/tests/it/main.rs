@@ -7,6 +7,7 @@ mod encrypted;
 mod formats;
 mod get;
 mod golden;
+mod handles;
 mod hostile;
 mod live;
 mod mount;

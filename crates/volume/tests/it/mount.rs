@@ -61,7 +61,7 @@ fn me() -> Caller {
 }
 
 /// A volume that is always asked for a newer root.
-fn eager() -> VolumeOptions {
+pub(crate) fn eager() -> VolumeOptions {
     VolumeOptions { max_age: Duration::ZERO, ..VolumeOptions::default() }
 }
 

@@ -8,6 +8,10 @@
 //! inputs, so they are the same after a number was forgotten, and in listings that count no lookup.
 //! If a number is already taken by another file (2^-64 for each pair, or a publisher's deliberate
 //! work), the next one is used.
+//!
+//! Where files have handles ([`Inodes::by_path`]), a handle must lead to what is under the file's
+//! path in the newest version. There a file's or link's number comes from its directory's number,
+//! its name and its kind, and what is known of it changes with the version, as a directory's does.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +19,19 @@ use atoll_key::BlockHash;
 use atoll_vfs::{FileKind, InodeNumber};
 use bytes::Bytes;
 
-use crate::format::DirectoryEntry;
+use crate::format::{Content, DirectoryEntry};
 use crate::owned::read::snapshot::joined;
 
 /// The files that the kernel holds lookups of, and the directories above them.
 pub(super) struct Inodes {
     nodes: BTreeMap<u64, Node>,
+    /// A number is a path, not a content.
+    is_by_path: bool,
 }
 
 struct Node {
     parent: u64,
-    /// What is known of it. A file's never changes; a directory's is of version `seen`.
+    /// What is known of it in version `seen`; of a content that is a number, for ever.
     entry: DirectoryEntry,
     seen: u64,
     lookups: u64,
@@ -36,44 +42,82 @@ struct Node {
 /// What the table knows of a number.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
-    /// A file or link: all there is to know.
-    Leaf(DirectoryEntry),
-    /// A directory, to be looked up below `above`, which is of the version asked for, by
-    /// these names, each with its number.
-    Directory { above: DirectoryEntry, names: Vec<(u64, Bytes)> },
-}
-
-/// Whether other names may lead to the same file.
-fn has_several_names(entry: &DirectoryEntry) -> bool {
-    entry.kind() != FileKind::Directory && entry.owner.is_some_and(|owner| owner.links > 1)
+    /// A file or link that is a content: all there is to know.
+    Content(DirectoryEntry),
+    /// What is to be looked up below `above`, which is of the version asked for, by these names,
+    /// each with its number and its kind.
+    Path { above: DirectoryEntry, names: Vec<(u64, Bytes, FileKind)> },
 }
 
 fn nameless(entry: &DirectoryEntry) -> DirectoryEntry {
     DirectoryEntry { name: Bytes::new(), ..entry.clone() }
 }
 
+/// An entry's content. Targets are slices of directory blocks; the table must not keep those in
+/// memory.
+fn own_content(entry: &DirectoryEntry) -> Content {
+    match &entry.content {
+        Content::Symlink(target) => Content::Symlink(Bytes::copy_from_slice(target)),
+        content => content.clone(),
+    }
+}
+
+/// A kind as part of a path's identity, from which numbers come: it must never change.
+fn kind_number(kind: FileKind) -> u8 {
+    match kind {
+        FileKind::Directory => 0,
+        FileKind::Regular => 1,
+        FileKind::Symlink => 2,
+        FileKind::Fifo => 3,
+        FileKind::Socket => 4,
+        FileKind::CharDevice => 5,
+        FileKind::BlockDevice => 6,
+    }
+}
+
 impl Inodes {
     pub(super) fn new(root: DirectoryEntry, version: u64) -> Inodes {
         let node = Node { parent: 1, entry: root, seen: version, lookups: 1, children: 0 };
-        Inodes { nodes: BTreeMap::from([(InodeNumber::ROOT.0, node)]) }
+        Inodes { nodes: BTreeMap::from([(InodeNumber::ROOT.0, node)]), is_by_path: false }
+    }
+
+    /// From now on a file's number is its path. Called before any number is given out.
+    pub(super) fn by_path(&mut self) {
+        self.is_by_path = true;
+    }
+
+    /// Whether the number of a file of this kind always means the same content.
+    pub(super) fn is_content(&self, kind: FileKind) -> bool {
+        kind != FileKind::Directory && !self.is_by_path
+    }
+
+    /// Whether other names may lead to the same number.
+    fn has_several_names(&self, entry: &DirectoryEntry) -> bool {
+        self.is_content(entry.kind()) && entry.owner.is_some_and(|owner| owner.links > 1)
     }
 
     /// The number of `entry` below directory `parent`.
     pub(super) fn number(&self, parent: InodeNumber, entry: &DirectoryEntry) -> InodeNumber {
-        let is_directory = entry.kind() == FileKind::Directory;
-        let mut identity = Vec::new();
-        if is_directory {
-            identity.extend_from_slice(&parent.0.to_be_bytes());
-            identity.extend_from_slice(&entry.name);
-        } else {
-            // No directory has the number 0.
-            let above = if has_several_names(entry) { 0 } else { parent.0 };
-            identity.extend_from_slice(&above.to_be_bytes());
-            // No name begins with a NUL: no directory's identity is a file's.
-            identity.push(0);
-            match has_several_names(entry) {
-                true => nameless(entry).encode(&mut identity),
-                false => entry.encode(&mut identity),
+        let kind = entry.kind();
+        let is_content = self.is_content(kind);
+        let has_several_names = self.has_several_names(entry);
+        // No directory has the number 0.
+        let above = if has_several_names { 0 } else { parent.0 };
+        let mut identity = above.to_be_bytes().to_vec();
+        // No name begins with a NUL: no directory's identity is a file's.
+        match kind {
+            FileKind::Directory => identity.extend_from_slice(&entry.name),
+            _ if has_several_names => {
+                identity.push(0);
+                nameless(entry).encode(&mut identity);
+            }
+            _ if is_content => {
+                identity.push(0);
+                entry.encode(&mut identity);
+            }
+            _ => {
+                identity.extend_from_slice(&[0, kind_number(kind)]);
+                identity.extend_from_slice(&entry.name);
             }
         }
         let hash = BlockHash::of(&identity).0;
@@ -81,10 +125,10 @@ impl Inodes {
         let mut number = first.max(InodeNumber::ROOT.0 + 1);
         while let Some(node) = self.nodes.get(&number) {
             let same_name = node.parent == parent.0 && node.entry.name == entry.name;
-            let same_kind = (node.entry.kind() == FileKind::Directory) == is_directory;
-            let same = match has_several_names(entry) {
+            let same = match has_several_names {
                 true => nameless(&node.entry) == nameless(entry),
-                false => same_name && same_kind && (is_directory || node.entry == *entry),
+                false if is_content => same_name && node.entry == *entry,
+                false => same_name && node.entry.kind() == kind,
             };
             if same {
                 break;
@@ -107,12 +151,11 @@ impl Inodes {
             self.update(number.0, entry, seen);
             return number;
         }
-        // Names are slices of directory blocks; the table must not keep those in memory.
-        let mut entry = entry.clone();
-        entry.name = Bytes::copy_from_slice(&entry.name);
-        if let crate::format::Content::Symlink(target) = &mut entry.content {
-            *target = Bytes::copy_from_slice(target);
-        }
+        let entry = DirectoryEntry {
+            name: Bytes::copy_from_slice(&entry.name),
+            content: own_content(entry),
+            ..entry.clone()
+        };
         let node = Node { parent: parent.0, entry, seen, lookups: 1, children: 0 };
         self.nodes.insert(number.0, node);
         if let Some(above) = self.nodes.get_mut(&parent.0) {
@@ -121,11 +164,11 @@ impl Inodes {
         number
     }
 
-    /// Counts another lookup of a number in the table.
-    pub(super) fn enter_again(&mut self, number: InodeNumber) {
-        if let Some(node) = self.nodes.get_mut(&number.0) {
-            node.lookups = node.lookups.saturating_add(1);
-        }
+    /// Counts another lookup of a number, if it is in the table.
+    pub(super) fn enter_again(&mut self, number: InodeNumber) -> bool {
+        let Some(node) = self.nodes.get_mut(&number.0) else { return false };
+        node.lookups = node.lookups.saturating_add(1);
+        true
     }
 
     /// Takes back lookups, and drops inodes that are no longer held.
@@ -149,18 +192,18 @@ impl Inodes {
     /// What is known of `number`, to be brought to version `version`.
     pub(super) fn known(&self, number: InodeNumber, version: u64) -> Option<Known> {
         let mut node = self.nodes.get(&number.0)?;
-        if node.entry.kind() != FileKind::Directory {
-            return Some(Known::Leaf(node.entry.clone()));
+        if self.is_content(node.entry.kind()) {
+            return Some(Known::Content(node.entry.clone()));
         }
         let mut names = Vec::new();
         let mut at = number.0;
         while node.seen != version && at != InodeNumber::ROOT.0 {
-            names.push((at, node.entry.name.clone()));
+            names.push((at, node.entry.name.clone(), node.entry.kind()));
             at = node.parent;
             node = self.nodes.get(&at)?;
         }
         names.reverse();
-        Some(Known::Directory { above: node.entry.clone(), names })
+        Some(Known::Path { above: node.entry.clone(), names })
     }
 
     /// Whether the root is of another version than `version`.
@@ -168,18 +211,32 @@ impl Inodes {
         self.nodes.get(&InodeNumber::ROOT.0).is_some_and(|root| root.seen == version)
     }
 
-    /// Notes that version `seen` has the inode `number`, and what a directory's entry is there.
+    /// Notes that version `seen` has the inode `number`, and what its entry is there.
     pub(super) fn update(&mut self, number: u64, entry: &DirectoryEntry, seen: u64) {
+        // A content's entry says under its number what it always said.
+        let is_content = self.is_content(entry.kind());
         if let Some(node) = self.nodes.get_mut(&number)
             && node.seen < seen
         {
             node.seen = seen;
-            // A file's entry says under its number what it always said.
-            if entry.kind() == FileKind::Directory {
+            if !is_content {
                 let name = node.entry.name.clone();
-                node.entry = DirectoryEntry { name, ..entry.clone() };
+                node.entry = DirectoryEntry { name, content: own_content(entry), ..entry.clone() };
             }
         }
+    }
+
+    /// The names that lead from the root to `number`, beginning with its own, each with its number
+    /// and its directory's.
+    pub(super) fn names_above(&self, number: InodeNumber) -> Option<Vec<(u64, u64, Bytes)>> {
+        let mut names = Vec::new();
+        let mut at = number.0;
+        while at != InodeNumber::ROOT.0 {
+            let node = self.nodes.get(&at)?;
+            names.push((at, node.parent, node.entry.name.clone()));
+            at = node.parent;
+        }
+        Some(names)
     }
 
     /// The directory above `number`.
@@ -207,7 +264,7 @@ impl Inodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Content, DirectoryRef, Owner};
+    use crate::format::{DirectoryRef, Owner};
 
     fn directory(name: &'static [u8]) -> DirectoryEntry {
         DirectoryEntry {

@@ -5,9 +5,13 @@
 //! file always its own ([`inodes`]). So the kernel may cache names for the rest of `max_age`, and
 //! contents and attributes of files without limit.
 //!
+//! With handles ([`VolumeFs::with_handles`]) a file is its path: it has the attributes of the newest
+//! version, an open keeps the contents of its own, and nothing is cached for longer than names are.
+//!
 //! A published tree has no owners: everything belongs to the user who mounts. A volume that was
 //! written through a mount has them.
 
+mod handles;
 mod inodes;
 
 use std::collections::BTreeMap;
@@ -18,10 +22,11 @@ use atoll_dht::GetError;
 use atoll_env::{Env, timeout};
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle,
-    InodeNumber, OpenFlags, Opened, SeekTo, StatFs, check_name,
+    InodeNumber, OpenFlags, Opened, PersistentHandle, SeekTo, StatFs, check_name,
 };
 use bytes::Bytes;
 
+use self::handles::GENERATION;
 use self::inodes::{Inodes, Known};
 use super::read::error::shown_path;
 use super::read::snapshot::{Snapshot, joined, read_xattrs};
@@ -31,6 +36,7 @@ use crate::blocks::directory;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
 use crate::format::{Content, DirectoryEntry, DirectoryRef};
+use crate::handle_table::HandleTable;
 
 /// How long attributes that never change may be believed: a day, since some kernels
 /// overflow on more.
@@ -57,6 +63,8 @@ struct Shared {
     gid: u32,
     /// Shows owners as the volume has them, where it has any.
     shows_owners: bool,
+    /// Where files are by number, if they have handles.
+    handles: Option<Arc<HandleTable>>,
     tables: Mutex<Tables>,
 }
 
@@ -110,16 +118,33 @@ impl VolumeFs {
             directories: BTreeMap::new(),
         };
         let tables = Mutex::new(tables);
-        let shows_owners = true;
-        VolumeFs { shared: Arc::new(Shared { env, volume, uid, gid, shows_owners, tables }) }
+        let (shows_owners, handles) = (true, None);
+        let shared = Shared { env, volume, uid, gid, shows_owners, handles, tables };
+        VolumeFs { shared: Arc::new(shared) }
     }
 
     /// The same; everything appears as owned by the user and group given, also where the volume
     /// says otherwise.
     pub fn with_one_owner(env: Env, volume: Arc<Volume>, uid: u32, gid: u32) -> VolumeFs {
         let mut fs = VolumeFs::new(env, volume, uid, gid);
-        Arc::get_mut(&mut fs.shared).expect("it is not shared yet").shows_owners = false;
+        fs.shared_mut().shows_owners = false;
         fs
+    }
+
+    /// The same; files have handles, which `table` makes last over restarts.
+    ///
+    /// # Panics
+    /// If it was cloned.
+    #[must_use]
+    pub fn with_handles(mut self, table: Arc<HandleTable>) -> VolumeFs {
+        let shared = self.shared_mut();
+        shared.handles = Some(table);
+        shared.tables().inodes.by_path();
+        self
+    }
+
+    fn shared_mut(&mut self) -> &mut Shared {
+        Arc::get_mut(&mut self.shared).expect("it is not shared yet")
     }
 
     /// How many inode numbers the kernel holds, and how many files and directories it has
@@ -177,8 +202,8 @@ impl Shared {
         self.tables.lock().expect("no holder of this lock panics")
     }
 
-    /// What `inode` is in the newest version; files and links are what they always were.
-    /// A directory that is gone is [`Errno::ESTALE`], which makes the kernel look its path
+    /// What `inode` is in the newest version; contents are what they always were. A path that is
+    /// gone, or leads to another kind of file is [`Errno::ESTALE`], which makes the kernel look its path
     /// up again.
     async fn entry(&self, inode: InodeNumber) -> Result<(DirectoryEntry, Arc<Snapshot>), Fault> {
         let snapshot = self.volume.snapshot().await;
@@ -191,15 +216,15 @@ impl Shared {
             tables.inodes.known(inode, snapshot.version).ok_or(Errno::ESTALE)?
         };
         let (mut entry, names) = match known {
-            Known::Leaf(entry) => return Ok((entry, snapshot)),
-            Known::Directory { above, names } => (above, names),
+            Known::Content(entry) => return Ok((entry, snapshot)),
+            Known::Path { above, names } => (above, names),
         };
-        for (number, name) in names {
+        for (number, name, kind) in names {
             let Content::Directory(directory) = entry.content else {
                 return Err(Errno::ESTALE.into());
             };
             let found = snapshot.find(&directory, &name).await?;
-            entry = found.filter(|e| e.kind() == FileKind::Directory).ok_or(Errno::ESTALE)?;
+            entry = found.filter(|found| found.kind() == kind).ok_or(Errno::ESTALE)?;
             self.tables().inodes.update(number, &entry, snapshot.version);
         }
         Ok((entry, snapshot))
@@ -214,6 +239,18 @@ impl Shared {
             Content::Directory(directory) => Ok((entry, directory, snapshot)),
             _ => Err(Errno::ENOTDIR.into()),
         }
+    }
+
+    /// What a name means in the newest version, counted as one lookup.
+    async fn look_up(
+        &self,
+        parent: InodeNumber,
+        name: &[u8],
+    ) -> Result<(InodeNumber, DirectoryEntry, Arc<Snapshot>), Fault> {
+        let (_, directory, snapshot) = self.directory(parent).await?;
+        let entry = snapshot.find(&directory, name).await?.ok_or(Errno::ENOENT)?;
+        let inode = self.tables().inodes.enter(parent, &entry, snapshot.version);
+        Ok((inode, entry, snapshot))
     }
 
     fn attr(&self, inode: InodeNumber, entry: &DirectoryEntry) -> Attr {
@@ -246,20 +283,20 @@ impl Shared {
     }
 
     fn attr_ttl(&self, entry: &DirectoryEntry) -> Duration {
-        match entry.kind() {
-            FileKind::Directory => self.volume.fresh_for(),
-            _ => FOREVER,
+        match self.tables().inodes.is_content(entry.kind()) {
+            true => FOREVER,
+            false => self.volume.fresh_for(),
         }
     }
 
     /// An entry under a number whose lookup was counted. `name_ttl` is of when the entry
     /// was found.
     fn found(&self, inode: InodeNumber, entry: &DirectoryEntry, name_ttl: Duration) -> Entry {
-        let attr_ttl = match entry.kind() {
-            FileKind::Directory => name_ttl,
-            _ => FOREVER,
+        let attr_ttl = match self.tables().inodes.is_content(entry.kind()) {
+            true => FOREVER,
+            false => name_ttl,
         };
-        Entry { attr: self.attr(inode, entry), generation: 0, name_ttl, attr_ttl }
+        Entry { attr: self.attr(inode, entry), generation: GENERATION, name_ttl, attr_ttl }
     }
 
     /// How long what was found in `snapshot` may be believed: not at all once there is a
@@ -295,11 +332,7 @@ impl FileSystem for VolumeFs {
     fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
         let wanted = check_name(name).map(|()| Bytes::copy_from_slice(name));
         self.answer(parent, Some(name), |shared| async move {
-            let name = wanted?;
-            let (_, directory, snapshot) = shared.directory(parent).await?;
-            let found = snapshot.find(&directory, &name).await?;
-            let entry = found.ok_or(Errno::ENOENT)?;
-            let inode = shared.tables().inodes.enter(parent, &entry, snapshot.version);
+            let (inode, entry, snapshot) = shared.look_up(parent, &wanted?).await?;
             Ok(shared.found(inode, &entry, shared.ttl(&snapshot)))
         })
     }
@@ -310,6 +343,22 @@ impl FileSystem for VolumeFs {
             let (entry, _, snapshot) = shared.directory(parent).await?;
             shared.tables().inodes.enter_again(parent);
             Ok(shared.found(parent, &entry, shared.ttl(&snapshot)))
+        })
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.answer(inode, None, move |shared| async move { shared.handle(inode).await })
+    }
+
+    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let number = handle.number();
+        self.answer(InodeNumber::ROOT, None, |shared| async move {
+            let (inode, generation) = number?;
+            if generation != GENERATION {
+                return Err(Errno::ESTALE.into());
+            }
+            let entry = shared.hold_number(inode).await?;
+            Ok(shared.found(inode, &entry, shared.volume.fresh_for()))
         })
     }
 
@@ -359,7 +408,8 @@ impl FileSystem for VolumeFs {
             let mut tables = shared.tables();
             let handle = tables.new_handle();
             tables.files.insert(handle.0, OpenFile { file, inode, ahead: Arc::default() });
-            Ok(Opened { handle, keep_cache: true, direct_io: false })
+            let keep_cache = tables.inodes.is_content(FileKind::Regular);
+            Ok(Opened { handle, keep_cache, direct_io: false })
         })
     }
 
