@@ -10,6 +10,7 @@
 //! - [`keep`]: the leases of what was written.
 //! - [`release`]: what is not needed any more leaves the ring.
 //! - [`history`]: old states are kept, and brought back.
+//! - [`HandleTable`]: where files are by number, for handles that last over restarts.
 //! - [`copy`]: a file or directory of one is copied to where it was.
 //! - [`flush`]: one task turns changes into blocks and puts the next root.
 //! - [`fs`]: the calls of [`FileSystem`](atoll_vfs::FileSystem).
@@ -70,6 +71,7 @@ use crate::blocks::error::BlockError;
 use crate::blocks::form::BlockForm;
 use crate::blocks::pace::Wanted;
 use crate::format::{DirectoryRef, Owner, xattrs};
+use crate::handle_table::HandleTable;
 use crate::keep::Keep;
 use crate::room::LastRoom;
 
@@ -94,6 +96,8 @@ pub struct WriteOptions {
     pub sync: bool,
     /// Which old states are kept from now on, if not the same as before.
     pub keep: Option<Keep>,
+    /// Where files are by number. If there is none, the mount has no file handles.
+    pub handles: Option<Arc<HandleTable>>,
 }
 
 impl Default for WriteOptions {
@@ -108,6 +112,7 @@ impl Default for WriteOptions {
             max_spool_bytes: 1 << 30,
             sync: false,
             keep: None,
+            handles: None,
         }
     }
 }

@@ -11,7 +11,7 @@ use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 use super::fs::{Fault, WritableFs};
 use super::release::UnneededBlocks;
 use super::spool::{self, Spool, SpoolError};
-use super::tree::{Record, Tree};
+use super::tree::{self, Record, Tree};
 use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, WriteOptions};
 use super::{flush, keep, random_id};
 use crate::blocks::cache::BlockCache;
@@ -119,13 +119,14 @@ impl WritableFs {
         let taken_over = is_taken_over.then(|| root.clone());
         let mut shared = Shared::new(env, blocks, (block, root), secret, options, keeper, spool);
         shared.set_aside = Mutex::new(set_aside);
-        shared.claim(&former_ids, merged, taken_over).await?;
+        let next_inode = shared.claim(&former_ids, merged, taken_over).await?;
         let fs = WritableFs::of(Arc::new(shared));
         match fs.replay().await {
             Ok(()) => {}
             Err(Unmade::Failed(error)) => return Err(error),
             Err(Unmade::Damaged(why)) => fs.give_up_replay(&why).await?,
         }
+        fs.shared().tree().pass_over_numbers(next_inode);
         fs.shared().begin();
         Ok(fs)
     }
@@ -305,13 +306,13 @@ impl Shared {
     }
 
     /// Says on the ring that this mount writes the volume, and that the root has so many records of
-    /// its spool, which had other names before.
+    /// its spool, which had other names before. The number of the next file that is new.
     async fn claim(
         &self,
         former_ids: &[[u8; 16]],
         records: u64,
         taken_over: Option<Root>,
-    ) -> Result<(), FlushError> {
+    ) -> Result<u64, FlushError> {
         let mut head = self.head.lock().await;
         self.releases.begin(head.root.clone());
         let mut root = self.with_policy(head.root.clone()).await?;
@@ -320,8 +321,13 @@ impl Shared {
         }
         root.mounted.merged.retain(|merged| !former_ids.contains(&merged.spool));
         root.mounted.merge(self.spool_id, records);
+        if root.mounted.writer.is_some() {
+            root.mounted.next_inode = tree::numbers_after_crash(root.mounted.next_inode);
+        }
+        let next_inode = root.mounted.next_inode;
         let root = self.marked(root, true);
-        self.put_root(&mut head, root).await
+        self.put_root(&mut head, root).await?;
+        Ok(next_inode)
     }
 
     /// Keeps what `replaced` needs, although newer versions do not.
@@ -336,6 +342,9 @@ impl Shared {
     fn begin(self: &Arc<Shared>) {
         if self.spool.is_some() {
             self.tree().keep_journal();
+        }
+        if self.options.handles.is_some() {
+            self.tree().keep_moved();
         }
         self.has_ended.store(false, Ordering::Release);
         self.env.spawn(Box::pin(flush::run(Arc::downgrade(self))));

@@ -5,6 +5,7 @@ mod contents;
 mod crashes;
 mod edges;
 mod full_ring;
+mod handles;
 mod history;
 pub(crate) mod model;
 mod release;

@@ -1,5 +1,6 @@
-//! The calls of a mount; `listing` finds names.
+//! The calls of a mount; `listing` finds names, `handles` files by their handles.
 
+mod handles;
 mod listing;
 
 use std::sync::Arc;
@@ -9,11 +10,12 @@ use std::time::Duration;
 use atoll_env::timeout;
 use atoll_vfs::{
     Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
-    Handle, InodeNumber, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer,
-    XattrFlags,
+    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
+    Writer, XattrFlags,
 };
 use bytes::Bytes;
 
+use self::handles::GENERATION;
 use self::listing::Listed;
 use super::tree::{Birth, Loaded, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
@@ -169,6 +171,7 @@ impl WritableFs {
                 let done = call(&mut tree, &loaded);
                 tree.settle();
                 self.shared.keep_records(&mut tree);
+                self.keep_moved(&mut tree);
                 done
             };
             match done {
@@ -260,7 +263,7 @@ impl WritableFs {
     /// The reply for a file of which a lookup was counted.
     fn entry(&self, tree: &Tree, inode: u64) -> Result<Entry, Stop> {
         let attr = tree.attr(inode)?;
-        Ok(Entry { attr, generation: 0, name_ttl: FOREVER, attr_ttl: FOREVER })
+        Ok(Entry { attr, generation: GENERATION, name_ttl: FOREVER, attr_ttl: FOREVER })
     }
 
     fn make(
@@ -338,6 +341,22 @@ impl FileSystem for WritableFs {
                 fs.entry(tree, parent)
             })
             .await
+        })
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.answer(move |fs| async move { fs.handle(inode.0).await })
+    }
+
+    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let number = handle.number();
+        self.answer(move |fs| async move {
+            let (inode, generation) = number?;
+            if generation != GENERATION {
+                return Err(Errno::ESTALE.into());
+            }
+            fs.hold_number(inode.0).await?;
+            fs.on_tree(|tree, _| fs.entry(tree, inode.0)).await
         })
     }
 

@@ -440,9 +440,12 @@ impl Tree {
             Record::Make { inode, name, kind, target, rdev, mode, uid, gid, now } => {
                 let birth = birth(*kind, target, *rdev)?;
                 let caller = Caller { uid: *uid, gid: *gid, ..Caller::default() };
-                self.next_inode = self.next_inode.max(*inode);
                 let now = FileTime::from(*now);
-                let made = self.make(caller, name.place(), birth, *mode, now, loaded)?;
+                // The root may have passed over this number since.
+                let next_inode = std::mem::replace(&mut self.next_inode, *inode);
+                let made = self.make(caller, name.place(), birth, *mode, now, loaded);
+                self.next_inode = self.next_inode.max(next_inode);
+                let made = made?;
                 self.journal.held.push(made);
                 same(made, *inode)
             }

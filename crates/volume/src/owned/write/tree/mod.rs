@@ -16,6 +16,7 @@
 
 mod attributes;
 mod flush;
+mod handles;
 mod journal;
 mod names;
 mod namespace;
@@ -29,6 +30,8 @@ use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber};
 use bytes::Bytes;
 
 pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
+use self::handles::MovedFile;
+pub(super) use self::handles::numbers_after_crash;
 use self::journal::Journal;
 pub(super) use self::journal::{Record, Restated};
 use self::names::Names;
@@ -187,6 +190,8 @@ pub(super) struct Tree {
     flushing_bytes: u64,
     /// Nodes that the call under way brought into the table.
     entered: Vec<u64>,
+    /// Files whose place has changed since [`Tree::take_moved`], if anybody asks.
+    moved: Option<Vec<MovedFile>>,
     journal: Journal,
 }
 
@@ -215,6 +220,7 @@ impl Tree {
             held_bytes: 0,
             flushing_bytes: 0,
             entered: Vec::new(),
+            moved: None,
             journal: Journal::default(),
         }
     }

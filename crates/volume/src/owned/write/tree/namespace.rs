@@ -322,6 +322,7 @@ impl Tree {
             self.set_link(inode, None);
         }
         self.note_emptied(inode);
+        self.note_moved(inode, true);
         self.leave_place(inode);
     }
 
@@ -349,10 +350,12 @@ impl Tree {
         let is_directory = self.nodes[&inode].is_directory();
         self.count_name(parent, is_directory, true);
         if matches!(self.nodes[&inode].place, Place::Named(..)) {
+            self.note_moved(inode, false);
             self.nodes.get_mut(&parent).expect("it has names").children += 1;
             self.leave_place(inode);
             let node = self.nodes.get_mut(&inode).expect("it is held");
             node.place = Place::Named(parent, name.clone());
+            self.note_moved(inode, false);
         }
         self.set_name(parent, name, Some(inode));
         self.nodes.get_mut(&inode).expect("it is held").ctime = now;

@@ -1,0 +1,111 @@
+//! File handles: a handle is a number, which no other file of the volume gets.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use atoll_vfs::{Errno, InodeNumber, PersistentHandle};
+
+use super::{Fault, WritableFs};
+use crate::handle_table::HandleTable;
+use crate::owned::write::tree::{Stop, Tree};
+
+/// How often a number was used before: never.
+pub(super) const GENERATION: u64 = 0;
+
+const ROOT: u64 = InodeNumber::ROOT.0;
+
+impl WritableFs {
+    fn table(&self) -> Option<&Arc<HandleTable>> {
+        self.shared.options.handles.as_ref()
+    }
+
+    /// The handle of a file. It leaves once the table says where the file is.
+    pub(super) async fn handle(&self, inode: u64) -> Result<PersistentHandle, Fault> {
+        let table = self.table().ok_or(Errno::EOPNOTSUPP)?;
+        let noted = match self.on_tree(|tree, _| note_names(table, tree, inode)).await {
+            Err(Fault::Errno(Errno::ESTALE)) => {
+                self.hold_number(inode).await?;
+                let noted = self.on_tree(|tree, _| note_names(table, tree, inode)).await;
+                self.shared.tree().forget(inode, 1);
+                noted
+            }
+            noted => noted,
+        };
+        noted?;
+        Ok(PersistentHandle::of_number(InodeNumber(inode), GENERATION))
+    }
+
+    /// Counts a lookup of a file that need not be in memory. [`Errno::ESTALE`] if it is gone, or
+    /// the table does not know it.
+    pub(super) async fn hold_number(&self, inode: u64) -> Result<(), Fault> {
+        let table = self.table().ok_or(Errno::ESTALE)?;
+        match self.on_tree(|tree, loaded| tree.hold_number(inode, loaded)).await {
+            Err(Fault::Errno(Errno::ESTALE)) => {}
+            held => return held,
+        }
+        let mut outdated = BTreeSet::new();
+        while let Some(names) = table.path(inode, &outdated) {
+            match self.hold_by_names(names).await? {
+                None => {
+                    // If the disk fails, the next handle of the file says so.
+                    let _ = self.on_tree(|tree, _| note_names(table, tree, inode)).await;
+                    return Ok(());
+                }
+                // A crash may have undone a rename.
+                Some(file) if outdated.insert(file) => {}
+                Some(_) => break,
+            }
+        }
+        table.retire(inode);
+        Err(Errno::ESTALE.into())
+    }
+
+    /// Looks names up from the root on, and counts a lookup of the last file; returns the first
+    /// that is not where its name says.
+    async fn hold_by_names(&self, names: Vec<(u64, Box<[u8]>)>) -> Result<Option<u64>, Fault> {
+        let mut at = ROOT;
+        for (inode, name) in names {
+            let found = self.on_tree(|tree, loaded| tree.lookup(at, &name, loaded)).await;
+            let mut tree = self.shared.tree();
+            tree.forget(at, 1);
+            match found {
+                Ok(found) if found == inode => at = inode,
+                Ok(other) => {
+                    tree.forget(other, 1);
+                    return Ok(Some(inode));
+                }
+                Err(Fault::Errno(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE)) => {
+                    return Ok(Some(inode));
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Hands renames and removals of a call over to the table.
+    pub(super) fn keep_moved(&self, tree: &mut Tree) {
+        let Some(table) = self.table() else { return };
+        for (inode, place) in tree.take_moved() {
+            match place {
+                Some((parent, name)) if table.has(inode) => {
+                    // If the disk fails, the next handle of the file says so.
+                    let _ = table.note(inode, parent, &name);
+                }
+                Some(_) => {}
+                None => table.retire(inode),
+            }
+        }
+    }
+}
+
+/// Notes all names that lead to a file in memory: without one of them the others lead nowhere.
+fn note_names(table: &HandleTable, tree: &Tree, inode: u64) -> Result<(), Stop> {
+    for (inode, parent, name) in tree.names_above(inode)? {
+        table.note(inode, parent, &name).map_err(|error| {
+            tracing::warn!("a file handle cannot be kept: {table:?}: {error}");
+            Errno::EIO
+        })?;
+    }
+    Ok(())
+}
