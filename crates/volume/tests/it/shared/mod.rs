@@ -11,6 +11,7 @@ mod follow;
 mod fs;
 mod full_ring;
 mod given_up;
+mod handles;
 mod inodes;
 mod keepers;
 mod late;

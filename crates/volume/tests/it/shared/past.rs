@@ -36,7 +36,7 @@ use super::{NOW_MS, create, inode, joined, write};
 
 pub(super) const ROOT: InodeNumber = InodeNumber::ROOT;
 pub(super) const MINUTE: u64 = 60_000;
-const HOUR: u64 = 60 * MINUTE;
+pub(super) const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 /// Monday, 2026-11-16, 00:00.
 pub(super) const START: u64 = 1_794_787_200_000;
@@ -376,7 +376,7 @@ impl Scene {
     }
 
     /// `minutes` after the volume was made. Certificates are renewed as each day.
-    async fn at(&self, minutes: u64) {
+    pub(super) async fn at(&self, minutes: u64) {
         let before = self.clock.unix_ms.swap(START + minutes * MINUTE, Ordering::Relaxed);
         if before / DAY != (START + minutes * MINUTE) / DAY {
             // Mounts look for new certificates once a minute.

@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use super::{LogOf, NAME, is_past};
 use crate::shared::fs::{Present, SharedFs};
+use crate::shared::inode::InodeKey;
 
 fn refuse<T: Send + 'static>(errno: Errno) -> Answer<T> {
     Box::pin(async move { Err(errno) })
@@ -84,7 +85,10 @@ impl FileSystem for SharedFs {
     }
 
     fn by_handle(&self, caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
-        self.present.by_handle(caller, handle)
+        match handle.as_bytes().len() == size_of::<InodeKey>() {
+            true => self.present.by_handle(caller, handle),
+            false => self.past.by_handle(caller, handle),
+        }
     }
 
     fn forget(&self, inode: InodeNumber, count: u64) {

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
-    Handle, InodeNumber, OpenFlags, Opened, SeekTo, StatFs,
+    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, SeekTo, StatFs,
 };
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
@@ -110,22 +110,26 @@ impl PastFs {
 
     /// The entry of `.atoll`, counted as one lookup.
     pub(super) async fn top(&self) -> Result<Entry, Fault> {
-        self.hold(ROOT, Place::Top).await
+        self.hold(None, Place::Top).await
     }
 
-    /// The entry of a place, counted as one lookup.
-    async fn hold(&self, parent: u64, place: Place) -> Result<Entry, Fault> {
+    /// The entry of a place, counted as one lookup. [`Errno::ESTALE`] if it is not kept, or `EIO` where
+    /// a directory names it.
+    async fn hold(&self, parent: Option<Place>, place: Place) -> Result<Entry, Fault> {
         let held = self.nodes().held_again(&place);
         if let Some(number) = held {
             return Ok(entry(self.attr(number)?));
         }
         let found = match place {
             Place::Top | Place::History => None,
-            Place::Inode { time_ms, key } => {
-                let found = self.shared.inodes.at(key, time_ms).await?;
-                let why = "it is named in that state of the volume, and was not kept itself";
-                Some(found.ok_or(Fault::new(Errno::EIO, why))?)
-            }
+            Place::Inode { time_ms, key } => match self.shared.inodes.at(key, time_ms).await? {
+                Some(found) => Some(found),
+                None if parent.is_none() => return Err(Errno::ESTALE.into()),
+                None => {
+                    let why = "it is named in that state of the volume, and was not kept itself";
+                    return Err(Fault::new(Errno::EIO, why));
+                }
+            },
         };
         let number = self.nodes().hold(parent, place, found);
         Ok(entry(self.attr(number)?))
@@ -173,15 +177,60 @@ impl PastFs {
         Ok((node.place, node.found.clone()))
     }
 
+    /// The entry of the file that a handle names, counted as one lookup.
+    async fn held_by_handle(&self, handle: &PersistentHandle) -> Result<Entry, Fault> {
+        let place = Place::of_handle(handle)?;
+        let own_ms = self.nodes().own_time_ms();
+        let is_here = match place {
+            Place::Top | Place::History => own_ms.is_none(),
+            Place::Inode { time_ms, .. } => own_ms.is_none_or(|own| own == time_ms),
+        };
+        if !is_here {
+            return Err(Errno::ESTALE.into());
+        }
+        if let Place::Inode { time_ms, .. } = place {
+            self.check_time(time_ms).map_err(|_| Errno::ESTALE)?;
+        }
+        self.hold(None, place).await
+    }
+
+    /// The entry of the directory that holds a directory, counted as one lookup.
+    async fn above(&self, number: u64) -> Result<Entry, Fault> {
+        let (place, parent, found) = {
+            let nodes = self.nodes();
+            let node = nodes.node(number)?;
+            (node.place, node.parent, node.found.clone())
+        };
+        let above = match place {
+            _ if number == ROOT => place,
+            Place::Top => {
+                let age = self.shared.names_age();
+                return self.shared.entry(self.root_key(), age).await;
+            }
+            Place::History => Place::Top,
+            Place::Inode { key, .. } if key == self.root_key() => Place::History,
+            Place::Inode { time_ms, .. } => match parent {
+                Some(parent) => parent,
+                None => {
+                    let links = found.iter().flat_map(|found| &found.inode.links);
+                    let key = links.map(|link| link.directory).next().ok_or(Errno::ESTALE)?;
+                    Place::Inode { time_ms, key }
+                }
+            },
+        };
+        self.hold(None, above).await
+    }
+
     async fn lookup_name(&self, parent: u64, name: &[u8]) -> Result<Entry, Fault> {
-        let place = match self.found(parent)? {
+        let (above, found) = self.found(parent)?;
+        let place = match (above, found) {
             (Place::Top, _) if name == HISTORY => Place::History,
             (Place::Top, _) => return Err(Errno::ENOENT.into()),
             (Place::History, _) => {
                 let time_ms = times::parse(name).ok_or(Errno::ENOENT)?;
                 self.check_time(time_ms)?;
                 let place = Place::Inode { time_ms, key: self.root_key() };
-                return match self.hold(parent, place).await {
+                return match self.hold(Some(above), place).await {
                     Err(Fault { errno: Errno::EIO, .. }) => Err(Errno::ENOENT.into()),
                     held => held,
                 };
@@ -195,7 +244,7 @@ impl PastFs {
                 Place::Inode { time_ms, key: named[0].inode }
             }
         };
-        self.hold(parent, place).await
+        self.hold(Some(above), place).await
     }
 
     /// The names of a directory.
@@ -243,12 +292,13 @@ impl PastFs {
             Opening::File { .. } => return Err(Errno::ENOTDIR.into()),
         };
         let from = usize::try_from(cookie).unwrap_or(usize::MAX);
+        let (above, _) = self.found(number)?;
         let page: Vec<(usize, Listed)> =
             listing.iter().cloned().enumerate().skip(from).take(limit).collect();
         let listed = stream::iter(page).map(|(at, Listed { name, kind, place })| async move {
             // What cannot be read is told when it is used.
             let entry = match with_entries {
-                true => self.hold(number, place).await.ok(),
+                true => self.hold(Some(above), place).await.ok(),
                 false => None,
             };
             let inode = match &entry {
@@ -324,15 +374,16 @@ impl FileSystem for PastFs {
     }
 
     fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
-        self.answer(move |fs| async move {
-            let number = {
-                let mut nodes = fs.nodes();
-                let above = nodes.node(inode.0)?.parent;
-                nodes.hold_number(above)?;
-                above
-            };
-            Ok(entry(fs.attr(number)?))
-        })
+        self.answer(move |fs| async move { fs.above(inode.0).await })
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.answer(move |fs| async move { Ok(fs.nodes().node(inode.0)?.place.handle()?) })
+    }
+
+    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let handle = handle.clone();
+        self.answer(move |fs| async move { fs.held_by_handle(&handle).await })
     }
 
     fn forget(&self, inode: InodeNumber, count: u64) {

@@ -1,12 +1,14 @@
 //! The files of the past that the kernel knows, as plain data.
 //!
-//! Invariants: a number means one file of one time for as long as it is here; a file is here while the
-//! kernel holds its number or has it open.
+//! Invariants: a number means one file of one time for as long as it is here, and comes from the two, so
+//! that it is the same whenever it comes back; a file is here while the kernel holds its number or has it
+//! open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_vfs::{Errno, FileKind};
+use atoll_key::BlockHash;
+use atoll_vfs::{Errno, FileKind, PersistentHandle};
 use bytes::Bytes;
 
 use crate::blocks::content::Content;
@@ -29,10 +31,44 @@ pub(super) enum Place {
     Inode { time_ms: u64, key: InodeKey },
 }
 
+impl Place {
+    /// The bytes of its handle, from which its number comes.
+    ///
+    /// | bytes | |
+    /// |---|---|
+    /// | 1 | 0: [`Place::Top`], 1: [`Place::History`] |
+    /// | 8 + 32 | [`Place::Inode`]: the time in milliseconds, big-endian, and the inode's key |
+    fn bytes(&self) -> Bytes {
+        match self {
+            Place::Top => Bytes::from_static(&[0]),
+            Place::History => Bytes::from_static(&[1]),
+            Place::Inode { time_ms, key } => {
+                Bytes::from([&time_ms.to_be_bytes()[..], &key.0].concat())
+            }
+        }
+    }
+
+    pub(super) fn handle(&self) -> Result<PersistentHandle, Errno> {
+        PersistentHandle::new(self.bytes())
+    }
+
+    pub(super) fn of_handle(handle: &PersistentHandle) -> Result<Place, Errno> {
+        match handle.as_bytes() {
+            [0] => Ok(Place::Top),
+            [1] => Ok(Place::History),
+            bytes => {
+                let (time_ms, key) = bytes.split_first_chunk().ok_or(Errno::ESTALE)?;
+                let key = key.try_into().map(InodeKey).map_err(|_| Errno::ESTALE)?;
+                Ok(Place::Inode { time_ms: u64::from_be_bytes(*time_ms), key })
+            }
+        }
+    }
+}
+
 pub(super) struct Node {
     pub(super) place: Place,
-    /// The directory in which it was looked up.
-    pub(super) parent: u64,
+    /// The directory in which it was looked up; `None` if it was found by its handle.
+    pub(super) parent: Option<Place>,
     lookups: u64,
     opens: u64,
     /// What it was; of the inodes alone.
@@ -63,7 +99,6 @@ pub(super) struct Nodes {
     nodes: BTreeMap<u64, Node>,
     by_place: BTreeMap<Place, u64>,
     opens: BTreeMap<u64, (u64, Opening)>,
-    last_number: u64,
     last_handle: u64,
 }
 
@@ -75,13 +110,29 @@ impl Nodes {
     /// The root of a file system of its own: it is here for ever.
     pub(super) fn insert_root(&mut self, place: Place, found: PastInode) {
         let found = Some(Arc::new(found));
-        self.nodes.insert(ROOT, Node { place, parent: ROOT, lookups: 1, opens: 0, found });
+        self.nodes.insert(ROOT, Node { place, parent: None, lookups: 1, opens: 0, found });
         self.by_place.insert(place, ROOT);
     }
 
-    /// The number that a place has, or would have next.
+    /// The time of a file system of its own.
+    pub(super) fn own_time_ms(&self) -> Option<u64> {
+        match self.nodes.get(&ROOT)?.place {
+            Place::Inode { time_ms, .. } => Some(time_ms),
+            Place::Top | Place::History => None,
+        }
+    }
+
+    /// The number that a place has, or would have: derived from it, unless another place has that.
     pub(super) fn number_of(&self, place: &Place) -> u64 {
-        self.by_place.get(place).copied().unwrap_or(PAST | (self.last_number + 1))
+        if let Some(number) = self.by_place.get(place) {
+            return *number;
+        }
+        let hash = BlockHash::of(&place.bytes()).0;
+        let mut number = PAST | u64::from_be_bytes(*hash.first_chunk().expect("32 bytes"));
+        while self.nodes.contains_key(&number) {
+            number = PAST | number.wrapping_add(1);
+        }
+        number
     }
 
     /// Counts a lookup of a place that is here.
@@ -92,22 +143,20 @@ impl Nodes {
     }
 
     /// Brings a place here, unless it is, and counts a lookup of it.
-    pub(super) fn hold(&mut self, parent: u64, place: Place, found: Option<PastInode>) -> u64 {
+    pub(super) fn hold(
+        &mut self,
+        parent: Option<Place>,
+        place: Place,
+        found: Option<PastInode>,
+    ) -> u64 {
         if let Some(number) = self.held_again(&place) {
             return number;
         }
-        self.last_number += 1;
-        let number = PAST | self.last_number;
+        let number = self.number_of(&place);
         let found = found.map(Arc::new);
         self.nodes.insert(number, Node { place, parent, lookups: 1, opens: 0, found });
         self.by_place.insert(place, number);
         number
-    }
-
-    /// Counts a lookup of a number that is here.
-    pub(super) fn hold_number(&mut self, number: u64) -> Result<(), Errno> {
-        self.nodes.get_mut(&number).ok_or(Errno::ESTALE)?.lookups += 1;
-        Ok(())
     }
 
     /// Takes back lookups.
