@@ -268,8 +268,6 @@ impl Shared {
             if !core.held.let_go(number, lookups, opens) {
                 return Ok(());
             }
-            // The front end wants back the memory of the index of its names.
-            core.ext2.forget_directory(number);
             let inode = core.ext2.inode(number).ok();
             inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
         };

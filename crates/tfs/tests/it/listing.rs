@@ -1,10 +1,13 @@
 //! Listings: what others moved or damaged is in them like everything else.
 
+use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use atoll_env::TokioRuntime;
+use atoll_tfs::device::Device;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{DirEntry, Errno, FileSystem, InodeNumber};
@@ -120,5 +123,74 @@ async fn a_damaged_file_is_listed_by_name_and_its_lookup_fails() {
     }
     assert!(read(&tfs, other, "f2").await.unwrap() == owned(2, 50_000));
     assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+}
+
+/// A device that counts its reads.
+#[derive(Debug)]
+struct Counted {
+    device: Arc<dyn Device>,
+    reads: AtomicUsize,
+}
+
+impl Device for Counted {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.device.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.device.write_at(offset, data)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+}
+
+/// A server of NFS holds a directory for as long as one call: each call read the whole directory again.
+#[tokio::test]
+async fn names_are_found_at_once_in_a_directory_that_nobody_held_meanwhile() {
+    const NAMES: usize = 6000;
+    const LOOKUPS: usize = 100;
+    let image = NamedTempFile::new().unwrap();
+    image.as_file().set_len(16 << 20).unwrap();
+    mkfs(&(open_image(image.path(), false) as _), &options(1024)).unwrap();
+    let tfs = mount(image.path());
+    let directory = tfs.mkdir(ME, ROOT, b"many", 0o755).await.unwrap().attr.inode;
+    let file = write(&tfs, ROOT, "file", b"").await.unwrap();
+    for n in 0..NAMES {
+        tfs.link(ME, file, directory, format!("name {n}").as_bytes()).await.unwrap();
+    }
+    let handle = tfs.handle_of(directory).await.unwrap();
+    tfs.unmount().unwrap();
+    drop(tfs);
+
+    let device =
+        Arc::new(Counted { device: open_image(image.path(), false), reads: AtomicUsize::new(0) });
+    let env = Arc::new(TokioRuntime::current());
+    // Blocks that were read are not kept either.
+    let options =
+        MountOptions { background: false, cache_bytes: 16 << 10, ..MountOptions::default() };
+    let tfs = Tfs::mount(env, device.clone(), &options).unwrap().0;
+    let find = async |n: usize| {
+        let directory = tfs.by_handle(ME, &handle).await.unwrap().attr.inode;
+        let name = format!("name {n}");
+        let file = tfs.lookup(ME, directory, name.as_bytes()).await.unwrap().attr.inode;
+        tfs.forget(file, 1);
+        tfs.forget(directory, 1);
+    };
+    find(0).await;
+    let before = device.reads.load(Ordering::SeqCst);
+    assert!(before >= NAMES / 64, "the directory was read once: {before}");
+    for n in 0..LOOKUPS {
+        find(n * 59).await;
+    }
+    let reads = device.reads.load(Ordering::SeqCst) - before;
+    assert!(reads < 10 * LOOKUPS, "{reads} reads of {LOOKUPS} lookups");
     tfs.unmount().unwrap();
 }
