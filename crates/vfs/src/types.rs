@@ -312,8 +312,8 @@ pub struct DirEntry {
     pub entry: Option<Entry>,
 }
 
-/// Sizes and counts of a file system.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Sizes, counts and limits of a file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatFs {
     /// Unit of the block counts, bytes.
     pub block_size_bytes: u32,
@@ -329,6 +329,31 @@ pub struct StatFs {
     pub files_free: u64,
     /// Longest name, bytes.
     pub max_name_bytes: u32,
+    /// Most names of a file.
+    pub max_links: u32,
+    /// Longest file, bytes; at most `i64::MAX`.
+    pub max_file_bytes: u64,
+    /// The unit in which times that are set are kept.
+    pub time_granularity: Duration,
+}
+
+impl Default for StatFs {
+    /// Nothing is counted. Names as long as they may be, one for each file; files as long as Linux' offsets reach; times to the
+    /// nanosecond.
+    fn default() -> StatFs {
+        StatFs {
+            block_size_bytes: 0,
+            blocks: 0,
+            blocks_free: 0,
+            blocks_available: 0,
+            files: 0,
+            files_free: 0,
+            max_name_bytes: MAX_NAME_BYTES as u32,
+            max_links: 1,
+            max_file_bytes: i64::MAX as u64,
+            time_granularity: Duration::from_nanos(1),
+        }
+    }
 }
 
 /// Checks a name that comes from outside.

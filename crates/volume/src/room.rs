@@ -47,7 +47,6 @@ pub(crate) fn sizes(room: Option<RingRoom>, held_bytes: u64, block_size_bytes: u
         blocks: (total_bytes / block).max(blocks_free),
         blocks_free,
         blocks_available: (available_bytes / block).min(blocks_free),
-        max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
         ..StatFs::default()
     }
 }

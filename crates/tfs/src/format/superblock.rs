@@ -340,6 +340,13 @@ impl Superblock {
         u32::from(bytes)
     }
 
+    /// Whether times of new inodes have nanoseconds: there is room for the last extra of the three that `utimensat(2)` and changes set.
+    pub fn has_nanoseconds(&self) -> bool {
+        const ATIME_EXTRA_END: u32 = 16;
+        let room = self.inode_bytes().saturating_sub(OLD_INODE_BYTES.into());
+        room.min(self.want_extra_inode_bytes().into()) >= ATIME_EXTRA_END
+    }
+
     /// First inode of ordinary files.
     pub fn first_inode(&self) -> u32 {
         if self.revision() == 0 { OLD_FIRST_INODE } else { self.first_inode_field() }

@@ -20,7 +20,7 @@ use bytes::Bytes;
 
 use super::access::{check_changeable, check_open};
 use super::held::to_ext2;
-use super::names::Birth;
+use super::names::{Birth, MAX_LINKS};
 use super::transparent::TRANSPARENT_XATTR;
 use super::{FOR_EVER, Shared, Tfs, errno};
 use crate::ext2::{AclKind, Records, Totals};
@@ -159,7 +159,13 @@ impl Shared {
             blocks_available: free.saturating_sub(u64::from(superblock.reserved_blocks())),
             files: u64::from(superblock.inodes()),
             files_free: u64::from(superblock.free_inodes()) + transparent,
-            max_name_bytes: MAX_NAME_BYTES as u32,
+            max_links: MAX_LINKS.into(),
+            max_file_bytes: core.ext2.longest_file_bytes(),
+            time_granularity: match superblock.has_nanoseconds() {
+                true => Duration::from_nanos(1),
+                false => Duration::from_secs(1),
+            },
+            ..StatFs::default()
         }
     }
 

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_env::TokioRuntime;
 use atoll_tfs::check::{CheckOptions, check};
@@ -58,6 +59,7 @@ async fn a_file_may_be_as_long_as_the_kernels_drivers_let_it() {
             kernel.unmount();
         }
         let tfs = mount(image.path());
+        assert_eq!(tfs.statfs(ROOT).await.unwrap().max_file_bytes, longest);
         for driver in drivers() {
             let found = tfs.lookup(ME, ROOT, driver.as_bytes()).await.unwrap();
             assert_eq!(found.attr.size_bytes, longest, "{driver}");
@@ -182,6 +184,8 @@ async fn a_time_is_shown_as_the_inode_holds_it_from_the_beginning() {
         let image = made(&["-I", inode_bytes]);
         let tfs = mount(image.path());
         let number = write(&tfs, ROOT, "file", b"").await.unwrap();
+        let unit = Duration::from_nanos(if nanos == 0 { 1_000_000_000 } else { 1 });
+        assert_eq!(tfs.statfs(ROOT).await.unwrap().time_granularity, unit);
         let cases = [
             (day(1_000_000_000), FileTime { secs: 1_000_000_000, nanos }),
             (day(-5), FileTime { secs: -5, nanos }),

@@ -429,7 +429,9 @@ impl FileSystem for MemoryFs {
             blocks_available: blocks_free,
             files: state.files() + (1 << 32),
             files_free: 1 << 32,
-            max_name_bytes: MAX_NAME_BYTES as u32,
+            max_links: state::MAX_LINKS,
+            max_file_bytes: content::MAX_SIZE_BYTES,
+            ..StatFs::default()
         }))
     }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 const SETGID: u32 = 0o2000;
-const MAX_LINKS: u32 = 65_000;
+pub(super) const MAX_LINKS: u32 = 65_000;
 
 /// A file, its reference counts and what it holds.
 #[derive(Debug)]

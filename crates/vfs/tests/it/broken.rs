@@ -45,6 +45,8 @@ pub(crate) enum Fault {
     Panics,
     Hangs,
     IgnoresExclusive,
+    TellsOfOneName,
+    TellsOfShorterFiles,
     KeepsHalfAVerifier,
     TakesAnyVerifier,
     ForgetsVerifiers,
@@ -611,7 +613,16 @@ impl FileSystem for Broken {
     }
 
     fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
-        self.inner.statfs(inode)
+        let (fault, figures) = (self.fault, self.inner.statfs(inode));
+        Box::pin(async move {
+            let mut figures = figures.await?;
+            match fault {
+                Fault::TellsOfOneName => figures.max_links = 1,
+                Fault::TellsOfShorterFiles => figures.max_file_bytes = 1 << 20,
+                _ => {}
+            }
+            Ok(figures)
+        })
     }
 
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {

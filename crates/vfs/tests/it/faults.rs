@@ -40,6 +40,7 @@ async fn the_read_suite_catches_every_fault() {
         (Fault::AllowsWrites, "changes_of_names_are_erofs"),
         (Fault::OpensForWriting, "opening_for_writing_is_erofs"),
         (Fault::SaysEverythingIsAHole, "holes_and_data_are_found"),
+        (Fault::TellsOfOneName, "the_figures_of_the_file_system_are_sound"),
         (Fault::Panics, "every_name_is_found"),
     ];
     let base = filled(&Tree::fixture(), true).await;
@@ -56,6 +57,7 @@ async fn the_write_suite_catches_every_fault() {
     let faults = [
         (Fault::IgnoresExclusive, "an_exclusive_create_makes_a_file_once"),
         (Fault::IgnoresExclusive, "creators_at_once_make_one_file"),
+        (Fault::TellsOfShorterFiles, "a_write_beyond_the_largest_file_is_efbig"),
         (Fault::KeepsHalfAVerifier, "an_exclusive_creation_is_known_again_by_its_verifier"),
         (Fault::TakesAnyVerifier, "an_exclusive_creation_is_known_again_by_its_verifier"),
         (Fault::ForgetsVerifiers, "an_exclusive_creation_is_known_again_by_its_verifier"),

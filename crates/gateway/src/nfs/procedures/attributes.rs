@@ -163,6 +163,7 @@ pub(in super::super) async fn limits(
     root: FileHandle,
 ) -> Reply<FsInfoOk, Option<Attributes>> {
     let file = session.file(&root).await.map_err(failed)?;
+    let stat = of(&file, file.fs().statfs(file.inode()).await).await?;
     let most = u32::try_from(MAX_DATA_BYTES).expect("a MiB");
     Ok(FsInfoOk {
         attributes: Some(file.attributes()),
@@ -173,8 +174,11 @@ pub(in super::super) async fn limits(
         wtpref: most,
         wtmult: 4096,
         dtpref: DIRECTORY_BYTES,
-        max_file_bytes: i64::MAX as u64,
-        time_delta: Time { seconds: 0, nseconds: 1 },
+        max_file_bytes: stat.max_file_bytes,
+        time_delta: Time {
+            seconds: u32::try_from(stat.time_granularity.as_secs()).unwrap_or(u32::MAX),
+            nseconds: stat.time_granularity.subsec_nanos(),
+        },
         properties: nfs3::HAS_LINKS
             | nfs3::HAS_SYMLINKS
             | nfs3::IS_HOMOGENEOUS
@@ -191,10 +195,12 @@ pub(in super::super) async fn path_limits(
     let stat = of(&file, file.fs().statfs(file.inode()).await).await?;
     Ok(PathConfOk {
         attributes: Some(file.attributes()),
-        link_max: 32_000,
+        link_max: stat.max_links,
         name_max: stat.max_name_bytes,
         no_trunc: true,
+        // As `apply` does.
         chown_restricted: true,
+        // Names are bytes.
         case_insensitive: false,
         case_preserving: true,
     })

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use atoll_gateway::nfs::nfs3::{SetAttributes, Stable, Status};
+use atoll_gateway::nfs::nfs3::{
+    Attributes, FsInfoOk, PathConfOk, Procedure, Reply, SetAttributes, Stable, Status, Time,
+};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
@@ -143,7 +146,11 @@ impl FileSystem for Failing {
         self.fs.closedir(inode, handle)
     }
     fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
-        self.fs.statfs(inode)
+        let stat = self.fs.statfs(inode);
+        Box::pin(async move {
+            let time_granularity = Duration::from_millis(2500);
+            Ok(StatFs { max_links: 7, max_file_bytes: 1 << 40, time_granularity, ..stat.await? })
+        })
     }
 }
 
@@ -172,6 +179,20 @@ async fn a_sync_that_fails_fails_the_commit_and_makes_clients_write_again() {
         again,
         "also what others wrote unstably"
     );
+}
+
+#[tokio::test]
+async fn a_client_is_told_the_limits_of_the_file_system() {
+    let client = Client::new(&serve(failing()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let info: Reply<FsInfoOk, Option<Attributes>> = client.call(Procedure::FsInfo, &root).await;
+    let info = info.unwrap();
+    assert_eq!(info.max_file_bytes, 1 << 40);
+    assert_eq!(info.time_delta, Time { seconds: 2, nseconds: 500_000_000 });
+    let limits: Reply<PathConfOk, Option<Attributes>> =
+        client.call(Procedure::PathConf, &root).await;
+    let limits = limits.unwrap();
+    assert_eq!((limits.link_max, limits.name_max), (7, 255));
 }
 
 #[tokio::test(start_paused = true)]

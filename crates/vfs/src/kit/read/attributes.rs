@@ -161,6 +161,10 @@ async fn the_figures_of_the_file_system_are_sound(probe: Probe) -> Outcome {
     ensure(figures.blocks_available <= figures.blocks_free, shown)?;
     ensure(figures.files_free <= figures.files, shown)?;
     same("longest name", figures.max_name_bytes as usize, MAX_NAME_BYTES)?;
+    same("several names", figures.max_links > 1, probe.features.hard_links)?;
+    ensure(figures.max_file_bytes <= i64::MAX as u64, shown)?;
+    // The trees of the kit have nanoseconds.
+    same("unit of times", figures.time_granularity, Duration::from_nanos(1))?;
     let file = probe.find("file").await?;
     same("kind", file.kind, FileKind::Regular)?;
     probe.fs.statfs(file.inode).await.during("statfs of a file").map(drop)

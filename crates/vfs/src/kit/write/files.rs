@@ -227,8 +227,12 @@ async fn a_write_beyond_the_largest_file_is_efbig(probe: Probe) -> Outcome {
             .await;
         refused(format!("write at {offset}"), answer, too_far)?;
     }
-    let change = SetAttr { size_bytes: Some(u64::MAX), ..SetAttr::default() };
-    refused("resize", probe.fs.setattr(me(), inode, None, change).await, too_far)?;
+    let longest = probe.fs.statfs(inode).await.during("statfs")?.max_file_bytes;
+    for size in [longest + 1, u64::MAX] {
+        let change = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+        let answer = probe.fs.setattr(me(), inode, None, change).await;
+        refused(format!("resize to {size}"), answer, too_far)?;
+    }
     same("size", probe.attr(inode).await?.size_bytes, 0)?;
     probe.close(inode, handle).await
 }

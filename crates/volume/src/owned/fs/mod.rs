@@ -514,7 +514,6 @@ impl FileSystem for VolumeFs {
             block_size_bytes,
             blocks: root.bytes.div_ceil(u64::from(block_size_bytes)),
             files: root.files.saturating_add(root.dirs).saturating_add(root.symlinks),
-            max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
             ..StatFs::default()
         };
         Box::pin(async move { Ok(statfs) })

@@ -18,7 +18,7 @@ use super::{Freshness, Present, STATUS_XATTR, reply};
 use crate::room;
 use crate::shared::entries::Entries;
 use crate::shared::fault::Fault;
-use crate::shared::inode::{Contents, InodeKey};
+use crate::shared::inode::{Contents, InodeKey, MAX_LINKS};
 use crate::shared::table::ROOT;
 
 impl FileSystem for Present {
@@ -361,7 +361,8 @@ impl FileSystem for Present {
                 None => shared.last_room.ask(&shared.env, &*shared.blocks).await,
             };
             // It has no number of inodes to share out.
-            Ok(room::sizes(room, 0, 1 << shared.block_size_log2))
+            let sizes = room::sizes(room, 0, 1 << shared.block_size_log2);
+            Ok(StatFs { max_links: MAX_LINKS as u32, ..sizes })
         })
     }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use self::handles::GENERATION;
 use self::listing::Listed;
-use super::tree::{Birth, Loaded, Stop, Tree};
+use super::tree::{Birth, Loaded, MAX_LINKS, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::read_pieces::{Readers, seek_to};
@@ -733,6 +733,7 @@ impl FileSystem for WritableFs {
             Ok(StatFs {
                 files: 1 << 40,
                 files_free: (1u64 << 40).saturating_sub(files),
+                max_links: MAX_LINKS,
                 ..room::sizes(room, totals.bytes, 4096)
             })
         })

@@ -12,7 +12,7 @@ use crate::format::MAX_TARGET_BYTES;
 const SETGID: u32 = 0o2000;
 
 /// The most names of a file, as ext4 has it.
-const MAX_LINKS: u32 = 65_000;
+pub(in crate::owned::write) const MAX_LINKS: u32 = 65_000;
 
 /// What a new file is to be.
 #[derive(Clone, Debug)]
