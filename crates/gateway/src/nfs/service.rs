@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use atoll_vfs::{Attr, Caller, Errno, FileSystem, InodeNumber};
-use tokio::sync::{Mutex, MutexGuard};
+use atoll_vfs::{Attr, Caller, Errno, FileKind, FileSystem, InodeNumber};
+use tokio::sync::{RwLock as AsyncRwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::clients::{ClientMachine, Clients};
 use super::exports::Export;
@@ -22,7 +22,7 @@ use super::rpc::Credential;
 /// How long a call may take that changes nothing.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
-/// Locks of directories and files that are being changed; a guess at few enough collisions.
+/// Locks of directories that are being changed, and as many of other files; a guess at few enough collisions.
 const CHANGE_LOCKS: usize = 256;
 
 /// What a gateway is told at its start.
@@ -46,7 +46,7 @@ pub struct Service {
     pub(super) opens: Opens,
     pub(super) clients: Clients,
     pub(super) listings: Listings,
-    changes: Vec<Mutex<()>>,
+    changes: Vec<AsyncRwLock<()>>,
 }
 
 impl std::fmt::Debug for Service {
@@ -71,7 +71,7 @@ impl Service {
             })),
             clients: Clients::new(),
             listings: Listings::default(),
-            changes: (0..CHANGE_LOCKS).map(|_| Mutex::default()).collect(),
+            changes: (0..2 * CHANGE_LOCKS).map(|_| AsyncRwLock::default()).collect(),
         })
     }
 
@@ -149,17 +149,25 @@ impl Session {
 
     /// Keeps other changes through this gateway away from these files, so that what is told of them before and after
     /// a change is told of this one.
-    pub(super) async fn lock<const N: usize>(&self, places: [u64; N]) -> Vec<MutexGuard<'_, ()>> {
-        let locks = &self.service.changes;
-        let mut chosen = places.map(|place| place as usize % locks.len()).to_vec();
-        // In one order, so that no two calls wait for each other.
+    pub(super) async fn lock<const N: usize>(
+        &self,
+        files: [&File; N],
+    ) -> Vec<RwLockWriteGuard<'_, ()>> {
+        let mut chosen = files.map(File::change_lock).to_vec();
+        // In one order, directories first, so that no two calls wait for each other.
         chosen.sort_unstable();
         chosen.dedup();
         let mut guards = Vec::with_capacity(chosen.len());
         for at in chosen {
-            guards.push(locks[at].lock().await);
+            guards.push(self.service.changes[at].write().await);
         }
         guards
+    }
+
+    /// Keeps changes away that tell what a file that is no directory was like before, while its contents are changed. The
+    /// caller may have locked a directory.
+    pub(super) async fn share(&self, file: &File) -> RwLockReadGuard<'_, ()> {
+        self.service.changes[file.change_lock()].read().await
     }
 
     /// The handle of a file.
@@ -205,9 +213,10 @@ impl File {
         &self.export.fs
     }
 
-    /// Tells it from other files, for [`Session::lock`].
-    pub(super) fn place(&self) -> u64 {
-        self.export.id ^ self.attr.inode.0
+    /// Which of the locks of changes is its own.
+    fn change_lock(&self) -> usize {
+        let at = (self.export.id ^ self.attr.inode.0) as usize % CHANGE_LOCKS;
+        if self.attr.kind == FileKind::Directory { at } else { CHANGE_LOCKS + at }
     }
 
     pub(super) fn inode(&self) -> InodeNumber {
@@ -235,8 +244,10 @@ impl File {
         })
     }
 
-    /// After a change that began with this.
+    /// After a change that began with this. What a file was like before is not told if others than this gateway change the file
+    /// system: a client would take a change of theirs that came between for a part of its own, and keep what it has cached.
     pub(super) async fn changed(&self, before: Option<WccAttr>) -> WccData {
+        let before = before.filter(|_| self.fs().invalidations().is_none());
         WccData { before, after: self.now().await }
     }
 }

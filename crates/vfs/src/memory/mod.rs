@@ -37,6 +37,8 @@ pub struct MemoryFs {
     shared: Arc<Shared>,
     /// What other views have changed.
     invalidations: Arc<InvalidationQueue>,
+    /// Whether there are no other views.
+    is_only_view: bool,
 }
 
 /// What all views have in common.
@@ -79,12 +81,22 @@ impl MemoryFs {
         let mut views = shared.views.lock().expect("no holder of this lock panics");
         views.push(Arc::downgrade(&invalidations));
         drop(views);
-        MemoryFs { shared, invalidations }
+        MemoryFs { shared, invalidations, is_only_view: false }
+    }
+
+    /// Lets the front end know that nothing changes but by its own calls.
+    pub fn only_view(mut self) -> MemoryFs {
+        self.is_only_view = true;
+        self
     }
 
     /// A file system over the same files, whose front end hears of the changes made through this
     /// one, and the other way round.
+    ///
+    /// # Panics
+    /// If this one is the [`only_view`](Self::only_view).
     pub fn another_view(&self) -> MemoryFs {
+        assert!(!self.is_only_view, "the only view has no others");
         MemoryFs::view(self.shared.clone())
     }
 
@@ -192,7 +204,7 @@ impl FileSystem for MemoryFs {
     }
 
     fn invalidations(&self) -> Option<Arc<InvalidationQueue>> {
-        Some(self.invalidations.clone())
+        (!self.is_only_view).then(|| self.invalidations.clone())
     }
 
     fn forget(&self, inode: InodeNumber, count: u64) {

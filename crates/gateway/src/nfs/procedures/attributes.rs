@@ -24,7 +24,7 @@ pub(in super::super) async fn get(session: &Session, object: FileHandle) -> Repl
 /// SETATTR.
 pub(in super::super) async fn set(session: &Session, args: SetAttrArgs) -> Reply<WccData, WccData> {
     let mut file = session.changed_file(&args.object).await.map_err(failed)?;
-    let _alone = session.lock([file.place()]).await;
+    let _alone = session.lock([&file]).await;
     let before = file.refresh().await.map_err(|error| failed(Status::of(error)))?;
     if args.guard.is_some_and(|guard| guard != before.ctime) {
         return Err((Status::NotSync, file.changed(Some(before)).await));

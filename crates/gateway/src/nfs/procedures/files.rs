@@ -62,6 +62,7 @@ async fn read_bytes(
 /// WRITE.
 pub(in super::super) async fn write(session: &Session, args: WriteArgs) -> Reply<WriteOk, WccData> {
     let file = session.changed_file(&args.file).await.map_err(failed)?;
+    let _others = session.share(&file).await;
     let mut data = args.data.0;
     data.truncate(args.count as usize);
     // What is told before the write is made holds if it is lost.

@@ -117,7 +117,7 @@ async fn make(
     make: impl AsyncFnOnce(&Place) -> Result<Entry, Errno>,
 ) -> Reply<Created, WccData> {
     let dir = session.changed_file(&at.dir).await.map_err(failed)?;
-    let _alone = session.lock([dir.place()]).await;
+    let _alone = session.lock([&dir]).await;
     let place = Place::new(dir).await.map_err(failed)?;
     let name = &at.name.0[..];
     let made = async {
@@ -197,6 +197,7 @@ async fn unchecked(
         }
         if let Some(size) = wanted.size {
             access::check_write(&**there.fs(), &there.attr, &there.caller).await?;
+            let _others = session.share(&there).await;
             let open = session
                 .service
                 .opens
@@ -296,7 +297,7 @@ pub(in super::super) async fn remove_directory(
 
 async fn take_away(session: &Session, args: &DirOp, is_directory: bool) -> Reply<WccData, WccData> {
     let dir = session.changed_file(&args.dir).await.map_err(failed)?;
-    let _alone = session.lock([dir.place()]).await;
+    let _alone = session.lock([&dir]).await;
     let place = Place::new(dir).await.map_err(failed)?;
     let name = &args.name.0[..];
     let removed = async {
@@ -342,7 +343,7 @@ pub(in super::super) async fn rename(
     if from.export.id != to.export.id {
         return Err(failed(Status::XDev));
     }
-    let _alone = session.lock([from.place(), to.place()]).await;
+    let _alone = session.lock([&from, &to]).await;
     let from = Place::new(from).await.map_err(failed)?;
     let to = Place::new(to).await.map_err(failed)?;
     let renamed = move_name(session, &from, &args.from.name.0, &to, &args.to.name.0).await;
@@ -397,7 +398,7 @@ pub(in super::super) async fn link(
     if file.export.id != dir.export.id {
         return Err(failed(Status::XDev));
     }
-    let _alone = session.lock([dir.place()]).await;
+    let _alone = session.lock([&dir]).await;
     let place = Place::new(dir).await.map_err(failed)?;
     let name = &args.link.name.0[..];
     let linked = async {

@@ -1,11 +1,13 @@
 //! Contents: what is durable when, and what is told of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use atoll_env::TokioRuntime;
 use atoll_gateway::nfs::nfs3::{
-    Attributes, FsInfoOk, PathConfOk, Procedure, Reply, SetAttributes, Stable, Status, Time,
+    Attributes, CreateArgs, CreateHow, Created, FileHandle, FsInfoOk, PathConfOk, Procedure, Reply,
+    SetAttributes, Stable, Status, Time, WccData,
 };
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
@@ -13,8 +15,9 @@ use atoll_vfs::{
     OpenFlags, Opened, PersistentHandle, SetAttr, StatFs, Writer,
 };
 use bytes::Bytes;
+use tokio::sync::oneshot;
 
-use super::{Client, ROOT, memory, serve, unchanged};
+use super::{Client, ROOT, at, memory, serve, unchanged};
 
 #[tokio::test]
 async fn what_is_written_is_read_and_its_end_is_told() {
@@ -52,6 +55,8 @@ pub(crate) struct Failing {
     fs: Arc<MemoryFs>,
     fails: AtomicBool,
     hangs: AtomicBool,
+    /// The next change of attributes tells the first that it is made, and is answered after the second.
+    gate: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
 }
 
 impl FileSystem for Failing {
@@ -77,7 +82,13 @@ impl FileSystem for Failing {
         handle: Option<Handle>,
         changes: SetAttr,
     ) -> Answer<AttrReply> {
-        self.fs.setattr(caller, inode, handle, changes)
+        let set = self.fs.setattr(caller, inode, handle, changes);
+        let Some((made, answer)) = self.gate.lock().unwrap().take() else { return set };
+        Box::pin(async move {
+            made.send(()).unwrap();
+            answer.await.unwrap();
+            set.await
+        })
     }
     fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
         self.fs.readlink(inode)
@@ -155,7 +166,12 @@ impl FileSystem for Failing {
 }
 
 pub(crate) fn failing() -> Arc<Failing> {
-    Arc::new(Failing { fs: memory(), fails: AtomicBool::new(false), hangs: AtomicBool::new(false) })
+    Arc::new(Failing {
+        fs: memory(),
+        fails: AtomicBool::new(false),
+        hangs: AtomicBool::new(false),
+        gate: Mutex::default(),
+    })
 }
 
 #[tokio::test]
@@ -179,6 +195,63 @@ async fn a_sync_that_fails_fails_the_commit_and_makes_clients_write_again() {
         again,
         "also what others wrote unstably"
     );
+}
+
+/// Or the first client would take the other's change for its own, and keep bytes that are no longer the file's.
+#[tokio::test]
+async fn no_others_change_of_contents_lies_between_what_a_file_was_like_before_and_after() {
+    let truncation = async |client: Client, root: FileHandle, _: FileHandle| {
+        let how = CreateHow::Unchecked(SetAttributes { size: Some(0), ..unchanged() });
+        let args = CreateArgs { at: at(&root, "f"), how };
+        let made: Reply<Created, WccData> = client.call(Procedure::Create, &args).await;
+        made.unwrap();
+    };
+    let write = async |client: Client, _: FileHandle, file: FileHandle| {
+        client.write(&file, 0, b"longer", Stable::Unstable).await.unwrap();
+    };
+    for truncates in [false, true] {
+        let fs = failing();
+        let service = serve(fs.clone());
+        let client = Client::new(&service, ROOT);
+        let root = client.mount("/x").await.unwrap();
+        let file = client.create(&root, "f", 0o644).await.unwrap();
+        client.write(&file, 0, b"abc", Stable::Unstable).await.unwrap();
+        let ((made, is_made), (answer, answered)) = (oneshot::channel(), oneshot::channel());
+        *fs.gate.lock().unwrap() = Some((made, answered));
+        let changes = SetAttributes { mode: Some(0o600), ..unchanged() };
+        let (one, changed) = (Client::new(&service, ROOT), file.clone());
+        let set = tokio::spawn(async move { one.setattr(&changed, changes).await });
+        is_made.await.unwrap();
+        let other = Client::new(&service, ROOT);
+        let changing = tokio::spawn(async move {
+            match truncates {
+                true => truncation(other, root, file).await,
+                false => write(other, root, file).await,
+            }
+        });
+        // As far as it comes.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        answer.send(()).unwrap();
+        let wcc = set.await.unwrap().unwrap();
+        changing.await.unwrap();
+        let after = wcc.after.unwrap();
+        assert_eq!((wcc.before.unwrap().size, after.size, after.mode), (3, 3, 0o600));
+    }
+}
+
+#[tokio::test]
+async fn what_a_file_was_like_before_is_not_told_where_others_change_it_too() {
+    let fs = Arc::new(MemoryFs::new(Arc::new(TokioRuntime::current())));
+    let client = Client::new(&serve(fs), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    let wcc = client.setattr(&file, SetAttributes { mode: Some(0o600), ..unchanged() }).await;
+    let wcc = wcc.unwrap();
+    assert_eq!((wcc.before, wcc.after.unwrap().mode), (None, 0o600));
+    let wcc = client.remove(&root, "f").await.unwrap();
+    assert!(wcc.before.is_none() && wcc.after.is_some());
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ pub(crate) fn options(verifier: u64) -> Options {
 }
 
 pub(crate) fn memory() -> Arc<MemoryFs> {
-    Arc::new(MemoryFs::new(Arc::new(TokioRuntime::current())))
+    Arc::new(MemoryFs::new(Arc::new(TokioRuntime::current())).only_view())
 }
 
 /// Serves `fs` as `/x`, believing root.
