@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::EXIT_CODES;
 use crate::global::Global;
-use crate::{commands, tfs};
+use crate::{commands, nfs, tfs};
 
 const ABOUT: &str = "\
 Publish directory trees to a ring of nodes and read or mount them anywhere.
@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Get(commands::get::Args),
     /// Mount a volume as a file system: your own read-write, any other read-only
     Mount(commands::mount::Args),
+    /// Serve volumes and transparent file systems to clients of NFS
+    Nfs(nfs::Args),
     /// Unmount a mounted volume
     #[command(alias = "umount")]
     Unmount(commands::unmount::Args),

@@ -24,6 +24,7 @@ mod messages;
 mod moment;
 mod mount_server;
 mod mounted_past;
+mod nfs;
 mod output;
 mod own_group;
 mod own_volume;
@@ -94,13 +95,14 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { global, command } = arguments;
     let quietest = match &command {
         // The standard error of a command that runs for long is read as a log.
-        Command::Up(_) | Command::Mount(_) => LevelFilter::INFO,
+        Command::Up(_) | Command::Mount(_) | Command::Nfs(_) => LevelFilter::INFO,
         Command::Tfs(args) if tfs::is_mount(args) => LevelFilter::INFO,
         _ => LevelFilter::ERROR,
     };
     let serves = match &command {
         Command::Up(_) => true,
         Command::Mount(args) => args.is_served_here(),
+        Command::Nfs(args) => args.is_served_here(),
         Command::Tfs(args) => tfs::is_served_here(args),
         _ => false,
     };
@@ -112,6 +114,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     match &command {
         Command::Up(args) => commands::up::run(args, &global),
         Command::Mount(args) => commands::mount::run(args, &global),
+        Command::Nfs(args) => nfs::run(args, &global),
         Command::Unmount(args) => commands::unmount::run(args),
         Command::Conflicts(args) => commands::conflicts::run(args),
         Command::Log(args) => commands::log::run(args),

@@ -52,7 +52,7 @@ pub(crate) async fn serve(
     announces: bool,
 ) -> Result<(), Failure> {
     if announces {
-        announce(MOUNTED);
+        announce_ready();
     } else {
         note!("mounted on {}; Ctrl-C unmounts", mountpoint.display());
     }
@@ -63,6 +63,11 @@ pub(crate) async fn serve(
         }),
         () = signals.next() => take_away(mounted, signals).await,
     }
+}
+
+/// Says that what is to be served is there.
+pub(crate) fn announce_ready() {
+    announce(MOUNTED);
 }
 
 /// Tells the parent process, which may have ended: then the message is dropped.

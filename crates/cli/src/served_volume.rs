@@ -5,15 +5,17 @@
 //! read-write for its members. What was written and is not on the ring when the front end has ended is brought there by
 //! [`ServedVolume::end`].
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{SecretKey, UserAddress, VolumeId};
-use atoll_node::Client;
+use atoll_node::{Client, make_private_dir};
 use atoll_vfs::FileSystem;
+use atoll_volume::HandleTable;
 use atoll_volume::keep::Keep;
 use atoll_volume::owned::{VolumeFs, VolumeOptions, WritableFs, WriteOptions};
 use atoll_volume::shared::access::{NotReader, groups};
@@ -27,6 +29,7 @@ use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
 use crate::moment::{self, Moment};
+use crate::output::hex;
 use crate::own_volume;
 use crate::read_key::{Found, Given};
 use crate::reading::Reading;
@@ -156,6 +159,8 @@ pub(crate) struct ServedVolume {
     pub(crate) read_only: bool,
     /// What it is called in the kernel's table of mounts.
     pub(crate) fs_name: String,
+    /// Which volume it is.
+    pub(crate) volume: VolumeId,
     ending: Ending,
     what: String,
 }
@@ -175,15 +180,16 @@ enum Ending {
 }
 
 impl ServedVolume {
-    /// Opens a volume through the local node. `what` says what has failed otherwise.
+    /// Opens a volume through the local node; its file handles last if there is a directory for where files are (`handles`).
+    /// `what` says what has failed otherwise.
     pub(crate) async fn open(
         target: &Target,
         args: &VolumeArgs,
         read_key: &Given,
-        global: &Global,
+        (global, handles): (&Global, Option<&Path>),
         what: &str,
     ) -> Result<ServedVolume, Failure> {
-        let opening = Opening { target, args, global, what: what.to_owned() };
+        let opening = Opening { target, args, global, handles, what: what.to_owned() };
         match target {
             Target::Address(address) => {
                 let read_key = read_key.key_for(address)?;
@@ -250,10 +256,23 @@ struct Opening<'a> {
     target: &'a Target,
     args: &'a VolumeArgs,
     global: &'a Global,
+    handles: Option<&'a Path>,
     what: String,
 }
 
 impl Opening<'_> {
+    /// Where files are by their handles, of one view of a volume.
+    fn handle_table(&self, view: &str) -> Result<Option<Arc<HandleTable>>, Failure> {
+        let Some(directory) = self.handles else { return Ok(None) };
+        let failed =
+            |error: &dyn fmt::Display| Failure::new(Exit::Failed, &self.what).because(error);
+        make_private_dir(directory).map_err(|error| failed(&error))?;
+        let path = directory.join(view);
+        let table = HandleTable::open(&path);
+        let table = table.map_err(|error| failed(&format!("{}: {error}", path.display())))?;
+        Ok(Some(Arc::new(table)))
+    }
+
     /// A volume that is not written.
     async fn read_only(
         self,
@@ -262,6 +281,8 @@ impl Opening<'_> {
         address: &Address,
         read_key: Found,
     ) -> Result<ServedVolume, Failure> {
+        let at = address.at.map_or("read".to_owned(), |at| at.unix_ms.to_string());
+        let table = self.handle_table(&format!("{}-{at}", hex(&address.volume.0.0)))?;
         let Opening { args, what, .. } = self;
         args.check_not_shared(&what)?;
         let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
@@ -274,10 +295,15 @@ impl Opening<'_> {
             true => VolumeFs::with_one_owner(reading.env, reading.volume, uid, gid),
             false => VolumeFs::new(reading.env, reading.volume, uid, gid),
         };
+        let fs = match table {
+            Some(table) => fs.with_handles(table),
+            None => fs,
+        };
         Ok(ServedVolume {
             fs: Arc::new(fs),
             read_only: true,
             fs_name: address.to_string(),
+            volume: address.volume.0,
             ending: Ending::Nothing,
             what,
         })
@@ -304,8 +330,9 @@ impl Opening<'_> {
             let volume = Shared { volume, at: None, fs_name };
             return self.shared((env, client), volume, user).await;
         }
+        let volume = own_volume::find(&client, name, &self.what).await?;
+        let handles = self.handle_table(&hex(&volume.key.volume_id().0))?;
         let what = self.what;
-        let volume = own_volume::find(&client, name, &what).await?;
         args.check_not_shared(&what)?;
         let mut options = WriteOptions {
             read_key: client.read_key(name).await.map_err(connection::failure)?,
@@ -313,6 +340,7 @@ impl Opening<'_> {
             take_over: args.take_over,
             sync: args.sync,
             keep: args.keep,
+            handles,
             ..WriteOptions::default()
         };
         if let Some(bytes) = args.spool {
@@ -323,7 +351,8 @@ impl Opening<'_> {
         }
         let spool = spool::open(&dir, name, &what)?;
         let Some(spool) = spool else {
-            return Err(spool::in_use(&what).advice("`atoll unmount` ends a mount."));
+            return Err(spool::in_use(&what)
+                .advice("`atoll unmount` ends a mount, `atoll nfs --stop` a server."));
         };
         let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
         let key = volume.key.clone();
@@ -333,10 +362,12 @@ impl Opening<'_> {
         if let Err(error) = own_volume::find(&client, name, &what).await {
             return own_volume::end(&fs, &what).await.and(Err(error));
         }
+        let volume = volume.key.volume_id();
         Ok(ServedVolume {
             fs: Arc::new(fs.clone()),
             read_only: false,
-            fs_name: own_volume::fs_name(name, volume.key.volume_id()),
+            fs_name: own_volume::fs_name(name, volume),
+            volume,
             ending: Ending::Own(fs),
             what,
         })
@@ -349,7 +380,7 @@ impl Opening<'_> {
         Shared { volume, at, fs_name }: Shared,
         user: Option<SecretKey>,
     ) -> Result<ServedVolume, Failure> {
-        let Opening { target, args, global, what } = self;
+        let Opening { target, args, global, what, .. } = self;
         let is_of_one = args.take_over || args.sync || args.map_owners;
         if is_of_one {
             return Err(Failure::new(Exit::Usage, what).because(
@@ -401,7 +432,7 @@ impl Opening<'_> {
             Some(then) => Arc::new(then),
         };
         let ending = Ending::Shared { fs, spool: spool_path, node, name };
-        Ok(ServedVolume { fs: shown, read_only, fs_name, ending, what })
+        Ok(ServedVolume { fs: shown, read_only, fs_name, volume, ending, what })
     }
 }
 

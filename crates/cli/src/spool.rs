@@ -74,7 +74,7 @@ pub(crate) fn open(
 /// Why a spool is not there to be opened.
 pub(crate) fn in_use(what: &str) -> Failure {
     Failure::new(Exit::Unavailable, what).because(
-        "a mount on this machine writes it, or is about to end, or the node brings to the ring \
+        "a mount or an NFS server on this machine writes it, or is about to end, or the node brings to the ring \
              what one has left",
     )
 }

@@ -196,9 +196,12 @@ impl NodeDir {
             .mode(0o700)
             .create(root)
             .map_err(DirError::io("cannot create", root))?;
-        let mut entries = fs::read_dir(root).map_err(DirError::io("cannot read", root))?;
+        let entries = fs::read_dir(root).map_err(DirError::io("cannot read", root))?;
+        // `atoll nfs` serves a TFS without a node.
+        let names = entries.flatten().map(|entry| entry.file_name());
+        let mut foreign = names.filter(|name| !["nfs", "logs"].iter().any(|own| name == own));
         let ours = self.lock_file().exists() || self.identity().exists();
-        if !ours && entries.next().is_some() {
+        if !ours && foreign.next().is_some() {
             return Err(DirError::Foreign { path: root.clone() });
         }
         fs::set_permissions(root, fs::Permissions::from_mode(0o700))
@@ -402,6 +405,15 @@ mod tests {
         fs::write(temp.path().join("thesis.tex"), b"").expect("write");
         let error = NodeDir::at(temp.path()).prepare().expect_err("not ours");
         assert!(matches!(error, DirError::Foreign { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_directory_from_which_only_nfs_was_served_is_taken() {
+        let temp = tempfile::tempdir().expect("temp");
+        for name in ["nfs", "logs"] {
+            make_private_dir(&temp.path().join(name)).expect("made");
+        }
+        NodeDir::at(temp.path()).prepare().expect("ours");
     }
 
     #[test]

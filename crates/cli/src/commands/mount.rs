@@ -108,7 +108,8 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     // Before the ring is told that this mount writes.
     fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, error))?;
     let what = args.what();
-    let served = ServedVolume::open(&args.target, &args.volume, &read_key, global, &what).await?;
+    let served =
+        ServedVolume::open(&args.target, &args.volume, &read_key, (global, None), &what).await?;
     let options = MountOptions {
         read_only: served.read_only,
         allow_other: args.allow_other,

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::nfs::servers::{self, Running};
 use crate::output::Output;
 use crate::shared_spool;
 use crate::spool::{self, Pending};
@@ -149,6 +150,8 @@ struct JsonStatus<'a> {
     joined_volumes: Vec<String>,
     /// Changes that mounts of this machine have made and the ring has not stored.
     pending: &'a [Pending],
+    /// Servers of NFS that run from the node's directory.
+    nfs: &'a [Running],
 }
 
 /// The changes that wait for the ring: a line for each volume.
@@ -190,12 +193,14 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         let mut output = Output::new();
         let dir = global.dir()?;
         let pending = [spool::pending(&dir), shared_spool::pending(&dir)].concat();
+        let nfs = servers::running(&dir);
         if args.watch && std::io::stdout().is_terminal() {
             output.bytes(b"\x1b[H\x1b[2J")?;
         }
         if args.json {
             let joined_volumes = user::joined_names(&dir);
-            output.json(&JsonStatus { status: &status, joined_volumes, pending: &pending })?;
+            let (status, pending, nfs) = (&status, &pending[..], &nfs[..]);
+            output.json(&JsonStatus { status, joined_volumes, pending, nfs })?;
         } else {
             let joined = user::joined_names(&dir).into_iter();
             let joined = joined.map(|name| {
@@ -203,7 +208,9 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 let address = address.map(|volume| VolumeAddress(volume).to_string());
                 ("joined", format!("{name} {}", address.unwrap_or_default()))
             });
-            let lines = describe(&status).into_iter().chain(joined).chain(waiting(&pending));
+            let served = nfs.iter().flat_map(Running::lines).map(|line| ("nfs", line));
+            let lines = describe(&status).into_iter().chain(joined);
+            let lines = lines.chain(waiting(&pending)).chain(served);
             for (name, value) in lines {
                 output.line(format!("{name:>10}  {value}"))?;
             }

@@ -104,7 +104,7 @@ fn mounted_at(device: &str) -> Option<String> {
 }
 
 /// Mounts the file system for this process, not for the machine.
-pub(super) fn mount(path: &Path, options: &MountOptions) -> Result<(Tfs, MountReport), Failure> {
+pub(crate) fn mount(path: &Path, options: &MountOptions) -> Result<(Tfs, MountReport), Failure> {
     let device = open(path, options.read_only)?;
     let env = Arc::new(TokioRuntime::current());
     Tfs::mount(env, device, options).map_err(|error| refused(path, &error))
@@ -132,7 +132,7 @@ fn refused(path: &Path, error: &MountError) -> Failure {
 }
 
 /// 32 bytes that cannot be guessed.
-pub(super) fn random<const N: usize>() -> Result<[u8; N], Failure> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Failure> {
     use std::io::Read;
     let mut bytes = [0; N];
     std::fs::File::open("/dev/urandom")

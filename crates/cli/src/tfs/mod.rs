@@ -15,6 +15,8 @@ mod set;
 mod stat;
 pub(crate) mod unmount;
 
+pub(crate) use device::{mount as open, random as random_bytes};
+
 use crate::failure::Failure;
 use crate::global::Global;
 

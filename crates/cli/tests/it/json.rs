@@ -103,6 +103,7 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
         (0, "renew", vec![]),
         (0, "why", vec![path(&odd)]),
         (0, "log", vec![path(&odd)]),
+        (0, "nfs", vec![]),
         (0, "conflicts", vec![path(&mount)]),
         (0, "tfs stat", vec![path(&at)]),
         (0, "tfs clean", vec![path(&at)]),

@@ -16,6 +16,7 @@ mod live;
 mod members;
 mod mounts;
 mod moving;
+mod nfs;
 mod processes;
 mod publishing;
 mod room;

@@ -78,7 +78,7 @@ fn a_volume_is_written_through_a_mount_and_read_through_another_node() {
     let elsewhere = ring.path("elsewhere");
     fs::create_dir(&elsewhere).expect("a directory");
     let second = || ring.nodes[0].command(["mount", "work"]);
-    run(second().arg(&elsewhere)).failed(5, &["a mount on this machine writes it", "unmount"]);
+    run(second().arg(&elsewhere)).failed(5, &["on this machine writes it", "unmount"]);
     run(ring.nodes[1].command(["mount", "work"]).arg(&elsewhere)).failed(4, &["volume create"]);
 
     // Unmounted and mounted again, all of it is there, and its leases are the node's to renew.
@@ -365,7 +365,7 @@ fn an_old_state_is_mounted_listed_and_restored() {
         atoll_of(ring, 0, &[&["volume", "restore", &named], more].concat())
     };
     let advice = format!("Mount {named} elsewhere and copy");
-    restore(&ring, &[]).failed(5, &["a mount on this machine writes", &advice]);
+    restore(&ring, &[]).failed(5, &["on this machine writes", &advice]);
     unmount(atoll().arg("unmount").arg(&mount));
     until("the mount has ended", || restore(&ring, &["dir/none"]).code == Some(4));
     restore(&ring, &["dir"]).failed(1, &["/dir", "--force"]);

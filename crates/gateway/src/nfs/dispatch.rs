@@ -105,7 +105,15 @@ impl Session {
             return Refusal::Arguments.reply(xid).into_pieces();
         };
         let outcome = tokio::time::timeout(self.service.limit, call(self, arguments)).await;
-        reply(xid, &outcome.unwrap_or_else(|_| Err((Status::Jukebox, F::default()))))
+        reply(
+            xid,
+            &match outcome {
+                Err(_) => Err((Status::Jukebox, F::default())),
+                // The file system gave up sooner.
+                Ok(Err((Status::ServerFault, failed))) => Err((Status::Jukebox, failed)),
+                Ok(outcome) => outcome,
+            },
+        )
     }
 
     async fn change<A: Xdr, T: Xdr, F: Xdr + Default>(
@@ -117,7 +125,14 @@ impl Session {
         let Some(arguments) = whole(from) else {
             return Refusal::Arguments.reply(xid).into_pieces();
         };
-        reply(xid, &call(self, arguments).await)
+        reply(
+            xid,
+            &match call(self, arguments).await {
+                // It may be made yet.
+                Err((Status::ServerFault, failed)) => Err((Status::Io, failed)),
+                outcome => outcome,
+            },
+        )
     }
 }
 

@@ -37,6 +37,12 @@ pub struct Network {
     bits: u8,
 }
 
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
 impl Network {
     /// The addresses that begin with these bits of an address; none for more bits than it has.
     pub fn new(address: IpAddr, bits: u8) -> Option<Network> {

@@ -27,6 +27,7 @@ mod listings;
 mod mount;
 pub mod nfs3;
 mod opens;
+pub mod port_mapper;
 mod procedures;
 mod replies;
 pub mod rpc;

@@ -687,6 +687,8 @@ impl Status {
             Errno::ESTALE => Status::Stale,
             Errno::EOPNOTSUPP | Errno::ENOSYS => Status::NotSupp,
             Errno::EAGAIN | Errno::EBUSY | Errno::ENOLCK => Status::Jukebox,
+            // Nobody knows whether it was done: what clients are told depends on whether it was to change something.
+            Errno::ETIMEDOUT | Errno::EHOSTUNREACH => Status::ServerFault,
             _ => Status::Io,
         }
     }

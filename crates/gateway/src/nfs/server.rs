@@ -27,6 +27,9 @@ const MAX_CONNECTIONS: usize = 512;
 const MAX_CALLS: usize = 64;
 /// Longest call: a WRITE and what stands before its data.
 const MAX_RECORD_BYTES: usize = MAX_DATA_BYTES + (16 << 10);
+/// How long connections may take to end: a client that takes no replies keeps no server. A change that is not made by then
+/// goes on, and is not answered.
+const END_LIMIT: Duration = Duration::from_secs(15);
 /// How often idle files are closed.
 const SWEEP: Duration = Duration::from_millis(500);
 
@@ -69,13 +72,17 @@ pub async fn serve(
             () = told(&mut end) => break Ok(()),
         }
     };
-    while connections.join_next().await.is_some() {}
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(END_LIMIT, all).await.is_err() {
+        tracing::warn!("connections with calls under way were cut off");
+        connections.shutdown().await;
+    }
     service.close_idle(true);
     ended
 }
 
 /// Waits until the server is told to end, or nobody could tell it any more.
-async fn told(end: &mut watch::Receiver<bool>) {
+pub(super) async fn told(end: &mut watch::Receiver<bool>) {
     let _ = end.wait_for(|end| *end).await;
 }
 

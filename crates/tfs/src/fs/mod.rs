@@ -257,6 +257,11 @@ impl Tfs {
         self.shared.commit()
     }
 
+    /// The number that tells it from all other file systems (`uuid` in its superblock).
+    pub fn uuid(&self) -> [u8; 16] {
+        self.shared.core().ext2.superblock().uuid()
+    }
+
     /// Why nothing can be changed any more, if that is so.
     pub fn failure(&self) -> Option<&str> {
         self.shared.failed.get().map(String::as_str)

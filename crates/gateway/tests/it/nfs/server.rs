@@ -118,3 +118,26 @@ async fn calls_are_answered_that_came_in_pieces_or_at_once() {
     server.end.send_replace(true);
     server.task.await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_no_replies_keeps_no_server() {
+    let service = serve(memory());
+    let client = Client::new(&service, ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    client.write(&file, 0, &vec![7; 1 << 20], nfs3::Stable::Unstable).await.unwrap();
+    let server = start(&service).await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    for xid in 0..32 {
+        let args = nfs3::ReadArgs { file: file.clone(), offset: 0, count: 1 << 20 };
+        let read = client.record(xid, nfs3::NFS, nfs3::Procedure::Read as u32, &args);
+        send(&mut stream, &read).await;
+    }
+    let served = || service.clients().iter().map(|machine| machine.calls).sum::<u64>();
+    while served() < 32 {
+        tokio::task::yield_now().await;
+    }
+    server.end.send_replace(true);
+    server.task.await.unwrap().unwrap();
+    drop(stream);
+}

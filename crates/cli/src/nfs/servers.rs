@@ -1,0 +1,251 @@
+//! Servers of NFS that run from a node's directory tell of themselves in `DIR/nfs`:
+//!
+//! | file | |
+//! |---|---|
+//! | `ADDR-PORT.lock` | locked (`flock`) by the server on that address, for as long as it lives |
+//! | `ADDR-PORT.json` | what it serves and who uses it, written again when that changes |
+//! | `handles.key` | the secret with which all of them seal file handles |
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use atoll_gateway::nfs::ClientMachine;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Exit, Failure};
+use crate::output::escaped;
+use crate::units;
+
+/// What a server tells of itself.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub(crate) struct Running {
+    /// Its process.
+    pub(crate) pid: u32,
+    /// Its address.
+    pub(crate) listen: SocketAddr,
+    /// What it serves.
+    pub(crate) exports: Vec<ToldExport>,
+    /// Machines that use it, or have used it.
+    pub(crate) clients: Vec<ToldClient>,
+}
+
+/// A file system that is served.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub(crate) struct ToldExport {
+    /// The path by which clients mount it.
+    pub(crate) path: String,
+    /// The volume or TFS, as the user named it.
+    pub(crate) what: String,
+    /// Whether all changes are refused.
+    pub(crate) read_only: bool,
+    /// What a volume says of itself; of a TFS, why it changes nothing any more.
+    pub(crate) status: Option<String>,
+}
+
+/// A machine that uses a server.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub(crate) struct ToldClient {
+    address: IpAddr,
+    connections: u64,
+    calls: u64,
+    last_call_unix_secs: u64,
+    mounts: Vec<String>,
+}
+
+/// Where servers tell of themselves.
+pub(crate) fn place(dir: &Path) -> PathBuf {
+    dir.join("nfs")
+}
+
+fn file_of(dir: &Path, address: SocketAddr, ending: &str) -> PathBuf {
+    place(dir).join(format!("{}.{ending}", address.to_string().replace(':', "-")))
+}
+
+fn unix_secs() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// This process' own place among the servers.
+pub(super) struct Server {
+    state: PathBuf,
+    listen: SocketAddr,
+    told: Mutex<Option<Running>>,
+    _lock: File,
+}
+
+impl Server {
+    /// Takes the place of the server on an address.
+    pub(super) fn claim(
+        dir: &Path,
+        listen: SocketAddr,
+        exports: Vec<ToldExport>,
+        what: &str,
+    ) -> Result<Server, Failure> {
+        super::make_place(dir, what)?;
+        let path = file_of(dir, listen, "lock");
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).append(true).mode(0o600).open(&path);
+        let lock = lock.map_err(|error| Failure::io(what, &error))?;
+        lock_soon(&lock).map_err(|error| {
+            Failure::new(Exit::Failed, what).because(format!("{}: {error}", path.display()))
+        })?;
+        let state = file_of(dir, listen, "json");
+        let server = Server { state, listen, told: Mutex::default(), _lock: lock };
+        server.tell(exports, &[]);
+        Ok(server)
+    }
+
+    /// Tells what is served, and who uses it. What cannot be written, nobody reads.
+    pub(super) fn tell(&self, exports: Vec<ToldExport>, clients: &[ClientMachine]) {
+        let mut told = self.told.lock().expect("no holder of this lock panics");
+        let now = unix_secs();
+        let client = |client: &ClientMachine| {
+            let before = told.iter().flat_map(|told| &told.clients);
+            let before = before.clone().find(|before| before.address == client.address);
+            ToldClient {
+                address: client.address,
+                connections: client.connections,
+                calls: client.calls,
+                // The time of a call is that of when it was first told.
+                last_call_unix_secs: match before.filter(|before| before.calls == client.calls) {
+                    Some(before) => before.last_call_unix_secs,
+                    None => now.saturating_sub(client.idle.as_secs()),
+                },
+                mounts: client.paths.clone(),
+            }
+        };
+        let clients = clients.iter().map(client).collect();
+        let running = Running { pid: std::process::id(), listen: self.listen, exports, clients };
+        if told.as_ref() == Some(&running) {
+            return;
+        }
+        let written = serde_json::to_vec(&running).map_err(io::Error::from).and_then(|bytes| {
+            let beside = self.state.with_extension("new");
+            fs::write(&beside, bytes)?;
+            fs::rename(&beside, &self.state)
+        });
+        if let Err(error) = written {
+            tracing::warn!("cannot write {}: {error}", self.state.display());
+        }
+        *told = Some(running);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.state);
+    }
+}
+
+/// Whoever asks which servers run has the lock for a moment.
+fn lock_soon(file: &File) -> io::Result<()> {
+    for _ in 0..100 {
+        if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?)
+}
+
+/// The servers that run.
+pub(crate) fn running(dir: &Path) -> Vec<Running> {
+    let Ok(entries) = fs::read_dir(place(dir)) else { return Vec::new() };
+    let lives = |state: &Path| {
+        let Ok(lock) = File::open(state.with_extension("lock")) else { return false };
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).is_err()
+    };
+    let states = entries.flatten().map(|entry| entry.path());
+    let states = states.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
+    let mut running: Vec<Running> = states
+        .filter(|path| lives(path))
+        .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
+        .collect();
+    running.sort_by_key(|server| server.listen);
+    running
+}
+
+impl Running {
+    /// The paths that it serves.
+    pub(super) fn paths(&self) -> String {
+        let paths: Vec<String> =
+            self.exports.iter().map(|export| escaped(export.path.as_bytes())).collect();
+        paths.join(", ")
+    }
+
+    /// What is told of it, a line each.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let Running { pid, listen, exports, clients } = self;
+        let mut lines = Vec::new();
+        for export in exports {
+            let ToldExport { path, what, read_only, status } = export;
+            let how = if *read_only { ", read-only" } else { "" };
+            let status = status.as_ref().map(|status| format!(": {}", escaped(status.as_bytes())));
+            lines.push(format!(
+                "{} on {listen} is {}{how} (process {pid}){}",
+                escaped(path.as_bytes()),
+                escaped(what.as_bytes()),
+                status.unwrap_or_default()
+            ));
+        }
+        let now = unix_secs();
+        for client in clients {
+            let mounts = match client.mounts.is_empty() {
+                true => "nothing".to_owned(),
+                false => escaped(client.mounts.join(", ").as_bytes()),
+            };
+            lines.push(format!(
+                "  {} has {mounts} mounted: {}, {}, the last one {} ago",
+                client.address,
+                units::counted(client.connections, "connection", "connections"),
+                units::counted(client.calls, "call", "calls"),
+                units::whole_secs(now.saturating_sub(client.last_call_unix_secs)),
+            ));
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_told_of_while_it_lives() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listen: SocketAddr = "127.0.0.1:2049".parse().expect("an address");
+        assert_eq!(running(dir.path()), []);
+        let export = ToldExport {
+            path: "/work".into(),
+            what: "work".into(),
+            read_only: false,
+            status: Some("all is on the ring".into()),
+        };
+        let server = Server::claim(dir.path(), listen, vec![export.clone()], "x").expect("claimed");
+        let told = running(dir.path());
+        assert_eq!(told.len(), 1);
+        assert_eq!(told[0].exports, std::slice::from_ref(&export));
+        assert_eq!(told[0].paths(), "/work");
+        let machine = ClientMachine {
+            address: [192, 0, 2, 7].into(),
+            connections: 1,
+            calls: 3,
+            idle: Duration::from_secs(5),
+            paths: vec!["/work".into()],
+        };
+        server.tell(vec![export], &[machine]);
+        let lines = running(dir.path())[0].lines().join("\n");
+        assert!(lines.contains("/work on 127.0.0.1:2049 is work (process "), "{lines}");
+        assert!(lines.contains("192.0.2.7 has /work mounted: 1 connection, 3 calls"), "{lines}");
+        drop(server);
+        assert_eq!(running(dir.path()), [], "it has ended");
+        fs::write(place(dir.path()).join("127.0.0.1-2049.json"), b"{").expect("written");
+        assert_eq!(running(dir.path()), [], "a crash has left it, or it is damaged");
+    }
+}
