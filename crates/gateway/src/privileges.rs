@@ -19,6 +19,18 @@ pub(crate) fn reduced_mode(attr: &Attr, caller: Caller) -> Option<u32> {
     (reduced != attr.mode).then_some(reduced)
 }
 
+/// The mode of a new file that is no directory. Set-group-ID with the right to execute is not for callers outside of the group that
+/// the file takes from its directory (Linux: `mode_strip_sgid`).
+pub(crate) fn new_mode(directory: &Attr, caller: Caller, mode: u32) -> u32 {
+    let runs_as_group = mode & SET_GID != 0 && mode & GROUP_EXECUTE != 0;
+    let is_outside = caller.uid != 0 && !caller.is_member(directory.gid);
+    if directory.mode & SET_GID != 0 && runs_as_group && is_outside {
+        mode & !SET_GID
+    } else {
+        mode
+    }
+}
+
 pub(crate) async fn reduced_mode_of(
     fs: &dyn FileSystem,
     caller: Caller,

@@ -12,6 +12,7 @@ use super::super::service::{File, Session, rdev};
 use super::super::xdr::Opaque;
 use super::attributes::changes;
 use super::{failed, of};
+use crate::privileges;
 
 fn check_directory(dir: &File) -> Result<(), Errno> {
     if dir.attr.kind == FileKind::Directory { Ok(()) } else { Err(Errno::ENOTDIR) }
@@ -83,6 +84,11 @@ impl Place {
         check_directory(&self.dir)?;
         check_name(name)?;
         access::check_names(&**self.dir.fs(), &self.dir.attr, &self.dir.caller).await
+    }
+
+    /// The mode of a new file that is no directory.
+    fn new_mode(&self, wanted: Option<u32>) -> u32 {
+        privileges::new_mode(&self.dir.attr, self.dir.caller, wanted.unwrap_or(0) & 0o7777)
     }
 
     /// What has the name.
@@ -172,7 +178,7 @@ pub(in super::super) async fn create(
 
 /// Makes a regular file; a name that is there is an error.
 async fn make_file(place: &Place, name: &[u8], mode: Option<u32>) -> Result<Entry, Errno> {
-    let mode = mode.unwrap_or(0) & 0o7777;
+    let mode = place.new_mode(mode);
     let (fs, dir) = (place.dir.fs(), place.dir.inode());
     fs.mknod(place.dir.caller, dir, name, FileKind::Regular, mode, 0).await
 }
@@ -272,7 +278,7 @@ pub(in super::super) async fn make_special(
         if is_device && place.dir.caller.uid != 0 {
             return Err(Errno::EPERM);
         }
-        let mode = wanted.mode.unwrap_or(0) & 0o7777;
+        let mode = place.new_mode(wanted.mode);
         place
             .dir
             .fs()

@@ -202,3 +202,26 @@ async fn an_export_is_for_its_machines_also_with_a_handle_of_it() {
     assert_eq!(stranger.create(&top, "f", 0).await, Err(Status::Acces), "its root is nobody here");
     assert_eq!(stranger.mount("/y").await, Err(2));
 }
+
+/// Such a program would run with the rights of a group that its maker is not in.
+#[tokio::test]
+async fn a_new_program_has_no_set_group_id_of_a_group_that_is_not_its_makers() {
+    let s = scene(0o2777, 0o644).await;
+    let made = async |client: &Client, name: &str, mode| {
+        let file = client.create(&s.home, name, mode).await.unwrap();
+        let made = client.getattr(&file).await.unwrap();
+        (made.gid, made.mode)
+    };
+    assert_eq!(made(&s.bob, "a", 0o2755).await, (ALICE, 0o755));
+    assert_eq!(made(&s.bob, "b", 0o2745).await, (ALICE, 0o2745), "nobody of the group runs it");
+    assert_eq!(made(&s.alice, "c", 0o2755).await, (ALICE, 0o2755));
+    assert_eq!(made(&s.root, "d", 0o2755).await, (ALICE, 0o2755));
+    let what =
+        MkNodData::Plain(FileType::Fifo, SetAttributes { mode: Some(0o2755), ..unchanged() });
+    let args = MkNodArgs { at: at(&s.home, "e"), what };
+    let fifo: Reply<Created, WccData> = s.bob.call(Procedure::MkNod, &args).await;
+    assert_eq!(fifo.unwrap().attributes.unwrap().mode, 0o755);
+    // A directory hands its group on.
+    let sub = s.bob.mkdir(&s.home, "g", 0o755).await.unwrap();
+    assert_eq!(s.bob.getattr(&sub).await.unwrap().mode, 0o2755);
+}
