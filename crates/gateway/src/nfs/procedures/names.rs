@@ -129,6 +129,9 @@ async fn make(
     let made = async {
         check_new_name(name)?;
         place.check(name).await?;
+        if let Some(wanted) = wanted {
+            check_size(&place.dir, wanted).await?;
+        }
         let entry = make(&place).await?;
         match wanted {
             Some(wanted) => with_attributes(&place.dir, entry, wanted).await,
@@ -137,6 +140,15 @@ async fn make(
     };
     let made = made.await;
     place.made(session, made).await
+}
+
+/// The length must be possible: else a file would be made first and its length refused then.
+async fn check_size(dir: &File, wanted: &SetAttributes) -> Result<(), Errno> {
+    match wanted.size {
+        None | Some(0) => Ok(()),
+        Some(size) if size <= dir.fs().statfs(dir.inode()).await?.max_file_bytes => Ok(()),
+        Some(_) => Err(Errno::EFBIG),
+    }
 }
 
 /// Sets what creating calls do not: owner and group, where the caller may, length and times.
@@ -191,6 +203,7 @@ async fn unchecked(
 ) -> Reply<Created, WccData> {
     let name = &at.name.0[..];
     make(session, at, None, async |place| {
+        check_size(&place.dir, wanted).await?;
         match make_file(place, name, wanted.mode).await {
             Ok(entry) => return with_attributes(&place.dir, entry, wanted).await,
             Err(Errno::EEXIST) => {}

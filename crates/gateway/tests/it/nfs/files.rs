@@ -268,6 +268,23 @@ async fn a_client_is_told_the_limits_of_the_file_system() {
     assert_eq!((limits.link_max, limits.name_max), (7, 255));
 }
 
+#[tokio::test]
+async fn a_file_that_would_be_too_long_is_not_made() {
+    let client = Client::new(&serve(failing()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let wanted = SetAttributes { size: Some((1 << 40) + 1), ..unchanged() };
+    for how in [CreateHow::Guarded(wanted.clone()), CreateHow::Unchecked(wanted.clone())] {
+        let args = CreateArgs { at: at(&root, "f"), how };
+        let made: Reply<Created, WccData> = client.call(Procedure::Create, &args).await;
+        assert_eq!(made.unwrap_err().0, Status::FBig);
+        assert_eq!(client.lookup(&root, "f").await.unwrap_err(), Status::NoEnt);
+    }
+    let how = CreateHow::Guarded(SetAttributes { size: Some(1 << 40), ..wanted });
+    let args = CreateArgs { at: at(&root, "f"), how };
+    let made: Reply<Created, WccData> = client.call(Procedure::Create, &args).await;
+    assert_eq!(made.unwrap().attributes.unwrap().size, 1 << 40);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_call_that_changes_nothing_is_answered_in_time_and_a_change_is_not_given_up() {
     let fs = failing();
