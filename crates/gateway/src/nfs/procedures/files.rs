@@ -119,8 +119,9 @@ pub(in super::super) async fn commit(
     args: CommitArgs,
 ) -> Reply<CommitOk, WccData> {
     let file = session.changed_file(&args.file).await.map_err(failed)?;
-    let verifier = session.service.verifier();
     let outcome = make_durable(session, &file).await;
+    // Another's sync that failed meanwhile may have been told what was lost of this client's writes.
+    let verifier = session.service.verifier();
     let wcc = file.changed(None).await;
     match outcome {
         Ok(()) => Ok(CommitOk { file: wcc, verifier }),

@@ -55,8 +55,19 @@ pub(crate) struct Failing {
     fs: Arc<MemoryFs>,
     fails: AtomicBool,
     hangs: AtomicBool,
-    /// The next change of attributes tells the first that it is made, and is answered after the second.
+    /// The next change of attributes or sync tells the first that it is made, and is answered after the second.
     gate: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
+}
+
+impl Failing {
+    fn past_the_gate<T: Send + 'static>(&self, answered: Answer<T>) -> Answer<T> {
+        let Some((made, answer)) = self.gate.lock().unwrap().take() else { return answered };
+        Box::pin(async move {
+            made.send(()).unwrap();
+            answer.await.unwrap();
+            answered.await
+        })
+    }
 }
 
 impl FileSystem for Failing {
@@ -82,13 +93,7 @@ impl FileSystem for Failing {
         handle: Option<Handle>,
         changes: SetAttr,
     ) -> Answer<AttrReply> {
-        let set = self.fs.setattr(caller, inode, handle, changes);
-        let Some((made, answer)) = self.gate.lock().unwrap().take() else { return set };
-        Box::pin(async move {
-            made.send(()).unwrap();
-            answer.await.unwrap();
-            set.await
-        })
+        self.past_the_gate(self.fs.setattr(caller, inode, handle, changes))
     }
     fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
         self.fs.readlink(inode)
@@ -127,7 +132,7 @@ impl FileSystem for Failing {
         if self.fails.load(Ordering::SeqCst) {
             return Box::pin(async { Err(Errno::EIO) });
         }
-        self.fs.fsync(inode, handle, data_only)
+        self.past_the_gate(self.fs.fsync(inode, handle, data_only))
     }
     fn unlink(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
         self.fs.unlink(caller, parent, name)
@@ -195,6 +200,25 @@ async fn a_sync_that_fails_fails_the_commit_and_makes_clients_write_again() {
         again,
         "also what others wrote unstably"
     );
+}
+
+/// A file system may tell one caller alone that bytes are lost (`fsync(2)`).
+#[tokio::test]
+async fn a_sync_that_fails_during_a_commit_makes_its_client_write_again() {
+    let fs = failing();
+    let client = Arc::new(Client::new(&serve(fs.clone()), ROOT));
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    let written = client.write(&file, 0, b"abc", Stable::Unstable).await.unwrap();
+    let ((made, is_made), (answer, answered)) = (oneshot::channel(), oneshot::channel());
+    *fs.gate.lock().unwrap() = Some((made, answered));
+    let (one, committed) = (client.clone(), file.clone());
+    let commit = tokio::spawn(async move { one.commit(&committed).await });
+    is_made.await.unwrap();
+    fs.fails.store(true, Ordering::SeqCst);
+    assert_eq!(client.write(&file, 9, b"x", Stable::FileSync).await.unwrap_err(), Status::Io);
+    answer.send(()).unwrap();
+    assert_ne!(commit.await.unwrap().unwrap().verifier, written.verifier);
 }
 
 /// Or the first client would take the other's change for its own, and keep bytes that are no longer the file's.
