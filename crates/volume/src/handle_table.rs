@@ -150,6 +150,16 @@ impl HandleTable {
         self.state().note(number, parent, name)
     }
 
+    /// Notes that file `number` is in use: others go first when there are too many.
+    pub fn touch(&self, number: u64) {
+        let mut state = self.state();
+        state.uses += 1;
+        let used = state.uses;
+        if let Some(entry) = state.entries.get_mut(&number).filter(|entry| entry.used > 0) {
+            entry.used = used;
+        }
+    }
+
     /// Notes that file `number` is gone: its entry is the first that goes.
     pub fn retire(&self, number: u64) {
         let mut state = self.state();

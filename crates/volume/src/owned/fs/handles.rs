@@ -11,6 +11,18 @@ use crate::handle_table::HandleTable;
 /// How often a number was used before: never.
 pub(super) const GENERATION: u64 = 0;
 
+/// A lookup that is taken back when this is dropped.
+struct Lookup<'a> {
+    shared: &'a Shared,
+    inode: InodeNumber,
+}
+
+impl Drop for Lookup<'_> {
+    fn drop(&mut self) {
+        self.shared.tables().inodes.forget(self.inode, 1);
+    }
+}
+
 impl Shared {
     /// The handle of a file. It leaves once the table says where the file is.
     pub(super) async fn handle(&self, inode: InodeNumber) -> Result<PersistentHandle, Fault> {
@@ -33,11 +45,12 @@ impl Shared {
         let table = self.handles.as_ref().ok_or(Errno::ESTALE)?;
         let is_held = self.tables().inodes.enter_again(inode);
         if is_held {
-            let found = self.entry(inode).await;
-            if found.is_err() {
-                self.tables().inodes.forget(inode, 1);
-            }
-            return Ok(found?.0);
+            table.touch(inode.0);
+            // Taken back if it fails, or if nobody waits for it any more.
+            let lookup = Lookup { shared: self, inode };
+            let (entry, _) = self.entry(inode).await?;
+            std::mem::forget(lookup);
+            return Ok(entry);
         }
         // Names of another volume, or of one that is gone, are of no use.
         let names = table.path(inode.0, &BTreeSet::new()).ok_or(Errno::ESTALE)?;

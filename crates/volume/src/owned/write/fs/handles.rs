@@ -12,6 +12,9 @@ use crate::owned::write::tree::{Stop, Tree};
 /// How often a number was used before: never.
 pub(super) const GENERATION: u64 = 0;
 
+/// How often names that change meanwhile are looked up. Guess: others must rename directories above the file as often.
+const MAX_TRIES: usize = 64;
+
 const ROOT: u64 = InodeNumber::ROOT.0;
 
 impl WritableFs {
@@ -41,19 +44,33 @@ impl WritableFs {
         let table = self.table().ok_or(Errno::ESTALE)?;
         match self.on_tree(|tree, loaded| tree.hold_number(inode, loaded)).await {
             Err(Fault::Errno(Errno::ESTALE)) => {}
-            held => return held,
+            held => {
+                table.touch(inode);
+                return held;
+            }
         }
         let mut outdated = BTreeSet::new();
+        let mut tries = 0;
         while let Some(names) = table.path(inode, &outdated) {
-            match self.hold_by_names(names).await? {
+            let missing = match self.hold_by_names(names.clone()).await? {
                 None => {
                     // If the disk fails, the next handle of the file says so.
                     let _ = self.on_tree(|tree, _| note_names(table, tree, inode)).await;
                     return Ok(());
                 }
-                // A crash may have undone a rename.
-                Some(file) if outdated.insert(file) => {}
-                Some(_) => break,
+                Some(missing) => missing,
+            };
+            tries += 1;
+            if tries == MAX_TRIES {
+                return Err(Errno::EAGAIN.into());
+            }
+            // One of the names was changed while they were looked up: the table says by now where it is.
+            if table.path(inode, &outdated) != Some(names) {
+                continue;
+            }
+            // A crash may have undone a rename.
+            if !outdated.insert(missing) {
+                break;
             }
         }
         table.retire(inode);
