@@ -6,6 +6,7 @@
 //! [`ServedVolume::end`].
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,6 +116,17 @@ impl VolumeArgs {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether any was given.
+    pub(crate) fn is_any_given(&self) -> bool {
+        self.map_owners
+            || self.take_over
+            || self.sync
+            || self.spool.is_some()
+            || self.consistency.is_some()
+            || self.keep.is_some()
+            || self.cache.is_some()
     }
 
     /// The same arguments for the process that serves in the background.
@@ -269,7 +281,12 @@ impl Opening<'_> {
         make_private_dir(directory).map_err(|error| failed(&error))?;
         let path = directory.join(view);
         let table = HandleTable::open(&path);
-        let table = table.map_err(|error| failed(&format!("{}: {error}", path.display())))?;
+        let table = table.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                failed(&"another server serves it").advice("`atoll nfs` lists servers.")
+            }
+            _ => failed(&format!("{}: {error}", path.display())),
+        })?;
         Ok(Some(Arc::new(table)))
     }
 
@@ -281,8 +298,9 @@ impl Opening<'_> {
         address: &Address,
         read_key: Found,
     ) -> Result<ServedVolume, Failure> {
-        let at = address.at.map_or("read".to_owned(), |at| at.unix_ms.to_string());
-        let table = self.handle_table(&format!("{}-{at}", hex(&address.volume.0.0)))?;
+        let at = address.at.map_or("now".to_owned(), |at| at.unix_ms.to_string());
+        let by = if matches!(self.target, Target::Name(..)) { "name" } else { "address" };
+        let table = self.handle_table(&format!("{}-{by}-{at}", hex(&address.volume.0.0)))?;
         let Opening { args, what, .. } = self;
         args.check_not_shared(&what)?;
         let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
@@ -331,9 +349,14 @@ impl Opening<'_> {
             return self.shared((env, client), volume, user).await;
         }
         let volume = own_volume::find(&client, name, &self.what).await?;
+        args.check_not_shared(&self.what)?;
+        let spool = spool::open(&dir, name, &self.what)?;
+        let Some(spool) = spool else {
+            return Err(spool::in_use(&self.what)
+                .advice("`atoll unmount` ends a mount, `atoll nfs --stop` a server."));
+        };
         let handles = self.handle_table(&hex(&volume.key.volume_id().0))?;
         let what = self.what;
-        args.check_not_shared(&what)?;
         let mut options = WriteOptions {
             read_key: client.read_key(name).await.map_err(connection::failure)?,
             owner: own_volume::owner(),
@@ -349,11 +372,6 @@ impl Opening<'_> {
         if let Some(bytes) = args.cache {
             options.cache_bytes = bytes;
         }
-        let spool = spool::open(&dir, name, &what)?;
-        let Some(spool) = spool else {
-            return Err(spool::in_use(&what)
-                .advice("`atoll unmount` ends a mount, `atoll nfs --stop` a server."));
-        };
         let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
         let key = volume.key.clone();
         let fs = WritableFs::open(env, client.clone(), key, options, keeper, Some(spool)).await;

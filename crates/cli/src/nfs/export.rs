@@ -191,6 +191,7 @@ impl OpenExport {
             },
             anonymous: (uid, gid),
             privileged_ports: !args.any_port,
+            answers_early: args.answers_early,
             ..Export::local(&args.path_of(exported)?, id, fs)
         };
         if !args.allow.is_empty() {
@@ -202,6 +203,11 @@ impl OpenExport {
     /// As the gateway serves it.
     pub(super) fn export(&self) -> Export {
         self.export.clone()
+    }
+
+    /// What tells it from other exports in handles.
+    pub(super) fn id(&self) -> u64 {
+        self.export.id
     }
 
     /// The path by which clients mount it.

@@ -8,7 +8,8 @@ use std::path::Path;
 use super::mount_line::field;
 use crate::failure::{Exit, Failure};
 
-/// Puts `line`, which mounts on `directory`, into the table. A line of NFS for that directory is replaced, any other refused.
+/// Puts `line`, which mounts on `directory`, into the table. A line of NFS for the same directory and source is replaced, any other
+/// for the directory refused.
 /// The table is replaced at once: a crash leaves the old or the new one.
 pub(super) fn add(table: &Path, directory: &Path, line: &str) -> Result<(), Failure> {
     let what = format!("cannot change {}", table.display());
@@ -23,9 +24,10 @@ pub(super) fn add(table: &Path, directory: &Path, line: &str) -> Result<(), Fail
         let text = String::from_utf8_lossy(old);
         let fields: Vec<&str> = text.split_whitespace().collect();
         let is_of_it = !text.trim_start().starts_with('#') && fields.get(1) == Some(&&*own);
+        let is_same_source = fields.first() == line.split(' ').next().as_ref();
         match (is_of_it, fields.get(2)) {
             (false, _) => new.push(old),
-            (true, Some(&"nfs")) => {}
+            (true, Some(&"nfs")) if is_same_source => {}
             (true, _) => {
                 return Err(Failure::new(Exit::Failed, what).because(format!(
                     "another line is for {}: {}",
@@ -92,6 +94,8 @@ mod tests {
         assert_eq!(read(), format!("{begin}{}\n", line(1)));
         add(&table, Path::new("/srv/x"), &line(2)).expect("replaced");
         assert_eq!(read(), format!("{begin}{}\n", line(2)));
+        add(&table, Path::new("/srv/x"), "h:/other /srv/x nfs x 0 0")
+            .expect_err("another server's");
         add(&table, Path::new("/"), "h:/work / nfs x 0 0")
             .expect_err("another file system's place");
         assert_eq!(read(), format!("{begin}{}\n", line(2)));

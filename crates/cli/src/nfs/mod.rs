@@ -64,7 +64,8 @@ Only this machine may use it, unless --allow says otherwise. NFS believes the ma
 are, and sends everything in the clear: allow machines that you trust, on a network that you trust. Calls must come
 from ports below 1024, which only root may use, or each user could call as any other. Root of a
 client is nobody unless --squash none is given. What a client has written and not yet synced waits in the server's
-memory; `fsync` on the client makes it durable: on the disk of a TFS, on the ring for a volume. Other mounts of a
+memory; `fsync` on the client makes it durable: on the disk of a TFS, on the ring for a volume. Names and
+attributes survive a crash of this machine as soon as they are changed. Other mounts of a
 shared volume see it after that, or two seconds after the last write. Programs on one client lock each other;
 those on different machines do not: they use `atoll mount`.")]
 pub(crate) struct Args {
@@ -80,7 +81,7 @@ pub(crate) struct Args {
     #[arg(long = "as", value_name = "PATH")]
     path: Option<String>,
 
-    /// Machines that may use it: an address, or a network as ADDR/BITS [default: this machine]
+    /// Machines that may use it, in place of this one: an address, or a network as ADDR/BITS
     #[arg(long, value_name = "ADDR[/BITS]")]
     allow: Vec<Allowed>,
 
@@ -100,9 +101,14 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// Answer calls from ports of 1024 and above too: any user of a client then calls as anybody but root
+    /// Answer calls from ports of 1024 and above too: any user of a client can then call as any other whom --squash lets in
     #[arg(long)]
     any_port: bool,
+
+    /// Answer changes of names and attributes before they would survive a crash of this machine; faster, and those of the last
+    /// second may be lost
+    #[arg(long = "async")]
+    answers_early: bool,
 
     #[command(flatten)]
     volume: VolumeArgs,
@@ -267,6 +273,16 @@ fn check(args: &Args) -> Result<(), Failure> {
         )
         .advice("Name those that are: --allow 192.0.2.0/24."));
     }
+    let this_machine = args.listen.ip();
+    let is_for_this = args.allow.iter().any(|Allowed(network)| network.contains(this_machine));
+    if this_machine.is_loopback()
+        && !args.allow.is_empty()
+        && !is_for_this
+        && args.install.is_none()
+    {
+        return Err(wrong("no machine that is allowed can connect to a loopback address")
+            .advice("Name the address that they use: --listen 192.0.2.7:2049."));
+    }
     if args.listen.port() == 0 && !args.foreground {
         return Err(wrong("without --foreground clients must know the port").advice("Name one."));
     }
@@ -280,6 +296,9 @@ fn check(args: &Args) -> Result<(), Failure> {
         if let Exported::Volume(target) = what {
             args.volume.check(target, &format!("cannot serve {what}"))?;
         }
+    }
+    if !args.needs_node() && args.volume.is_any_given() {
+        return Err(wrong("it is a TFS, and that option is for volumes"));
     }
     Ok(())
 }
@@ -315,7 +334,14 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
         for what in &args.what {
             open.push(OpenExport::open(what, args, &read_key, global).await?);
         }
-        for export in &open {
+        for (at, export) in open.iter().enumerate() {
+            if let Some(same) = open[..at].iter().find(|other| other.id() == export.id()) {
+                let what = format!("cannot serve {}", export.path());
+                return Err(Failure::new(Exit::Failed, what).because(format!(
+                    "it is the same volume or TFS as {}, or a copy of it",
+                    same.path()
+                )));
+            }
             service.add(export.export());
         }
         if args.announce {
@@ -463,6 +489,7 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     command.args(["--squash", squash.get_name(), "--anonymous", &args.anonymous.to_string()]);
     command.args(args.read_only.then_some("--read-only"));
     command.args(args.any_port.then_some("--any-port"));
+    command.args(args.answers_early.then_some("--async"));
     command.args(args.port_mapper.then_some("--port-mapper"));
     command.args(args.volume.to_arguments());
     command.args(std::iter::repeat_n("-v", global.verbose.into()));

@@ -177,6 +177,13 @@ async fn a_tfs_is_served_without_a_node_and_its_handles_last() {
         let told = run(&mut in_dir(&dir, &["nfs"])).ok().stdout;
         told.contains("  127.0.0.1 has /disk.img mounted: ")
     });
+    // Not with a copy of it, which has its identity.
+    let copy = temp.path().join("copy.img");
+    fs::copy(image, &copy).expect("copied");
+    let second = temp.path().join("second.img");
+    fs::copy(image, &second).expect("copied");
+    run(in_dir(&dir, &["nfs", "--foreground", "--listen", "127.0.0.1:0"]).arg(&copy).arg(&second))
+        .failed(1, &["same volume or TFS as /copy.img"]);
     // It is one process' alone.
     run(in_dir(&dir, &["nfs", "--foreground", "--listen", "127.0.0.1:0"]).arg(image))
         .failed(1, &["cannot", "disk.img"]);
@@ -305,6 +312,8 @@ fn what_makes_no_sense_is_refused() {
     refused(&["./a", "./b", "--as", "/x"], 2, &["--as"]);
     refused(&["./a", "--as", "x"], 2, &["no path"]);
     refused(&["./a", "--listen", "0.0.0.0:2049"], 2, &["none of them is allowed", "--allow"]);
+    refused(&["./a", "--allow", "192.0.2.0/24"], 2, &["loopback", "--listen"]);
+    refused(&["./a", "--sync"], 2, &["it is a TFS"]);
     refused(&["./a", "--allow", "host"], 2, &["192.0.2.0/24"]);
     refused(&["./a", "--stop"], 2, &["--stop"]);
     refused(&["--install", "/srv/x"], 2, &["WHAT"]);
@@ -324,6 +333,10 @@ fn a_line_of_fstab_is_installed() {
     assert!(said.stderr.contains(line), "{said:?}");
     let installed = fs::read_to_string(&table).expect("there");
     assert_eq!(installed, format!("proc /proc proc defaults 0 0\n{line}\n"));
+    run(in_dir(&temp.path().join("dir"), &["nfs", "team", "--install", "/srv/my work"])
+        .arg("--fstab")
+        .arg(&table))
+    .failed(1, &["another line is for /srv/my work"]);
     let mut other = in_dir(&temp.path().join("dir"), &["nfs", "work", "--install", "/proc"]);
     run(other.arg("--fstab").arg(&table)).failed(1, &["another line is for /proc"]);
 }
