@@ -336,6 +336,14 @@ pub trait FileSystem: Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 
+    /// Has the names and attributes of these files, as calls have changed them by now, survive a crash of this machine: NFS
+    /// answers no change before (RFC 1813, section 4.8). What a file system keeps elsewhere in the end may be on this
+    /// machine's disk until then; data need not be durable.
+    fn persist(&self, inodes: &[InodeNumber]) -> Answer<()> {
+        let _ = inodes;
+        Box::pin(async { Ok(()) })
+    }
+
     /// Makes everything durable; a front end calls it before it ends.
     fn sync(&self) -> Answer<()> {
         Box::pin(async { Ok(()) })

@@ -59,6 +59,11 @@ pub(super) struct ClientConnection {
 }
 
 impl ClientConnection {
+    /// Connections that the machine has.
+    pub(super) fn connections(&self) -> u64 {
+        self.counts.connections.load(Ordering::Relaxed)
+    }
+
     /// Counts a call.
     pub(super) fn note_call(&self) {
         self.counts.calls.fetch_add(1, Ordering::Relaxed);

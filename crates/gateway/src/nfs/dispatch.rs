@@ -47,8 +47,11 @@ impl Service {
         }
         macro_rules! change {
             ($call:path) => {
+                change!($call, Status::Io)
+            };
+            ($call:path, $unsure:expr) => {
                 self.replies
-                    .once(identity, async move { session.change(xid, from, $call).await })
+                    .once(identity, async move { session.change(xid, from, $call, $unsure).await })
                     .await
             };
         }
@@ -60,7 +63,7 @@ impl Service {
             Procedure::Access => look!(attributes::access),
             Procedure::ReadLink => look!(names::read_link),
             Procedure::Read => look!(files::read),
-            Procedure::Write => change!(files::write),
+            Procedure::Write => change!(files::write, Status::Jukebox),
             Procedure::Create => change!(names::create),
             Procedure::MkDir => change!(names::make_directory),
             Procedure::SymLink => change!(names::make_link),
@@ -74,7 +77,7 @@ impl Service {
             Procedure::FsStat => look!(attributes::file_system),
             Procedure::FsInfo => look!(attributes::limits),
             Procedure::PathConf => look!(attributes::path_limits),
-            Procedure::Commit => change!(files::commit),
+            Procedure::Commit => change!(files::commit, Status::Jukebox),
         }
     }
 }
@@ -116,11 +119,14 @@ impl Session {
         )
     }
 
+    /// Makes a change. Of one that the file system has given up, and may have made, the client is told `unsure`: to try again,
+    /// where that does no harm.
     async fn change<A: Xdr, T: Xdr, F: Xdr + Default>(
         &self,
         xid: u32,
         from: Reader,
         call: impl AsyncFnOnce(&Session, A) -> Reply<T, F>,
+        unsure: Status,
     ) -> Pieces {
         let Some(arguments) = whole(from) else {
             return Refusal::Arguments.reply(xid).into_pieces();
@@ -128,8 +134,7 @@ impl Session {
         reply(
             xid,
             &match call(self, arguments).await {
-                // It may be made yet.
-                Err((Status::ServerFault, failed)) => Err((Status::Io, failed)),
+                Err((Status::ServerFault, failed)) => Err((unsure, failed)),
                 outcome => outcome,
             },
         )

@@ -89,6 +89,8 @@ pub struct Export {
     pub clients: Vec<Network>,
     /// Only for calls from ports that root of a machine may use.
     pub privileged_ports: bool,
+    /// Answers changes of names and attributes before they would survive a crash (`async` of exports(5)).
+    pub answers_early: bool,
 }
 
 impl fmt::Debug for Export {
@@ -116,13 +118,18 @@ impl Export {
             anonymous: (NOBODY, NOBODY),
             clients: loopback.into_iter().filter_map(|network| network.ok().flatten()).collect(),
             privileged_ports: false,
+            answers_early: false,
         }
     }
 
     /// Whether calls from this address are answered.
     pub fn admits(&self, address: IpAddr, port: u16) -> bool {
+        self.admits_machine(address) && (!self.privileged_ports || port < FIRST_ORDINARY_PORT)
+    }
+
+    /// Whether this machine may use it, by calls from the right ports: what tells nothing of files it may ask from any.
+    pub fn admits_machine(&self, address: IpAddr) -> bool {
         self.clients.iter().any(|network| network.contains(address))
-            && (!self.privileged_ports || port < FIRST_ORDINARY_PORT)
     }
 
     /// The user for whom a call is made.

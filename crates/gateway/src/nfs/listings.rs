@@ -6,7 +6,8 @@
 //! listed once, whatever happens to others. Names whose hashes are equal (2⁻⁶² for each pair) follow each other with consecutive
 //! cookies; one of them can be missed when the other goes during a listing.
 //!
-//! The names of a directory are read as a whole, and kept for the calls that follow: [`KEPT_FOR`], [`MAX_NAMES`].
+//! The names of a directory are read as a whole, by a task that goes on when the call that began it is given up, so that the
+//! client's next attempt finds them; and they are kept for the calls that follow: [`KEPT_FOR`], [`MAX_NAMES`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use atoll_vfs::{Attr, Caller, Errno, FileKind, FileSystem, FileTime, InodeNumber, MAX_COOKIE};
 use bytes::Bytes;
+use tokio::sync::watch;
 
 /// How long names may be listed after they were read, if the directory's times are the same. A guess at a slow listing.
 const KEPT_FOR: Duration = Duration::from_secs(30);
@@ -69,11 +71,32 @@ fn hash(name: &[u8]) -> u64 {
     (word % (MAX_COOKIE - (1 << 32))).max(1)
 }
 
+type Outcome = Result<Arc<Listing>, Errno>;
+/// Times of a directory's last changes.
+type Times = (FileTime, FileTime);
+
 #[derive(Debug)]
 struct Kept {
-    listing: Arc<Listing>,
-    read_at: Instant,
-    times: (FileTime, FileTime),
+    /// The names, once they are read.
+    listing: watch::Receiver<Option<Outcome>>,
+    began: Instant,
+    times: Times,
+    /// Whether a call was answered by it: the beginning of another listing is read anew.
+    is_used: bool,
+}
+
+impl Kept {
+    fn len(&self) -> usize {
+        match &*self.listing.borrow() {
+            Some(Ok(listing)) => listing.names.len(),
+            _ => 0,
+        }
+    }
+
+    /// Whether it serves a call: the directory is as it was before the names were read.
+    fn serves(&self, times: Times, is_beginning: bool) -> bool {
+        self.times == times && self.began.elapsed() < KEPT_FOR && !(is_beginning && self.is_used)
+    }
 }
 
 /// The listings of one gateway, by export and directory.
@@ -85,37 +108,61 @@ impl Listings {
         self.0.lock().expect("no holder of this lock panics")
     }
 
-    /// The names of a directory: as they are now at the beginning of a listing, and as they were read then for as long as
-    /// the directory has not changed.
+    /// The names of a directory of which the caller has just found these attributes: as they are now at the beginning of a
+    /// listing, and as they were read then for as long as the directory has not changed.
     pub(super) async fn get(
         &self,
         export: u64,
-        fs: &dyn FileSystem,
+        fs: &Arc<dyn FileSystem>,
         caller: Caller,
         dir: &Attr,
         is_beginning: bool,
-    ) -> Result<Arc<Listing>, Errno> {
-        let (at, times) = ((export, dir.inode), (dir.mtime, dir.ctime));
-        if !is_beginning
-            && let Some(kept) = self.locked().get(&at)
-            && kept.times == times
-            && kept.read_at.elapsed() < KEPT_FOR
-        {
-            return Ok(kept.listing.clone());
-        }
-        let read_at = Instant::now();
-        let listing = Arc::new(Listing::of(read(fs, caller, dir.inode).await?));
+    ) -> Outcome {
+        let mut listing = self.begin((export, dir.inode), fs, caller, dir, is_beginning);
+        // None: its task has panicked.
+        let done = listing.wait_for(Option::is_some).await.ok().and_then(|done| done.clone());
+        let outcome = done.unwrap_or(Err(Errno::EIO));
         let mut kept = self.locked();
-        kept.retain(|_, kept| kept.read_at.elapsed() < KEPT_FOR);
-        let mut names: usize = kept.values().map(|kept| kept.listing.names.len()).sum();
-        while names > MAX_NAMES
-            && let Some(oldest) =
-                kept.iter().min_by_key(|(_, kept)| kept.read_at).map(|(at, _)| *at)
-        {
-            names -= kept.remove(&oldest).map_or(0, |kept| kept.listing.names.len());
+        let at = (export, dir.inode);
+        let is_this = |kept: &&mut Kept| kept.listing.same_channel(&listing);
+        if let Some(this) = kept.get_mut(&at).filter(is_this) {
+            this.is_used = true;
+            if outcome.is_err() {
+                kept.remove(&at);
+            }
         }
-        kept.insert(at, Kept { listing: listing.clone(), read_at, times });
-        Ok(listing)
+        outcome
+    }
+
+    fn begin(
+        &self,
+        at: (u64, InodeNumber),
+        fs: &Arc<dyn FileSystem>,
+        caller: Caller,
+        dir: &Attr,
+        is_beginning: bool,
+    ) -> watch::Receiver<Option<Outcome>> {
+        let times = (dir.mtime, dir.ctime);
+        let mut kept = self.locked();
+        if let Some(kept) = kept.get(&at).filter(|kept| kept.serves(times, is_beginning)) {
+            return kept.listing.clone();
+        }
+        kept.retain(|_, kept| kept.began.elapsed() < KEPT_FOR);
+        let mut names: usize = kept.values().map(Kept::len).sum();
+        while names > MAX_NAMES
+            && let Some(oldest) = kept.iter().min_by_key(|(_, kept)| kept.began).map(|(at, _)| *at)
+        {
+            names -= kept.remove(&oldest).map_or(0, |kept| kept.len());
+        }
+        let (done, listing) = watch::channel(None);
+        let (fs, inode) = (fs.clone(), dir.inode);
+        tokio::spawn(async move {
+            let names = read(&*fs, caller, inode).await;
+            done.send_replace(Some(names.map(|names| Arc::new(Listing::of(names)))));
+        });
+        let began = Instant::now();
+        kept.insert(at, Kept { listing: listing.clone(), began, times, is_used: false });
+        listing
     }
 }
 

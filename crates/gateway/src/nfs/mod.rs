@@ -16,7 +16,7 @@
 //! - Permissions are checked here, by modes and access control lists (`access`), for the user that the client's machine names: an
 //!   export lists the machines that it believes (`exports`).
 //!
-//! What it does not know: locks (NLM; clients mount with `nolock`), UDP, other versions, Kerberos, port mapping.
+//! What it does not know: locks (NLM; clients mount with `nolock`), UDP, other versions, Kerberos.
 
 mod access;
 mod clients;

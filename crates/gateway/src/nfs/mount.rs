@@ -49,7 +49,7 @@ pub(super) async fn answer(service: &Arc<Service>, client: SocketAddr, call: Cal
         }
         MountProcedure::Export => {
             for export in
-                service.exports().iter().filter(|export| export.admits(client.ip(), client.port()))
+                service.exports().iter().filter(|export| export.admits_machine(client.ip()))
             {
                 reply
                     .put(&true)

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags};
+use atoll_vfs::{Attr, Caller, Errno, FileSystem, FileTime, Handle, InodeNumber, OpenFlags};
 
 /// How long a file stays open after its last use.
 pub(super) const IDLE: Duration = Duration::from_secs(2);
@@ -57,6 +57,15 @@ pub(super) async fn flush(
 struct Kept {
     file: Arc<OpenFile>,
     used: Instant,
+    /// Length and times of the file when it was opened.
+    version: Version,
+}
+
+/// What tells that a file has changed.
+type Version = (u64, FileTime, FileTime);
+
+fn version(attr: &Attr) -> Version {
+    (attr.size_bytes, attr.mtime, attr.ctime)
 }
 
 /// The opens of one gateway, by export and number.
@@ -74,17 +83,20 @@ impl Opens {
         self.kept.lock().expect("no holder of this lock panics")
     }
 
-    /// The file, open for reading, and for writing if it `writes`. The caller holds the number.
+    /// The file, open for reading, and for writing if it `writes`. The caller holds the number, and has just found these
+    /// attributes: one that was opened for reading alone may go on with what it was then, and is opened anew if it has changed.
     pub(super) async fn get(
         &self,
         export: u64,
         fs: &Arc<dyn FileSystem>,
         caller: Caller,
-        inode: InodeNumber,
+        attr: &Attr,
         writes: bool,
     ) -> Result<Arc<OpenFile>, Errno> {
+        let (inode, version) = (attr.inode, version(attr));
+        let is_current = |kept: &Kept| kept.file.writes || !writes && kept.version == version;
         if let Some(kept) = self.locked().get_mut(&(export, inode))
-            && (kept.file.writes || !writes)
+            && is_current(kept)
         {
             kept.used = Instant::now();
             return Ok(kept.file.clone());
@@ -100,11 +112,15 @@ impl Opens {
         });
         let mut kept = self.locked();
         // Another call may have opened it meanwhile; one that writes serves both.
-        let entry = kept
-            .entry((export, inode))
-            .or_insert_with(|| Kept { file: file.clone(), used: Instant::now() });
-        let replaced = (writes && !entry.file.writes)
-            .then(|| std::mem::replace(&mut entry.file, file.clone()));
+        let entry = kept.entry((export, inode)).or_insert_with(|| Kept {
+            file: file.clone(),
+            used: Instant::now(),
+            version,
+        });
+        let replaced = (!is_current(entry)).then(|| {
+            entry.version = version;
+            std::mem::replace(&mut entry.file, file.clone())
+        });
         let file = if entry.file.writes || !writes { entry.file.clone() } else { file };
         let dropped = if kept.len() > MAX_OPENS {
             let oldest = kept.iter().min_by_key(|(_, kept)| kept.used).map(|(at, _)| *at);

@@ -108,7 +108,7 @@ pub async fn serve_port_mapper(
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut datagram = [0; MAX_BYTES];
     let admits = |client: SocketAddr| {
-        service.exports().iter().any(|export| export.admits(client.ip(), client.port()))
+        service.exports().iter().any(|export| export.admits_machine(client.ip()))
     };
     loop {
         tokio::select! {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -23,6 +24,11 @@ use super::service::Service;
 
 /// Connections at a time. A client has one, or up to 16 (`nconnect`).
 const MAX_CONNECTIONS: usize = 512;
+/// Connections of one machine at a time: some mounts of 16 each.
+const MAX_CONNECTIONS_OF_A_MACHINE: u64 = 128;
+/// When a client that says nothing is asked whether it is there, and how often and how many times again: one that is switched off
+/// says no end.
+const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(20), 3);
 /// Calls of a connection at a time; further ones are not read. Linux has 64 or more under way.
 const MAX_CALLS: usize = 64;
 /// Longest call: a WRITE and what stands before its data.
@@ -50,7 +56,7 @@ pub async fn serve(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, client)) => {
-                    let is_admitted = service.exports().iter().any(|export| export.admits(client.ip(), client.port()));
+                    let is_admitted = service.exports().iter().any(|export| export.admits_machine(client.ip()));
                     let Some(place) = places.clone().try_acquire_owned().ok().filter(|_| is_admitted) else {
                         tracing::debug!(%client, "a connection was refused");
                         continue;
@@ -100,7 +106,18 @@ async fn connection(
     mut end: watch::Receiver<bool>,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    let (idle, interval, probes) = KEEP_ALIVE;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, idle)?;
+    sockopt::set_tcp_keepintvl(&stream, interval)?;
+    sockopt::set_tcp_keepcnt(&stream, probes)?;
+    // Also while replies are on their way to it.
+    let all = u32::try_from((idle + interval * probes).as_millis()).expect("two minutes");
+    sockopt::set_tcp_user_timeout(&stream, all)?;
     let machine = service.clients.connect(client.ip());
+    if machine.connections() > MAX_CONNECTIONS_OF_A_MACHINE {
+        return Err(io::Error::other("the machine has too many connections"));
+    }
     let (read, mut write) = stream.into_split();
     let mut records = Records::new(read, MAX_RECORD_BYTES);
     let (replies, mut to_send) = mpsc::channel::<Pieces>(MAX_CALLS);

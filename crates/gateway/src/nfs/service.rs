@@ -170,6 +170,11 @@ impl Session {
         self.service.changes[file.change_lock()].read().await
     }
 
+    /// Has a change of names or attributes survive a crash before it is answered.
+    pub(super) async fn persist(&self, file: &File, inodes: &[InodeNumber]) -> Result<(), Errno> {
+        if file.export.answers_early { Ok(()) } else { file.fs().persist(inodes).await }
+    }
+
     /// The handle of a file.
     pub(super) async fn handle(&self, file: &File) -> Result<FileHandle, Errno> {
         let handle = file.fs().handle_of(file.attr.inode).await?;
@@ -190,18 +195,26 @@ pub(super) struct File {
     pub(super) export: Arc<Export>,
     pub(super) caller: Caller,
     pub(super) attr: Attr,
+    is_held: bool,
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        self.export.fs.forget(self.attr.inode, 1);
+        if self.is_held {
+            self.export.fs.forget(self.attr.inode, 1);
+        }
     }
 }
 
 impl File {
     /// Of an entry, whose lookup this takes over.
     pub(super) fn new(export: Arc<Export>, caller: Caller, attr: Attr) -> File {
-        File { export, caller, attr }
+        File { export, caller, attr, is_held: true }
+    }
+
+    /// Drops it and leaves its lookup to the caller.
+    pub(super) fn keep_lookup(mut self) {
+        self.is_held = false;
     }
 
     /// Another file of the same call.

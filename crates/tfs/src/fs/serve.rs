@@ -447,6 +447,10 @@ impl FileSystem for Tfs {
         answer(self.shared.sync_all())
     }
 
+    fn persist(&self, _: &[InodeNumber]) -> Answer<()> {
+        answer(self.shared.sync_all())
+    }
+
     fn sync(&self) -> Answer<()> {
         answer(self.shared.sync_all())
     }

@@ -29,7 +29,11 @@ pub(in super::super) async fn set(session: &Session, args: SetAttrArgs) -> Reply
     if args.guard.is_some_and(|guard| guard != before.ctime) {
         return Err((Status::NotSync, file.changed(Some(before)).await));
     }
-    match apply(session, &file, &args.changes).await {
+    let applied = async {
+        apply(session, &file, &args.changes).await?;
+        session.persist(&file, &[file.inode()]).await
+    };
+    match applied.await {
         Ok(()) => Ok(file.changed(Some(before)).await),
         Err(error) => Err((Status::of(error), file.changed(Some(before)).await)),
     }
@@ -95,7 +99,7 @@ async fn apply(session: &Session, file: &File, wanted: &SetAttributes) -> Result
     // A file system may want an open file for a new length.
     let open = match changes.size_bytes {
         Some(_) => {
-            Some(session.service.opens.get(file.export.id, fs, *caller, file.inode(), true).await?)
+            Some(session.service.opens.get(file.export.id, fs, *caller, &file.attr, true).await?)
         }
         None => None,
     };

@@ -135,7 +135,8 @@ async fn list(
         room.names = room.reply;
     }
     let listed = entries(session, &dir, cookie, room, plus).await;
-    let attributes = dir.now().await;
+    // As they were before the names were read: a client that keeps these names must notice what has changed since.
+    let attributes = Some(dir.attributes());
     match listed {
         Ok((entries, is_end)) if is_end || !entries.is_empty() => {
             Ok(ListOk { attributes, verifier: VERIFIER, entries, is_end })
@@ -187,9 +188,9 @@ async fn entries(
     let names = Names::open(session, dir, from == 0).await.map_err(Status::of)?;
     loop {
         let part = names.after(dir, from, shows_files).await.map_err(Status::of)?;
-        let Some(last) = part.entries.last() else { return Ok((listed, true)) };
-        from = last.cookie;
-        for entry in &part.entries {
+        let Some(last) = part.last() else { return Ok((listed, true)) };
+        from = last.entry.cookie;
+        for HeldEntry { entry, .. } in &part {
             if !room.take(entry.name.len(), plus) {
                 return Ok((listed, false));
             }
@@ -229,20 +230,26 @@ impl Names {
         }
         let listings = &session.service.listings;
         let listing =
-            listings.get(dir.export.id, &**dir.fs(), dir.caller, &dir.attr, is_beginning).await?;
+            listings.get(dir.export.id, dir.fs(), dir.caller, &dir.attr, is_beginning).await?;
         Ok(Names::Hashed(listing))
     }
 
     /// The next entries after a cookie; none at the end.
-    async fn after(&self, dir: &File, cookie: u64, with_entries: bool) -> Result<Part, Errno> {
-        let fs = dir.fs().clone();
-        let entries = match self {
+    async fn after(
+        &self,
+        dir: &File,
+        cookie: u64,
+        with_entries: bool,
+    ) -> Result<Vec<HeldEntry>, Errno> {
+        let fs = dir.fs();
+        match self {
             Names::Lasting(open) => {
-                fs.readdir(dir.inode(), open.handle, cookie, AT_A_TIME, with_entries).await?
+                let (inode, handle) = (dir.inode(), open.handle);
+                let part = fs.readdir(inode, handle, cookie, AT_A_TIME, with_entries).await?;
+                Ok(part.into_iter().map(|entry| HeldEntry { fs: fs.clone(), entry }).collect())
             }
-            Names::Hashed(listing) => looked_up(listing, dir, cookie, with_entries).await,
-        };
-        Ok(Part { fs, entries })
+            Names::Hashed(listing) => Ok(looked_up(listing, dir, cookie, with_entries).await),
+        }
     }
 }
 
@@ -252,7 +259,7 @@ async fn looked_up(
     dir: &File,
     mut cookie: u64,
     with_entries: bool,
-) -> Vec<DirEntry> {
+) -> Vec<HeldEntry> {
     let entry = |listed: &ListedName| {
         let ListedName { cookie, name, kind, inode } = listed.clone();
         let looked_up = with_entries.then(|| dir.fs().lookup(dir.caller, dir.inode(), &name));
@@ -265,7 +272,8 @@ async fn looked_up(
                 },
             };
             let (inode, kind) = entry.map_or((inode, kind), |e| (e.attr.inode, e.attr.kind));
-            Some(DirEntry { name, kind, inode, cookie, entry })
+            let entry = DirEntry { name, kind, inode, cookie, entry };
+            Some(HeldEntry { fs: dir.fs().clone(), entry })
         }
     };
     loop {
@@ -273,22 +281,22 @@ async fn looked_up(
         let Some(last) = part.last() else { return Vec::new() };
         cookie = last.cookie;
         let entries = stream::iter(part).map(entry).buffered(LOOKUPS_AT_ONCE);
-        let entries: Vec<DirEntry> = entries.filter_map(std::future::ready).collect().await;
+        let entries: Vec<HeldEntry> = entries.filter_map(std::future::ready).collect().await;
         if !entries.is_empty() {
             return entries;
         }
     }
 }
 
-/// Entries whose lookups are taken back.
-struct Part {
+/// An entry whose lookup is taken back when this is dropped.
+struct HeldEntry {
     fs: Arc<dyn FileSystem>,
-    entries: Vec<DirEntry>,
+    entry: DirEntry,
 }
 
-impl Drop for Part {
+impl Drop for HeldEntry {
     fn drop(&mut self) {
-        for entry in self.entries.iter().filter_map(|entry| entry.entry.as_ref()) {
+        if let Some(entry) = &self.entry.entry {
             self.fs.forget(entry.attr.inode, 1);
         }
     }

@@ -30,11 +30,10 @@ pub(in super::super) async fn read(
     let count = args.count.min(u32::try_from(MAX_DATA_BYTES).expect("a MiB"));
     let data = of(&file, read_bytes(session, &file, args.offset, count).await).await?;
     let attributes = file.now().await;
+    // The file may have changed meanwhile; what is open may be an older version of it.
     let end = args.offset.saturating_add(data.len() as u64);
-    let is_end = match &attributes {
-        Some(now) => end >= now.size,
-        None => data.len() < count as usize,
-    };
+    let size = attributes.as_ref().map_or(0, |now| now.size).max(file.attr.size_bytes);
+    let is_end = data.len() < count as usize || end >= size;
     Ok(ReadOk { attributes, is_end, data })
 }
 
@@ -52,7 +51,7 @@ async fn read_bytes(
     let open = session
         .service
         .opens
-        .get(file.export.id, file.fs(), file.caller, file.inode(), false)
+        .get(file.export.id, file.fs(), file.caller, &file.attr, false)
         .await?;
     let mut data = file.fs().read(file.inode(), open.handle, offset, count).await?;
     data.truncate(count as usize);
@@ -97,7 +96,7 @@ async fn write_bytes(
     if data.is_empty() {
         return Ok(0);
     }
-    let open = session.service.opens.get(file.export.id, fs, caller, file.inode(), true).await?;
+    let open = session.service.opens.get(file.export.id, fs, caller, &file.attr, true).await?;
     if caller.uid != 0
         && let mode @ Some(_) = privileges::reduced_mode(&file.attr, caller)
     {
@@ -125,10 +124,7 @@ pub(in super::super) async fn commit(
     let wcc = file.changed(None).await;
     match outcome {
         Ok(()) => Ok(CommitOk { file: wcc, verifier }),
-        Err(error) => {
-            session.service.may_have_lost();
-            Err((Status::of(error), wcc))
-        }
+        Err(error) => Err((Status::of(error), wcc)),
     }
 }
 
@@ -136,7 +132,11 @@ async fn make_durable(session: &Session, file: &File) -> Result<(), Errno> {
     check_regular(file)?;
     let (fs, inode) = (file.fs(), file.inode());
     // Whoever may write has done so; others have nothing to commit, and are not asked.
-    let open = session.service.opens.get(file.export.id, fs, file.caller, inode, true).await?;
-    opens::flush(&**fs, inode, open.handle).await?;
-    fs.fsync(inode, open.handle, false).await
+    let open = session.service.opens.get(file.export.id, fs, file.caller, &file.attr, true).await?;
+    let durable = async {
+        opens::flush(&**fs, inode, open.handle).await?;
+        fs.fsync(inode, open.handle, false).await
+    };
+    // What was written unstably may be lost.
+    durable.await.inspect_err(|_| session.service.may_have_lost())
 }

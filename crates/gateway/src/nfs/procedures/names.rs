@@ -133,10 +133,14 @@ async fn make(
             check_size(&place.dir, wanted).await?;
         }
         let entry = make(&place).await?;
-        match wanted {
-            Some(wanted) => with_attributes(&place.dir, entry, wanted).await,
-            None => Ok(entry),
-        }
+        let entry = match wanted {
+            Some(wanted) => with_attributes(&place.dir, entry, wanted).await?,
+            None => entry,
+        };
+        let made = place.dir.beside(entry.attr);
+        session.persist(&made, &[place.dir.inode(), made.inode()]).await?;
+        made.keep_lookup();
+        Ok(entry)
     };
     let made = made.await;
     place.made(session, made).await
@@ -166,8 +170,7 @@ async fn with_attributes(dir: &File, entry: Entry, wanted: &SetAttributes) -> Re
     } else {
         dir.fs().setattr(dir.caller, made.inode(), None, rest).await?.attr
     };
-    // The lookup is the caller's.
-    std::mem::forget(made);
+    made.keep_lookup();
     Ok(Entry { attr, ..entry })
 }
 
@@ -220,13 +223,12 @@ async fn unchecked(
             let open = session
                 .service
                 .opens
-                .get(there.export.id, there.fs(), there.caller, there.inode(), true)
+                .get(there.export.id, there.fs(), there.caller, &there.attr, true)
                 .await?;
             let changes = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
             there.fs().setattr(there.caller, there.inode(), Some(open.handle), changes).await?;
         }
-        // The lookup is the caller's.
-        std::mem::forget(there);
+        there.keep_lookup();
         Ok(entry)
     })
     .await
@@ -329,15 +331,15 @@ async fn take_away(session: &Session, args: &DirOp, is_directory: bool) -> Reply
         access::check_sticky(&place.dir.attr, &file.attr, &place.dir.caller)?;
         let (fs, caller, parent) = (place.dir.fs(), place.dir.caller, place.dir.inode());
         match (is_directory, file.attr.kind == FileKind::Directory) {
-            (true, true) => fs.rmdir(caller, parent, name).await,
-            (true, false) => Err(Errno::ENOTDIR),
-            (false, true) => Err(Errno::EISDIR),
+            (true, true) => fs.rmdir(caller, parent, name).await?,
+            (true, false) => return Err(Errno::ENOTDIR),
+            (false, true) => return Err(Errno::EISDIR),
             (false, false) => {
                 fs.unlink(caller, parent, name).await?;
                 close_if_last(session, &file);
-                Ok(())
             }
         }
+        session.persist(&place.dir, &[parent]).await
     };
     match removed.await {
         Ok(()) => Ok(place.wcc().await),
@@ -404,7 +406,7 @@ async fn move_name(
     if let Some(replaced) = replaced.filter(|replaced| replaced.inode() != file.inode()) {
         close_if_last(session, &replaced);
     }
-    Ok(())
+    session.persist(&file, &[from.dir.inode(), to.dir.inode(), file.inode()]).await
 }
 
 /// LINK.
@@ -428,7 +430,7 @@ pub(in super::super) async fn link(
         }
         let entry = file.fs().link(file.caller, file.inode(), place.dir.inode(), name).await?;
         drop(file.beside(entry.attr));
-        Ok(())
+        session.persist(&file, &[place.dir.inode(), file.inode()]).await
     };
     let linked = linked.await;
     let told = (file.now().await, place.wcc().await);

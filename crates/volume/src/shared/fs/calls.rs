@@ -297,6 +297,20 @@ impl FileSystem for Present {
         })
     }
 
+    fn persist(&self, inodes: &[InodeNumber]) -> Answer<()> {
+        let inodes = inodes.to_vec();
+        self.answer(move |fs| async move {
+            for inode in inodes {
+                match fs.publish(inode.0).await {
+                    // It is gone.
+                    Err(Fault { errno: Errno::ESTALE, .. }) => {}
+                    published => published?,
+                }
+            }
+            fs.put_removals().await
+        })
+    }
+
     fn sync(&self) -> Answer<()> {
         self.answer(|fs| async move {
             fs.finish_removals().await;

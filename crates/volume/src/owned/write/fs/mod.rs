@@ -617,6 +617,15 @@ impl FileSystem for WritableFs {
         self.fsync(inode, handle, data_only)
     }
 
+    fn persist(&self, _: &[InodeNumber]) -> Answer<()> {
+        self.answer(|fs| async move {
+            match &fs.shared.spool {
+                Some(spool) if spool.synced().await.is_ok() => Ok(()),
+                _ => Ok(fs.shared.flushed(None).await?),
+            }
+        })
+    }
+
     fn sync(&self) -> Answer<()> {
         self.answer(|fs| async move { Ok(fs.shared.flushed(None).await?) })
     }

@@ -298,6 +298,10 @@ impl FileSystem for SharedFs {
         self.of(inode).fsyncdir(inode, handle, data_only)
     }
 
+    fn persist(&self, inodes: &[InodeNumber]) -> Answer<()> {
+        self.present.persist(inodes)
+    }
+
     fn sync(&self) -> Answer<()> {
         self.present.sync()
     }
