@@ -1,14 +1,15 @@
 //! What clients of NFS send.
 
 use atoll_gateway::nfs::nfs3::{
-    CommitArgs, CreateArgs, CreateHow, DirOp, LinkArgs, MkDirArgs, MkNodArgs, MkNodData, ReadArgs,
-    ReadDirArgs, ReadDirPlusArgs, RenameArgs, SetAttrArgs, SetAttributes, SetTime, SpecData,
-    Stable, SymLinkArgs, Time, WriteArgs,
+    AccessArgs, CommitArgs, CreateArgs, CreateHow, DirOp, LinkArgs, MkDirArgs, MkNodArgs,
+    MkNodData, ReadArgs, ReadDirArgs, ReadDirPlusArgs, RenameArgs, SetAttrArgs, SetAttributes,
+    SetTime, SpecData, Stable, SymLinkArgs, Time, WriteArgs,
 };
 use atoll_gateway::nfs::nfs3::{FileHandle, FileType, Name};
-use atoll_gateway::nfs::rpc::{AuthSys, Call, OpaqueAuth};
+use atoll_gateway::nfs::rpc::{AuthSys, Call, OpaqueAuth, Records, record_mark};
 use atoll_gateway::nfs::xdr::{List, Opaque, Reader, Writer, Xdr};
 use bytes::Bytes;
+use futures_util::FutureExt;
 
 use super::{Target, target};
 
@@ -32,7 +33,9 @@ pub(super) fn targets() -> Vec<Target> {
         target("nfs/call", vec![call()], |input| {
             matches!(Call::read(Bytes::copy_from_slice(input)), Ok(Ok(_)))
         }),
+        records(),
         arguments("nfs/lookup", vec![at.clone()]),
+        arguments("nfs/access", vec![AccessArgs { object: handle.clone(), access: 0x3f }]),
         arguments(
             "nfs/setattr",
             vec![SetAttrArgs {
@@ -95,6 +98,39 @@ pub(super) fn targets() -> Vec<Target> {
         ),
         arguments("nfs/commit", vec![CommitArgs { file: handle, offset: 0, count: 0 }]),
     ]
+}
+
+/// A connection: records in fragments.
+fn records() -> Target {
+    const MAX_BYTES: usize = 1 << 20;
+    let record = |bytes: &[u8]| [&record_mark(bytes.len())[..], bytes].concat();
+    // The first bit of a mark says that a fragment is the last.
+    let fragment = |bytes: &[u8]| {
+        let mut marked = record(bytes);
+        marked[0] &= 0x7f;
+        marked
+    };
+    let whole = record(&call());
+    let seeds = vec![
+        [&whole[..], &whole].concat(),
+        [fragment(&[1; 5]), fragment(&[]), record(&[2; 9]), record(&[])].concat(),
+    ];
+    let target = target("nfs/records", seeds, |input| {
+        let mut records = Records::new(input, MAX_BYTES);
+        let mut found_bytes = 0;
+        loop {
+            match records.next().now_or_never().expect("bytes in memory do not wait") {
+                Ok(Some(record)) => {
+                    found_bytes += 4 + record.len();
+                    assert!(record.len() <= MAX_BYTES && found_bytes <= input.len());
+                }
+                Ok(None) => return found_bytes > 0,
+                Err(_) => return false,
+            }
+        }
+    });
+    // What is read at a time.
+    Target { fixed_bytes: 256 << 10, ..target }
 }
 
 /// A call of GETATTR.
