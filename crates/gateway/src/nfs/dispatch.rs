@@ -82,6 +82,13 @@ impl Service {
     }
 }
 
+/// Whether a file system that never waits may work long at a call: it moves bytes, or makes them durable.
+pub(super) fn is_long(call: &Call) -> bool {
+    [Procedure::Read, Procedure::Write, Procedure::Commit]
+        .iter()
+        .any(|long| *long as u32 == call.procedure)
+}
+
 /// Of procedure, credential and arguments. Of a WRITE its place and its first bytes, which is enough to tell calls of one number apart.
 fn checksum(call: &Call) -> [u8; 16] {
     const BYTES: usize = 512;

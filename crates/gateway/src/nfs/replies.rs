@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use tokio::sync::watch;
 
 /// Replies of one client that are kept. Linux has at most 128 calls under way on a connection by default (`tcp_max_slot_table_entries` 65,536 is
@@ -83,11 +84,15 @@ impl Replies {
         state.order.entry(identity.client).or_default().push_back((Instant::now(), identity));
         drop(state);
         let replies = self.clone();
-        tokio::spawn(async move {
+        let mut change = Box::pin(async move {
             // A change that panics has no reply, and may be tried again.
             let _forget = ForgetUnlessDone { replies, identity };
             done.send_replace(Some(work.await));
         });
+        // One that is made at once needs no task of its own.
+        if (&mut change).now_or_never().is_none() {
+            tokio::spawn(change);
+        }
         slot
     }
 }

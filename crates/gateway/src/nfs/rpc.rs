@@ -182,6 +182,11 @@ impl<R: AsyncRead + Unpin> Records<R> {
         Records { from, max_bytes, buffer: BytesMut::new() }
     }
 
+    /// Whether nothing has come behind the last record, as far as this has read.
+    pub fn is_at_end(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
     /// The next record; none at the end of the connection.
     ///
     /// # Errors

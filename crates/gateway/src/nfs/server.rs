@@ -1,6 +1,6 @@
 //! Connections: records in, replies out.
 //!
-//! Calls of a connection run side by side, at most [`MAX_CALLS`] at a time, and are answered in the order in which they are done. What a client
+//! Calls of a connection run side by side, at most [`MAX_CALLS`] at a time until their replies are sent, and are answered in the order in which they are done. What a client
 //! makes a server keep is bounded: connections, calls of each, the longest record. A connection from a machine for which nothing is
 //! exported is closed.
 
@@ -11,12 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_util::poll;
 use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use super::dispatch::is_long;
 use super::nfs3::MAX_DATA_BYTES;
 use super::replies::Pieces;
 use super::rpc::{Call, Records, record_mark};
@@ -118,22 +120,15 @@ async fn connection(
     if machine.connections() > MAX_CONNECTIONS_OF_A_MACHINE {
         return Err(io::Error::other("the machine has too many connections"));
     }
-    let (read, mut write) = stream.into_split();
+    let (read, write) = stream.into_split();
     let mut records = Records::new(read, MAX_RECORD_BYTES);
-    let (replies, mut to_send) = mpsc::channel::<Pieces>(MAX_CALLS);
-    let writer = tokio::spawn(async move {
-        while let Some(pieces) = to_send.recv().await {
-            write.write_all_buf(&mut Record::new(pieces)).await?;
-        }
-        write.shutdown().await
-    });
+    let write = Arc::new(Mutex::new(write));
     let calls = Arc::new(Semaphore::new(MAX_CALLS));
     let outcome = loop {
         let Ok(place) = calls.clone().acquire_owned().await else { break Ok(()) };
         let record = tokio::select! {
             record = records.next() => record,
             () = told(&mut end) => break Ok(()),
-            _ = replies.closed() => break Ok(()),
         };
         let record = match record {
             Ok(Some(record)) => record,
@@ -141,28 +136,37 @@ async fn connection(
             Err(error) => break Err(error),
         };
         let call = match Call::read(record) {
-            Ok(Ok(call)) => call,
-            Ok(Err((xid, refusal))) => {
-                let _ = replies.send(refusal.reply(xid).into_pieces()).await;
-                continue;
-            }
+            Ok(call) => call,
             Err(_) => {
                 break Err(io::Error::new(io::ErrorKind::InvalidData, "what came is no call"));
             }
         };
-        machine.note_call();
-        let (service, replies) = (service.clone(), replies.clone());
-        tokio::spawn(async move {
-            if let Some(pieces) = service.answer(client, call).await {
-                let _ = replies.send(pieces).await;
+        if call.is_ok() {
+            machine.note_call();
+        }
+        let is_alone = records.is_at_end() && !call.as_ref().is_ok_and(is_long);
+        let (service, write) = (service.clone(), write.clone());
+        let mut answering = Box::pin(async move {
+            let reply = match call {
+                Ok(call) => service.answer(client, call).await,
+                Err((xid, refusal)) => Some(refusal.reply(xid).into_pieces()),
+            };
+            if let Some(pieces) = reply {
+                // If this fails, so does reading.
+                let _ = write.lock().await.write_all_buf(&mut Record::new(pieces)).await;
             }
             drop(place);
         });
+        // A call that nothing stands behind is answered here if that can be done at once: another task is another thread, which
+        // would have to be woken. All others run side by side.
+        if !is_alone || poll!(&mut answering).is_pending() {
+            tokio::spawn(answering);
+        }
     };
     // Replies of calls under way are sent, as long as the client takes them.
-    drop(replies);
-    let sent = writer.await.unwrap_or(Ok(()));
-    outcome.and(sent)
+    let _all = calls.acquire_many(u32::try_from(MAX_CALLS).expect("a few")).await;
+    let ended = write.lock().await.shutdown().await;
+    outcome.and(ended)
 }
 
 /// A reply as it goes out: its mark and its pieces.

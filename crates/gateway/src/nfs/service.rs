@@ -100,6 +100,11 @@ impl Service {
         self.clients.list()
     }
 
+    fn export(&self, id: u64) -> Option<Arc<Export>> {
+        let exports = self.exports.read().expect("no holder of this lock panics");
+        exports.iter().find(|export| export.id == id).cloned()
+    }
+
     /// Told clients with each write and COMMIT: another one when what was written unstably may be lost.
     pub fn verifier(&self) -> Verifier {
         self.verifier.load(Ordering::SeqCst).to_be_bytes()
@@ -127,12 +132,7 @@ impl Session {
     /// The file of a handle.
     pub(super) async fn file(&self, handle: &FileHandle) -> Result<File, Status> {
         let (id, persistent) = self.service.key.open(handle)?;
-        let export = self
-            .service
-            .exports()
-            .into_iter()
-            .find(|export| export.id == id)
-            .ok_or(Status::Stale)?;
+        let export = self.service.export(id).ok_or(Status::Stale)?;
         if !export.admits(self.client.ip(), self.client.port()) {
             return Err(Status::Acces);
         }

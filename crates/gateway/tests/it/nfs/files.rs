@@ -50,11 +50,11 @@ async fn what_is_written_is_read_and_its_end_is_told() {
     assert_eq!(client.read(&file, 0, 100).await.unwrap().data, &b"\0\0\0a"[..]);
 }
 
-/// A file system in memory whose syncs can fail, whose reads can hang, and whose cookies count names.
+/// A file system in memory whose syncs can fail, whose reads and lookups can hang, and whose cookies count names.
 pub(crate) struct Failing {
     fs: Arc<MemoryFs>,
     fails: AtomicBool,
-    hangs: AtomicBool,
+    pub(crate) hangs: AtomicBool,
     /// The next change of attributes or sync tells the first that it is made, and is answered after the second.
     gate: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
 }
@@ -72,6 +72,9 @@ impl Failing {
 
 impl FileSystem for Failing {
     fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        if self.hangs.load(Ordering::SeqCst) {
+            return Box::pin(std::future::pending());
+        }
         self.fs.lookup(caller, parent, name)
     }
     fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {

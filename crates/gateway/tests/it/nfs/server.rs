@@ -1,6 +1,7 @@
 //! Connections: what strangers send, and how a server ends.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use atoll_gateway::nfs::{Service, nfs3, rpc, serve as serve_connections};
 use bytes::Bytes;
@@ -8,7 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::{Client, ROOT, memory, serve};
+use super::files::failing;
+use super::{Client, ROOT, at, memory, serve};
 
 pub(super) struct Server {
     pub(super) address: std::net::SocketAddr,
@@ -140,4 +142,22 @@ async fn a_client_that_takes_no_replies_keeps_no_server() {
     server.end.send_replace(true);
     server.task.await.unwrap().unwrap();
     drop(stream);
+}
+
+#[tokio::test]
+async fn a_call_that_waits_holds_up_none_that_comes_after_it() {
+    let fs = failing();
+    let service = serve(fs.clone());
+    let client = Client::new(&service, ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let server = start(&service).await;
+    fs.hangs.store(true, Ordering::SeqCst);
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let lookup = nfs3::Procedure::Lookup as u32;
+    for xid in (1..40).step_by(2) {
+        send(&mut stream, &client.record(xid, nfs3::NFS, lookup, &at(&root, "name"))).await;
+        send(&mut stream, &client.record(xid + 1, nfs3::NFS, 0, &())).await;
+        assert_eq!(receive(&mut stream).await[..4], (xid + 1).to_be_bytes());
+    }
+    server.task.abort();
 }
