@@ -1,6 +1,6 @@
 //! Contents: what is durable when, and what is told of it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use atoll_gateway::nfs::nfs3::{
     Attributes, CreateArgs, CreateHow, Created, FileHandle, FsInfoOk, PathConfOk, Procedure, Reply,
     SetAttributes, Stable, Status, Time, WccData,
 };
+use atoll_gateway::nfs::{Export, Squash};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
@@ -55,6 +56,10 @@ pub(crate) struct Failing {
     fs: Arc<MemoryFs>,
     fails: AtomicBool,
     pub(crate) hangs: AtomicBool,
+    /// Syncs and reads are not answered in time.
+    times_out: AtomicBool,
+    /// Changes of names and attributes that survive a crash.
+    persisted: AtomicU64,
     /// The next change of attributes or sync tells the first that it is made, and is answered after the second.
     gate: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
 }
@@ -67,6 +72,16 @@ impl Failing {
             answer.await.unwrap();
             answered.await
         })
+    }
+}
+
+impl Failing {
+    fn on_disk(&self) -> Result<(), Errno> {
+        match (self.fails.load(Ordering::SeqCst), self.times_out.load(Ordering::SeqCst)) {
+            (true, _) => Err(Errno::EIO),
+            (_, true) => Err(Errno::ETIMEDOUT),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -119,6 +134,9 @@ impl FileSystem for Failing {
         if self.hangs.load(Ordering::SeqCst) {
             return Box::pin(std::future::pending());
         }
+        if self.times_out.load(Ordering::SeqCst) {
+            return Box::pin(async { Err(Errno::ETIMEDOUT) });
+        }
         self.fs.read(inode, handle, offset, len)
     }
     fn write(
@@ -132,10 +150,18 @@ impl FileSystem for Failing {
         self.fs.write(writer, inode, handle, offset, data)
     }
     fn fsync(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
-        if self.fails.load(Ordering::SeqCst) {
-            return Box::pin(async { Err(Errno::EIO) });
+        if let Err(errno) = self.on_disk() {
+            return Box::pin(async move { Err(errno) });
         }
         self.past_the_gate(self.fs.fsync(inode, handle, data_only))
+    }
+    fn persist(&self, inodes: &[InodeNumber]) -> Answer<()> {
+        assert!(!inodes.is_empty());
+        let persisted = self.on_disk();
+        if persisted.is_ok() {
+            self.persisted.fetch_add(1, Ordering::SeqCst);
+        }
+        Box::pin(async move { persisted })
     }
     fn unlink(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
         self.fs.unlink(caller, parent, name)
@@ -178,6 +204,8 @@ pub(crate) fn failing() -> Arc<Failing> {
         fs: memory(),
         fails: AtomicBool::new(false),
         hangs: AtomicBool::new(false),
+        times_out: AtomicBool::new(false),
+        persisted: AtomicU64::new(0),
         gate: Mutex::default(),
     })
 }
@@ -322,4 +350,38 @@ async fn a_call_that_changes_nothing_is_answered_in_time_and_a_change_is_not_giv
     assert_eq!(client.read(&file, 0, 1).await.unwrap_err(), Status::Jukebox);
     fs.hangs.store(false, Ordering::SeqCst);
     assert!(client.read(&file, 0, 1).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_change_of_names_or_attributes_is_answered_once_it_survives_a_crash() {
+    let fs = failing();
+    let service = serve(fs.clone());
+    let client = Client::new(&service, ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    assert_eq!(fs.persisted.load(Ordering::SeqCst), 1);
+    client.setattr(&file, SetAttributes { mode: Some(0o600), ..unchanged() }).await.unwrap();
+    client.remove(&root, "f").await.unwrap();
+    assert_eq!(fs.persisted.load(Ordering::SeqCst), 3);
+    // A disk that fails is told.
+    fs.fails.store(true, Ordering::SeqCst);
+    assert_eq!(client.create(&root, "g", 0o644).await.unwrap_err(), Status::Io);
+    let early = Export { answers_early: true, ..Export::local("/x", 9, fs.clone()) };
+    service.add(Export { squash: Squash::None, ..early });
+    client.create(&root, "h", 0o644).await.unwrap();
+    assert_eq!(fs.persisted.load(Ordering::SeqCst), 3, "nobody waited for the disk");
+}
+
+/// A file system that says that it did not get an answer in time, as a volume without its ring.
+#[tokio::test]
+async fn what_may_be_made_twice_is_to_be_tried_again() {
+    let fs = failing();
+    let client = Client::new(&serve(fs.clone()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    client.write(&file, 0, b"x", Stable::Unstable).await.unwrap();
+    fs.times_out.store(true, Ordering::SeqCst);
+    assert_eq!(client.commit(&file).await.unwrap_err(), Status::Jukebox);
+    assert_eq!(client.read(&file, 0, 1).await.unwrap_err(), Status::Jukebox);
+    assert_eq!(client.create(&root, "g", 0o644).await.unwrap_err(), Status::Io);
 }
