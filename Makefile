@@ -5,7 +5,7 @@ SECONDS_EACH ?= 10
 MINUTES ?= 60
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-wan bench-wan-andrew fuzz
+.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-nfs bench-wan bench-wan-andrew fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
@@ -13,7 +13,8 @@ help:
 	@echo 'make soak     the tests of the simulator with other seeds, for MINUTES=60'
 	@echo 'make test-upgrade  a ring of five goes from one build to another; OLD=, NEW= are commits'
 	@echo 'make posix    pjdfstest, fsx, real programs (and xfstests: XFSTESTS=its directory) on TFS and'
-	@echo '              on a volume beside the kernel'"'"'s ext2 and ext4, as root; says what it skips'
+	@echo '              on a volume beside the kernel'"'"'s ext2 and ext4, and over NFS beside nfs-ganesha, as root;'
+	@echo '              says what it skips'
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX); as root'
@@ -21,6 +22,7 @@ help:
 	@echo 'make bench    the figures in docs/results/ring.md, volume.md and andrew.md'
 	@echo '              AGAINST=atoll-of-before prints ratios to another build'
 	@echo 'make bench-andrew  those of file systems alone (andrew.md), as root'
+	@echo 'make bench-nfs  atoll nfs beside nfs-ganesha (nfs.md), as root; ROUNDS=5'
 	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
 	@echo 'make bench-wan-andrew  the Andrew benchmark on a shared volume between namespaces, beside the'
 	@echo '              simulator, as root; WAN=--quick'
@@ -56,6 +58,9 @@ bench: bench-andrew
 
 bench-andrew:
 	@scripts/bench-andrew $(ANDREW)
+
+bench-nfs:
+	@scripts/bench-nfs $(ROUNDS)
 
 bench-wan: build
 	cargo run --release --locked -p atoll-bench -- $(WAN)
