@@ -186,7 +186,7 @@ async fn a_tfs_is_served_without_a_node_and_its_handles_last() {
         .failed(1, &["same volume or TFS as /copy.img"]);
     // It is one process' alone.
     run(in_dir(&dir, &["nfs", "--foreground", "--listen", "127.0.0.1:0"]).arg(image))
-        .failed(1, &["cannot", "disk.img"]);
+        .failed(1, &["in use", "disk.img"]);
     run(in_dir(&dir, &["nfs", "--listen", &served.address()]).arg(image))
         .failed(1, &["serves /disk.img there already", "--stop"]);
     served.stop();
