@@ -93,7 +93,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "UID:GID", default_value_t = Anonymous(NOBODY, NOBODY))]
     anonymous: Anonymous,
 
-    /// Tell clients the port that they are not told, on port 111; for Windows
+    /// Also be the port mapper, on port 111, for clients that are given no port, as Windows'
     #[arg(long)]
     port_mapper: bool,
 

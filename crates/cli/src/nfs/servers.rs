@@ -196,12 +196,13 @@ impl Running {
         }
         let now = unix_secs();
         for client in clients {
+            // A server that was restarted is not told what is mounted.
             let mounts = match client.mounts.is_empty() {
-                true => "nothing".to_owned(),
-                false => escaped(client.mounts.join(", ").as_bytes()),
+                true => "uses it".to_owned(),
+                false => format!("has {} mounted", escaped(client.mounts.join(", ").as_bytes())),
             };
             lines.push(format!(
-                "  {} has {mounts} mounted: {}, {}, the last one {} ago",
+                "  {} {mounts}: {}, {}, the last one {} ago",
                 client.address,
                 units::counted(client.connections, "connection", "connections"),
                 units::counted(client.calls, "call", "calls"),

@@ -251,9 +251,11 @@ async fn each_kind_of_volume_is_served_and_written_and_handles_last() {
     let told = node.atoll(["status"]).ok().stdout;
     assert!(told.contains("/work on 127.0.0.1:") && told.contains("/team on 127.0.0.1:"), "{told}");
     // What a volume says of itself, where a mount would say it.
-    let told = node.atoll(["nfs", "--json"]).ok().json();
-    let exports = told[0]["exports"].as_array().expect("a list");
-    assert!(exports.iter().all(|export| export["status"].is_string()), "{told}");
+    until("each volume says how it is", || {
+        let told = node.atoll(["nfs", "--json"]).ok().json();
+        let exports = told[0]["exports"].as_array().expect("a list");
+        exports.iter().all(|export| export["status"].is_string())
+    });
     served.stop();
 
     let served = Served::start(&node.dir, &["work", "team", &published]);
