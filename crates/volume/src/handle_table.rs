@@ -468,6 +468,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_in_use_outlives_others_in_a_full_table() {
+        let place = tempfile::tempdir().unwrap();
+        let table = HandleTable::with_limit(&place.path().join("handles"), 16).unwrap();
+        table.note(10, 1, b"in use").unwrap();
+        for number in 11..100 {
+            table.touch(10);
+            table.note(number, 1, format!("{number}").as_bytes()).unwrap();
+        }
+        assert_eq!(path_of(&table, 10).unwrap(), ["in use"]);
+        assert_eq!(path_of(&table, 11), None);
+        table.retire(10);
+        table.touch(10);
+        for number in 100..110 {
+            table.note(number, 1, format!("{number}").as_bytes()).unwrap();
+        }
+        assert_eq!(path_of(&table, 10), None, "what is gone is not in use");
+    }
+
+    #[test]
     fn a_torn_end_is_cut_off_and_what_is_before_it_stays() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("handles");

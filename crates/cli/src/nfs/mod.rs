@@ -382,6 +382,8 @@ async fn until_told(
             server.tell(exports, &service.clients());
         }
     };
+    // Each READ takes a buffer of up to a mebibyte, many at a time.
+    heap::keep();
     let trimming = tokio::spawn(heap::give_back());
     let port = listener.local_addr()?.port();
     if let Some(sockets) = port_mapper {

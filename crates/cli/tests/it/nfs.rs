@@ -2,6 +2,7 @@
 //! writes.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -295,6 +296,46 @@ fn a_server_runs_in_the_background_until_it_is_stopped() {
         .failed(4, &["nothing is served on 127.0.0.1:1", &listen]);
     run(&mut in_dir(&dir, &["nfs", "--stop", "--listen", &listen])).ok();
     run(atoll().args(["tfs", "check"]).arg(image)).ok();
+}
+
+/// In a network of its own, where ports 111 and 2049 are free.
+#[test]
+fn clients_that_are_given_no_port_ask_the_port_mapper() {
+    let has = |program: &str| {
+        Command::new("sh")
+            .args(["-c", &format!("command -v {program}")])
+            .output()
+            .is_ok_and(|found| found.status.success())
+    };
+    let own_network = Command::new("unshare").args(["--net", "true"]).output();
+    if !["ip", "nfs-ls", "setpriv"].iter().all(|program| has(program))
+        || !own_network.is_ok_and(|made| made.status.success())
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "\nSKIPPED clients_that_are_given_no_port_ask_the_port_mapper: it needs root, iproute2 and libnfs-utils"
+        );
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    let image = temp.path().join("disk.img");
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
+    let script = r#"
+        ip link set lo up
+        "$ATOLL" nfs "$IMAGE" --port-mapper --squash none --foreground &
+        server=$!
+        until nfs-ls nfs://127.0.0.1/disk.img; do kill -0 $server || exit 3; sleep 0.2; done
+        # A user's programs have no port below 1024.
+        ! setpriv --reuid 65534 --clear-groups nfs-ls nfs://127.0.0.1/disk.img || exit 4
+        kill $server
+        wait $server
+    "#;
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", script]).env("ATOLL", env!("CARGO_BIN_EXE_atoll"));
+    command.env("IMAGE", &image).env("ATOLL_DIR", temp.path().join("dir"));
+    let said = run(&mut command).ok();
+    assert!(said.stdout.contains("lost+found"), "{said:?}");
+    assert!(said.stderr.contains("Permission denied"), "{said:?}");
 }
 
 #[test]
