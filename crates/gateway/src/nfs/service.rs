@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use atoll_vfs::{Attr, Caller, Errno, FileKind, FileSystem, InodeNumber};
+use atoll_vfs::{Answer, Attr, Caller, Errno, FileKind, FileSystem, InodeNumber};
 use tokio::sync::{RwLock as AsyncRwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::clients::{ClientMachine, Clients};
@@ -172,13 +172,29 @@ impl Session {
 
     /// Has a change of names or attributes survive a crash before it is answered.
     pub(super) async fn persist(&self, file: &File, inodes: &[InodeNumber]) -> Result<(), Errno> {
-        if file.export.answers_early { Ok(()) } else { file.fs().persist(inodes).await }
+        if file.export.answers_early {
+            return Ok(());
+        }
+        let (fs, inodes) = (file.fs().clone(), inodes.to_vec());
+        waiting_for_disk(move || fs.persist(&inodes)).await
     }
 
     /// The handle of a file.
     pub(super) async fn handle(&self, file: &File) -> Result<FileHandle, Errno> {
         let handle = file.fs().handle_of(file.attr.inode).await?;
         Ok(self.service.key.seal(file.export.id, &handle))
+    }
+}
+
+/// Makes a call that waits for a disk, perhaps before it returns: on a thread of its own, so that other calls go on, and that
+/// the waits of several become one.
+pub(super) async fn waiting_for_disk(
+    call: impl FnOnce() -> Answer<()> + Send + 'static,
+) -> Result<(), Errno> {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(answer) => answer.await,
+        // It has panicked, or the process ends.
+        Err(_) => Err(Errno::EIO),
     }
 }
 

@@ -8,8 +8,8 @@ use super::super::nfs3::{
     Attributes, CommitArgs, CommitOk, MAX_DATA_BYTES, ReadArgs, ReadOk, Reply, Stable, Status,
     WccData, WriteArgs, WriteOk,
 };
-use super::super::opens;
-use super::super::service::{File, Session};
+use super::super::opens::{self, OpenFile};
+use super::super::service::{File, Session, waiting_for_disk};
 use super::{failed, of};
 use crate::privileges;
 
@@ -106,7 +106,8 @@ async fn write_bytes(
     let count = fs.write(Writer::At(caller), file.inode(), open.handle, offset, data).await?;
     if stable != Stable::Unstable {
         // What others wrote unstably, and cannot be made durable, may be lost as well.
-        let synced = fs.fsync(file.inode(), open.handle, stable == Stable::DataSync).await;
+        let data_only = stable == Stable::DataSync;
+        let synced = sync(file, &open, data_only).await;
         synced.inspect_err(|_| session.service.may_have_lost())?;
     }
     Ok(count)
@@ -128,6 +129,11 @@ pub(in super::super) async fn commit(
     }
 }
 
+async fn sync(file: &File, open: &OpenFile, data_only: bool) -> Result<(), Errno> {
+    let (fs, inode, handle) = (file.fs().clone(), file.inode(), open.handle);
+    waiting_for_disk(move || fs.fsync(inode, handle, data_only)).await
+}
+
 async fn make_durable(session: &Session, file: &File) -> Result<(), Errno> {
     check_regular(file)?;
     let (fs, inode) = (file.fs(), file.inode());
@@ -135,7 +141,7 @@ async fn make_durable(session: &Session, file: &File) -> Result<(), Errno> {
     let open = session.service.opens.get(file.export.id, fs, file.caller, &file.attr, true).await?;
     let durable = async {
         opens::flush(&**fs, inode, open.handle).await?;
-        fs.fsync(inode, open.handle, false).await
+        sync(file, &open, false).await
     };
     // What was written unstably may be lost.
     durable.await.inspect_err(|_| session.service.may_have_lost())
