@@ -9,14 +9,16 @@ mod mount_line;
 pub(crate) mod servers;
 
 use std::fmt;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use atoll_gateway::nfs::{self, HandleKey, LIMIT, Network, Options, Service, port_mapper};
-use atoll_node::{create_atomically, make_private_dir, read_secret, shell_word};
+use atoll_node::{create_atomically, read_secret, shell_word};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 
@@ -585,10 +587,11 @@ fn install(args: &Args, directory: &Path) -> Result<(), Failure> {
 
 /// Makes the directory where servers tell of themselves.
 fn make_place(dir: &Path, what: &str) -> Result<(), Failure> {
-    for path in [dir.to_owned(), servers::place(dir)] {
-        make_private_dir(&path).map_err(|error| Failure::new(Exit::Failed, what).because(error))?;
-    }
-    Ok(())
+    // Also where there never was a node.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(servers::place(dir));
+    made.map_err(|error| {
+        Failure::io(format!("{what}: cannot make {}", servers::place(dir).display()), &error)
+    })
 }
 
 #[cfg(test)]

@@ -162,7 +162,8 @@ impl Client {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tfs_is_served_without_a_node_and_its_handles_last() {
     let temp = tempfile::tempdir().expect("a directory");
-    let (image, dir) = (temp.path().join("disk.img"), temp.path().join("dir"));
+    // A home in which no program has kept anything yet.
+    let (image, dir) = (temp.path().join("disk.img"), temp.path().join("new/share/dir"));
     run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
     let image = image.to_str().expect("a text");
     let served = Served::start(&dir, &[image, "--squash", "none"]);
