@@ -39,8 +39,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use atoll_key::BlockHash;
-use atoll_vfs::{InodeNumber, check_name};
+use atoll_vfs::{Errno, InodeNumber, check_name};
+use bytes::Bytes;
 use rustix::fs::FlockOperation;
+
+/// How often a number was used for another file before: volumes never use one again.
+pub(crate) const GENERATION: u64 = 0;
 
 const MAGIC: &[u8; 8] = b"ATHT\0\0\0\x01";
 const CHECK_BYTES: usize = 4;
@@ -148,6 +152,18 @@ impl HandleTable {
     /// Those of writing to the file; [`io::ErrorKind::InvalidInput`] for what is no name.
     pub fn note(&self, number: u64, parent: u64, name: &[u8]) -> io::Result<()> {
         self.state().note(number, parent, name)
+    }
+
+    /// Notes all names that lead to a file, each with its number and its directory's: without one of them the others lead nowhere.
+    /// [`Errno::EIO`] if the file of the table does not take them.
+    pub(crate) fn note_all(&self, names: Vec<(u64, u64, Bytes)>) -> Result<(), Errno> {
+        for (number, parent, name) in names {
+            self.note(number, parent, &name).map_err(|error| {
+                tracing::warn!("a file handle cannot be kept: {self:?}: {error}");
+                Errno::EIO
+            })?;
+        }
+        Ok(())
     }
 
     /// Notes that file `number` is in use: others go first when there are too many.

@@ -6,10 +6,7 @@ use atoll_vfs::{Errno, InodeNumber, PersistentHandle};
 
 use super::{Fault, Shared};
 use crate::format::DirectoryEntry;
-use crate::handle_table::HandleTable;
-
-/// How often a number was used before: never.
-pub(super) const GENERATION: u64 = 0;
+use crate::handle_table::GENERATION;
 
 /// A lookup that is taken back when this is dropped.
 struct Lookup<'a> {
@@ -29,7 +26,7 @@ impl Shared {
         let table = self.handles.as_ref().ok_or(Errno::EOPNOTSUPP)?;
         let names = self.tables().inodes.names_above(inode);
         match names {
-            Some(names) => note_names(table, names)?,
+            Some(names) => table.note_all(names)?,
             // It was noted when its number was given out, or there was never a handle of it.
             None => {
                 self.hold_number(inode).await?;
@@ -89,15 +86,4 @@ impl Shared {
         }
         Ok(entry)
     }
-}
-
-/// Notes all names that lead to a file: without one of them the others lead nowhere.
-fn note_names(table: &HandleTable, names: Vec<(u64, u64, bytes::Bytes)>) -> Result<(), Errno> {
-    for (number, parent, name) in names {
-        table.note(number, parent, &name).map_err(|error| {
-            tracing::warn!("a file handle cannot be kept: {table:?}: {error}");
-            Errno::EIO
-        })?;
-    }
-    Ok(())
 }

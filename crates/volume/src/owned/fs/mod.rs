@@ -26,7 +26,6 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use self::handles::GENERATION;
 use self::inodes::{Inodes, Known};
 use super::read::error::shown_path;
 use super::read::snapshot::{Snapshot, joined, read_xattrs};
@@ -36,7 +35,7 @@ use crate::blocks::directory;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
 use crate::format::{Content, DirectoryEntry, DirectoryRef};
-use crate::handle_table::HandleTable;
+use crate::handle_table::{GENERATION, HandleTable};
 
 /// How long attributes that never change may be believed: a day, since some kernels
 /// overflow on more.

@@ -6,11 +6,8 @@ use std::sync::Arc;
 use atoll_vfs::{Errno, InodeNumber, PersistentHandle};
 
 use super::{Fault, WritableFs};
-use crate::handle_table::HandleTable;
+use crate::handle_table::{GENERATION, HandleTable};
 use crate::owned::write::tree::{Stop, Tree};
-
-/// How often a number was used before: never.
-pub(super) const GENERATION: u64 = 0;
 
 /// How often names that change meanwhile are looked up. Guess: others must rename directories above the file as often.
 const MAX_TRIES: usize = 64;
@@ -116,13 +113,6 @@ impl WritableFs {
     }
 }
 
-/// Notes all names that lead to a file in memory: without one of them the others lead nowhere.
 fn note_names(table: &HandleTable, tree: &Tree, inode: u64) -> Result<(), Stop> {
-    for (inode, parent, name) in tree.names_above(inode)? {
-        table.note(inode, parent, &name).map_err(|error| {
-            tracing::warn!("a file handle cannot be kept: {table:?}: {error}");
-            Errno::EIO
-        })?;
-    }
-    Ok(())
+    Ok(table.note_all(tree.names_above(inode)?)?)
 }

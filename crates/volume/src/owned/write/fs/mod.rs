@@ -15,13 +15,13 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use self::handles::GENERATION;
 use self::listing::Listed;
 use super::tree::{Birth, Loaded, MAX_LINKS, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::read_pieces::{Readers, seek_to};
 use crate::counted::counted;
+use crate::handle_table::GENERATION;
 use crate::room;
 
 /// How long names and attributes may be believed: only this mount changes them. A day, since some
