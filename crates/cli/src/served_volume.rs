@@ -173,12 +173,12 @@ pub(crate) struct ServedVolume {
     pub(crate) fs_name: String,
     /// Which volume it is.
     pub(crate) volume: VolumeId,
-    ending: Ending,
+    ending: VolumeEnding,
     what: String,
 }
 
 /// What is to be done when nobody uses the volume any more.
-enum Ending {
+enum VolumeEnding {
     /// Nothing was written.
     Nothing,
     Own(WritableFs),
@@ -201,7 +201,7 @@ impl ServedVolume {
         (global, handles): (&Global, Option<&Path>),
         what: &str,
     ) -> Result<ServedVolume, Failure> {
-        let opening = Opening { target, args, global, handles, what: what.to_owned() };
+        let opening = VolumeOpening { target, args, global, handles, what: what.to_owned() };
         match target {
             Target::Address(address) => {
                 let read_key = read_key.key_for(address)?;
@@ -233,9 +233,9 @@ impl ServedVolume {
     pub(crate) async fn end(self) -> Result<(), Failure> {
         let what = &self.what;
         let (fs, spool, node, name) = match self.ending {
-            Ending::Nothing => return Ok(()),
-            Ending::Own(fs) => return own_volume::end(&fs, what).await,
-            Ending::Shared { fs, spool, node, name } => (fs, spool, node, name),
+            VolumeEnding::Nothing => return Ok(()),
+            VolumeEnding::Own(fs) => return own_volume::end(&fs, what).await,
+            VolumeEnding::Shared { fs, spool, node, name } => (fs, spool, node, name),
         };
         let ended = own_volume::until_on_ring(async || fs.end().await, |_| false).await;
         let ended = ended.map_err(|error| {
@@ -264,7 +264,7 @@ struct Shared {
 }
 
 /// A volume that is being opened.
-struct Opening<'a> {
+struct VolumeOpening<'a> {
     target: &'a Target,
     args: &'a VolumeArgs,
     global: &'a Global,
@@ -272,7 +272,7 @@ struct Opening<'a> {
     what: String,
 }
 
-impl Opening<'_> {
+impl VolumeOpening<'_> {
     /// Where files are by their handles, of one view of a volume.
     fn handle_table(&self, view: &str) -> Result<Option<Arc<HandleTable>>, Failure> {
         let Some(directory) = self.handles else { return Ok(None) };
@@ -301,7 +301,7 @@ impl Opening<'_> {
         let at = address.at.map_or("now".to_owned(), |at| at.unix_ms.to_string());
         let by = if matches!(self.target, Target::Name(..)) { "name" } else { "address" };
         let table = self.handle_table(&format!("{}-{by}-{at}", hex(&address.volume.0.0)))?;
-        let Opening { args, what, .. } = self;
+        let VolumeOpening { args, what, .. } = self;
         args.check_not_shared(&what)?;
         let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
         if let Some(bytes) = args.cache {
@@ -322,14 +322,14 @@ impl Opening<'_> {
             read_only: true,
             fs_name: address.to_string(),
             volume: address.volume.0,
-            ending: Ending::Nothing,
+            ending: VolumeEnding::Nothing,
             what,
         })
     }
 
     /// One of this node's own volumes, read-write.
     async fn own(self, name: &str) -> Result<ServedVolume, Failure> {
-        let Opening { args, global, .. } = self;
+        let VolumeOpening { args, global, .. } = self;
         let (env, client) = connection::for_mount(global).await?;
         let dir = global.dir()?;
         if let Some((volume, user)) = shared_of_name(&client, name, global, &self.what).await? {
@@ -386,7 +386,7 @@ impl Opening<'_> {
             read_only: false,
             fs_name: own_volume::fs_name(name, volume),
             volume,
-            ending: Ending::Own(fs),
+            ending: VolumeEnding::Own(fs),
             what,
         })
     }
@@ -398,7 +398,7 @@ impl Opening<'_> {
         Shared { volume, at, fs_name }: Shared,
         user: Option<SecretKey>,
     ) -> Result<ServedVolume, Failure> {
-        let Opening { target, args, global, what, .. } = self;
+        let VolumeOpening { target, args, global, what, .. } = self;
         let is_of_one = args.take_over || args.sync || args.map_owners;
         if is_of_one {
             return Err(Failure::new(Exit::Usage, what).because(
@@ -449,7 +449,7 @@ impl Opening<'_> {
             None => Arc::new(fs.clone()),
             Some(then) => Arc::new(then),
         };
-        let ending = Ending::Shared { fs, spool: spool_path, node, name };
+        let ending = VolumeEnding::Shared { fs, spool: spool_path, node, name };
         Ok(ServedVolume { fs: shown, read_only, fs_name, volume, ending, what })
     }
 }

@@ -188,8 +188,8 @@ fn lock_now(file: &File) -> Result<(), Errno> {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
 }
 
-/// Whoever asks what waits in a spool has its lock for a moment.
-fn lock_soon(file: &File) -> Result<(), Errno> {
+/// Locks a file that commands which look at it may have locked for a moment.
+pub(crate) fn lock_soon(file: &File) -> Result<(), Errno> {
     for _ in 0..10 {
         match lock_now(file) {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),

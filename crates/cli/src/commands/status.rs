@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
-use crate::nfs::servers::{self, Running};
+use crate::nfs::servers::{self, ServerRecord};
 use crate::output::Output;
 use crate::shared_spool;
 use crate::spool::{self, Pending};
@@ -151,7 +151,7 @@ struct JsonStatus<'a> {
     /// Changes that mounts of this machine have made and the ring has not stored.
     pending: &'a [Pending],
     /// Servers of NFS that run from the node's directory.
-    nfs: &'a [Running],
+    nfs: &'a [ServerRecord],
 }
 
 /// The changes that wait for the ring: a line for each volume.
@@ -208,7 +208,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 let address = address.map(|volume| VolumeAddress(volume).to_string());
                 ("joined", format!("{name} {}", address.unwrap_or_default()))
             });
-            let served = nfs.iter().flat_map(Running::lines).map(|line| ("nfs", line));
+            let served = nfs.iter().flat_map(ServerRecord::lines).map(|line| ("nfs", line));
             let lines = describe(&status).into_iter().chain(joined);
             let lines = lines.chain(waiting(&pending)).chain(served);
             for (name, value) in lines {

@@ -1,4 +1,4 @@
-//! What `atoll nfs` serves: volumes, and transparent file systems.
+//! The file systems that `atoll nfs` exports: volumes and transparent file systems.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,7 +14,7 @@ use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_vfs::{FileSystem, InodeNumber};
 use clap::builder::TypedValueParser;
 
-use super::servers::{self, ToldExport};
+use super::servers::{self, ExportRecord};
 use super::{Allowed, Anonymous, Args, Squash};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -135,10 +135,10 @@ pub(super) fn read_key_for(
 pub(super) struct OpenExport {
     export: Export,
     what: String,
-    opened: Opened,
+    opened: OpenedFileSystem,
 }
 
-enum Opened {
+enum OpenedFileSystem {
     Volume(ServedVolume),
     Tfs(Tfs),
 }
@@ -167,7 +167,7 @@ impl OpenExport {
                 let view = [u8::from(matches!(target, Target::Address(_)))];
                 let id = export_id(&[&view, &volume.volume.0, &at_ms]);
                 let (fs, read_only) = (volume.fs.clone(), volume.read_only);
-                (Opened::Volume(volume), fs, id, read_only)
+                (OpenedFileSystem::Volume(volume), fs, id, read_only)
             }
             Exported::Tfs(path) => {
                 let options = MountOptions {
@@ -178,7 +178,7 @@ impl OpenExport {
                 let (tfs, report) = tfs::open(path, &options)?;
                 tracing::info!(?report, "the file system is open");
                 let id = export_id(&[&tfs.uuid()]);
-                (Opened::Tfs(tfs.clone()), Arc::new(tfs), id, false)
+                (OpenedFileSystem::Tfs(tfs.clone()), Arc::new(tfs), id, false)
             }
         };
         let Anonymous(uid, gid) = args.anonymous;
@@ -205,7 +205,7 @@ impl OpenExport {
         self.export.clone()
     }
 
-    /// What tells it from other exports in handles.
+    /// The export's number in file handles.
     pub(super) fn id(&self) -> u64 {
         self.export.id
     }
@@ -215,17 +215,17 @@ impl OpenExport {
         &self.export.path
     }
 
-    /// As people are told of it.
-    pub(super) async fn told(&self) -> ToldExport {
+    /// The export's entry in the server's record.
+    pub(super) async fn told(&self) -> ExportRecord {
         let status = match &self.opened {
-            Opened::Tfs(tfs) => tfs.failure().map(str::to_owned),
-            Opened::Volume(volume) => {
+            OpenedFileSystem::Tfs(tfs) => tfs.failure().map(str::to_owned),
+            OpenedFileSystem::Volume(volume) => {
                 let asked = volume.fs.getxattr(InodeNumber::ROOT, b"user.atoll.status");
                 let status = tokio::time::timeout(STATUS_LIMIT, asked).await;
                 status.ok().and_then(Result::ok).map(|s| String::from_utf8_lossy(&s).into_owned())
             }
         };
-        ToldExport {
+        ExportRecord {
             path: self.export.path.clone(),
             what: self.what.clone(),
             read_only: self.export.read_only,
@@ -238,8 +238,8 @@ impl OpenExport {
         let OpenExport { export, what, opened } = self;
         drop(export);
         match opened {
-            Opened::Volume(volume) => volume.end().await,
-            Opened::Tfs(tfs) => tfs.unmount().map_err(|errno| {
+            OpenedFileSystem::Volume(volume) => volume.end().await,
+            OpenedFileSystem::Tfs(tfs) => tfs.unmount().map_err(|errno| {
                 Failure::new(Exit::Failed, format!("{what} was not closed in order"))
                     .because(tfs.failure().map_or_else(|| errno.to_string(), str::to_owned))
                     .advice("The next mount makes it whole.")

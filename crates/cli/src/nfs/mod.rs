@@ -23,7 +23,7 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
 
 use self::export::{Exported, OpenExport};
-use self::servers::{Running, Server, ToldExport};
+use self::servers::{ExportRecord, Server, ServerRecord};
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -314,7 +314,7 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(|error| Failure::io(&what, &error))?;
     let told = args.what.iter().map(|what| {
         let path = args.path_of(what)?;
-        Ok(ToldExport { path, what: what.to_string(), read_only: args.read_only, status: None })
+        Ok(ExportRecord { path, what: what.to_string(), read_only: args.read_only, status: None })
     });
     let port_mapper = match args.port_mapper {
         true => Some(bind_port_mapper(address.ip()).await?),
@@ -433,7 +433,7 @@ async fn listen(dir: &Path, address: SocketAddr, what: &str) -> Result<TcpListen
     }
 }
 
-/// Where clients ask which port it is.
+/// Binds the TCP and UDP sockets of the port mapper.
 async fn bind_port_mapper(address: IpAddr) -> Result<(TcpListener, UdpSocket), Failure> {
     let at = SocketAddr::new(address, port_mapper::PORT);
     let bound = async { Ok((TcpListener::bind(at).await?, UdpSocket::bind(at).await?)) };
@@ -538,7 +538,7 @@ fn list(args: &Args, dir: &Path) -> Result<(), Failure> {
     let none = || "nothing is served; `atoll nfs NAME` serves a volume".to_owned();
     let lines = match running.is_empty() {
         true => vec![none()],
-        false => running.iter().flat_map(Running::lines).collect(),
+        false => running.iter().flat_map(ServerRecord::lines).collect(),
     };
     output::show(args.json, &running, lines)
 }

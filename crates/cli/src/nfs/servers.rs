@@ -1,4 +1,4 @@
-//! Servers of NFS that run from a node's directory tell of themselves in `DIR/nfs`:
+//! Records of the NFS servers that run from a node's directory, in `DIR/nfs`:
 //!
 //! | file | |
 //! |---|---|
@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use atoll_gateway::nfs::ClientMachine;
 use rustix::fs::FlockOperation;
@@ -20,37 +20,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
 use crate::output::escaped;
+use crate::spool;
 use crate::units;
 
-/// What a server tells of itself.
+/// The record of one server.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub(crate) struct Running {
+pub(crate) struct ServerRecord {
     /// Its process.
     pub(crate) pid: u32,
     /// Its address.
     pub(crate) listen: SocketAddr,
-    /// What it serves.
-    pub(crate) exports: Vec<ToldExport>,
+    /// Its exports.
+    pub(crate) exports: Vec<ExportRecord>,
     /// Machines that use it, or have used it.
-    pub(crate) clients: Vec<ToldClient>,
+    pub(crate) clients: Vec<ClientRecord>,
 }
 
-/// A file system that is served.
+/// An export in the record of its server.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub(crate) struct ToldExport {
+pub(crate) struct ExportRecord {
     /// The path by which clients mount it.
     pub(crate) path: String,
     /// The volume or TFS, as the user named it.
     pub(crate) what: String,
     /// Whether all changes are refused.
     pub(crate) read_only: bool,
-    /// What a volume says of itself; of a TFS, why it changes nothing any more.
+    /// The volume's `user.atoll.status`; for a TFS that has failed, the reason.
     pub(crate) status: Option<String>,
 }
 
-/// A machine that uses a server.
+/// A client machine in the record of a server.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub(crate) struct ToldClient {
+pub(crate) struct ClientRecord {
     address: IpAddr,
     connections: u64,
     calls: u64,
@@ -58,7 +59,7 @@ pub(crate) struct ToldClient {
     mounts: Vec<String>,
 }
 
-/// Where servers tell of themselves.
+/// The directory of the records.
 pub(crate) fn place(dir: &Path) -> PathBuf {
     dir.join("nfs")
 }
@@ -71,20 +72,20 @@ fn unix_secs() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// This process' own place among the servers.
+/// The record of this process, and the lock that shows that the process lives.
 pub(super) struct Server {
     state: PathBuf,
     listen: SocketAddr,
-    told: Mutex<Option<Running>>,
+    told: Mutex<Option<ServerRecord>>,
     _lock: File,
 }
 
 impl Server {
-    /// Takes the place of the server on an address.
+    /// Locks the record of the server on an address, and writes it.
     pub(super) fn claim(
         dir: &Path,
         listen: SocketAddr,
-        exports: Vec<ToldExport>,
+        exports: Vec<ExportRecord>,
         what: &str,
     ) -> Result<Server, Failure> {
         super::make_place(dir, what)?;
@@ -92,7 +93,8 @@ impl Server {
         let mut options = OpenOptions::new();
         let lock = options.create(true).append(true).mode(0o600).open(&path);
         let lock = lock.map_err(|error| Failure::io(what, &error))?;
-        lock_soon(&lock).map_err(|error| {
+        // A command that reads the records tests the lock for a moment.
+        spool::lock_soon(&lock).map_err(|error| {
             Failure::new(Exit::Failed, what).because(format!("{}: {error}", path.display()))
         })?;
         let state = file_of(dir, listen, "json");
@@ -101,14 +103,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Tells what is served, and who uses it. What cannot be written, nobody reads.
-    pub(super) fn tell(&self, exports: Vec<ToldExport>, clients: &[ClientMachine]) {
+    /// Writes the record if it has changed. A failure to write is logged.
+    pub(super) fn tell(&self, exports: Vec<ExportRecord>, clients: &[ClientMachine]) {
         let mut told = self.told.lock().expect("no holder of this lock panics");
         let now = unix_secs();
         let client = |client: &ClientMachine| {
-            let before = told.iter().flat_map(|told| &told.clients);
-            let before = before.clone().find(|before| before.address == client.address);
-            ToldClient {
+            let mut before = told.iter().flat_map(|told| &told.clients);
+            let before = before.find(|before| before.address == client.address);
+            ClientRecord {
                 address: client.address,
                 connections: client.connections,
                 calls: client.calls,
@@ -121,7 +123,8 @@ impl Server {
             }
         };
         let clients = clients.iter().map(client).collect();
-        let running = Running { pid: std::process::id(), listen: self.listen, exports, clients };
+        let running =
+            ServerRecord { pid: std::process::id(), listen: self.listen, exports, clients };
         if told.as_ref() == Some(&running) {
             return;
         }
@@ -143,19 +146,8 @@ impl Drop for Server {
     }
 }
 
-/// Whoever asks which servers run has the lock for a moment.
-fn lock_soon(file: &File) -> io::Result<()> {
-    for _ in 0..100 {
-        if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?)
-}
-
 /// The servers that run.
-pub(crate) fn running(dir: &Path) -> Vec<Running> {
+pub(crate) fn running(dir: &Path) -> Vec<ServerRecord> {
     let Ok(entries) = fs::read_dir(place(dir)) else { return Vec::new() };
     let lives = |state: &Path| {
         let Ok(lock) = File::open(state.with_extension("lock")) else { return false };
@@ -163,7 +155,7 @@ pub(crate) fn running(dir: &Path) -> Vec<Running> {
     };
     let states = entries.flatten().map(|entry| entry.path());
     let states = states.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
-    let mut running: Vec<Running> = states
+    let mut running: Vec<ServerRecord> = states
         .filter(|path| lives(path))
         .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
         .collect();
@@ -171,7 +163,7 @@ pub(crate) fn running(dir: &Path) -> Vec<Running> {
     running
 }
 
-impl Running {
+impl ServerRecord {
     /// The paths that it serves.
     pub(super) fn paths(&self) -> String {
         let paths: Vec<String> =
@@ -181,10 +173,10 @@ impl Running {
 
     /// What is told of it, a line each.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let Running { pid, listen, exports, clients } = self;
+        let ServerRecord { pid, listen, exports, clients } = self;
         let mut lines = Vec::new();
         for export in exports {
-            let ToldExport { path, what, read_only, status } = export;
+            let ExportRecord { path, what, read_only, status } = export;
             let how = if *read_only { ", read-only" } else { "" };
             let status = status.as_ref().map(|status| format!(": {}", escaped(status.as_bytes())));
             lines.push(format!(
@@ -215,6 +207,8 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -222,7 +216,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let listen: SocketAddr = "127.0.0.1:2049".parse().expect("an address");
         assert_eq!(running(dir.path()), []);
-        let export = ToldExport {
+        let export = ExportRecord {
             path: "/work".into(),
             what: "work".into(),
             read_only: false,
