@@ -31,7 +31,7 @@ pub struct ClientMachine {
 
 /// What is counted of a machine.
 #[derive(Debug)]
-struct Counts {
+struct MachineCounts {
     connections: AtomicU64,
     calls: AtomicU64,
     /// Milliseconds after the beginning.
@@ -40,7 +40,7 @@ struct Counts {
 
 #[derive(Debug)]
 struct Machine {
-    counts: Arc<Counts>,
+    counts: Arc<MachineCounts>,
     paths: BTreeSet<String>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Clients {
 #[derive(Debug)]
 pub(super) struct ClientConnection {
     began: Instant,
-    counts: Arc<Counts>,
+    counts: Arc<MachineCounts>,
 }
 
 impl ClientConnection {
@@ -64,7 +64,7 @@ impl ClientConnection {
         self.counts.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a call.
+    /// MachineCounts a call.
     pub(super) fn note_call(&self) {
         self.counts.calls.fetch_add(1, Ordering::Relaxed);
         self.counts.last_ms.store(ms_since(self.began), Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl Clients {
             }
         }
         with(machines.entry(address).or_insert_with(|| Machine {
-            counts: Arc::new(Counts {
+            counts: Arc::new(MachineCounts {
                 connections: AtomicU64::new(0),
                 calls: AtomicU64::new(0),
                 last_ms: AtomicU64::new(ms_since(self.began)),

@@ -35,12 +35,12 @@ pub(super) struct ListedName {
 
 /// The names of a directory, by cookie.
 #[derive(Debug, Default)]
-pub(super) struct Listing {
+pub(super) struct NameListing {
     names: Vec<ListedName>,
 }
 
-impl Listing {
-    fn of(names: impl IntoIterator<Item = (Bytes, FileKind, InodeNumber)>) -> Listing {
+impl NameListing {
+    fn of(names: impl IntoIterator<Item = (Bytes, FileKind, InodeNumber)>) -> NameListing {
         let mut names: Vec<ListedName> = names
             .into_iter()
             .map(|(name, kind, inode)| ListedName { cookie: hash(&name), name, kind, inode })
@@ -54,7 +54,7 @@ impl Listing {
             name.cookie = name.cookie.max(next);
             next = name.cookie + 1;
         }
-        Listing { names }
+        NameListing { names }
     }
 
     /// The names after a cookie, at most so many.
@@ -71,21 +71,21 @@ fn hash(name: &[u8]) -> u64 {
     (word % (MAX_COOKIE - (1 << 32))).max(1)
 }
 
-type Outcome = Result<Arc<Listing>, Errno>;
+type ListingOutcome = Result<Arc<NameListing>, Errno>;
 /// Times of a directory's last changes.
 type Times = (FileTime, FileTime);
 
 #[derive(Debug)]
-struct Kept {
+struct KeptListing {
     /// The names, once they are read.
-    listing: watch::Receiver<Option<Outcome>>,
+    listing: watch::Receiver<Option<ListingOutcome>>,
     began: Instant,
     times: Times,
     /// Whether a call was answered by it: the beginning of another listing is read anew.
     is_used: bool,
 }
 
-impl Kept {
+impl KeptListing {
     fn len(&self) -> usize {
         match &*self.listing.borrow() {
             Some(Ok(listing)) => listing.names.len(),
@@ -101,10 +101,10 @@ impl Kept {
 
 /// The listings of one gateway, by export and directory.
 #[derive(Debug, Default)]
-pub(super) struct Listings(Mutex<BTreeMap<(u64, InodeNumber), Kept>>);
+pub(super) struct Listings(Mutex<BTreeMap<(u64, InodeNumber), KeptListing>>);
 
 impl Listings {
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<(u64, InodeNumber), Kept>> {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<(u64, InodeNumber), KeptListing>> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
@@ -117,14 +117,14 @@ impl Listings {
         caller: Caller,
         dir: &Attr,
         is_beginning: bool,
-    ) -> Outcome {
+    ) -> ListingOutcome {
         let mut listing = self.begin((export, dir.inode), fs, caller, dir, is_beginning);
         // None: its task has panicked.
         let done = listing.wait_for(Option::is_some).await.ok().and_then(|done| done.clone());
         let outcome = done.unwrap_or(Err(Errno::EIO));
         let mut kept = self.locked();
         let at = (export, dir.inode);
-        let is_this = |kept: &&mut Kept| kept.listing.same_channel(&listing);
+        let is_this = |kept: &&mut KeptListing| kept.listing.same_channel(&listing);
         if let Some(this) = kept.get_mut(&at).filter(is_this) {
             this.is_used = true;
             if outcome.is_err() {
@@ -141,14 +141,14 @@ impl Listings {
         caller: Caller,
         dir: &Attr,
         is_beginning: bool,
-    ) -> watch::Receiver<Option<Outcome>> {
+    ) -> watch::Receiver<Option<ListingOutcome>> {
         let times = (dir.mtime, dir.ctime);
         let mut kept = self.locked();
         if let Some(kept) = kept.get(&at).filter(|kept| kept.serves(times, is_beginning)) {
             return kept.listing.clone();
         }
         kept.retain(|_, kept| kept.began.elapsed() < KEPT_FOR);
-        let mut names: usize = kept.values().map(Kept::len).sum();
+        let mut names: usize = kept.values().map(KeptListing::len).sum();
         while names > MAX_NAMES
             && let Some(oldest) = kept.iter().min_by_key(|(_, kept)| kept.began).map(|(at, _)| *at)
         {
@@ -158,10 +158,10 @@ impl Listings {
         let (fs, inode) = (fs.clone(), dir.inode);
         tokio::spawn(async move {
             let names = read(&*fs, caller, inode).await;
-            done.send_replace(Some(names.map(|names| Arc::new(Listing::of(names)))));
+            done.send_replace(Some(names.map(|names| Arc::new(NameListing::of(names)))));
         });
         let began = Instant::now();
-        kept.insert(at, Kept { listing: listing.clone(), began, times, is_used: false });
+        kept.insert(at, KeptListing { listing: listing.clone(), began, times, is_used: false });
         listing
     }
 }
@@ -193,11 +193,11 @@ async fn read(
 mod tests {
     use super::*;
 
-    fn listing(names: &[&str]) -> Listing {
+    fn listing(names: &[&str]) -> NameListing {
         let named = |name: &&str| {
             (Bytes::copy_from_slice(name.as_bytes()), FileKind::Regular, InodeNumber(2))
         };
-        Listing::of(names.iter().map(named))
+        NameListing::of(names.iter().map(named))
     }
 
     #[test]

@@ -75,7 +75,10 @@ pub async fn serve(
                 Err(error) if is_passing(&error) => tokio::time::sleep(SWEEP).await,
                 Err(error) => break Err(error),
             },
-            _ = sweep.tick() => service.close_idle(false),
+            _ = sweep.tick() => {
+                service.close_idle(false);
+                service.drop_invalidations();
+            }
             Some(_) = connections.join_next() => {}
             () = told(&mut end) => break Ok(()),
         }

@@ -115,6 +115,13 @@ impl Service {
         self.verifier.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Drops what file systems say of changes that others made: the gateway keeps nothing that they would invalidate.
+    pub(super) fn drop_invalidations(&self) {
+        for queue in self.exports().iter().filter_map(|export| export.fs.invalidations()) {
+            while queue.try_next().is_some() {}
+        }
+    }
+
     /// Closes files that no client has used for a while; all, if `all`.
     pub fn close_idle(&self, all: bool) {
         self.opens.close_idle(all);

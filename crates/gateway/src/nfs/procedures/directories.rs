@@ -10,7 +10,7 @@ use atoll_vfs::{Attr, DirEntry, Errno, FileKind, FileSystem, InodeNumber, MAX_CO
 use futures_util::stream::{self, StreamExt};
 
 use super::super::access::{self, EXECUTE, READ};
-use super::super::listings::{ListedName, Listing};
+use super::super::listings::{ListedName, NameListing};
 use super::super::nfs3::{
     Attributes, FileHandle, Name, ReadDirArgs, ReadDirPlusArgs, Reply, Status, Verifier,
 };
@@ -185,7 +185,7 @@ async fn entries(
     if from > MAX_COOKIE {
         return Err(Status::BadCookie);
     }
-    let names = Names::open(session, dir, from == 0).await.map_err(Status::of)?;
+    let names = DirectoryNames::open(session, dir, from == 0).await.map_err(Status::of)?;
     loop {
         let part = names.after(dir, from, shows_files).await.map_err(Status::of)?;
         let Some(last) = part.last() else { return Ok((listed, true)) };
@@ -216,22 +216,26 @@ async fn parent(dir: &File) -> Option<Attr> {
 }
 
 /// The names of a directory, in an order that lasts.
-enum Names {
+enum DirectoryNames {
     /// The file system's own.
     Lasting(OpenDirectory),
     /// That of their hashes.
-    Hashed(Arc<Listing>),
+    Hashed(Arc<NameListing>),
 }
 
-impl Names {
-    async fn open(session: &Session, dir: &File, is_beginning: bool) -> Result<Names, Errno> {
+impl DirectoryNames {
+    async fn open(
+        session: &Session,
+        dir: &File,
+        is_beginning: bool,
+    ) -> Result<DirectoryNames, Errno> {
         if dir.fs().has_lasting_cookies() {
-            return OpenDirectory::open(dir.fs().clone(), dir).await.map(Names::Lasting);
+            return OpenDirectory::open(dir.fs().clone(), dir).await.map(DirectoryNames::Lasting);
         }
         let listings = &session.service.listings;
         let listing =
             listings.get(dir.export.id, dir.fs(), dir.caller, &dir.attr, is_beginning).await?;
-        Ok(Names::Hashed(listing))
+        Ok(DirectoryNames::Hashed(listing))
     }
 
     /// The next entries after a cookie; none at the end.
@@ -243,19 +247,21 @@ impl Names {
     ) -> Result<Vec<HeldEntry>, Errno> {
         let fs = dir.fs();
         match self {
-            Names::Lasting(open) => {
+            DirectoryNames::Lasting(open) => {
                 let (inode, handle) = (dir.inode(), open.handle);
                 let part = fs.readdir(inode, handle, cookie, AT_A_TIME, with_entries).await?;
                 Ok(part.into_iter().map(|entry| HeldEntry { fs: fs.clone(), entry }).collect())
             }
-            Names::Hashed(listing) => Ok(looked_up(listing, dir, cookie, with_entries).await),
+            DirectoryNames::Hashed(listing) => {
+                Ok(looked_up(listing, dir, cookie, with_entries).await)
+            }
         }
     }
 }
 
 /// The next entries of a listing. Names that are gone since are left out.
 async fn looked_up(
-    listing: &Listing,
+    listing: &NameListing,
     dir: &File,
     mut cookie: u64,
     with_entries: bool,

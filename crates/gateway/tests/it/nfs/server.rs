@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use atoll_env::TokioRuntime;
 use atoll_gateway::nfs::{Service, nfs3, rpc, serve as serve_connections};
+use atoll_vfs::memory::MemoryFs;
+use atoll_vfs::{FileSystem, InodeNumber, Invalidation};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -160,4 +163,17 @@ async fn a_call_that_waits_holds_up_none_that_comes_after_it() {
         assert_eq!(receive(&mut stream).await[..4], (xid + 1).to_be_bytes());
     }
     server.task.abort();
+}
+
+/// A file system with several front ends says in a queue what others have changed; the gateway keeps nothing that depends on it.
+#[tokio::test(start_paused = true)]
+async fn the_queue_of_others_changes_does_not_grow() {
+    let fs = Arc::new(MemoryFs::new(Arc::new(TokioRuntime::current())));
+    let server = start(&serve(fs.clone())).await;
+    let queue = fs.invalidations().expect("it has others");
+    queue.push(Invalidation::Attributes(InodeNumber::ROOT));
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    assert_eq!(queue.try_next(), None);
+    server.end.send_replace(true);
+    server.task.await.unwrap().unwrap();
 }
