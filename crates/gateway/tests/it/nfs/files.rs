@@ -60,6 +60,11 @@ pub(crate) struct Failing {
     times_out: AtomicBool,
     /// Changes of names and attributes that survive a crash.
     persisted: AtomicU64,
+    /// Opens of files, and of directories.
+    opens: AtomicU64,
+    pub(crate) opendirs: AtomicU64,
+    /// Names are not read on as long as this is set.
+    pub(crate) holds_names: Arc<AtomicBool>,
     /// The next change of attributes or sync tells the first that it is made, and is answered after the second.
     gate: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
 }
@@ -128,6 +133,7 @@ impl FileSystem for Failing {
         self.fs.mknod(caller, parent, name, kind, mode, rdev)
     }
     fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.opens.fetch_add(1, Ordering::SeqCst);
         self.fs.open(caller, inode, flags)
     }
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
@@ -170,6 +176,7 @@ impl FileSystem for Failing {
         self.fs.close(inode, handle)
     }
     fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.opendirs.fetch_add(1, Ordering::SeqCst);
         self.fs.opendir(caller, inode)
     }
     fn readdir(
@@ -181,7 +188,11 @@ impl FileSystem for Failing {
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
         let all = self.fs.readdir(inode, handle, 0, usize::MAX, with_entries);
+        let holds = self.holds_names.clone();
         Box::pin(async move {
+            while holds.load(Ordering::SeqCst) {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
             let counted = all.await?.into_iter().zip(1..);
             let counted = counted.map(|(entry, cookie)| DirEntry { cookie, ..entry });
             Ok(counted.skip(cookie as usize).take(limit).collect())
@@ -206,6 +217,9 @@ pub(crate) fn failing() -> Arc<Failing> {
         hangs: AtomicBool::new(false),
         times_out: AtomicBool::new(false),
         persisted: AtomicU64::new(0),
+        opens: AtomicU64::new(0),
+        opendirs: AtomicU64::new(0),
+        holds_names: Arc::default(),
         gate: Mutex::default(),
     })
 }
@@ -384,4 +398,34 @@ async fn what_may_be_made_twice_is_to_be_tried_again() {
     assert_eq!(client.commit(&file).await.unwrap_err(), Status::Jukebox);
     assert_eq!(client.read(&file, 0, 1).await.unwrap_err(), Status::Jukebox);
     assert_eq!(client.create(&root, "g", 0o644).await.unwrap_err(), Status::Io);
+}
+
+/// A volume that is only read shows an open file as it was when it was opened: under the times of a newer version, a client would keep
+/// the old bytes.
+#[tokio::test]
+async fn a_file_that_has_changed_is_opened_anew_for_reading() {
+    let fs = failing();
+    let client = Client::new(&serve(fs.clone()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    for _ in 0..3 {
+        client.read(&file, 0, 10).await.unwrap();
+    }
+    assert_eq!(fs.opens.load(Ordering::SeqCst), 1, "it is kept open");
+    let me = Caller::default();
+    let there = fs.fs.lookup(me, InodeNumber::ROOT, b"f").await.unwrap().attr.inode;
+    let longer = SetAttr { size_bytes: Some(5), ..SetAttr::default() };
+    fs.fs.setattr(me, there, None, longer).await.unwrap();
+    assert_eq!(client.read(&file, 0, 10).await.unwrap().data, &[0; 5][..]);
+    assert_eq!(fs.opens.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_commit_that_loses_nothing_leaves_the_verifier_as_it_is() {
+    let client = Client::new(&serve(memory()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    let file = client.create(&root, "f", 0o644).await.unwrap();
+    let before = client.write(&file, 0, b"x", Stable::Unstable).await.unwrap().verifier;
+    client.commit(&root).await.unwrap_err();
+    assert_eq!(client.commit(&file).await.unwrap().verifier, before);
 }

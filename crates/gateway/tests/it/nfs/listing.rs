@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use atoll_gateway::nfs::nfs3::{
     Attributes, FileHandle, Procedure, ReadDirArgs, ReadDirPlusArgs, Status,
@@ -156,4 +157,22 @@ async fn room_that_holds_no_entry_and_cookies_of_nothing_are_told() {
     assert!(names.is_empty() && is_end);
     assert_eq!(read_dir(&client, 0, &file, 0, 4096).await.unwrap_err(), Status::NotDir);
     assert!(read_dir(&client, 0, &root, 0, u32::MAX).await.unwrap().1);
+}
+
+/// Of a directory whose names take longer to read than a call may take.
+#[tokio::test(start_paused = true)]
+async fn names_are_read_on_after_a_call_is_given_up() {
+    let fs = failing();
+    let client = Client::new(&serve(fs.clone()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    client.create(&root, "f", 0o644).await.unwrap();
+    fs.holds_names.store(true, Ordering::SeqCst);
+    assert_eq!(read_dir(&client, 1, &root, 0, 2000).await.unwrap_err(), Status::Jukebox);
+    fs.holds_names.store(false, Ordering::SeqCst);
+    let (names, is_end) = read_dir(&client, 2, &root, 0, 2000).await.unwrap();
+    assert!(is_end && names.iter().any(|(name, ..)| name == "f"));
+    assert_eq!(fs.opendirs.load(Ordering::SeqCst), 1, "they were read once");
+    client.create(&root, "g", 0o644).await.unwrap();
+    let (names, _) = read_dir(&client, 3, &root, 0, 2000).await.unwrap();
+    assert!(names.iter().any(|(name, ..)| name == "g"), "another listing begins anew");
 }
