@@ -97,16 +97,10 @@ impl Place {
         Ok(self.dir.beside(entry.attr))
     }
 
-    /// The reply when something was made.
-    async fn made(&self, session: &Session, made: Result<Entry, Errno>) -> Reply<Created, WccData> {
-        match made {
-            Ok(entry) => {
-                let file = self.dir.beside(entry.attr);
-                let object = session.handle(&file).await.ok();
-                Ok(Created { object, attributes: file.now().await, dir: self.wcc().await })
-            }
-            Err(error) => Err((Status::of(error), self.wcc().await)),
-        }
+    /// The reply when a file was made.
+    async fn made(&self, session: &Session, file: &File) -> Created {
+        let object = session.handle(file).await.ok();
+        Created { object, attributes: file.now().await, dir: self.wcc().await }
     }
 }
 
@@ -123,7 +117,7 @@ async fn make(
     make: impl AsyncFnOnce(&Place) -> Result<Entry, Errno>,
 ) -> Reply<Created, WccData> {
     let dir = session.changed_file(&at.dir).await.map_err(failed)?;
-    let _alone = session.lock([&dir]).await;
+    let alone = session.lock([&dir]).await;
     let place = Place::new(dir).await.map_err(failed)?;
     let name = &at.name.0[..];
     let made = async {
@@ -137,13 +131,19 @@ async fn make(
             Some(wanted) => with_attributes(&place.dir, entry, wanted).await?,
             None => entry,
         };
-        let made = place.dir.beside(entry.attr);
-        session.persist(&made, &[place.dir.inode(), made.inode()]).await?;
-        made.keep_lookup();
-        Ok(entry)
+        Ok(place.dir.beside(entry.attr))
     };
-    let made = made.await;
-    place.made(session, made).await
+    let file = match made.await {
+        Ok(file) => file,
+        Err(error) => return Err((Status::of(error), place.wcc().await)),
+    };
+    let created = place.made(session, &file).await;
+    // Others change the directory while this waits for the disk, and wait with it.
+    drop(alone);
+    match session.persist(&file, &[place.dir.inode(), file.inode()]).await {
+        Ok(()) => Ok(created),
+        Err(error) => Err((Status::of(error), created.dir)),
+    }
 }
 
 /// The length must be possible: else a file would be made first and its length refused then.
@@ -318,7 +318,7 @@ pub(in super::super) async fn remove_directory(
 
 async fn take_away(session: &Session, args: &DirOp, is_directory: bool) -> Reply<WccData, WccData> {
     let dir = session.changed_file(&args.dir).await.map_err(failed)?;
-    let _alone = session.lock([&dir]).await;
+    let alone = session.lock([&dir]).await;
     let place = Place::new(dir).await.map_err(failed)?;
     let name = &args.name.0[..];
     let removed = async {
@@ -331,19 +331,26 @@ async fn take_away(session: &Session, args: &DirOp, is_directory: bool) -> Reply
         access::check_sticky(&place.dir.attr, &file.attr, &place.dir.caller)?;
         let (fs, caller, parent) = (place.dir.fs(), place.dir.caller, place.dir.inode());
         match (is_directory, file.attr.kind == FileKind::Directory) {
-            (true, true) => fs.rmdir(caller, parent, name).await?,
-            (true, false) => return Err(Errno::ENOTDIR),
-            (false, true) => return Err(Errno::EISDIR),
+            (true, true) => fs.rmdir(caller, parent, name).await,
+            (true, false) => Err(Errno::ENOTDIR),
+            (false, true) => Err(Errno::EISDIR),
             (false, false) => {
                 fs.unlink(caller, parent, name).await?;
                 close_if_last(session, &file);
+                Ok(())
             }
         }
-        session.persist(&place.dir, &[parent]).await
     };
-    match removed.await {
-        Ok(()) => Ok(place.wcc().await),
-        Err(error) => Err((Status::of(error), place.wcc().await)),
+    let removed = removed.await;
+    let wcc = place.wcc().await;
+    drop(alone);
+    let persisted = match removed {
+        Ok(()) => session.persist(&place.dir, &[place.dir.inode()]).await,
+        error => error,
+    };
+    match persisted {
+        Ok(()) => Ok(wcc),
+        Err(error) => Err((Status::of(error), wcc)),
     }
 }
 
@@ -364,24 +371,30 @@ pub(in super::super) async fn rename(
     if from.export.id != to.export.id {
         return Err(failed(Status::XDev));
     }
-    let _alone = session.lock([&from, &to]).await;
+    let alone = session.lock([&from, &to]).await;
     let from = Place::new(from).await.map_err(failed)?;
     let to = Place::new(to).await.map_err(failed)?;
     let renamed = move_name(session, &from, &args.from.name.0, &to, &args.to.name.0).await;
     let wcc = (from.wcc().await, to.wcc().await);
-    match renamed {
+    drop(alone);
+    let persisted = match renamed {
+        Ok(file) => session.persist(&file, &[from.dir.inode(), to.dir.inode(), file.inode()]).await,
+        Err(error) => Err(error),
+    };
+    match persisted {
         Ok(()) => Ok(wcc),
         Err(error) => Err((Status::of(error), wcc)),
     }
 }
 
+/// Moves a name; returns its file.
 async fn move_name(
     session: &Session,
     from: &Place,
     name: &[u8],
     to: &Place,
     new_name: &[u8],
-) -> Result<(), Errno> {
+) -> Result<File, Errno> {
     from.check(name).await?;
     check_new_name(new_name)?;
     to.check(new_name).await?;
@@ -406,7 +419,7 @@ async fn move_name(
     if let Some(replaced) = replaced.filter(|replaced| replaced.inode() != file.inode()) {
         close_if_last(session, &replaced);
     }
-    session.persist(&file, &[from.dir.inode(), to.dir.inode(), file.inode()]).await
+    Ok(file)
 }
 
 /// LINK.
@@ -419,7 +432,7 @@ pub(in super::super) async fn link(
     if file.export.id != dir.export.id {
         return Err(failed(Status::XDev));
     }
-    let _alone = session.lock([&dir]).await;
+    let alone = session.lock([&dir]).await;
     let place = Place::new(dir).await.map_err(failed)?;
     let name = &args.link.name.0[..];
     let linked = async {
@@ -430,11 +443,16 @@ pub(in super::super) async fn link(
         }
         let entry = file.fs().link(file.caller, file.inode(), place.dir.inode(), name).await?;
         drop(file.beside(entry.attr));
-        session.persist(&file, &[place.dir.inode(), file.inode()]).await
+        Ok(())
     };
     let linked = linked.await;
     let told = (file.now().await, place.wcc().await);
-    match linked {
+    drop(alone);
+    let persisted = match linked {
+        Ok(()) => session.persist(&file, &[place.dir.inode(), file.inode()]).await,
+        error => error,
+    };
+    match persisted {
         Ok(()) => Ok(told),
         Err(error) => Err((Status::of(error), told)),
     }

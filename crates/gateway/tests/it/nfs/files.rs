@@ -16,7 +16,7 @@ use atoll_vfs::{
     OpenFlags, Opened, PersistentHandle, SetAttr, StatFs, Writer,
 };
 use bytes::Bytes;
-use tokio::sync::oneshot;
+use tokio::sync::{Barrier, oneshot};
 
 use super::{Client, ROOT, at, memory, serve, unchanged};
 
@@ -60,6 +60,8 @@ pub(crate) struct Failing {
     times_out: AtomicBool,
     /// Changes of names and attributes that survive a crash.
     persisted: AtomicU64,
+    /// Changes wait for the disk until so many do.
+    together: Mutex<Option<Arc<Barrier>>>,
     /// Opens of files, and of directories.
     opens: AtomicU64,
     pub(crate) opendirs: AtomicU64,
@@ -167,7 +169,13 @@ impl FileSystem for Failing {
         if persisted.is_ok() {
             self.persisted.fetch_add(1, Ordering::SeqCst);
         }
-        Box::pin(async move { persisted })
+        let together = self.together.lock().unwrap().clone();
+        Box::pin(async move {
+            if let Some(together) = together {
+                together.wait().await;
+            }
+            persisted
+        })
     }
     fn unlink(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
         self.fs.unlink(caller, parent, name)
@@ -217,6 +225,7 @@ pub(crate) fn failing() -> Arc<Failing> {
         hangs: AtomicBool::new(false),
         times_out: AtomicBool::new(false),
         persisted: AtomicU64::new(0),
+        together: Mutex::default(),
         opens: AtomicU64::new(0),
         opendirs: AtomicU64::new(0),
         holds_names: Arc::default(),
@@ -428,4 +437,23 @@ async fn a_commit_that_loses_nothing_leaves_the_verifier_as_it_is() {
     let before = client.write(&file, 0, b"x", Stable::Unstable).await.unwrap().verifier;
     client.commit(&root).await.unwrap_err();
     assert_eq!(client.commit(&file).await.unwrap().verifier, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_of_one_directory_wait_for_the_disk_together() {
+    let fs = failing();
+    let client = Client::new(&serve(fs.clone()), ROOT);
+    let root = client.mount("/x").await.unwrap();
+    client.create(&root, "removed", 0o644).await.unwrap();
+    *fs.together.lock().unwrap() = Some(Arc::new(Barrier::new(3)));
+    let changes = async {
+        tokio::join!(
+            client.create(&root, "f", 0o644),
+            client.create(&root, "g", 0o644),
+            client.remove(&root, "removed"),
+        )
+    };
+    let made =
+        tokio::time::timeout(Duration::from_secs(60), changes).await.expect("they wait at once");
+    assert!(made.0.is_ok() && made.1.is_ok() && made.2.is_ok());
 }
