@@ -1,0 +1,19 @@
+//! Pools: one tree of ordinary files in ordinary directories, on the disks of many machines, mounted over FUSE and NFS
+//! (Kosha, SC 2004).
+//!
+//! ```text
+//! fs        vfs::FileSystem over one member's disk
+//! member    a member's D: made, opened, brought in order after a crash, checked
+//! redo      what a crash has left, and what is to be done about it
+//! index     where each file is by its number
+//! journal   what was changed since the index was last written
+//! change    one change of names and attributes, as bytes
+//! layout    slots, numbers, placeholders
+//! disk      what is asked of the file system under D: real, and simulated
+//! ```
+//!
+//! A pool of one member is what is built: no peers yet, so that nothing here knows a network. Files lie in D with their own
+//! names, owners, modes, times and attributes. Everything else in D can be made again from them.
+
+pub mod disk;
+pub mod layout;
