@@ -17,6 +17,7 @@
 use std::fmt;
 
 use atoll_vfs::InodeNumber;
+use minicbor::{Decode, Decoder, Encode};
 
 /// How many shares the name space has.
 pub const SLOTS: u16 = 4096;
@@ -37,8 +38,17 @@ const COUNT_BITS: u32 = 52;
 const ESCAPE: &[u8] = b"./";
 
 /// One of [`SLOTS`] shares of the name space.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Slot(u16);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode)]
+#[cbor(transparent)]
+pub struct Slot(#[n(0)] u16);
+
+/// A number that is none is refused.
+impl<'b, C> Decode<'b, C> for Slot {
+    fn decode(decoder: &mut Decoder<'b>, _: &mut C) -> Result<Slot, minicbor::decode::Error> {
+        let slot = Slot::new(decoder.u16()?);
+        slot.ok_or_else(|| minicbor::decode::Error::message("there is no such slot"))
+    }
+}
 
 impl Slot {
     /// Where the root directory lies.
@@ -74,8 +84,9 @@ impl fmt::Display for Slot {
 
 /// Names a file for as long as the pool exists; no number is used again. Its first 12 bits are the file's *birth slot*: the
 /// slot in which it was made, which knows where it is if it has left.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct FileId(pub u64);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode, Decode)]
+#[cbor(transparent)]
+pub struct FileId(#[n(0)] pub u64);
 
 impl FileId {
     /// The root directory.

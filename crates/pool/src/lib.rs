@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! fs        vfs::FileSystem over one member's disk
-//! member    a member's D: made, opened, brought in order after a crash, checked
-//! redo      what a crash has left, and what is to be done about it
+//! member    a member's D: made, opened, brought in order after a crash, walked through
+//! held      files that somebody holds, and open nodes
+//! turns     locks by number
 //! index     where each file is by its number
 //! journal   what was changed since the index was last written
 //! change    one change of names and attributes, as bytes
@@ -15,5 +16,15 @@
 //! A pool of one member is what is built: no peers yet, so that nothing here knows a network. Files lie in D with their own
 //! names, owners, modes, times and attributes. Everything else in D can be made again from them.
 
+mod change;
 pub mod disk;
+mod fs;
+mod held;
+mod index;
+mod journal;
 pub mod layout;
+mod member;
+mod turns;
+
+pub use fs::PoolFs;
+pub use member::{CreateError, OpenError, OpenReport, PoolSettings, create};

@@ -440,7 +440,7 @@ impl Disk for Directory {
 }
 
 impl DatabaseFile for File {
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }
 

@@ -84,6 +84,15 @@ pub enum TimeToSet {
 /// The answer of a call.
 pub type DiskResult<T> = Result<T, Errno>;
 
+/// A name that is not there is no error.
+pub(crate) fn missing_is_none<T>(result: DiskResult<T>) -> DiskResult<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// A file system that keeps the files of one member, within one directory (D).
 ///
 /// Calls are those of Linux with the rights of the process. All but [`Disk::sync_all`] and [`Disk::sync_file`] may be lost
@@ -280,7 +289,7 @@ pub trait Disk: Send + Sync + 'static {
 /// A file under a database, whose calls block.
 pub trait DatabaseFile: Send + Sync + 'static {
     /// Its length, bytes.
-    fn len(&self) -> std::io::Result<u64>;
+    fn size(&self) -> std::io::Result<u64>;
     /// Fills `out` from `offset`.
     fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()>;
     /// Writes all of `data`.

@@ -1,0 +1,256 @@
+//! One change of names and attributes, as the journal keeps it. Bytes and sizes of files are not in it: they are made durable
+//! where they are.
+//!
+//! CBOR, fields by number (`docs/design/pool.md`). A change names files by their numbers, so that it can be made again whatever
+//! stands under a name by then.
+
+use atoll_vfs::{FileKind, FileTime};
+use minicbor::{Decode, Encode};
+
+use crate::layout::{FileId, Slot};
+
+/// The longest encoded change, bytes: two names and a target, with room to spare.
+pub(crate) const MAX_CHANGE_BYTES: usize = 8 << 10;
+
+/// A name in a directory.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub(crate) struct Place {
+    /// The directory.
+    #[n(0)]
+    pub(crate) parent: FileId,
+    /// The name.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub(crate) name: Vec<u8>,
+}
+
+impl Place {
+    pub(crate) fn new(parent: FileId, name: &[u8]) -> Place {
+        Place { parent, name: name.to_vec() }
+    }
+}
+
+/// What a new file is.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum BirthKind {
+    /// A regular file.
+    #[n(0)]
+    Regular,
+    /// A directory that lies in its parent.
+    #[n(1)]
+    Directory,
+    /// A directory that lies in a slot.
+    #[n(2)]
+    Distributed(#[n(0)] Slot),
+    /// A symbolic link to what a user wrote.
+    #[n(3)]
+    Symlink(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// A FIFO.
+    #[n(4)]
+    Fifo,
+    /// A socket.
+    #[n(5)]
+    Socket,
+    /// A character device.
+    #[n(6)]
+    CharDevice(#[n(0)] u64),
+    /// A block device.
+    #[n(7)]
+    BlockDevice(#[n(0)] u64),
+}
+
+impl BirthKind {
+    /// The kind as file systems say it.
+    pub(crate) fn kind(&self) -> FileKind {
+        match self {
+            BirthKind::Regular => FileKind::Regular,
+            BirthKind::Directory | BirthKind::Distributed(_) => FileKind::Directory,
+            BirthKind::Symlink(_) => FileKind::Symlink,
+            BirthKind::Fifo => FileKind::Fifo,
+            BirthKind::Socket => FileKind::Socket,
+            BirthKind::CharDevice(_) => FileKind::CharDevice,
+            BirthKind::BlockDevice(_) => FileKind::BlockDevice,
+        }
+    }
+
+    /// The slot of a distributed directory.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        match self {
+            BirthKind::Distributed(slot) => Some(*slot),
+            _ => None,
+        }
+    }
+}
+
+/// What a file is made with.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct Birth {
+    #[n(0)]
+    pub(crate) what: BirthKind,
+    #[n(1)]
+    pub(crate) uid: u32,
+    #[n(2)]
+    pub(crate) gid: u32,
+    /// Permission bits; none if the directory's default access control list says them.
+    #[n(3)]
+    pub(crate) mode: Option<u32>,
+    /// Access and modification time, where they are not those of the call.
+    #[n(4)]
+    pub(crate) times: Option<(Time, Time)>,
+}
+
+/// A time of a file: seconds since 1970, nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct Time {
+    #[n(0)]
+    secs: i64,
+    #[n(1)]
+    nanos: u32,
+}
+
+impl From<FileTime> for Time {
+    fn from(time: FileTime) -> Time {
+        Time { secs: time.secs, nanos: time.nanos }
+    }
+}
+
+impl From<Time> for FileTime {
+    fn from(time: Time) -> FileTime {
+        FileTime { secs: time.secs, nanos: time.nanos }
+    }
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum Change {
+    /// A new file.
+    #[n(0)]
+    Make {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        at: Place,
+        #[n(2)]
+        birth: Birth,
+    },
+    /// Another name.
+    #[n(1)]
+    Link {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        at: Place,
+    },
+    /// A name that is gone.
+    #[n(2)]
+    Unlink {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        at: Place,
+    },
+    /// A file under another name; `replaced` had that name before.
+    #[n(3)]
+    Rename {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        from: Place,
+        #[n(2)]
+        to: Place,
+        #[n(3)]
+        replaced: Option<FileId>,
+    },
+    /// Two files under each other's names.
+    #[n(4)]
+    Exchange {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        from: Place,
+        #[n(2)]
+        other: FileId,
+        #[n(3)]
+        to: Place,
+    },
+    /// Attributes that were set.
+    #[n(5)]
+    Attributes {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        mode: Option<u32>,
+        #[n(2)]
+        uid: Option<u32>,
+        #[n(3)]
+        gid: Option<u32>,
+        #[n(4)]
+        atime: Option<Time>,
+        #[n(5)]
+        mtime: Option<Time>,
+    },
+    /// The file with all its attributes is durable: what was set before is not set again.
+    #[n(6)]
+    Synced {
+        #[n(0)]
+        id: FileId,
+    },
+    /// The change with this sequence number failed.
+    #[n(7)]
+    Withdrawn {
+        #[n(0)]
+        sequence: u64,
+    },
+}
+
+impl Change {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        minicbor::to_vec(self).expect("a vector takes everything")
+    }
+
+    /// Reads a change back; none for bytes that are none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Change> {
+        minicbor::decode(bytes).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_read_back_and_the_longest_fits() {
+        let long = |fill| Place::new(FileId(u64::MAX), &[fill; 255]);
+        let target = vec![b't'; crate::layout::MAX_TARGET_BYTES];
+        let birth = Birth {
+            what: BirthKind::Symlink(target),
+            uid: u32::MAX,
+            gid: u32::MAX,
+            mode: Some(0o7777),
+            times: Some((FileTime { secs: i64::MIN, nanos: 1 }.into(), FileTime::default().into())),
+        };
+        let id = FileId(u64::MAX);
+        let changes = [
+            Change::Make { id, at: long(b'a'), birth },
+            Change::Link { id, at: long(b'a') },
+            Change::Unlink { id, at: long(b'a') },
+            Change::Rename { id, from: long(b'a'), to: long(b'b'), replaced: Some(id) },
+            Change::Exchange { id, from: long(b'a'), other: id, to: long(b'b') },
+            Change::Attributes {
+                id,
+                mode: Some(1),
+                uid: None,
+                gid: Some(2),
+                atime: None,
+                mtime: None,
+            },
+            Change::Synced { id },
+            Change::Withdrawn { sequence: u64::MAX },
+        ];
+        for change in changes {
+            let bytes = change.encode();
+            assert!(bytes.len() <= MAX_CHANGE_BYTES, "{} bytes", bytes.len());
+            assert_eq!(Change::decode(&bytes), Some(change));
+            assert_eq!(Change::decode(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+}

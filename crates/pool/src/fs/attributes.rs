@@ -1,0 +1,186 @@
+//! Attributes: of the plain files, set through the journal.
+
+use atoll_vfs::{AttrReply, Caller, Errno, FileKind, Handle, SetAttr, SetTime, XattrFlags};
+use bytes::Bytes;
+
+use super::{PoolFs, TTL};
+use crate::change::Change;
+use crate::disk::{Disk, DiskResult, Stat, TimeToSet};
+use crate::layout::FileId;
+
+/// Attributes that begin so are Atoll's own.
+const OWN_ATTRIBUTES: &[u8] = b"trusted.atoll.";
+
+impl<D: Disk> PoolFs<D> {
+    /// What is known of a file.
+    pub(super) async fn stat(&self, id: FileId) -> DiskResult<Stat> {
+        let node = self.member.node(id).await?;
+        self.member.stat(&node).await
+    }
+
+    pub(super) async fn set_attributes(
+        &self,
+        id: FileId,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> DiskResult<AttrReply> {
+        let _changing = self.member.begin_change().await?;
+        let _turn = self.member.turns.write(id.0).await;
+        let node = self.member.node(id).await?;
+        let before = self.member.stat(&node).await?;
+        let disk = &self.member.disk;
+        if let Some(size_bytes) = changes.size_bytes {
+            match before.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Errno::EISDIR),
+                _ => return Err(Errno::EINVAL),
+            }
+            let open = handle.map(|handle| self.opened_file(id, handle)).and_then(Result::ok);
+            let file = match open {
+                Some((file, _)) => file,
+                None => disk.open(&node).await?,
+            };
+            self.member.held().note_resized(id);
+            disk.set_len(&file, size_bytes).await?;
+        }
+        let (uid, gid) = (changes.uid, changes.gid);
+        let mode = changes.mode.map(|mode| mode & 0o7777);
+        let time = |time: SetTime| match time {
+            SetTime::Now => TimeToSet::Now,
+            SetTime::To(time) => TimeToSet::To(time),
+        };
+        let (atime, mtime) = (changes.atime.map(time), changes.mtime.map(time));
+        if uid.is_some() || gid.is_some() || mode.is_some() || atime.is_some() || mtime.is_some() {
+            if mode.is_some() && before.kind == FileKind::Symlink {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            // "Now" is not logged: it is when the change is made again, too, but then nobody knows when that was.
+            let logged = |time: Option<TimeToSet>| match time {
+                Some(TimeToSet::To(time)) => Some(time.into()),
+                _ => None,
+            };
+            let change = Change::Attributes {
+                id,
+                mode,
+                uid,
+                gid,
+                atime: logged(atime),
+                mtime: logged(mtime),
+            };
+            let work = async {
+                if uid.is_some() || gid.is_some() {
+                    disk.set_owner(&node, uid, gid).await?;
+                }
+                if let Some(mode) = mode {
+                    disk.set_mode(&node, mode).await?;
+                }
+                if atime.is_some() || mtime.is_some() {
+                    disk.set_times(&node, atime, mtime).await?;
+                }
+                Ok(())
+            };
+            self.member.logged(change, work).await?;
+        }
+        let stat = self.member.stat(&node).await?;
+        Ok(AttrReply { attr: self.attr(id, &stat)?, ttl: TTL })
+    }
+
+    /// Has the names and attributes of these files survive a crash: the journal has them; lengths are on the files.
+    pub(super) async fn persist_files(&self, ids: &[FileId]) -> DiskResult<()> {
+        for id in ids {
+            if !self.member.held().take_resized(*id) {
+                continue;
+            }
+            if let Err(errno) = self.sync_length(*id).await {
+                self.member.held().note_resized(*id);
+                return Err(errno);
+            }
+        }
+        self.member.sync_changes().await
+    }
+
+    async fn sync_length(&self, id: FileId) -> DiskResult<()> {
+        let node = match self.member.node(id).await {
+            // It is gone meanwhile.
+            Err(Errno::ESTALE) => return Ok(()),
+            node => node?,
+        };
+        let file = self.member.disk.open(&node).await?;
+        self.member.disk.sync_file(&file, true).await
+    }
+
+    pub(super) async fn attribute(&self, id: FileId, name: &[u8]) -> DiskResult<Bytes> {
+        check_attribute(name).map_err(|errno| match errno {
+            Errno::EPERM => Errno::ENODATA,
+            errno => errno,
+        })?;
+        let node = self.member.node(id).await?;
+        self.member.disk.xattr(&node, name).await
+    }
+
+    pub(super) async fn attribute_names(&self, id: FileId) -> DiskResult<Vec<Bytes>> {
+        let node = self.member.node(id).await?;
+        let names = match self.member.disk.xattrs(&node).await {
+            Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
+            names => names?,
+        };
+        Ok(names.into_iter().filter(|name| !name.starts_with(OWN_ATTRIBUTES)).collect())
+    }
+
+    pub(super) async fn set_attribute(
+        &self,
+        caller: Caller,
+        id: FileId,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> DiskResult<()> {
+        check_attribute(name)?;
+        let _changing = self.member.begin_change().await?;
+        let _turn = self.member.turns.write(id.0).await;
+        let node = self.member.node(id).await?;
+        let before = self.member.disk.stat(&node).await?;
+        self.member.disk.set_xattr(&node, name, value, flags).await?;
+        if name == b"system.posix_acl_access" {
+            self.keep_set_gid_of_members(caller, &node, &before).await?;
+        }
+        Ok(())
+    }
+
+    /// A list that sets the mode takes set-group-ID away from a file of a group that its owner is not in (`chmod(2)`); the kernel
+    /// under the disk asks whether *this process* is in it.
+    async fn keep_set_gid_of_members(
+        &self,
+        caller: Caller,
+        node: &D::Node,
+        before: &Stat,
+    ) -> DiskResult<()> {
+        const SET_GID: u32 = 0o2000;
+        let after = self.member.disk.stat(node).await?;
+        if before.mode & SET_GID != 0
+            && after.mode & SET_GID != 0
+            && caller.uid != 0
+            && !caller.is_member(before.gid)
+        {
+            self.member.disk.set_mode(node, after.mode & !SET_GID).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn remove_attribute(&self, id: FileId, name: &[u8]) -> DiskResult<()> {
+        check_attribute(name)?;
+        let _changing = self.member.begin_change().await?;
+        let _turn = self.member.turns.write(id.0).await;
+        let node = self.member.node(id).await?;
+        self.member.disk.remove_xattr(&node, name).await
+    }
+}
+
+fn check_attribute(name: &[u8]) -> DiskResult<()> {
+    match name.starts_with(OWN_ATTRIBUTES) {
+        true => Err(Errno::EPERM),
+        false if name.is_empty() || name.contains(&0) => Err(Errno::ERANGE),
+        false if name.len() > 255 => Err(Errno::ERANGE),
+        false => Ok(()),
+    }
+}

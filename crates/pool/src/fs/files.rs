@@ -1,0 +1,213 @@
+//! Open files and directories.
+
+use std::sync::Arc;
+
+use atoll_vfs::{DirEntry, Errno, FileKind, Handle, OpenFlags, Opened, Writer};
+use bytes::Bytes;
+
+use super::PoolFs;
+use crate::change::Change;
+use crate::disk::{Disk, DiskResult, Listed, Stat};
+use crate::held::{Contents, Open};
+use crate::layout::FileId;
+
+fn contents(stat: &Stat) -> Contents {
+    (stat.size_bytes, stat.mtime, stat.ctime)
+}
+
+impl<D: Disk> PoolFs<D> {
+    pub(super) async fn open_file(&self, id: FileId, flags: OpenFlags) -> DiskResult<Opened> {
+        let node = self.member.node(id).await?;
+        let stat = self.member.disk.stat(&node).await?;
+        match stat.kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::EISDIR),
+            FileKind::Symlink => return Err(Errno::ELOOP),
+            _ => return Err(Errno::ENXIO),
+        }
+        let file = self.member.disk.open(&node).await?;
+        if flags.has(OpenFlags::TRUNCATE) {
+            let _changing = self.member.begin_change().await?;
+            let _turn = self.member.turns.write(id.0).await;
+            self.member.held().note_resized(id);
+            self.member.disk.set_len(&file, 0).await?;
+        }
+        let mut held = self.member.held();
+        let keep_cache = held.is_as_closed(id, contents(&stat)) && !flags.has(OpenFlags::TRUNCATE);
+        Ok(Opened { handle: held.open(Open::File(id, file, flags)), keep_cache, direct_io: false })
+    }
+
+    pub(super) fn opened_file(
+        &self,
+        id: FileId,
+        handle: Handle,
+    ) -> DiskResult<(D::File, OpenFlags)> {
+        match self.member.held().opened(id, handle) {
+            Some(Open::File(_, file, flags)) => Ok((file, flags)),
+            Some(Open::Directory(..)) => Err(Errno::EISDIR),
+            None => Err(Errno::EBADF),
+        }
+    }
+
+    pub(super) async fn read_file(
+        &self,
+        id: FileId,
+        handle: Handle,
+        offset: u64,
+        len: u32,
+    ) -> DiskResult<Bytes> {
+        let (file, flags) = self.opened_file(id, handle)?;
+        if !flags.reads() {
+            return Err(Errno::EBADF);
+        }
+        self.member.disk.read(&file, offset, len as usize).await
+    }
+
+    pub(super) async fn write_file(
+        &self,
+        writer: Writer,
+        id: FileId,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+    ) -> DiskResult<u32> {
+        let (file, flags) = self.opened_file(id, handle)?;
+        if !flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        let disk = &self.member.disk;
+        let written = match writer {
+            Writer::AtEnd(_) => {
+                let _turn = self.member.turns.write(id.0).await;
+                let end = disk.stat_file(&file).await?.size_bytes;
+                disk.write(&file, end, data).await?
+            }
+            Writer::At(_) | Writer::Mapping => {
+                let _turn = self.member.turns.read(id.0).await;
+                disk.write(&file, offset, data).await?
+            }
+        };
+        match written {
+            0 if !data.is_empty() => Err(Errno::ENOSPC),
+            written => u32::try_from(written).map_err(|_| Errno::EINVAL),
+        }
+    }
+
+    pub(super) async fn sync_file(
+        &self,
+        id: FileId,
+        handle: Handle,
+        data_only: bool,
+    ) -> DiskResult<()> {
+        let (file, _) = self.opened_file(id, handle)?;
+        let was_resized = self.member.held().take_resized(id);
+        if let Err(errno) = self.member.disk.sync_file(&file, data_only).await {
+            if was_resized {
+                self.member.held().note_resized(id);
+            }
+            return Err(errno);
+        }
+        if !data_only {
+            // From now on the file is right as it is: attributes that were set before are not set again after a crash.
+            let _changing = self.member.begin_change().await?;
+            self.member.note(Change::Synced { id }).await?;
+        }
+        self.member.sync_changes().await
+    }
+
+    pub(super) async fn allocate(
+        &self,
+        id: FileId,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> DiskResult<()> {
+        let (file, flags) = self.opened_file(id, handle)?;
+        if !flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let _turn = self.member.turns.write(id.0).await;
+        self.member.disk.allocate(&file, mode, offset, len).await
+    }
+
+    pub(super) async fn close_file(&self, id: FileId, handle: Handle) -> DiskResult<()> {
+        let (file, _) = self.opened_file(id, handle)?;
+        let stat = self.member.disk.stat_file(&file).await;
+        self.member.held().close(handle, stat.ok().as_ref().map(contents));
+        Ok(())
+    }
+
+    pub(super) async fn open_directory(&self, id: FileId) -> DiskResult<Opened> {
+        let names = self.names_of(id).await?;
+        let handle = self.member.held().open(Open::Directory(id, names));
+        Ok(Opened { handle, keep_cache: false, direct_io: false })
+    }
+
+    async fn names_of(&self, id: FileId) -> DiskResult<Arc<Vec<Listed>>> {
+        let _turn = self.member.turns.read(id.0).await;
+        let (dir, _) = self.member.directory(id).await?;
+        let mut names = match self.member.disk.list(&dir).await {
+            // A directory that was removed has no names.
+            Err(Errno::ENOENT) => Vec::new(),
+            names => names?,
+        };
+        names.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(Arc::new(names))
+    }
+
+    pub(super) async fn list(
+        &self,
+        id: FileId,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> DiskResult<Vec<DirEntry>> {
+        let names = match self.member.held().opened(id, handle) {
+            Some(Open::Directory(_, names)) => names,
+            Some(Open::File(..)) => return Err(Errno::ENOTDIR),
+            None => return Err(Errno::EBADF),
+        };
+        let dir = self.member.node(id).await?;
+        let from = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());
+        let mut listed = Vec::new();
+        for (position, name) in names.iter().enumerate().skip(from) {
+            if listed.len() >= limit {
+                break;
+            }
+            let cookie = position as u64 + 1;
+            let found = {
+                let _turn = self.member.turns.read(id.0).await;
+                self.member.listed(id, &dir, name, with_entries).await
+            };
+            let entry = match found {
+                // Gone since it was listed.
+                Err(Errno::ENOENT) => continue,
+                // Its attributes cannot be read: it is listed all the same.
+                Err(_) => DirEntry {
+                    name: name.name.clone(),
+                    kind: name.kind,
+                    inode: FileId(u64::MAX).inode(),
+                    cookie,
+                    entry: None,
+                },
+                Ok(found) => DirEntry {
+                    name: name.name.clone(),
+                    kind: found.kind,
+                    inode: found.id.inode(),
+                    cookie,
+                    entry: match (&found.stat, with_entries) {
+                        (Some(stat), true) => Some(self.entry(found.id, stat)?),
+                        _ => None,
+                    },
+                },
+            };
+            listed.push(entry);
+        }
+        Ok(listed)
+    }
+}

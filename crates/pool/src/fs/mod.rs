@@ -1,0 +1,402 @@
+//! A pool of one member as a [`FileSystem`] (koshad of Kosha §4, without peers).
+//!
+//! Attributes, times and bytes are those of the plain files. A file's number is its [`FileId`] for as long as the pool exists, so
+//! handles last. Directories that lie in slots look like any other: a client never sees a placeholder.
+//!
+//! Changes of names and attributes are acknowledged when they are in the journal and on the plain files, without waiting for the
+//! device; [`FileSystem::persist`] and [`FileSystem::fsync`] wait. Bytes are the plain file's: durable after `fsync`.
+
+mod attributes;
+mod files;
+mod names;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::Env;
+use atoll_vfs::{
+    Answer, Attr, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
+    Writer, XattrFlags,
+};
+use bytes::Bytes;
+
+use crate::disk::{Disk, DiskResult, Making, Stat};
+use crate::layout::FileId;
+use crate::member::{Member, OpenError, OpenReport, PoolSettings};
+
+/// How long names and attributes may be believed: somebody may change the plain files by hand.
+const TTL: Duration = Duration::from_secs(1);
+
+/// See the module. Clones are handles to the same one.
+pub struct PoolFs<D: Disk> {
+    member: Arc<Member<D>>,
+}
+
+impl<D: Disk> Clone for PoolFs<D> {
+    fn clone(&self) -> PoolFs<D> {
+        PoolFs { member: self.member.clone() }
+    }
+}
+
+impl<D: Disk> PoolFs<D> {
+    /// Opens the only member's disk, and makes again what a crash has undone.
+    pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
+        let (member, report) = Member::open(env, disk).await?;
+        Ok((PoolFs { member: Arc::new(member) }, report))
+    }
+
+    /// What the pool was made with.
+    pub fn settings(&self) -> PoolSettings {
+        self.member.settings
+    }
+
+    /// Makes everything durable, and brings the index up to date: the next start has nothing to do.
+    pub async fn end(&self) -> Result<(), Errno> {
+        self.member.checkpoint().await
+    }
+
+    fn call<T: Send + 'static, F>(&self, work: impl FnOnce(PoolFs<D>) -> F) -> Answer<T>
+    where
+        F: Future<Output = DiskResult<T>> + Send + 'static,
+    {
+        Box::pin(work(self.clone()))
+    }
+
+    /// Attributes as callers see them.
+    fn attr(&self, id: FileId, stat: &Stat) -> DiskResult<Attr> {
+        let nlink = match stat.kind {
+            // Below a placeholder is a directory, too.
+            FileKind::Directory if stat.nlink > 1 => {
+                let placeholders = self.member.record(id)?.map_or(0, |record| record.placeholders);
+                stat.nlink.saturating_add(placeholders)
+            }
+            _ => stat.nlink,
+        };
+        Ok(Attr {
+            inode: id.inode(),
+            kind: stat.kind,
+            mode: stat.mode,
+            nlink,
+            uid: stat.uid,
+            gid: stat.gid,
+            rdev: stat.rdev,
+            size_bytes: stat.size_bytes,
+            blocks_512: stat.blocks_512,
+            block_size_bytes: stat.block_size_bytes,
+            atime: stat.atime,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+        })
+    }
+
+    /// The entry of a file, counted as one lookup.
+    fn entry(&self, id: FileId, stat: &Stat) -> DiskResult<Entry> {
+        let attr = self.attr(id, stat)?;
+        self.member.held().look_up(id);
+        Ok(Entry { attr, generation: 0, name_ttl: TTL, attr_ttl: TTL })
+    }
+}
+
+impl<D: Disk> FileSystem for PoolFs<D> {
+    fn lookup(&self, _caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        let name = name.to_vec();
+        self.call(async move |pool| pool.look_up(parent.into(), &name).await)
+    }
+
+    fn parent(&self, _caller: Caller, inode: InodeNumber) -> Answer<Entry> {
+        self.call(async move |pool| pool.parent_entry(inode.into()).await)
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.call(async move |pool| {
+            let id = FileId::from(inode);
+            let is_known = pool.member.held().is_held(id) || pool.member.record(id)?.is_some();
+            match is_known {
+                // No number is used again.
+                true => Ok(PersistentHandle::of_number(inode, 0)),
+                false => Err(Errno::ESTALE),
+            }
+        })
+    }
+
+    fn by_handle(&self, _caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let number = handle.number();
+        self.call(async move |pool| match number? {
+            (inode, 0) => {
+                let id = FileId::from(inode);
+                let stat = pool.stat(id).await?;
+                pool.entry(id, &stat)
+            }
+            _ => Err(Errno::ESTALE),
+        })
+    }
+
+    fn has_acls(&self) -> bool {
+        true
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.member.held().forget(inode.into(), count);
+    }
+
+    fn getattr(&self, inode: InodeNumber, _handle: Option<Handle>) -> Answer<AttrReply> {
+        self.call(async move |pool| {
+            let stat = pool.stat(inode.into()).await?;
+            Ok(AttrReply { attr: pool.attr(inode.into(), &stat)?, ttl: TTL })
+        })
+    }
+
+    fn setattr(
+        &self,
+        _caller: Caller,
+        inode: InodeNumber,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        self.call(async move |pool| pool.set_attributes(inode.into(), handle, changes).await)
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.call(async move |pool| {
+            let node = pool.member.node(inode.into()).await?;
+            match pool.member.disk.stat(&node).await?.kind {
+                FileKind::Symlink => pool.member.read_link(&node).await,
+                _ => Err(Errno::EINVAL),
+            }
+        })
+    }
+
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        let name = name.to_vec();
+        self.call(async move |pool| {
+            let making = match kind {
+                FileKind::Regular => Making::File,
+                FileKind::Directory | FileKind::Symlink => return Err(Errno::EINVAL),
+                kind => Making::Special(kind, rdev),
+            };
+            pool.make(caller, parent.into(), &name, making, mode, None).await
+        })
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        let name = name.to_vec();
+        self.call(async move |pool| {
+            let made =
+                pool.make(caller, parent.into(), &name, Making::File, mode, Some(verifier)).await;
+            if made != Err(Errno::EEXIST) {
+                return made;
+            }
+            let entry = pool.look_up(parent.into(), &name).await?;
+            if verifier.has_made(&entry.attr) {
+                return Ok(entry);
+            }
+            pool.member.held().forget(entry.attr.inode.into(), 1);
+            Err(Errno::EEXIST)
+        })
+    }
+
+    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
+        let name = name.to_vec();
+        self.call(async move |pool| {
+            pool.make(caller, parent.into(), &name, Making::Directory, mode, None).await
+        })
+    }
+
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let (name, target) = (name.to_vec(), target.to_vec());
+        self.call(async move |pool| {
+            let making = Making::Symlink(&target);
+            pool.make(caller, parent.into(), &name, making, 0o777, None).await
+        })
+    }
+
+    fn link(
+        &self,
+        _caller: Caller,
+        inode: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Answer<Entry> {
+        let name = new_name.to_vec();
+        self.call(async move |pool| pool.link_name(inode.into(), new_parent.into(), &name).await)
+    }
+
+    fn unlink(&self, _caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = name.to_vec();
+        self.call(async move |pool| pool.remove(parent.into(), &name, false).await)
+    }
+
+    fn rmdir(&self, _caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = name.to_vec();
+        self.call(async move |pool| pool.remove(parent.into(), &name, true).await)
+    }
+
+    fn rename(
+        &self,
+        _caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let (name, new_name) = (name.to_vec(), new_name.to_vec());
+        self.call(async move |pool| {
+            pool.rename_name((parent.into(), &name), (new_parent.into(), &new_name), flags).await
+        })
+    }
+
+    fn open(&self, _caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.call(async move |pool| pool.open_file(inode.into(), flags).await)
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let name = name.to_vec();
+        self.call(async move |pool| {
+            pool.create_and_open(caller, parent.into(), &name, mode, flags).await
+        })
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        self.call(async move |pool| pool.read_file(inode.into(), handle, offset, len).await)
+    }
+
+    fn write(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        self.call(async move |pool| {
+            pool.write_file(writer, inode.into(), handle, offset, &data).await
+        })
+    }
+
+    fn fsync(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        self.call(async move |pool| pool.sync_file(inode.into(), handle, data_only).await)
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        self.call(async move |pool| {
+            let (file, _) = pool.opened_file(inode.into(), handle)?;
+            pool.member.disk.seek(&file, offset, to).await
+        })
+    }
+
+    fn fallocate(
+        &self,
+        _caller: Caller,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        self.call(async move |pool| pool.allocate(inode.into(), handle, offset, len, mode).await)
+    }
+
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.call(async move |pool| pool.close_file(inode.into(), handle).await)
+    }
+
+    fn opendir(&self, _caller: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.call(async move |pool| pool.open_directory(inode.into()).await)
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        self.call(async move |pool| {
+            pool.list(inode.into(), handle, cookie, limit, with_entries).await
+        })
+    }
+
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.call(async move |pool| {
+            pool.member.held().opened(inode.into(), handle).ok_or(Errno::EBADF)?;
+            pool.member.held().close(handle, None);
+            Ok(())
+        })
+    }
+
+    fn fsyncdir(&self, _inode: InodeNumber, _handle: Handle, _data_only: bool) -> Answer<()> {
+        self.call(async move |pool| pool.member.sync_changes().await)
+    }
+
+    fn persist(&self, inodes: &[InodeNumber]) -> Answer<()> {
+        let ids: Vec<FileId> = inodes.iter().map(|inode| FileId::from(*inode)).collect();
+        self.call(async move |pool| pool.persist_files(&ids).await)
+    }
+
+    fn sync(&self) -> Answer<()> {
+        self.call(async move |pool| pool.member.checkpoint().await)
+    }
+
+    fn statfs(&self, _inode: InodeNumber) -> Answer<StatFs> {
+        self.call(async move |pool| pool.member.disk.stat_fs().await)
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        let name = name.to_vec();
+        self.call(async move |pool| pool.attribute(inode.into(), &name).await)
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        self.call(async move |pool| pool.attribute_names(inode.into()).await)
+    }
+
+    fn setxattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Bytes,
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        let name = name.to_vec();
+        self.call(async move |pool| {
+            pool.set_attribute(caller, inode.into(), &name, &value, flags).await
+        })
+    }
+
+    fn removexattr(&self, _caller: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        let name = name.to_vec();
+        self.call(async move |pool| pool.remove_attribute(inode.into(), &name).await)
+    }
+}

@@ -1,0 +1,533 @@
+//! Names: looked up, made, linked, removed, renamed.
+//!
+//! A call first has the locks of all directories and files that it touches. Which those are depends on what stands under the
+//! names, so it looks, takes the locks, and looks again ([`PoolFs::with_names`]).
+
+use atoll_vfs::{
+    Caller, CreateVerifier, Entry, Errno, FileKind, OpenFlags, Opened, RenameFlags, check_name,
+};
+
+use super::PoolFs;
+use crate::change::{Birth, BirthKind, Change, Place};
+use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
+use crate::index::FileRecord;
+use crate::layout::{self, FileId, Placeholder, Slot};
+use crate::member::{Changing, Found};
+use crate::turns::Turn;
+
+const SET_GID: u32 = 0o2000;
+
+/// A name in a directory whose lock the caller has.
+struct Named<D: Disk> {
+    place: Place,
+    dir: D::Node,
+    dir_stat: Stat,
+    found: Option<Found>,
+}
+
+/// Locks that are held until a change is made.
+struct Locked {
+    _changing: Changing,
+    _turns: Vec<Turn>,
+}
+
+impl<D: Disk> PoolFs<D> {
+    pub(super) async fn look_up(&self, parent: FileId, name: &[u8]) -> DiskResult<Entry> {
+        let named = {
+            let _turn = self.member.turns.read(parent.0).await;
+            self.look(parent, name).await?
+        };
+        let found = named.found.ok_or(Errno::ENOENT)?;
+        self.entry(found.id, &found.stat)
+    }
+
+    pub(super) async fn parent_entry(&self, id: FileId) -> DiskResult<Entry> {
+        self.member.directory(id).await?;
+        let parent = self.member.parent_of(id)?.unwrap_or(FileId::ROOT);
+        let stat = self.stat(parent).await?;
+        self.entry(parent, &stat)
+    }
+
+    /// What stands under a name, under the directory's lock.
+    async fn look(&self, parent: FileId, name: &[u8]) -> DiskResult<Named<D>> {
+        let (dir, dir_stat) = self.member.directory(parent).await?;
+        check_name(name)?;
+        let found = missing_is_none(self.member.find(parent, &dir, name).await)?;
+        Ok(Named { place: Place::new(parent, name), dir, dir_stat, found })
+    }
+
+    /// Looks at names with the locks of their directories, of the files under them, and of `also`.
+    async fn with_names(
+        &self,
+        names: &[(FileId, &[u8])],
+        also: &[FileId],
+    ) -> DiskResult<(Vec<Named<D>>, Locked)> {
+        let changing = self.member.begin_change().await?;
+        let mut wanted: Vec<u64> = also.iter().map(|id| id.0).collect();
+        wanted.extend(names.iter().map(|(parent, _)| parent.0));
+        loop {
+            let turns = self.member.turns.write_all(wanted.iter().copied()).await;
+            let mut all = Vec::with_capacity(names.len());
+            for (parent, name) in names {
+                all.push(self.look(*parent, name).await?);
+            }
+            let under: Vec<u64> = all.iter().filter_map(|named| Some(named.found?.id.0)).collect();
+            if under.iter().all(|id| wanted.contains(id)) {
+                return Ok((all, Locked { _changing: changing, _turns: turns }));
+            }
+            wanted.truncate(also.len() + names.len());
+            wanted.extend(under);
+        }
+    }
+
+    /// A directory that may get a name: not one that was removed.
+    fn check_lives(&self, named: &Named<D>) -> DiskResult<()> {
+        match named.dir_stat.nlink == 0 || self.member.held().is_nameless(named.place.parent) {
+            true => Err(Errno::ENOENT),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) async fn make(
+        &self,
+        caller: Caller,
+        parent: FileId,
+        name: &[u8],
+        making: Making<'_>,
+        mode: u32,
+        verifier: Option<CreateVerifier>,
+    ) -> DiskResult<Entry> {
+        check_name(name)?;
+        let _changing = self.member.begin_change().await?;
+        let _turn = self.member.turns.write(parent.0).await;
+        let named = self.look(parent, name).await?;
+        self.make_named(caller, &named, making, mode, verifier).await
+    }
+
+    async fn make_named(
+        &self,
+        caller: Caller,
+        named: &Named<D>,
+        making: Making<'_>,
+        mode: u32,
+        verifier: Option<CreateVerifier>,
+    ) -> DiskResult<Entry> {
+        if named.found.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        self.check_lives(named)?;
+        let parent = named.place.parent;
+        let home = self.member.home(parent)?;
+        let what = match making {
+            Making::File => BirthKind::Regular,
+            Making::Directory => match self.member.is_to_be_distributed(parent)? {
+                true => BirthKind::Distributed(Slot::of_directory(parent, &named.place.name, 0)),
+                false => BirthKind::Directory,
+            },
+            Making::Symlink(target) if target.len() > layout::MAX_TARGET_BYTES => {
+                return Err(Errno::ENAMETOOLONG);
+            }
+            Making::Symlink(target) => BirthKind::Symlink(target.to_vec()),
+            Making::Special(FileKind::Fifo, _) => BirthKind::Fifo,
+            Making::Special(FileKind::Socket, _) => BirthKind::Socket,
+            Making::Special(FileKind::CharDevice, rdev) => BirthKind::CharDevice(rdev),
+            Making::Special(FileKind::BlockDevice, rdev) => BirthKind::BlockDevice(rdev),
+            Making::Special(..) => return Err(Errno::EINVAL),
+        };
+        let slot = what.slot();
+        let id = self.member.new_id(slot.unwrap_or(home.slot))?;
+        let inherits = named.dir_stat.mode & SET_GID != 0;
+        let mut mode = mode & 0o7777;
+        if inherits && slot.is_some() | matches!(what, BirthKind::Directory) {
+            mode |= SET_GID;
+        }
+        // What has a default list gets its mode from that, and the caller's mode.
+        let is_listed =
+            !matches!(what, BirthKind::Symlink(_)) && self.has_default_list(&named.dir).await?;
+        if !is_listed {
+            mode &= !(caller.umask & 0o777);
+        }
+        let birth = Birth {
+            uid: caller.uid,
+            gid: if inherits { named.dir_stat.gid } else { caller.gid },
+            mode: (!is_listed && !matches!(what, BirthKind::Symlink(_))).then_some(mode),
+            times: verifier.map(|verifier| {
+                let (atime, mtime) = verifier.times();
+                (atime.into(), mtime.into())
+            }),
+            what,
+        };
+        let change = Change::Make { id, at: named.place.clone(), birth: birth.clone() };
+        let work = async {
+            match slot {
+                Some(slot) => {
+                    self.make_distributed(named, id, slot, home.steps, &birth, mode).await
+                }
+                None => {
+                    let made =
+                        self.make_at(&named.dir, &named.place.name, making, id, &birth, mode).await;
+                    if made.is_err() {
+                        self.unmake(&named.dir, &named.place.name, &birth.what).await;
+                    }
+                    made
+                }
+            }
+        };
+        let (node, stat) = self.member.logged(change, work).await?;
+        let record =
+            FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders: 0 };
+        self.member.index.put_file(id, record);
+        self.member.index.add_place(id, &named.place);
+        if slot.is_some() {
+            self.member.count_placeholder(parent, true)?;
+        }
+        let entry = self.entry(id, &stat)?;
+        self.member.held().keep_node(id, node);
+        Ok(entry)
+    }
+
+    async fn has_default_list(&self, dir: &D::Node) -> DiskResult<bool> {
+        match self.member.disk.xattr(dir, b"system.posix_acl_default").await {
+            Ok(_) => Ok(true),
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Makes a file with all that it has.
+    async fn make_at(
+        &self,
+        dir: &D::Node,
+        name: &[u8],
+        making: Making<'_>,
+        id: FileId,
+        birth: &Birth,
+        mode: u32,
+    ) -> DiskResult<(D::Node, Stat)> {
+        let disk = &self.member.disk;
+        let stored;
+        let making = match making {
+            Making::Symlink(target) => {
+                stored = layout::escape(target).ok_or(Errno::ENAMETOOLONG)?;
+                Making::Symlink(&stored)
+            }
+            making => making,
+        };
+        disk.make(dir, name, making, mode).await?;
+        let node = disk.node(dir, name).await?;
+        let made = disk.stat(&node).await?;
+        if (made.uid, made.gid) != (birth.uid, birth.gid) {
+            disk.set_owner(&node, Some(birth.uid), Some(birth.gid)).await?;
+        }
+        if let Some(mode) = birth.mode
+            && (made.mode != mode || mode & 0o7000 != 0)
+        {
+            disk.set_mode(&node, mode).await?;
+        }
+        self.member.set_id(&node, id).await;
+        if let Some((atime, mtime)) = birth.times {
+            let time = |time: crate::change::Time| Some(TimeToSet::To(time.into()));
+            disk.set_times(&node, time(atime), time(mtime)).await?;
+        }
+        let stat = self.member.stat(&node).await?;
+        Ok((node, stat))
+    }
+
+    async fn unmake(&self, dir: &D::Node, name: &[u8], what: &BirthKind) {
+        // What stays is found by its attribute or as a file that nobody knows.
+        let _ = match what.kind() {
+            FileKind::Directory => self.member.disk.rmdir(dir, name).await,
+            _ => self.member.disk.unlink(dir, name).await,
+        };
+    }
+
+    async fn make_distributed(
+        &self,
+        named: &Named<D>,
+        id: FileId,
+        slot: Slot,
+        steps: usize,
+        birth: &Birth,
+        mode: u32,
+    ) -> DiskResult<(D::Node, Stat)> {
+        let in_slot = self.member.slot_to_fill(slot).await?;
+        let name = id.to_string();
+        let made = async {
+            let made =
+                self.make_at(&in_slot, name.as_bytes(), Making::Directory, id, birth, mode).await?;
+            if birth.mode.is_none() {
+                self.inherit_list(&named.dir, &made.0, mode).await?;
+            }
+            let target = Placeholder { slot, id }.target(steps);
+            self.member
+                .disk
+                .make(&named.dir, &named.place.name, Making::Symlink(&target), 0o777)
+                .await?;
+            Ok((made.0.clone(), self.member.stat(&made.0).await?))
+        };
+        let made = made.await;
+        if made.is_err() {
+            let _ = self.member.disk.rmdir(&in_slot, name.as_bytes()).await;
+        }
+        made
+    }
+
+    /// Hands a directory's default list on to one that does not lie in it.
+    async fn inherit_list(&self, from: &D::Node, to: &D::Node, mode: u32) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        let list = disk.xattr(from, b"system.posix_acl_default").await?;
+        let flags = atoll_vfs::XattrFlags::default();
+        disk.set_xattr(to, b"system.posix_acl_default", &list, flags).await?;
+        disk.set_xattr(to, b"system.posix_acl_access", &list, flags).await?;
+        // The bits of the list that the caller's mode does not have are taken away, as the kernel does it.
+        let listed = disk.stat(to).await?.mode;
+        disk.set_mode(to, listed & mode & 0o777 | mode & 0o7000).await
+    }
+
+    pub(super) async fn create_and_open(
+        &self,
+        caller: Caller,
+        parent: FileId,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> DiskResult<(Entry, Opened)> {
+        check_name(name)?;
+        let (entry, flags) = {
+            let _changing = self.member.begin_change().await?;
+            let _turn = self.member.turns.write(parent.0).await;
+            let named = self.look(parent, name).await?;
+            match named.found {
+                Some(_) if flags.has(OpenFlags::EXCLUSIVE) => return Err(Errno::EEXIST),
+                Some(found) => (self.entry(found.id, &found.stat)?, flags),
+                None => {
+                    let entry = self.make_named(caller, &named, Making::File, mode, None).await?;
+                    (entry, OpenFlags(flags.0 & !OpenFlags::TRUNCATE))
+                }
+            }
+        };
+        let id = entry.attr.inode.into();
+        match self.open_file(id, flags).await {
+            Ok(opened) if flags.has(OpenFlags::TRUNCATE) => {
+                let stat = self.stat(id).await?;
+                let attr = self.attr(id, &stat)?;
+                Ok((Entry { attr, ..entry }, opened))
+            }
+            Ok(opened) => Ok((entry, opened)),
+            Err(errno) => {
+                self.member.held().forget(id, 1);
+                Err(errno)
+            }
+        }
+    }
+
+    pub(super) async fn link_name(
+        &self,
+        id: FileId,
+        parent: FileId,
+        name: &[u8],
+    ) -> DiskResult<Entry> {
+        let (names, _locked) = self.with_names(&[(parent, name)], &[id]).await?;
+        let named = &names[0];
+        if named.found.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        self.check_lives(named)?;
+        let node = self.member.node(id).await?;
+        let stat = self.member.disk.stat(&node).await?;
+        if stat.kind == FileKind::Directory {
+            return Err(Errno::EPERM);
+        }
+        if stat.nlink == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let change = Change::Link { id, at: named.place.clone() };
+        let work = self.member.disk.link(&node, &named.dir, name);
+        self.member.logged(change, work).await?;
+        self.member.index.add_place(id, &named.place);
+        let stat = self.member.stat(&node).await?;
+        self.entry(id, &stat)
+    }
+
+    pub(super) async fn remove(
+        &self,
+        parent: FileId,
+        name: &[u8],
+        is_rmdir: bool,
+    ) -> DiskResult<()> {
+        let (names, _locked) = self.with_names(&[(parent, name)], &[]).await?;
+        let named = &names[0];
+        let found = named.found.ok_or(Errno::ENOENT)?;
+        match (found.stat.kind == FileKind::Directory, is_rmdir) {
+            (true, false) => return Err(Errno::EISDIR),
+            (false, true) => return Err(Errno::ENOTDIR),
+            _ => {}
+        }
+        if is_rmdir {
+            self.check_empty(found.id).await?;
+        }
+        let change = Change::Unlink { id: found.id, at: named.place.clone() };
+        let ending = self.begin_ending(&found).await?;
+        self.member.logged(change, self.take_away(named, &found)).await?;
+        self.lose_place(&found, &named.place, ending)
+    }
+
+    async fn check_empty(&self, id: FileId) -> DiskResult<()> {
+        let (node, _) = self.member.directory(id).await?;
+        match self.member.disk.list(&node).await?.is_empty() {
+            true => Ok(()),
+            false => Err(Errno::ENOTEMPTY),
+        }
+    }
+
+    /// Removes a name from the disk, and what is behind a placeholder.
+    async fn take_away(&self, named: &Named<D>, found: &Found) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        let name = &named.place.name;
+        match (found.slot, found.stat.kind) {
+            (Some(slot), _) => {
+                disk.unlink(&named.dir, name).await?;
+                let in_slot = self.member.slot_node(slot).await?;
+                disk.rmdir(&in_slot, found.id.to_string().as_bytes()).await
+            }
+            (None, FileKind::Directory) => disk.rmdir(&named.dir, name).await,
+            (None, _) => disk.unlink(&named.dir, name).await,
+        }
+    }
+
+    /// Before a name goes: keeps a file alive that somebody holds. Whether its last name goes.
+    async fn begin_ending(&self, found: &Found) -> DiskResult<bool> {
+        let is_last = found.stat.kind == FileKind::Directory || found.stat.nlink <= 1;
+        if is_last && self.member.held().is_held(found.id) {
+            self.member.node(found.id).await?;
+        }
+        Ok(is_last)
+    }
+
+    /// After a name is gone.
+    fn lose_place(&self, found: &Found, place: &Place, is_last: bool) -> DiskResult<()> {
+        let Found { id, slot, .. } = *found;
+        self.member.index.remove_place(id, place);
+        if slot.is_some() {
+            self.member.count_placeholder(place.parent, false)?;
+        }
+        if is_last {
+            if let Some(record) = self.member.record(id)? {
+                let removed = self.member.index.remove_file(id, record);
+                removed.map_err(|error| self.member.index_failed(&error))?;
+            }
+            self.member.held().lose_name(id);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn rename_name(
+        &self,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        flags: RenameFlags,
+    ) -> DiskResult<()> {
+        if flags.no_replace && flags.exchange {
+            return Err(Errno::EINVAL);
+        }
+        // Two moves of directories at once could make a loop; of other files they are not known yet.
+        let _moving = match from.0 == to.0 {
+            true => None,
+            false => Some(self.member.move_turn().await),
+        };
+        let (names, _locked) = self.with_names(&[from, to], &[]).await?;
+        let [old, new] = &names[..] else { return Err(Errno::EIO) };
+        let moved = old.found.ok_or(Errno::ENOENT)?;
+        self.check_lives(new)?;
+        self.check_loop(&moved, new)?;
+        let Some(other) = new.found else {
+            if flags.exchange {
+                return Err(Errno::ENOENT);
+            }
+            let (from, to) = (old.place.clone(), new.place.clone());
+            let change = Change::Rename { id: moved.id, from, to, replaced: None };
+            self.member.logged(change, self.move_on_disk(old, new, RenameFlags::default())).await?;
+            return self.moved(&moved, old, new).await;
+        };
+        if flags.no_replace {
+            return Err(Errno::EEXIST);
+        }
+        if flags.exchange {
+            self.check_loop(&other, old)?;
+            let (from, to) = (old.place.clone(), new.place.clone());
+            let change = Change::Exchange { id: moved.id, from, other: other.id, to };
+            self.member.logged(change, self.move_on_disk(old, new, flags)).await?;
+            self.moved(&moved, old, new).await?;
+            return self.moved(&other, new, old).await;
+        }
+        if moved.id == other.id {
+            // Two names of one file: nothing happens (`rename(2)`).
+            return Ok(());
+        }
+        match (moved.stat.kind == FileKind::Directory, other.stat.kind == FileKind::Directory) {
+            (false, true) => return Err(Errno::EISDIR),
+            (true, false) => return Err(Errno::ENOTDIR),
+            (true, true) => self.check_empty(other.id).await?,
+            (false, false) => {}
+        }
+        let (from, to) = (old.place.clone(), new.place.clone());
+        let change = Change::Rename { id: moved.id, from, to, replaced: Some(other.id) };
+        let is_last = self.begin_ending(&other).await?;
+        let work = async {
+            match (moved.slot, other.slot) {
+                // A file over a file, or a directory over one that lies in its parent, too: one call.
+                (None, None) => self.move_on_disk(old, new, RenameFlags::default()).await,
+                (_, Some(slot)) => {
+                    if moved.slot.is_none() {
+                        self.member.disk.unlink(&new.dir, &new.place.name).await?;
+                    }
+                    self.move_on_disk(old, new, RenameFlags::default()).await?;
+                    let in_slot = self.member.slot_node(slot).await?;
+                    self.member.disk.rmdir(&in_slot, other.id.to_string().as_bytes()).await
+                }
+                (Some(_), None) => {
+                    self.take_away(new, &other).await?;
+                    self.move_on_disk(old, new, RenameFlags::default()).await
+                }
+            }
+        };
+        self.member.logged(change, work).await?;
+        self.lose_place(&other, &new.place, is_last)?;
+        self.moved(&moved, old, new).await
+    }
+
+    /// A directory does not go into itself.
+    fn check_loop(&self, moved: &Found, into: &Named<D>) -> DiskResult<()> {
+        match moved.stat.kind == FileKind::Directory
+            && self.member.is_within(into.place.parent, moved.id)?
+        {
+            true => Err(Errno::EINVAL),
+            false => Ok(()),
+        }
+    }
+
+    async fn move_on_disk(
+        &self,
+        old: &Named<D>,
+        new: &Named<D>,
+        flags: RenameFlags,
+    ) -> DiskResult<()> {
+        self.member
+            .disk
+            .rename((&old.dir, &old.place.name), (&new.dir, &new.place.name), flags)
+            .await
+    }
+
+    /// Tells the index of a file that has moved, and lets placeholders go up as far as they lie deep.
+    async fn moved(&self, moved: &Found, old: &Named<D>, new: &Named<D>) -> DiskResult<()> {
+        let id = moved.id;
+        self.member.index.remove_place(id, &old.place);
+        self.member.index.add_place(id, &new.place);
+        if let Some(slot) = moved.slot {
+            self.member.count_placeholder(old.place.parent, false)?;
+            self.member.count_placeholder(new.place.parent, true)?;
+            self.member.mend_placeholder(&new.place, &new.dir, Placeholder { slot, id }).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,398 @@
+//! Where each file is by its number: a database beside the files (redb), which can be made again from them.
+//!
+//! | table | key | value |
+//! |---|---|---|
+//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4); big-endian |
+//! | `inodes` | inode number | number of the file |
+//! | `names` | number of the file (8 bytes), of the directory (8), the name | |
+//! | `meta` | `sequence`, `next` | the last change that is in it; the next number for a file |
+//!
+//! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
+//!
+//! It knows nothing of the disk: callers say what they found there.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use redb::{
+    Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+};
+
+use crate::change::Place;
+use crate::disk::DatabaseFile;
+use crate::layout::{FileId, Slot};
+
+const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
+const INODES: TableDefinition<'_, u64, u64> = TableDefinition::new("inodes");
+const NAMES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("names");
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+
+/// Memory for the database's pages.
+const CACHE_BYTES: usize = 64 << 20;
+const NO_SLOT: u16 = u16::MAX;
+
+/// What is known of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FileRecord {
+    /// Its inode on the member's disk.
+    pub(crate) ino: u64,
+    /// The inode's generation.
+    pub(crate) generation: u64,
+    /// Where it lies, if it is a distributed directory.
+    pub(crate) slot: Option<Slot>,
+    /// How many placeholders are in it, if it is a directory.
+    pub(crate) placeholders: u32,
+}
+
+impl FileRecord {
+    fn encode(self) -> [u8; 22] {
+        let mut bytes = [0; 22];
+        bytes[..8].copy_from_slice(&self.ino.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.generation.to_be_bytes());
+        bytes[16..18].copy_from_slice(&self.slot.map_or(NO_SLOT, Slot::number).to_be_bytes());
+        bytes[18..].copy_from_slice(&self.placeholders.to_be_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<FileRecord> {
+        let bytes: &[u8; 22] = bytes.try_into().ok()?;
+        let slot = u16::from_be_bytes([bytes[16], bytes[17]]);
+        Some(FileRecord {
+            ino: u64::from_be_bytes(bytes[..8].try_into().ok()?),
+            generation: u64::from_be_bytes(bytes[8..16].try_into().ok()?),
+            slot: match slot {
+                NO_SLOT => None,
+                slot => Some(Slot::new(slot)?),
+            },
+            placeholders: u32::from_be_bytes(bytes[18..].try_into().ok()?),
+        })
+    }
+}
+
+type NameKey = Vec<u8>;
+
+fn name_key(id: FileId, place: &Place) -> NameKey {
+    [&id.0.to_be_bytes(), &place.parent.0.to_be_bytes(), &place.name[..]].concat()
+}
+
+fn place_of(key: &[u8]) -> Option<Place> {
+    let (parent, name) = key.get(8..)?.split_first_chunk()?;
+    Some(Place::new(FileId(u64::from_be_bytes(*parent)), name))
+}
+
+/// Entries that are not in the database yet; `None` and `false` are removed ones.
+#[derive(Default, Clone)]
+struct Changed {
+    files: BTreeMap<FileId, Option<FileRecord>>,
+    inodes: BTreeMap<u64, Option<FileId>>,
+    names: BTreeMap<NameKey, bool>,
+}
+
+/// What the database holds, as of the last checkpoint.
+struct Snapshot {
+    files: ReadOnlyTable<u64, &'static [u8]>,
+    inodes: ReadOnlyTable<u64, u64>,
+    names: ReadOnlyTable<&'static [u8], ()>,
+}
+
+struct State {
+    /// Changes since the checkpoint before.
+    now: Changed,
+    /// Changes that a checkpoint under way writes.
+    writing: Option<Arc<Changed>>,
+    written: Arc<Snapshot>,
+}
+
+/// See the module.
+pub(crate) struct Index {
+    database: Database,
+    state: Mutex<State>,
+}
+
+/// The database could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("the index: {0}")]
+pub(crate) struct IndexError(String);
+
+impl IndexError {
+    fn of(error: impl fmt::Display) -> IndexError {
+        IndexError(error.to_string())
+    }
+}
+
+/// What a checkpoint writes.
+pub(crate) struct Frozen {
+    changed: Arc<Changed>,
+    sequence: u64,
+    next: u64,
+}
+
+/// The meta entries of an index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Meta {
+    /// The last change of the journal that it has.
+    pub(crate) sequence: u64,
+    /// The next number for a file, without its slot.
+    pub(crate) next: u64,
+}
+
+impl Index {
+    /// Opens the index in a file; none if it is empty, or no index.
+    pub(crate) fn open(file: Arc<dyn DatabaseFile>) -> Result<(Index, Option<Meta>), IndexError> {
+        let database =
+            Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(Backend(file));
+        let database = database.map_err(IndexError::of)?;
+        let work = database.begin_write().map_err(IndexError::of)?;
+        let meta = {
+            work.open_table(FILES).map_err(IndexError::of)?;
+            work.open_table(INODES).map_err(IndexError::of)?;
+            work.open_table(NAMES).map_err(IndexError::of)?;
+            let meta = work.open_table(META).map_err(IndexError::of)?;
+            let value =
+                |name| Ok(meta.get(name).map_err(IndexError::of)?.map(|value| value.value()));
+            value("sequence")?.zip(value("next")?).map(|(sequence, next)| Meta { sequence, next })
+        };
+        work.commit().map_err(IndexError::of)?;
+        let written = Arc::new(snapshot(&database)?);
+        let state = State { now: Changed::default(), writing: None, written };
+        Ok((Index { database, state: Mutex::new(state) }, meta))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// What is known of a file.
+    pub(crate) fn file(&self, id: FileId) -> Result<Option<FileRecord>, IndexError> {
+        let written = {
+            let state = self.state();
+            let changed = state.layers().find_map(|layer| layer.files.get(&id));
+            if let Some(changed) = changed {
+                return Ok(*changed);
+            }
+            state.written.clone()
+        };
+        let found = written.files.get(id.0).map_err(IndexError::of)?;
+        let Some(found) = found else { return Ok(None) };
+        match FileRecord::decode(found.value()) {
+            Some(record) => Ok(Some(record)),
+            None => Err(IndexError(format!("the record of file {id} is damaged"))),
+        }
+    }
+
+    /// The file of an inode.
+    pub(crate) fn by_inode(&self, ino: u64) -> Result<Option<FileId>, IndexError> {
+        let written = {
+            let state = self.state();
+            let changed = state.layers().find_map(|layer| layer.inodes.get(&ino));
+            if let Some(changed) = changed {
+                return Ok(*changed);
+            }
+            state.written.clone()
+        };
+        let found = written.inodes.get(ino).map_err(IndexError::of)?;
+        Ok(found.map(|id| FileId(id.value())))
+    }
+
+    /// The names of a file, in the order of their directories' numbers.
+    pub(crate) fn places(&self, id: FileId) -> Result<Vec<Place>, IndexError> {
+        let from = id.0.to_be_bytes().to_vec();
+        let until = id.0.checked_add(1).map(|next| next.to_be_bytes().to_vec());
+        let within = |key: &[u8]| key.starts_with(&from);
+        let mut all = BTreeMap::new();
+        let written = {
+            let state = self.state();
+            let layers: Vec<_> = state.layers().collect();
+            for layer in layers.into_iter().rev() {
+                let after =
+                    layer.names.range::<[u8], _>((Bound::Included(&from[..]), Bound::Unbounded));
+                all.extend(
+                    after.take_while(|(key, _)| within(key)).map(|(key, is)| (key.clone(), *is)),
+                );
+            }
+            state.written.clone()
+        };
+        let range = (
+            Bound::Included(&from[..]),
+            until.as_ref().map_or(Bound::Unbounded, |until| Bound::Excluded(&until[..])),
+        );
+        for entry in written.names.range::<&[u8]>(range).map_err(IndexError::of)? {
+            let (key, ()) =
+                entry.map(|(key, _)| (key.value().to_vec(), ())).map_err(IndexError::of)?;
+            all.entry(key).or_insert(true);
+        }
+        Ok(all.iter().filter(|(_, is)| **is).filter_map(|(key, _)| place_of(key)).collect())
+    }
+
+    /// Whether a file has this name.
+    pub(crate) fn has_place(&self, id: FileId, place: &Place) -> Result<bool, IndexError> {
+        let key = name_key(id, place);
+        let written = {
+            let state = self.state();
+            let changed = state.layers().find_map(|layer| layer.names.get(&key));
+            if let Some(changed) = changed {
+                return Ok(*changed);
+            }
+            state.written.clone()
+        };
+        Ok(written.names.get(&key[..]).map_err(IndexError::of)?.is_some())
+    }
+
+    /// Says what is known of a file.
+    pub(crate) fn put_file(&self, id: FileId, record: FileRecord) {
+        let mut state = self.state();
+        state.now.files.insert(id, Some(record));
+        state.now.inodes.insert(record.ino, Some(id));
+    }
+
+    /// Forgets a file that is gone; `record` is what was known of it.
+    pub(crate) fn remove_file(&self, id: FileId, record: FileRecord) -> Result<(), IndexError> {
+        // The inode may be another file's by now.
+        let is_its_own = self.by_inode(record.ino)? == Some(id);
+        let mut state = self.state();
+        state.now.files.insert(id, None);
+        if is_its_own {
+            state.now.inodes.insert(record.ino, None);
+        }
+        Ok(())
+    }
+
+    /// Adds a name.
+    pub(crate) fn add_place(&self, id: FileId, place: &Place) {
+        self.state().now.names.insert(name_key(id, place), true);
+    }
+
+    /// Removes a name.
+    pub(crate) fn remove_place(&self, id: FileId, place: &Place) {
+        self.state().now.names.insert(name_key(id, place), false);
+    }
+
+    /// Takes what has changed for a checkpoint, as of the change `sequence`. One is made at a time.
+    pub(crate) fn freeze(&self, sequence: u64, next: u64) -> Frozen {
+        let mut state = self.state();
+        let mut changed = std::mem::take(&mut state.now);
+        // What a checkpoint could not write is written by the next.
+        if let Some(before) = state.writing.take() {
+            let mut all = Arc::unwrap_or_clone(before);
+            all.files.append(&mut changed.files);
+            all.inodes.append(&mut changed.inodes);
+            all.names.append(&mut changed.names);
+            changed = all;
+        }
+        let changed = Arc::new(changed);
+        state.writing = Some(changed.clone());
+        Frozen { changed, sequence, next }
+    }
+
+    /// Writes a checkpoint, durably. Blocks.
+    pub(crate) fn write(&self, frozen: &Frozen) -> Result<(), IndexError> {
+        let work = self.database.begin_write().map_err(IndexError::of)?;
+        {
+            let mut files = work.open_table(FILES).map_err(IndexError::of)?;
+            for (id, record) in &frozen.changed.files {
+                match record {
+                    Some(record) => files.insert(id.0, &record.encode()[..]),
+                    None => files.remove(id.0),
+                }
+                .map_err(IndexError::of)?;
+            }
+            let mut inodes = work.open_table(INODES).map_err(IndexError::of)?;
+            for (ino, id) in &frozen.changed.inodes {
+                match id {
+                    Some(id) => inodes.insert(ino, id.0),
+                    None => inodes.remove(ino),
+                }
+                .map_err(IndexError::of)?;
+            }
+            let mut names = work.open_table(NAMES).map_err(IndexError::of)?;
+            for (key, is) in &frozen.changed.names {
+                match is {
+                    true => names.insert(&key[..], ()),
+                    false => names.remove(&key[..]),
+                }
+                .map_err(IndexError::of)?;
+            }
+            let mut meta = work.open_table(META).map_err(IndexError::of)?;
+            for (name, value) in [("sequence", frozen.sequence), ("next", frozen.next)] {
+                meta.insert(name, value).map_err(IndexError::of)?;
+            }
+        }
+        work.commit().map_err(IndexError::of)?;
+        let written = Arc::new(snapshot(&self.database)?);
+        let mut state = self.state();
+        state.written = written;
+        state.writing = None;
+        Ok(())
+    }
+
+    /// All files of the last checkpoint, and what changed since, in the order of their numbers.
+    pub(crate) fn all_files(&self) -> Result<BTreeMap<FileId, FileRecord>, IndexError> {
+        let state = self.state();
+        let mut all = BTreeMap::new();
+        for entry in state.written.files.iter().map_err(IndexError::of)? {
+            let (id, record) = entry.map_err(IndexError::of)?;
+            if let Some(record) = FileRecord::decode(record.value()) {
+                all.insert(FileId(id.value()), record);
+            }
+        }
+        let layers: Vec<_> = state.layers().collect();
+        for layer in layers.into_iter().rev() {
+            for (id, record) in &layer.files {
+                match record {
+                    Some(record) => all.insert(*id, *record),
+                    None => all.remove(id),
+                };
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl State {
+    /// The newest first.
+    fn layers(&self) -> impl Iterator<Item = &Changed> {
+        std::iter::once(&self.now).chain(self.writing.as_deref())
+    }
+}
+
+fn snapshot(database: &Database) -> Result<Snapshot, IndexError> {
+    let read = database.begin_read().map_err(IndexError::of)?;
+    Ok(Snapshot {
+        files: read.open_table(FILES).map_err(IndexError::of)?,
+        inodes: read.open_table(INODES).map_err(IndexError::of)?,
+        names: read.open_table(NAMES).map_err(IndexError::of)?,
+    })
+}
+
+/// The database's file on the member's disk.
+struct Backend(Arc<dyn DatabaseFile>);
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Backend")
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.size()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write(offset, data)
+    }
+}

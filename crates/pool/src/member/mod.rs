@@ -1,0 +1,177 @@
+//! A member's disk: where its files are, and in what order they change.
+//!
+//! **A change** is checked, written to the journal, made on the disk, and noted in the index, under the locks of the directories
+//! and files that it names ([`Turns`]); what the disk refuses after all is withdrawn in the journal. It is acknowledged without
+//! waiting for the device; [`Member::sync_changes`] waits.
+//!
+//! **A checkpoint** makes all files durable, then the index, and lets the journal begin anew. It is begun while no change is
+//! between journal and index.
+//!
+//! **A file is found** by its number: its node if that is open, else by the names that the index has, from the next directory
+//! that is known or that lies in a slot. What stands under a name must be the inode that the index has; where it is not, the
+//! disk is right, and the index learns.
+
+mod opening;
+mod redo;
+mod scanning;
+mod seeking;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_env::Env;
+use atoll_vfs::Errno;
+
+use crate::change::Change;
+use crate::disk::{Disk, DiskResult};
+use crate::held::Held;
+use crate::index::{Index, IndexError};
+use crate::journal::Journal;
+use crate::layout::{FileId, Slot};
+use crate::turns::{Turn, Turns};
+
+pub use opening::{CreateError, OpenError, OpenReport, PoolSettings, create};
+pub(crate) use seeking::Found;
+
+/// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the
+/// index alone knows.
+pub(crate) const ID_ATTRIBUTE: &[u8] = b"trusted.atoll.id";
+
+/// Locks of the whole member.
+mod whole {
+    /// Shared by changes; a checkpoint has it alone.
+    pub(super) const BARRIER: u64 = 0;
+    /// Moves of directories to another parent.
+    pub(super) const MOVES: u64 = 1;
+    /// Checkpoints.
+    pub(super) const CHECKPOINT: u64 = 2;
+    /// Giving numbers to files that Atoll has not made.
+    pub(super) const ADOPTION: u64 = 3;
+}
+
+/// See the module.
+pub(crate) struct Member<D: Disk> {
+    pub(crate) env: Env,
+    pub(crate) disk: D,
+    pub(crate) settings: PoolSettings,
+    pub(crate) index: Index,
+    journal: Journal<D>,
+    held: Mutex<Held<D>>,
+    /// Locks of directories and files, by their numbers.
+    pub(crate) turns: Turns,
+    whole: Turns,
+    /// The next number for a file, without its slot.
+    next: AtomicU64,
+    slots: D::Node,
+}
+
+/// A change between its beginning and its end.
+pub(crate) struct Changing {
+    _barrier: Turn,
+}
+
+impl<D: Disk> Member<D> {
+    pub(crate) fn held(&self) -> MutexGuard<'_, Held<D>> {
+        self.held.lock().expect("no holder of this lock panics")
+    }
+
+    /// An error of the index: nothing can be changed any more.
+    pub(crate) fn index_failed(&self, error: &IndexError) -> Errno {
+        tracing::error!("{error}");
+        self.journal.fail()
+    }
+
+    /// Begins a change. No checkpoint is made before it ends.
+    pub(crate) async fn begin_change(self: &Arc<Self>) -> DiskResult<Changing> {
+        self.journal.check()?;
+        let (soon, now) = self.journal.wants_checkpoint();
+        if now {
+            self.checkpoint().await?;
+        } else if soon {
+            let member = self.clone();
+            self.env.spawn(Box::pin(async move {
+                if member.journal.wants_checkpoint().0 {
+                    // A failure is kept by the journal, which refuses the next change.
+                    let _ = member.checkpoint().await;
+                }
+            }));
+        }
+        Ok(Changing { _barrier: self.whole.read(whole::BARRIER).await })
+    }
+
+    /// The lock for moves of directories to another parent: two at once could make a loop.
+    pub(crate) async fn move_turn(&self) -> Turn {
+        self.whole.write(whole::MOVES).await
+    }
+
+    /// Writes a change to the journal, makes it by `work`, and withdraws it if that fails.
+    pub(crate) async fn logged<T>(
+        &self,
+        change: Change,
+        work: impl Future<Output = DiskResult<T>> + Send,
+    ) -> DiskResult<T> {
+        let sequence = self.journal.append(&self.disk, &change).await?;
+        let outcome = work.await;
+        if outcome.is_err() {
+            self.journal.append(&self.disk, &Change::Withdrawn { sequence }).await?;
+        }
+        outcome
+    }
+
+    /// Notes in the journal what has happened.
+    pub(crate) async fn note(&self, change: Change) -> DiskResult<()> {
+        self.journal.append(&self.disk, &change).await.map(|_| ())
+    }
+
+    /// Waits until all changes so far survive a crash of the machine.
+    pub(crate) async fn sync_changes(&self) -> DiskResult<()> {
+        self.journal.sync(&self.disk).await
+    }
+
+    /// Makes everything durable, and lets the journal begin anew.
+    pub(crate) async fn checkpoint(&self) -> DiskResult<()> {
+        let _one = self.whole.write(whole::CHECKPOINT).await;
+        let barrier = self.whole.write(whole::BARRIER).await;
+        self.journal.check()?;
+        let sequence = self.journal.written();
+        let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+        drop(barrier);
+        self.held().take_all_resized();
+        self.disk.sync_all().await.map_err(|_| self.journal.fail())?;
+        self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
+        self.journal.note_checkpoint(sequence).await;
+        Ok(())
+    }
+
+    /// After all changes up to `sequence` are on the disk and in the index: writes both, and begins the journal anew.
+    pub(crate) async fn settle(&self, sequence: u64) -> DiskResult<()> {
+        let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+        self.disk.sync_all().await?;
+        self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
+        self.journal.begin(&self.disk, sequence).await
+    }
+
+    /// Gives out no number below `next` from now on, nor any that may have been given out since it was known.
+    pub(crate) fn pass_over(&self, next: u64) {
+        let next = next.saturating_add(opening::PASSED_OVER);
+        self.next.fetch_max(next, Ordering::SeqCst);
+    }
+
+    /// Counts a placeholder that a directory has gained or lost.
+    pub(crate) fn count_placeholder(&self, directory: FileId, is_gained: bool) -> DiskResult<()> {
+        if let Some(mut record) = self.record(directory)? {
+            record.placeholders = match is_gained {
+                true => record.placeholders.saturating_add(1),
+                false => record.placeholders.saturating_sub(1),
+            };
+            self.index.put_file(directory, record);
+        }
+        Ok(())
+    }
+
+    /// A new number for a file that is made in `slot`.
+    pub(crate) fn new_id(&self, slot: Slot) -> DiskResult<FileId> {
+        let count = self.next.fetch_add(1, Ordering::SeqCst);
+        FileId::new(slot, count).ok_or(Errno::ENOSPC)
+    }
+}

@@ -1,0 +1,258 @@
+//! How a member's disk is made and opened.
+//!
+//! `D/.atoll/stamp` says that D belongs to a pool. A D without its stamp is refused, and never made anew: the disk of a pool may
+//! just not be mounted.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use atoll_env::Env;
+use atoll_vfs::Errno;
+
+use super::Member;
+use crate::disk::{Disk, DiskResult, Making};
+use crate::held::Held;
+use crate::index::Index;
+use crate::journal::{HALF_BYTES, Journal};
+use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
+use crate::turns::Turns;
+
+const STAMP: &[u8] = b"stamp";
+const INDEX: &[u8] = b"index";
+const LOCK: &[u8] = b"lock";
+/// What a new file system has, and a pool leaves alone.
+const LEFT_ALONE: &[u8] = b"lost+found";
+
+/// The deepest distribution level: the paper's figures end at 10.
+const MAX_LEVEL: u8 = 16;
+
+/// Numbers that are passed over at each start: as many files may have got one since the last checkpoint, and the journal knows
+/// only of those that Atoll made.
+pub(super) const PASSED_OVER: u64 = 1 << 24;
+
+/// What a pool is made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolSettings {
+    /// Names the pool.
+    pub pool: [u8; 16],
+    /// Directories down to this level are distributed (Kosha §3.2); at most 16.
+    pub level: u8,
+}
+
+/// Why no pool was made.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CreateError {
+    /// There is something in it already.
+    #[error("it is not empty: it holds {0}")]
+    NotEmpty(String),
+    /// The level is too deep.
+    #[error("a distribution level is at most {MAX_LEVEL}")]
+    Level,
+    /// The disk cannot keep files as they are.
+    #[error("files cannot be kept there: {0}")]
+    Unfit(&'static str),
+    /// A call of the disk failed.
+    #[error("{0}: {1}")]
+    Disk(&'static str, Errno),
+}
+
+/// Why a member's disk was not opened.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// There is no stamp.
+    #[error("it is no pool's: it has no {OWN_DIRECTORY}/stamp. Is its disk mounted?")]
+    NoStamp,
+    /// The stamp cannot be read.
+    #[error("{OWN_DIRECTORY}/stamp is damaged, or of a newer version")]
+    Stamp,
+    /// Another process has it.
+    #[error("another process serves it")]
+    InUse,
+    /// A call of the disk failed.
+    #[error("{0}: {1}")]
+    Disk(&'static str, Errno),
+    /// The index could not be read or written.
+    #[error("{0}")]
+    Index(String),
+}
+
+/// What opening a member's disk has come across.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenReport {
+    /// Changes in the journal that the index had not.
+    pub changes_redone: usize,
+    /// Names that were made or removed, since the disk had lost the change.
+    pub names_mended: usize,
+    /// Files of which the index was made again, since it was gone.
+    pub files_indexed: u64,
+}
+
+impl PoolSettings {
+    fn to_stamp(self) -> String {
+        let pool = u128::from_be_bytes(self.pool);
+        format!("atoll pool 1\npool {pool:032x}\nlevel {}\n", self.level)
+    }
+
+    fn from_stamp(text: &str) -> Option<PoolSettings> {
+        let mut lines = text.lines();
+        if lines.next()? != "atoll pool 1" {
+            return None;
+        }
+        let pool = lines.next()?.strip_prefix("pool ")?;
+        let pool = u128::from_str_radix(pool, 16).ok()?.to_be_bytes();
+        let level = lines.next()?.strip_prefix("level ")?.parse().ok()?;
+        (level <= MAX_LEVEL).then_some(PoolSettings { pool, level })
+    }
+}
+
+/// Makes a pool of one member on a disk that is empty.
+pub async fn create<D: Disk>(disk: &D, settings: PoolSettings) -> Result<(), CreateError> {
+    let failed = |doing| move |errno| CreateError::Disk(doing, errno);
+    if settings.level > MAX_LEVEL {
+        return Err(CreateError::Level);
+    }
+    let top = disk.top();
+    let listed = disk.list(&top).await.map_err(failed("cannot list it"))?;
+    if let Some(found) = listed.iter().find(|found| found.name != LEFT_ALONE) {
+        return Err(CreateError::NotEmpty(String::from_utf8_lossy(&found.name).into_owned()));
+    }
+    probe(disk).await?;
+    let cannot = "cannot make its directories";
+    for name in [OWN_DIRECTORY, SLOTS_DIRECTORY] {
+        disk.make(&top, name.as_bytes(), Making::Directory, 0o700).await.map_err(failed(cannot))?;
+    }
+    let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await.map_err(failed(cannot))?;
+    let slot = Slot::ROOT.to_string();
+    disk.make(&slots, slot.as_bytes(), Making::Directory, 0o700).await.map_err(failed(cannot))?;
+    let slot = disk.node(&slots, slot.as_bytes()).await.map_err(failed(cannot))?;
+    let root = FileId::ROOT.to_string();
+    disk.make(&slot, root.as_bytes(), Making::Directory, 0o755).await.map_err(failed(cannot))?;
+    let root = disk.node(&slot, root.as_bytes()).await.map_err(failed(cannot))?;
+    disk.set_mode(&root, 0o755).await.map_err(failed(cannot))?;
+    write_stamp(disk, settings).await.map_err(failed("cannot write its stamp"))
+}
+
+async fn write_stamp<D: Disk>(disk: &D, settings: PoolSettings) -> DiskResult<()> {
+    let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await?;
+    let beside = b"stamp.new";
+    disk.make(&own, beside, Making::File, 0o600).await?;
+    let file = disk.open(&disk.node(&own, beside).await?).await?;
+    let text = settings.to_stamp();
+    if disk.write(&file, 0, text.as_bytes()).await? != text.len() {
+        return Err(Errno::ENOSPC);
+    }
+    disk.sync_file(&file, false).await?;
+    disk.rename((&own, beside), (&own, STAMP), Default::default()).await?;
+    disk.sync_all().await
+}
+
+/// Tries whether the disk keeps what files have.
+async fn probe<D: Disk>(disk: &D) -> Result<(), CreateError> {
+    const NAME: &[u8] = b".atoll-probe";
+    let top = disk.top();
+    let unfit = |why| move |_| CreateError::Unfit(why);
+    let name_255 = [b'n'; 255];
+    disk.make(&top, &name_255, Making::File, 0o600)
+        .await
+        .map_err(unfit("names of 255 bytes do not fit"))?;
+    let outcome = async {
+        let before =
+            disk.stat_at(&top, &name_255).await.map_err(unfit("a new file is not found"))?;
+        disk.rename((&top, &name_255), (&top, NAME), Default::default())
+            .await
+            .map_err(unfit("files cannot be renamed"))?;
+        let node = disk.node(&top, NAME).await.map_err(unfit("a renamed file is not found"))?;
+        let after = disk.stat(&node).await.map_err(unfit("a renamed file is not found"))?;
+        if before.ino != after.ino {
+            return Err(CreateError::Unfit("inode numbers do not last"));
+        }
+        disk.set_owner(&node, Some(65534), Some(65534)).await.map_err(unfit(
+            "owners cannot be set, which takes root (or a file system that has owners)",
+        ))?;
+        if disk.stat_at(&top, b".ATOLL-PROBE").await.is_ok() {
+            return Err(CreateError::Unfit("it takes upper and lower case for the same"));
+        }
+        disk.make(&top, b".atoll-probe-link", Making::Symlink(b"x"), 0o777)
+            .await
+            .map_err(unfit("there are no symbolic links"))?;
+        disk.unlink(&top, b".atoll-probe-link").await.map_err(unfit("names cannot be removed"))?;
+        Ok(())
+    }
+    .await;
+    for name in [NAME, &name_255] {
+        // One of the two is there.
+        let _ = disk.unlink(&top, name).await;
+    }
+    outcome
+}
+
+impl<D: Disk> Member<D> {
+    /// Opens a member's disk, and brings it in order.
+    pub(crate) async fn open(env: Env, disk: D) -> Result<(Member<D>, OpenReport), OpenError> {
+        let failed = |doing| move |errno| OpenError::Disk(doing, errno);
+        let top = disk.top();
+        let own = match disk.node(&top, OWN_DIRECTORY.as_bytes()).await {
+            Err(Errno::ENOENT) => return Err(OpenError::NoStamp),
+            own => own.map_err(failed("cannot open its .atoll"))?,
+        };
+        let settings = read_stamp(&disk, &own).await?;
+        match disk.lock(&own, LOCK).await {
+            Err(Errno::EAGAIN) => return Err(OpenError::InUse),
+            locked => locked.map_err(failed("cannot lock it"))?,
+        }
+        let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await;
+        let slots = slots.map_err(failed("cannot open its slots"))?;
+        let (journal, records) = Journal::open(&disk, &own, HALF_BYTES)
+            .await
+            .map_err(failed("cannot read its journal"))?;
+        let (index, meta) = open_index(&disk, &own).await?;
+        let max_nodes = disk.max_nodes();
+        let member = Member {
+            env,
+            settings,
+            index,
+            journal,
+            held: Mutex::new(Held::new(max_nodes)),
+            turns: Turns::default(),
+            whole: Turns::default(),
+            next: AtomicU64::new(FileId::ROOT.0 + 1),
+            slots,
+            disk,
+        };
+        let report = member.recover(records, meta).await?;
+        Ok((member, report))
+    }
+}
+
+async fn open_index<D: Disk>(
+    disk: &D,
+    own: &D::Node,
+) -> Result<(Index, Option<crate::index::Meta>), OpenError> {
+    let file = disk
+        .database(own, INDEX)
+        .await
+        .map_err(|errno| OpenError::Disk("cannot open its index", errno))?;
+    match Index::open(file) {
+        Ok(opened) => Ok(opened),
+        Err(error) => {
+            // What the index knows is made again from the files.
+            tracing::warn!("{error}; it is made anew");
+            disk.unlink(own, INDEX)
+                .await
+                .map_err(|errno| OpenError::Disk("cannot remove its index", errno))?;
+            let file = disk.database(own, INDEX).await;
+            let file = file.map_err(|errno| OpenError::Disk("cannot open its index", errno))?;
+            Index::open(file).map_err(|error| OpenError::Index(error.to_string()))
+        }
+    }
+}
+
+async fn read_stamp<D: Disk>(disk: &D, own: &D::Node) -> Result<PoolSettings, OpenError> {
+    let node = match disk.node(own, STAMP).await {
+        Err(Errno::ENOENT) => return Err(OpenError::NoStamp),
+        node => node.map_err(|errno| OpenError::Disk("cannot open its stamp", errno))?,
+    };
+    let read = async { disk.read(&disk.open(&node).await?, 0, 4096).await };
+    let text = read.await.map_err(|errno| OpenError::Disk("cannot read its stamp", errno))?;
+    std::str::from_utf8(&text).ok().and_then(PoolSettings::from_stamp).ok_or(OpenError::Stamp)
+}

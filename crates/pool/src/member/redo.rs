@@ -1,0 +1,647 @@
+//! What a crash has left, and what is to be done about it: the changes in the journal that the index has not are made again.
+//!
+//! The disk may have any of them or none, and some that the journal has lost. So they are not made one after the other: the
+//! *outcome* of all is computed ([`Outcomes`]), and each file that they name is sought by its number and brought there. What is
+//! there already is left alone, so doing it twice changes nothing.
+//!
+//! Where the disk knows something newer, it is right: a file that stands under a name that the journal does not know stays, and
+//! whatever stands in the way of a file that is brought back stays, too; the file then goes to `.atoll/old`. A file is made anew,
+//! empty, only if it was made by one of these changes and is nowhere: its bytes were never promised, its name was.
+//!
+//! Attributes are set again unless the file was synced since.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use atoll_vfs::{Errno, FileKind, RenameFlags};
+use futures_util::future::BoxFuture;
+
+use super::{Member, OpenError, OpenReport};
+use crate::change::{Birth, BirthKind, Change, Place, Time};
+use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
+use crate::index::{FileRecord, IndexError, Meta};
+use crate::journal::Record;
+use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, Slot};
+
+/// Attributes as the last of several changes has left them.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+struct Attributes {
+    mode: Option<u32>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    atime: Option<Time>,
+    mtime: Option<Time>,
+}
+
+/// What several changes come to for one file.
+#[derive(Clone, Default, PartialEq, Debug)]
+struct Outcome {
+    /// What it was made as, if one of the changes made it.
+    birth: Option<Birth>,
+    /// The names that it had before.
+    before: BTreeSet<Place>,
+    /// The names that it has in the end.
+    after: BTreeSet<Place>,
+    /// All names that it ever had.
+    ever: BTreeSet<Place>,
+    attributes: Attributes,
+    /// When it was first named: files are made in this order, directories before what is in them.
+    rank: usize,
+}
+
+/// What the changes of a journal come to.
+#[derive(Default)]
+struct Outcomes {
+    files: BTreeMap<FileId, Outcome>,
+}
+
+impl Outcomes {
+    /// `places` says which names a file had before all of them.
+    fn of(
+        records: &[Record],
+        mut places: impl FnMut(FileId) -> Result<Vec<Place>, IndexError>,
+    ) -> Result<Outcomes, IndexError> {
+        let withdrawn: BTreeSet<u64> = records
+            .iter()
+            .filter_map(|record| match record.change {
+                Change::Withdrawn { sequence } => Some(sequence),
+                _ => None,
+            })
+            .collect();
+        let mut all = Outcomes::default();
+        for Record { sequence, change } in records {
+            let is_withdrawn = withdrawn.contains(sequence);
+            for id in named(change) {
+                if !all.files.contains_key(&id) {
+                    let before: BTreeSet<Place> = places(id)?.into_iter().collect();
+                    let rank = all.files.len();
+                    let (after, ever) = (before.clone(), before.clone());
+                    all.files
+                        .insert(id, Outcome { before, after, ever, rank, ..Outcome::default() });
+                }
+            }
+            all.add(change, is_withdrawn);
+        }
+        Ok(all)
+    }
+
+    fn file(&mut self, id: FileId) -> &mut Outcome {
+        self.files.entry(id).or_default()
+    }
+
+    fn add(&mut self, change: &Change, is_withdrawn: bool) {
+        let mut gains = |id: FileId, at: &Place, is_lasting: bool| {
+            let file = self.file(id);
+            file.ever.insert(at.clone());
+            if is_lasting && !is_withdrawn {
+                file.after.insert(at.clone());
+            }
+        };
+        // A change that was withdrawn may have been made in part.
+        match change {
+            Change::Make { id, at, .. } | Change::Link { id, at } => gains(*id, at, true),
+            Change::Rename { id, to, .. } => gains(*id, to, true),
+            Change::Exchange { id, from, other, to } => {
+                gains(*id, to, true);
+                gains(*other, from, true);
+            }
+            Change::Unlink { .. }
+            | Change::Attributes { .. }
+            | Change::Synced { .. }
+            | Change::Withdrawn { .. } => {}
+        }
+        if is_withdrawn {
+            return;
+        }
+        match change {
+            Change::Make { id, birth, .. } => {
+                let Birth { uid, gid, mode, times, .. } = birth.clone();
+                let file = self.file(*id);
+                file.birth = Some(birth.clone());
+                let (atime, mtime) = times.unzip();
+                file.attributes = Attributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
+            }
+            Change::Unlink { id, at } => {
+                self.file(*id).after.remove(at);
+            }
+            Change::Rename { id, from, to, replaced } => {
+                if from != to {
+                    self.file(*id).after.remove(from);
+                }
+                if let Some(replaced) = replaced.filter(|replaced| replaced != id) {
+                    self.file(replaced).after.remove(to);
+                }
+            }
+            Change::Exchange { id, from, other, to } => {
+                self.file(*id).after.remove(from);
+                self.file(*other).after.remove(to);
+            }
+            Change::Attributes { id, mode, uid, gid, atime, mtime } => {
+                let now = &mut self.file(*id).attributes;
+                *now = Attributes {
+                    mode: mode.or(now.mode),
+                    uid: uid.or(now.uid),
+                    gid: gid.or(now.gid),
+                    atime: atime.or(now.atime),
+                    mtime: mtime.or(now.mtime),
+                };
+            }
+            Change::Synced { id } => self.file(*id).attributes = Attributes::default(),
+            Change::Link { .. } | Change::Withdrawn { .. } => {}
+        }
+    }
+}
+
+/// The files that a change names.
+fn named(change: &Change) -> impl Iterator<Item = FileId> {
+    let (first, second) = match change {
+        Change::Make { id, .. }
+        | Change::Link { id, .. }
+        | Change::Unlink { id, .. }
+        | Change::Attributes { id, .. }
+        | Change::Synced { id } => (Some(*id), None),
+        Change::Rename { id, replaced, .. } => (Some(*id), *replaced),
+        Change::Exchange { id, other, .. } => (Some(*id), Some(*other)),
+        Change::Withdrawn { .. } => (None, None),
+    };
+    first.into_iter().chain(second)
+}
+
+impl<D: Disk> Member<D> {
+    /// Makes the changes again that the index has not, and the index if it is gone. Afterwards disk, index and journal agree.
+    pub(crate) async fn recover(
+        &self,
+        records: Vec<Record>,
+        meta: Option<Meta>,
+    ) -> Result<OpenReport, OpenError> {
+        let mut report = OpenReport::default();
+        let last = records.last().map_or(0, |record| record.sequence);
+        let highest =
+            records.iter().flat_map(|record| named(&record.change)).map(|id| id.count() + 1).max();
+        let next =
+            highest.unwrap_or(0).max(meta.map_or(0, |meta| meta.next)).max(FileId::ROOT.0 + 1);
+        self.pass_over(next);
+        let known = meta.map_or(0, |meta| meta.sequence);
+        let newer: Vec<Record> =
+            records.into_iter().filter(|record| record.sequence > known).collect();
+        let has_gap = newer.first().is_some_and(|first| first.sequence > known + 1);
+        if meta.is_none() || has_gap {
+            report.files_indexed = self.index_again().await?;
+        }
+        report.changes_redone = newer.len();
+        let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
+        if !newer.is_empty() {
+            let outcomes = Outcomes::of(&newer, |id| self.index.places(id));
+            let outcomes = outcomes.map_err(|error| OpenError::Index(error.to_string()))?;
+            report.names_mended =
+                Redo::new(self, outcomes).await.map_err(failed)?.run().await.map_err(failed)?;
+        }
+        let sequence = last.max(known);
+        self.settle(sequence).await.map_err(failed)?;
+        Ok(report)
+    }
+}
+
+/// Files on their way to where they belong.
+struct Redo<'a, D: Disk> {
+    member: &'a Member<D>,
+    outcomes: Outcomes,
+    own: D::Node,
+    /// Open nodes of files and directories that were found, or are nowhere.
+    nodes: BTreeMap<FileId, Option<D::Node>>,
+    /// Where each file was found.
+    found: BTreeMap<FileId, BTreeSet<Place>>,
+    mended: usize,
+}
+
+impl<'a, D: Disk> Redo<'a, D> {
+    async fn new(member: &'a Member<D>, outcomes: Outcomes) -> DiskResult<Redo<'a, D>> {
+        let own = member.disk.node(&member.disk.top(), OWN_DIRECTORY.as_bytes()).await?;
+        Ok(Redo {
+            member,
+            outcomes,
+            own,
+            nodes: BTreeMap::new(),
+            found: BTreeMap::new(),
+            mended: 0,
+        })
+    }
+
+    /// Returns how many names were made or removed.
+    async fn run(mut self) -> DiskResult<usize> {
+        let mut order: Vec<(usize, FileId)> =
+            self.outcomes.files.iter().map(|(id, outcome)| (outcome.rank, *id)).collect();
+        order.sort_unstable();
+        let order: Vec<FileId> = order.into_iter().map(|(_, id)| id).collect();
+        for id in &order {
+            self.locate(*id, 0).await?;
+        }
+        self.seek_the_missing().await?;
+        for id in &order {
+            self.take_aside(*id).await?;
+        }
+        for id in &order {
+            self.put_in_place(*id).await?;
+        }
+        for id in order.iter().rev() {
+            self.remove(*id).await?;
+        }
+        for id in &order {
+            self.set_attributes(*id).await?;
+            self.enter(*id).await?;
+        }
+        for id in &order {
+            self.mend_placeholder(*id).await?;
+        }
+        Ok(self.mended)
+    }
+
+    /// The names under which a file may be.
+    fn candidates(&self, id: FileId) -> DiskResult<BTreeSet<Place>> {
+        match self.outcomes.files.get(&id) {
+            Some(outcome) => Ok(outcome.ever.clone()),
+            None => Ok(self.member.places(id)?.into_iter().collect()),
+        }
+    }
+
+    fn birth(&self, id: FileId) -> Option<&Birth> {
+        self.outcomes.files.get(&id)?.birth.as_ref()
+    }
+
+    fn slot(&self, id: FileId) -> DiskResult<Option<Slot>> {
+        match self.birth(id) {
+            Some(birth) => Ok(birth.what.slot()),
+            None => Ok(self.member.record(id)?.and_then(|record| record.slot)),
+        }
+    }
+
+    /// Seeks a file under all its names; its node is kept.
+    fn locate(&mut self, id: FileId, depth: usize) -> BoxFuture<'_, DiskResult<Option<D::Node>>> {
+        Box::pin(async move {
+            if let Some(node) = self.nodes.get(&id) {
+                return Ok(node.clone());
+            }
+            if depth > 4096 {
+                return Err(Errno::EIO);
+            }
+            // A directory that is sought below itself is not there.
+            self.nodes.insert(id, None);
+            let slot = self.slot(id)?;
+            let mut node = match slot {
+                Some(slot) => self.in_slot(id, slot).await?,
+                None => None,
+            };
+            for place in self.candidates(id)? {
+                let Some(dir) = self.locate(place.parent, depth + 1).await? else { continue };
+                let Some(found) = self.stands(id, slot, &dir, &place.name).await? else { continue };
+                if slot.is_none() {
+                    node = Some(found);
+                }
+                self.found.entry(id).or_default().insert(place);
+            }
+            self.nodes.insert(id, node.clone());
+            Ok(node)
+        })
+    }
+
+    async fn in_slot(&self, id: FileId, slot: Slot) -> DiskResult<Option<D::Node>> {
+        let in_slot = match self.member.slot_node(slot).await {
+            Err(Errno::ENOENT) => return Ok(None),
+            in_slot => in_slot?,
+        };
+        missing_is_none(self.member.disk.node(&in_slot, id.to_string().as_bytes()).await)
+    }
+
+    /// The node under a name if that is this file, or its placeholder.
+    async fn stands(
+        &self,
+        id: FileId,
+        slot: Option<Slot>,
+        dir: &D::Node,
+        name: &[u8],
+    ) -> DiskResult<Option<D::Node>> {
+        let disk = &self.member.disk;
+        let Some(node) = missing_is_none(disk.node(dir, name).await)? else { return Ok(None) };
+        let stat = disk.stat(&node).await?;
+        let is_it = match slot {
+            Some(slot) => {
+                stat.kind == FileKind::Symlink
+                    && Placeholder::parse(&disk.read_node(&node).await?)
+                        == Some(Placeholder { slot, id })
+            }
+            None => self.is_file(id, &node, &stat).await?,
+        };
+        Ok(is_it.then_some(node))
+    }
+
+    async fn is_file(&self, id: FileId, node: &D::Node, stat: &Stat) -> DiskResult<bool> {
+        if let Some(said) = self.member.id_of(node).await {
+            return Ok(said == id);
+        }
+        if let Some(record) = self.member.record(id)? {
+            return Ok((record.ino, record.generation) == (stat.ino, stat.generation));
+        }
+        // Without attributes: a file of this kind that is no other one.
+        let known = self
+            .member
+            .index
+            .by_inode(stat.ino)
+            .map_err(|error| self.member.index_failed(&error))?;
+        let is_free = match known {
+            Some(other) => {
+                self.member.record(other)?.is_none_or(|record| record.generation != stat.generation)
+            }
+            None => true,
+        };
+        Ok(is_free && self.birth(id).is_some_and(|birth| birth.what.kind() == stat.kind))
+    }
+
+    /// Walks through all of D if a file that should be there is under none of its names: then somebody has renamed it in a
+    /// change that the journal has lost.
+    async fn seek_the_missing(&mut self) -> DiskResult<()> {
+        let is_missing = |(id, outcome): (&FileId, &Outcome)| {
+            let is_away = self.nodes.get(id).is_none_or(Option::is_none);
+            (!outcome.after.is_empty() && is_away).then_some(*id)
+        };
+        let missing: BTreeSet<FileId> = self.outcomes.files.iter().filter_map(is_missing).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut seen = Vec::new();
+        let mut walk = self.member.walk().await?;
+        while let Some(step) = walk.next().await? {
+            let id = match step.slot {
+                Some(_) => step.said,
+                None => match step.said {
+                    Some(id) => Some(id),
+                    None => self
+                        .member
+                        .index
+                        .by_inode(step.stat.ino)
+                        .map_err(|error| self.member.index_failed(&error))?,
+                },
+            };
+            let Some(id) = id else { continue };
+            if let Some(place) = step.place
+                && missing.contains(&id)
+                && step.placeholder.is_none()
+            {
+                seen.push((id, place, step.node.clone()));
+            }
+            if step.stat.kind == FileKind::Directory {
+                walk.enter(id, &step.node).await?;
+            }
+        }
+        for (id, place, node) in seen {
+            self.nodes.insert(id, Some(node));
+            self.found.entry(id).or_default().insert(place.clone());
+            let outcome = self.outcomes.file(id);
+            outcome.ever.insert(place.clone());
+            outcome.after = BTreeSet::from([place]);
+        }
+        Ok(())
+    }
+
+    fn aside(id: FileId) -> Vec<u8> {
+        format!("moved-{id}").into_bytes()
+    }
+
+    /// Takes a file away from where it does not belong, if it belongs elsewhere.
+    async fn take_aside(&mut self, id: FileId) -> DiskResult<()> {
+        let after = self.outcomes.file(id).after.clone();
+        let found = self.found.get(&id).cloned().unwrap_or_default();
+        if self.slot(id)?.is_some() || after.is_empty() || !after.is_disjoint(&found) {
+            return Ok(());
+        }
+        let Some(from) = found.first() else { return Ok(()) };
+        let Some(dir) = self.locate(from.parent, 0).await? else { return Ok(()) };
+        let aside = Self::aside(id);
+        self.member
+            .disk
+            .rename((&dir, &from.name), (&self.own, &aside), RenameFlags::default())
+            .await?;
+        self.found.entry(id).or_default().remove(from);
+        self.mended += 1;
+        Ok(())
+    }
+
+    /// Gives a file the names that it lacks; makes it if it is nowhere and was made by one of the changes.
+    async fn put_in_place(&mut self, id: FileId) -> DiskResult<()> {
+        let after = self.outcomes.file(id).after.clone();
+        let slot = self.slot(id)?;
+        for place in after {
+            if self.found.get(&id).is_some_and(|found| found.contains(&place)) {
+                continue;
+            }
+            let Some(dir) = self.locate(place.parent, 0).await? else { continue };
+            if missing_is_none(self.member.disk.stat_at(&dir, &place.name).await)?.is_some() {
+                // What stands here is newer.
+                continue;
+            }
+            let is_there = match slot {
+                Some(slot) => self.put_placeholder(id, slot, &dir, &place).await?,
+                None => self.put_file(id, &dir, &place).await?,
+            };
+            if is_there {
+                self.mended += 1;
+                self.found.entry(id).or_default().insert(place);
+            }
+        }
+        self.give_up_aside(id).await
+    }
+
+    async fn put_placeholder(
+        &mut self,
+        id: FileId,
+        slot: Slot,
+        dir: &D::Node,
+        place: &Place,
+    ) -> DiskResult<bool> {
+        let disk = &self.member.disk;
+        if self.nodes.get(&id).is_none_or(Option::is_none) {
+            if self.birth(id).is_none() {
+                return Ok(false);
+            }
+            let in_slot = self.member.slot_to_fill(slot).await?;
+            let name = id.to_string();
+            disk.make(&in_slot, name.as_bytes(), Making::Directory, 0o700).await?;
+            let node = disk.node(&in_slot, name.as_bytes()).await?;
+            self.member.set_id(&node, id).await;
+            self.nodes.insert(id, Some(node));
+        }
+        // How far up is put right when all directories are in their places.
+        disk.make(dir, &place.name, Making::Symlink(&Placeholder { slot, id }.target(0)), 0o777)
+            .await?;
+        Ok(true)
+    }
+
+    async fn put_file(&mut self, id: FileId, dir: &D::Node, place: &Place) -> DiskResult<bool> {
+        let disk = &self.member.disk;
+        let aside = Self::aside(id);
+        let to = (dir, &place.name[..]);
+        match disk
+            .rename((&self.own, &aside), to, RenameFlags { no_replace: true, exchange: false })
+            .await
+        {
+            Ok(()) => return Ok(true),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        if let Some(Some(node)) = self.nodes.get(&id) {
+            return match disk.link(node, dir, &place.name).await {
+                Ok(()) => Ok(true),
+                // A directory, which has a name already; or a file whose last name went meanwhile.
+                Err(Errno::EPERM | Errno::ENOENT | Errno::EMLINK) => Ok(false),
+                Err(errno) => Err(errno),
+            };
+        }
+        let Some(birth) = self.birth(id).cloned() else { return Ok(false) };
+        let mode = birth.mode.unwrap_or(0o600);
+        let stored;
+        let making = match &birth.what {
+            BirthKind::Regular => Making::File,
+            BirthKind::Directory | BirthKind::Distributed(_) => Making::Directory,
+            BirthKind::Symlink(target) => {
+                stored = layout::escape(target).ok_or(Errno::ENAMETOOLONG)?;
+                Making::Symlink(&stored)
+            }
+            BirthKind::Fifo | BirthKind::Socket => Making::Special(birth.what.kind(), 0),
+            BirthKind::CharDevice(rdev) | BirthKind::BlockDevice(rdev) => {
+                Making::Special(birth.what.kind(), *rdev)
+            }
+        };
+        disk.make(dir, &place.name, making, mode).await?;
+        let node = disk.node(dir, &place.name).await?;
+        self.member.set_id(&node, id).await;
+        self.nodes.insert(id, Some(node));
+        Ok(true)
+    }
+
+    /// A file that was taken aside and whose place is taken goes to `.atoll/old`.
+    async fn give_up_aside(&mut self, id: FileId) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        let aside = Self::aside(id);
+        if missing_is_none(disk.stat_at(&self.own, &aside).await)?.is_none() {
+            return Ok(());
+        }
+        match disk.make(&self.own, b"old", Making::Directory, 0o700).await {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        let old = disk.node(&self.own, b"old").await?;
+        tracing::warn!("file {id} had to make room for a newer one; it is in {OWN_DIRECTORY}/old");
+        disk.rename((&self.own, &aside), (&old, id.to_string().as_bytes()), RenameFlags::default())
+            .await
+    }
+
+    /// Removes the names that a file should not have.
+    async fn remove(&mut self, id: FileId) -> DiskResult<()> {
+        let after = self.outcomes.file(id).after.clone();
+        let found = self.found.get(&id).cloned().unwrap_or_default();
+        let slot = self.slot(id)?;
+        let is_directory = match self.nodes.get(&id) {
+            Some(Some(node)) => self.member.disk.stat(node).await?.kind == FileKind::Directory,
+            _ => false,
+        };
+        // The directory behind a placeholder goes first, so that one that is not empty keeps its name.
+        if let Some(slot) = slot
+            && after.is_empty()
+            && is_directory
+        {
+            let in_slot = self.member.slot_node(slot).await?;
+            match self.member.disk.rmdir(&in_slot, id.to_string().as_bytes()).await {
+                Ok(()) => self.nodes.insert(id, None),
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(()),
+                Err(errno) => return Err(errno),
+            };
+        }
+        for place in found.difference(&after) {
+            let Some(dir) = self.locate(place.parent, 0).await? else { continue };
+            let removed = match is_directory && slot.is_none() {
+                true => self.member.disk.rmdir(&dir, &place.name).await,
+                false => self.member.disk.unlink(&dir, &place.name).await,
+            };
+            match removed {
+                Ok(()) => {
+                    self.mended += 1;
+                    self.found.entry(id).or_default().remove(place);
+                }
+                // Something newer is in it.
+                Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {
+        let Attributes { mode, uid, gid, atime, mtime } = self.outcomes.file(id).attributes;
+        let Some(Some(node)) = self.nodes.get(&id) else { return Ok(()) };
+        let disk = &self.member.disk;
+        let before = disk.stat(node).await?;
+        if uid.is_some_and(|uid| uid != before.uid) || gid.is_some_and(|gid| gid != before.gid) {
+            disk.set_owner(node, uid, gid).await?;
+        }
+        if let Some(mode) = mode
+            && before.kind != FileKind::Symlink
+        {
+            disk.set_mode(node, mode).await?;
+        }
+        if atime.is_some() || mtime.is_some() {
+            let time = |time: Option<Time>| time.map(|time| TimeToSet::To(time.into()));
+            disk.set_times(node, time(atime), time(mtime)).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the index how it came out.
+    async fn enter(&mut self, id: FileId) -> DiskResult<()> {
+        let Redo { member, outcomes, nodes, found, .. } = self;
+        let outcome = outcomes.file(id);
+        let found = found.remove(&id).unwrap_or_default();
+        for place in &outcome.ever {
+            member.index.remove_place(id, place);
+        }
+        let slot = match &outcome.birth {
+            Some(birth) => birth.what.slot(),
+            None => member.record(id)?.and_then(|record| record.slot),
+        };
+        if slot.is_some() {
+            for place in outcome.before.difference(&found) {
+                member.count_placeholder(place.parent, false)?;
+            }
+            for place in found.difference(&outcome.before) {
+                member.count_placeholder(place.parent, true)?;
+            }
+        }
+        let node = nodes.get(&id).cloned().flatten();
+        let is_there = !found.is_empty() || id == FileId::ROOT;
+        let Some(node) = node.filter(|_| is_there) else {
+            if let Some(record) = member.record(id)? {
+                member
+                    .index
+                    .remove_file(id, record)
+                    .map_err(|error| member.index_failed(&error))?;
+            }
+            return Ok(());
+        };
+        let stat = member.disk.stat(&node).await?;
+        let placeholders = member.record(id)?.map_or(0, |record| record.placeholders);
+        let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
+        member.index.put_file(id, record);
+        for place in &found {
+            member.index.add_place(id, place);
+        }
+        Ok(())
+    }
+
+    /// Lets the placeholder of a directory go up as far as it lies deep.
+    async fn mend_placeholder(&mut self, id: FileId) -> DiskResult<()> {
+        let Some(slot) = self.slot(id)? else { return Ok(()) };
+        for place in self.member.places(id)? {
+            if let Some(dir) = self.locate(place.parent, 0).await? {
+                self.member.mend_placeholder(&place, &dir, Placeholder { slot, id }).await?;
+            }
+        }
+        Ok(())
+    }
+}

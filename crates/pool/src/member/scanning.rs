@@ -1,0 +1,218 @@
+//! Walking through all of a member's files, and making the index again from them.
+
+use std::collections::VecDeque;
+use std::vec::IntoIter;
+
+use atoll_vfs::{Errno, FileKind, RenameFlags};
+
+use super::{Member, OpenError};
+use crate::change::Place;
+use crate::disk::{Disk, DiskResult, Listed, Making, Stat, missing_is_none};
+use crate::index::FileRecord;
+use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, Slot};
+
+/// One file that a walk came across.
+pub(crate) struct Step<D: Disk> {
+    /// Where it is; none for a distributed directory, which has no name where it lies.
+    pub(crate) place: Option<Place>,
+    /// The slot, if it is a distributed directory.
+    pub(crate) slot: Option<Slot>,
+    /// The number by its attribute, or by the name of a distributed directory.
+    pub(crate) said: Option<FileId>,
+    /// What it stands for, if it is a placeholder.
+    pub(crate) placeholder: Option<Placeholder>,
+    pub(crate) node: D::Node,
+    pub(crate) stat: Stat,
+}
+
+/// A walk through all of D, slot by slot. Directories are entered by [`Walk::enter`] when they were seen.
+pub(crate) struct Walk<'a, D: Disk> {
+    member: &'a Member<D>,
+    slots: VecDeque<Slot>,
+    distributed: Option<(Slot, D::Node, IntoIter<Listed>)>,
+    stack: Vec<(FileId, D::Node, IntoIter<Listed>)>,
+}
+
+impl<D: Disk> Walk<'_, D> {
+    /// The next file; none at the end.
+    pub(crate) async fn next(&mut self) -> DiskResult<Option<Step<D>>> {
+        loop {
+            if let Some((parent, dir, names)) = self.stack.last_mut() {
+                let Some(listed) = names.next() else {
+                    self.stack.pop();
+                    continue;
+                };
+                let place = Place::new(*parent, &listed.name);
+                let Some(node) = missing_is_none(self.member.disk.node(dir, &listed.name).await)?
+                else {
+                    continue;
+                };
+                let stat = self.member.disk.stat(&node).await?;
+                let placeholder = match stat.kind {
+                    FileKind::Symlink => {
+                        Placeholder::parse(&self.member.disk.read_node(&node).await?)
+                    }
+                    _ => None,
+                };
+                let said = self.member.id_of(&node).await;
+                return Ok(Some(Step {
+                    place: Some(place),
+                    slot: None,
+                    said,
+                    placeholder,
+                    node,
+                    stat,
+                }));
+            }
+            if let Some((slot, dir, ids)) = &mut self.distributed {
+                let slot = *slot;
+                let Some(listed) = ids.next() else {
+                    self.distributed = None;
+                    continue;
+                };
+                let Some(id) = layout::parse_id(&listed.name) else { continue };
+                let Some(node) = missing_is_none(self.member.disk.node(dir, &listed.name).await)?
+                else {
+                    continue;
+                };
+                let stat = self.member.disk.stat(&node).await?;
+                if stat.kind != FileKind::Directory {
+                    continue;
+                }
+                return Ok(Some(Step {
+                    place: None,
+                    slot: Some(slot),
+                    said: Some(id),
+                    placeholder: None,
+                    node,
+                    stat,
+                }));
+            }
+            let Some(slot) = self.slots.pop_front() else { return Ok(None) };
+            let Some(dir) = missing_is_none(self.member.slot_node(slot).await)? else { continue };
+            let ids = self.member.disk.list(&dir).await?.into_iter();
+            self.distributed = Some((slot, dir, ids));
+        }
+    }
+
+    /// Goes into a directory, which is file `id`.
+    pub(crate) async fn enter(&mut self, id: FileId, node: &D::Node) -> DiskResult<()> {
+        let names = self.member.disk.list(node).await?.into_iter();
+        self.stack.push((id, node.clone(), names));
+        Ok(())
+    }
+}
+
+impl<D: Disk> Member<D> {
+    /// Begins a walk through all files.
+    pub(crate) async fn walk(&self) -> DiskResult<Walk<'_, D>> {
+        let listed = self.disk.list(&self.slots).await?;
+        let mut slots: Vec<Slot> =
+            listed.iter().filter_map(|listed| layout::parse_slot(&listed.name)).collect();
+        slots.sort_unstable();
+        Ok(Walk { member: self, slots: slots.into(), distributed: None, stack: Vec::new() })
+    }
+
+    /// Makes the index again from the files; returns how many there are.
+    ///
+    /// What it had of files without attributes (symbolic links where only users may set some) is lost: they get new numbers, and
+    /// handles of them are stale.
+    pub(crate) async fn index_again(&self) -> Result<u64, OpenError> {
+        self.clear_index()?;
+        let failed = |errno| OpenError::Disk("cannot make its index again", errno);
+        // No number is given out before all that were are known.
+        let mut walk = self.walk().await.map_err(failed)?;
+        let mut highest = 0;
+        while let Some(step) = walk.next().await.map_err(failed)? {
+            highest = highest.max(step.said.map_or(0, |id| id.count() + 1));
+            if step.stat.kind == FileKind::Directory {
+                // Numbers do not matter yet.
+                walk.enter(FileId(0), &step.node).await.map_err(failed)?;
+            }
+        }
+        self.pass_over(highest);
+        let mut files = 0;
+        let mut walk = self.walk().await.map_err(failed)?;
+        while let Some(step) = walk.next().await.map_err(failed)? {
+            files += 1;
+            let id = self.index_step(&step).await.map_err(failed)?;
+            if step.stat.kind == FileKind::Directory {
+                walk.enter(id, &step.node).await.map_err(failed)?;
+            }
+        }
+        Ok(files)
+    }
+
+    fn clear_index(&self) -> Result<(), OpenError> {
+        let failed = |error: crate::index::IndexError| OpenError::Index(error.to_string());
+        for (id, record) in self.index.all_files().map_err(failed)? {
+            for place in self.index.places(id).map_err(failed)? {
+                self.index.remove_place(id, &place);
+            }
+            self.index.remove_file(id, record).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Enters one file into the index.
+    async fn index_step(&self, step: &Step<D>) -> DiskResult<FileId> {
+        let Step { place, slot, said, placeholder, node, stat } = step;
+        if let (Some(place), Some(Placeholder { id, .. })) = (place, placeholder) {
+            self.index.add_place(*id, place);
+            self.count_placeholder(place.parent, true)?;
+            return Ok(*id);
+        }
+        let known = match (slot, said) {
+            (Some(_), Some(id)) => Some(*id),
+            _ => {
+                let failed = |error| self.index_failed(&error);
+                let by_inode = self.index.by_inode(stat.ino).map_err(failed)?;
+                match (by_inode, said) {
+                    (Some(id), _) => Some(id),
+                    (None, Some(id)) if self.record(*id)?.is_none() => Some(*id),
+                    _ => None,
+                }
+            }
+        };
+        let id = match (known, place) {
+            (Some(id), _) => id,
+            (None, Some(place)) => {
+                let id = self.new_id(self.home(place.parent)?.slot)?;
+                self.set_id(node, id).await;
+                id
+            }
+            (None, None) => return Err(Errno::EIO),
+        };
+        let placeholders = self.record(id)?.map_or(0, |record| record.placeholders);
+        let record =
+            FileRecord { ino: stat.ino, generation: stat.generation, slot: *slot, placeholders };
+        self.index.put_file(id, record);
+        if let Some(place) = place {
+            self.index.add_place(id, place);
+        }
+        Ok(id)
+    }
+
+    /// Lets a placeholder go up as far as its directory lies deep; one that does already is left alone.
+    pub(crate) async fn mend_placeholder(
+        &self,
+        place: &Place,
+        dir: &D::Node,
+        placeholder: Placeholder,
+    ) -> DiskResult<bool> {
+        let wanted = placeholder.target(self.home(place.parent)?.steps);
+        let stands = missing_is_none(self.disk.read_link(dir, &place.name).await)?;
+        if stands.is_none_or(|stands| stands == wanted) {
+            return Ok(false);
+        }
+        let own = self.disk.node(&self.disk.top(), OWN_DIRECTORY.as_bytes()).await?;
+        let beside = format!("link-{}", placeholder.id).into_bytes();
+        match self.disk.unlink(&own, &beside).await {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        self.disk.make(&own, &beside, Making::Symlink(&wanted), 0o777).await?;
+        self.disk.rename((&own, &beside), (dir, &place.name), RenameFlags::default()).await?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,365 @@
+//! Finding files: by number, and by name.
+
+use atoll_vfs::{Errno, FileKind};
+use bytes::Bytes;
+
+use super::{ID_ATTRIBUTE, Member, whole};
+use crate::change::Place;
+use crate::disk::{Disk, DiskResult, Listed, Stat};
+use crate::index::FileRecord;
+use crate::layout::{self, FileId, Placeholder, Slot};
+
+/// More directories above each other than any path has: an index that says so is damaged.
+const MAX_DEPTH: usize = 1 << 16;
+/// The shortest symbolic link that is a placeholder, bytes.
+const MIN_PLACEHOLDER_BYTES: u64 = 23;
+
+/// What stands under a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    /// Which file.
+    pub(crate) id: FileId,
+    /// What is known of it; of a distributed directory, not of its placeholder.
+    pub(crate) stat: Stat,
+    /// Where it lies, if it is a distributed directory.
+    pub(crate) slot: Option<Slot>,
+}
+
+/// What is known of a name in a listing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListedFile {
+    /// Which file.
+    pub(crate) id: FileId,
+    /// What it is; never a placeholder.
+    pub(crate) kind: FileKind,
+    /// All that is known of it, if it had to be asked for.
+    pub(crate) stat: Option<Stat>,
+}
+
+/// Where a directory lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Home {
+    /// The slot of the distributed directory that it is or lies in.
+    pub(crate) slot: Slot,
+    /// How far below that it lies.
+    pub(crate) steps: usize,
+}
+
+impl<D: Disk> Member<D> {
+    pub(crate) fn record(&self, id: FileId) -> DiskResult<Option<FileRecord>> {
+        self.index.file(id).map_err(|error| self.index_failed(&error))
+    }
+
+    pub(crate) fn places(&self, id: FileId) -> DiskResult<Vec<Place>> {
+        self.index.places(id).map_err(|error| self.index_failed(&error))
+    }
+
+    /// The directory that holds a directory; none for the root.
+    pub(crate) fn parent_of(&self, id: FileId) -> DiskResult<Option<FileId>> {
+        if id == FileId::ROOT {
+            return Ok(None);
+        }
+        let place = self.places(id)?.into_iter().next().ok_or(Errno::ESTALE)?;
+        Ok(Some(place.parent))
+    }
+
+    /// The node of a file, by its number.
+    pub(crate) async fn node(&self, id: FileId) -> DiskResult<D::Node> {
+        if let Some(node) = self.held().node(id) {
+            return Ok(node);
+        }
+        let record = self.record(id)?.ok_or(Errno::ESTALE)?;
+        if let Some(slot) = record.slot {
+            return self.distributed(id, slot).await;
+        }
+        for place in self.places(id)? {
+            let Ok(dir) = self.directory_node(place.parent).await else { continue };
+            match self.matching(&dir, &place.name, record).await {
+                Ok(node) => {
+                    self.held().keep_node(id, node.clone());
+                    return Ok(node);
+                }
+                Err(Errno::ESTALE) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// The node of a directory: from the next one above that is open, or lies in a slot.
+    async fn directory_node(&self, id: FileId) -> DiskResult<D::Node> {
+        let mut below = Vec::new();
+        let mut at = id;
+        let mut node = loop {
+            if let Some(node) = self.held().node(at) {
+                break node;
+            }
+            let record = self.record(at)?.ok_or(Errno::ESTALE)?;
+            if let Some(slot) = record.slot {
+                break self.distributed(at, slot).await?;
+            }
+            let place = self.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
+            let parent = place.parent;
+            below.push((at, record, place.name));
+            if below.len() > MAX_DEPTH {
+                return Err(Errno::EIO);
+            }
+            at = parent;
+        };
+        for (id, record, name) in below.into_iter().rev() {
+            node = self.matching(&node, &name, record).await?;
+            self.held().keep_node(id, node.clone());
+        }
+        Ok(node)
+    }
+
+    /// The node under a name, if it is the inode that the index has; [`Errno::ESTALE`] if not.
+    async fn matching(
+        &self,
+        dir: &D::Node,
+        name: &[u8],
+        record: FileRecord,
+    ) -> DiskResult<D::Node> {
+        let node = match self.disk.node(dir, name).await {
+            Err(Errno::ENOENT | Errno::ENOTDIR) => return Err(Errno::ESTALE),
+            node => node?,
+        };
+        let stat = self.disk.stat(&node).await?;
+        match (stat.ino, stat.generation) == (record.ino, record.generation) {
+            true => Ok(node),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    async fn distributed(&self, id: FileId, slot: Slot) -> DiskResult<D::Node> {
+        let missing = |errno| match errno {
+            Errno::ENOENT => Errno::ESTALE,
+            errno => errno,
+        };
+        let in_slot = self.slot_node(slot).await.map_err(missing)?;
+        let node = self.disk.node(&in_slot, id.to_string().as_bytes()).await.map_err(missing)?;
+        self.held().keep_node(id, node.clone());
+        Ok(node)
+    }
+
+    /// The directory of a slot; [`Errno::ENOENT`] if nothing was ever in it.
+    pub(crate) async fn slot_node(&self, slot: Slot) -> DiskResult<D::Node> {
+        self.disk.node(&self.slots, slot.to_string().as_bytes()).await
+    }
+
+    /// The directory of a slot, made if it does not exist.
+    pub(crate) async fn slot_to_fill(&self, slot: Slot) -> DiskResult<D::Node> {
+        match self.slot_node(slot).await {
+            Err(Errno::ENOENT) => {}
+            node => return node,
+        }
+        let name = slot.to_string();
+        match self
+            .disk
+            .make(&self.slots, name.as_bytes(), crate::disk::Making::Directory, 0o700)
+            .await
+        {
+            Ok(()) | Err(Errno::EEXIST) => self.slot_node(slot).await,
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The node of a directory that may get names: [`Errno::ENOTDIR`] if it is none.
+    pub(crate) async fn directory(&self, id: FileId) -> DiskResult<(D::Node, Stat)> {
+        let node = self.node(id).await?;
+        let stat = self.disk.stat(&node).await?;
+        match stat.kind {
+            FileKind::Directory => Ok((node, stat)),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// What stands under a name of a directory, whose lock the caller has.
+    pub(crate) async fn find(
+        &self,
+        parent: FileId,
+        dir: &D::Node,
+        name: &[u8],
+    ) -> DiskResult<Found> {
+        let stat = self.disk.stat_at(dir, name).await?;
+        self.found(parent, dir, name, stat).await
+    }
+
+    /// What is known of a name that was listed; all of it, or the number and the kind.
+    pub(crate) async fn listed(
+        &self,
+        parent: FileId,
+        dir: &D::Node,
+        listed: &Listed,
+        with_stat: bool,
+    ) -> DiskResult<ListedFile> {
+        if !with_stat && listed.kind != FileKind::Symlink {
+            let known =
+                self.index.by_inode(listed.ino).map_err(|error| self.index_failed(&error))?;
+            if let Some(id) = known {
+                return Ok(ListedFile { id, kind: listed.kind, stat: None });
+            }
+        }
+        let found = self.find(parent, dir, &listed.name).await?;
+        Ok(ListedFile { id: found.id, kind: found.stat.kind, stat: Some(found.stat) })
+    }
+
+    async fn found(
+        &self,
+        parent: FileId,
+        dir: &D::Node,
+        name: &[u8],
+        mut stat: Stat,
+    ) -> DiskResult<Found> {
+        if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
+            let target = self.disk.read_link(dir, name).await?;
+            if let Some(place) = Placeholder::parse(&target) {
+                return self.behind(parent, name, place).await;
+            }
+            stat.size_bytes = layout::unescape(&target).len() as u64;
+        }
+        let place = Place::new(parent, name);
+        let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
+        if let Some(id) = known
+            && self.record(id)?.is_some_and(|record| record.generation == stat.generation)
+        {
+            self.note_place(id, &place)?;
+            return Ok(Found { id, stat, slot: None });
+        }
+        let id = self.adopt(dir, &place, stat).await?;
+        Ok(Found { id, stat, slot: None })
+    }
+
+    /// The distributed directory of a placeholder.
+    async fn behind(&self, parent: FileId, name: &[u8], place: Placeholder) -> DiskResult<Found> {
+        let Placeholder { slot, id } = place;
+        let open = self.held().node(id);
+        let node = match open {
+            Some(node) => node,
+            // A placeholder of what was lost: the name is there, and nothing behind it.
+            None => self.distributed(id, slot).await.map_err(|_| Errno::EIO)?,
+        };
+        let stat = self.disk.stat(&node).await?;
+        if self.record(id)?.is_none_or(|record| record.slot != Some(slot) || record.ino != stat.ino)
+        {
+            let record = FileRecord {
+                ino: stat.ino,
+                generation: stat.generation,
+                slot: Some(slot),
+                placeholders: self.record(id)?.map_or(0, |record| record.placeholders),
+            };
+            self.index.put_file(id, record);
+        }
+        self.note_place(id, &Place::new(parent, name))?;
+        Ok(Found { id, stat, slot: Some(slot) })
+    }
+
+    /// Learns a name that somebody else has given, and forgets one of a directory, which has a single name.
+    fn note_place(&self, id: FileId, place: &Place) -> DiskResult<()> {
+        let failed = |error| self.index_failed(&error);
+        if !self.index.has_place(id, place).map_err(failed)? {
+            self.index.add_place(id, place);
+        }
+        Ok(())
+    }
+
+    /// Gives a number to a file that Atoll has not made, or of which the index has lost the entry.
+    async fn adopt(&self, dir: &D::Node, place: &Place, stat: Stat) -> DiskResult<FileId> {
+        let _one = self.whole.write(whole::ADOPTION).await;
+        let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
+        if let Some(id) = known
+            && self.record(id)?.is_some_and(|record| record.generation == stat.generation)
+        {
+            self.note_place(id, place)?;
+            return Ok(id);
+        }
+        let node = self.disk.node(dir, &place.name).await?;
+        let said = self.id_of(&node).await;
+        let id = match said {
+            Some(id) if self.record(id)?.is_none() && self.was_given(id) => id,
+            // The attribute was copied with a file: the other one has the number.
+            _ => {
+                let id = self.new_id(self.home(place.parent)?.slot)?;
+                self.set_id(&node, id).await;
+                id
+            }
+        };
+        let record =
+            FileRecord { ino: stat.ino, generation: stat.generation, slot: None, placeholders: 0 };
+        self.index.put_file(id, record);
+        self.index.add_place(id, place);
+        Ok(id)
+    }
+
+    /// The number that a file's attribute says.
+    pub(crate) async fn id_of(&self, node: &D::Node) -> Option<FileId> {
+        let value = self.disk.xattr(node, ID_ATTRIBUTE).await.ok()?;
+        Some(FileId(u64::from_be_bytes(value[..].try_into().ok()?)))
+    }
+
+    /// Writes a file's number into its attribute, where that can be.
+    pub(crate) async fn set_id(&self, node: &D::Node, id: FileId) {
+        let flags = atoll_vfs::XattrFlags::default();
+        // Without it the index alone knows the file.
+        let _ = self.disk.set_xattr(node, ID_ATTRIBUTE, &id.0.to_be_bytes(), flags).await;
+    }
+
+    fn was_given(&self, id: FileId) -> bool {
+        id.count() < self.next.load(std::sync::atomic::Ordering::SeqCst)
+    }
+
+    /// Where a directory lies.
+    pub(crate) fn home(&self, id: FileId) -> DiskResult<Home> {
+        let mut at = id;
+        for steps in 0..MAX_DEPTH {
+            let record = self.record(at)?.ok_or(Errno::ESTALE)?;
+            if let Some(slot) = record.slot {
+                return Ok(Home { slot, steps });
+            }
+            at = self.parent_of(at)?.ok_or(Errno::EIO)?;
+        }
+        Err(Errno::EIO)
+    }
+
+    /// Whether a directory that is made in `parent` is a distributed one: "directories beyond the distribution level stay with
+    /// their parent" (Kosha §3.2). The root's own entries are at level 1.
+    pub(crate) fn is_to_be_distributed(&self, parent: FileId) -> DiskResult<bool> {
+        let mut at = Some(parent);
+        for _ in 0..self.settings.level {
+            match at {
+                Some(FileId::ROOT) => return Ok(true),
+                Some(directory) => at = self.parent_of(directory)?,
+                None => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether directory `id` is `above` or lies below it.
+    pub(crate) fn is_within(&self, id: FileId, above: FileId) -> DiskResult<bool> {
+        let mut at = Some(id);
+        for _ in 0..MAX_DEPTH {
+            match at {
+                Some(directory) if directory == above => return Ok(true),
+                Some(directory) => at = self.parent_of(directory)?,
+                None => return Ok(false),
+            }
+        }
+        Err(Errno::EIO)
+    }
+
+    /// What is known of a file by its node; a user's link as long as the user wrote it.
+    pub(crate) async fn stat(&self, node: &D::Node) -> DiskResult<Stat> {
+        let mut stat = self.disk.stat(node).await?;
+        if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
+            stat.size_bytes = self.read_link(node).await?.len() as u64;
+        }
+        Ok(stat)
+    }
+
+    /// The target of a user's symbolic link.
+    pub(crate) async fn read_link(&self, node: &D::Node) -> DiskResult<Bytes> {
+        let stored = self.disk.read_node(node).await?;
+        Ok(stored.slice_ref(layout::unescape(&stored)))
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests of pools.
+
+mod conformance;
