@@ -194,6 +194,12 @@ pub(crate) enum Change {
         #[n(0)]
         id: FileId,
     },
+    /// Everything up to this sequence number is on the disk and in the index.
+    #[n(8)]
+    Checkpoint {
+        #[n(0)]
+        sequence: u64,
+    },
     /// The change with this sequence number failed.
     #[n(7)]
     Withdrawn {
@@ -244,6 +250,7 @@ mod tests {
                 mtime: None,
             },
             Change::Synced { id },
+            Change::Checkpoint { sequence: u64::MAX },
             Change::Withdrawn { sequence: u64::MAX },
         ];
         for change in changes {

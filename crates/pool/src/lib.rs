@@ -27,4 +27,7 @@ mod member;
 mod turns;
 
 pub use fs::PoolFs;
-pub use member::{CreateError, OpenError, OpenReport, PoolSettings, create};
+pub use member::{
+    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check, create,
+    leave, read_settings,
+};

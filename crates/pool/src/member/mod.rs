@@ -11,6 +11,8 @@
 //! that is known or that lies in a slot. What stands under a name must be the inode that the index has; where it is not, the
 //! disk is right, and the index learns.
 
+mod checking;
+mod leaving;
 mod opening;
 mod redo;
 mod scanning;
@@ -30,7 +32,11 @@ use crate::journal::Journal;
 use crate::layout::{FileId, Slot};
 use crate::turns::{Turn, Turns};
 
-pub use opening::{CreateError, OpenError, OpenReport, PoolSettings, create};
+pub use checking::CheckReport;
+pub use leaving::LeaveReport;
+pub use opening::{
+    CreateError, OpenError, OpenReport, PoolSettings, check, create, leave, read_settings,
+};
 pub(crate) use seeking::Found;
 
 /// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the
@@ -140,7 +146,7 @@ impl<D: Disk> Member<D> {
         self.disk.sync_all().await.map_err(|_| self.journal.fail())?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
-        Ok(())
+        self.note(Change::Checkpoint { sequence }).await
     }
 
     /// After all changes up to `sequence` are on the disk and in the index: writes both, and begins the journal anew.
@@ -148,7 +154,8 @@ impl<D: Disk> Member<D> {
         let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
         self.disk.sync_all().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
-        self.journal.begin(&self.disk, sequence).await
+        self.journal.begin(&self.disk, sequence).await?;
+        self.note(Change::Checkpoint { sequence }).await
     }
 
     /// Gives out no number below `next` from now on, nor any that may have been given out since it was known.

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use atoll_env::Env;
 use atoll_vfs::Errno;
 
-use super::Member;
+use super::{CheckReport, LeaveReport, Member, leaving};
 use crate::disk::{Disk, DiskResult, Making};
 use crate::held::Held;
 use crate::index::Index;
@@ -102,6 +102,28 @@ impl PoolSettings {
         let pool = u128::from_str_radix(pool, 16).ok()?.to_be_bytes();
         let level = lines.next()?.strip_prefix("level ")?.parse().ok()?;
         (level <= MAX_LEVEL).then_some(PoolSettings { pool, level })
+    }
+}
+
+/// What a pool on this disk was made with. It need not be free.
+pub async fn read_settings<D: Disk>(disk: &D) -> Result<PoolSettings, OpenError> {
+    match disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await {
+        Err(Errno::ENOENT) => Err(OpenError::NoStamp),
+        Err(errno) => Err(OpenError::Disk("cannot open its .atoll", errno)),
+        Ok(own) => read_stamp(disk, &own).await,
+    }
+}
+
+/// Compares index and files of the only member, and puts right what can be.
+pub async fn check<D: Disk>(env: Env, disk: D) -> Result<CheckReport, OpenError> {
+    Member::open(env, disk).await?.0.check().await
+}
+
+/// Makes one plain tree of the only member's files, without Atoll.
+pub async fn leave<D: Disk>(env: Env, disk: D) -> Result<LeaveReport, OpenError> {
+    match leaving::resume(&disk).await? {
+        Some(report) => Ok(report),
+        None => Member::open(env, disk).await?.0.leave().await,
     }
 }
 

@@ -107,6 +107,7 @@ impl Outcomes {
             Change::Unlink { .. }
             | Change::Attributes { .. }
             | Change::Synced { .. }
+            | Change::Checkpoint { .. }
             | Change::Withdrawn { .. } => {}
         }
         if is_withdrawn {
@@ -146,7 +147,7 @@ impl Outcomes {
                 };
             }
             Change::Synced { id } => self.file(*id).attributes = Attributes::default(),
-            Change::Link { .. } | Change::Withdrawn { .. } => {}
+            Change::Link { .. } | Change::Checkpoint { .. } | Change::Withdrawn { .. } => {}
         }
     }
 }
@@ -161,7 +162,7 @@ fn named(change: &Change) -> impl Iterator<Item = FileId> {
         | Change::Synced { id } => (Some(*id), None),
         Change::Rename { id, replaced, .. } => (Some(*id), *replaced),
         Change::Exchange { id, other, .. } => (Some(*id), Some(*other)),
-        Change::Withdrawn { .. } => (None, None),
+        Change::Checkpoint { .. } | Change::Withdrawn { .. } => (None, None),
     };
     first.into_iter().chain(second)
 }
@@ -180,16 +181,22 @@ impl<D: Disk> Member<D> {
         let next =
             highest.unwrap_or(0).max(meta.map_or(0, |meta| meta.next)).max(FileId::ROOT.0 + 1);
         self.pass_over(next);
-        let known = meta.map_or(0, |meta| meta.sequence);
+        // The journal knows of the last checkpoint, too: an index that is made again is one of what the disk has now.
+        let checkpoints = records.iter().filter_map(|record| match record.change {
+            Change::Checkpoint { sequence } => Some(sequence),
+            _ => None,
+        });
+        let known = checkpoints.max().max(meta.map(|meta| meta.sequence)).unwrap_or(0);
         let newer: Vec<Record> =
             records.into_iter().filter(|record| record.sequence > known).collect();
-        let has_gap = newer.first().is_some_and(|first| first.sequence > known + 1);
+        let has_gap = meta.is_some_and(|meta| meta.sequence < known);
         if meta.is_none() || has_gap {
             report.files_indexed = self.index_again().await?;
         }
-        report.changes_redone = newer.len();
+        let is_change = |record: &&Record| !matches!(record.change, Change::Checkpoint { .. });
+        report.changes_redone = newer.iter().filter(is_change).count();
         let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
-        if !newer.is_empty() {
+        if report.changes_redone > 0 {
             let outcomes = Outcomes::of(&newer, |id| self.index.places(id));
             let outcomes = outcomes.map_err(|error| OpenError::Index(error.to_string()))?;
             report.names_mended =
@@ -215,7 +222,7 @@ struct Redo<'a, D: Disk> {
 
 impl<'a, D: Disk> Redo<'a, D> {
     async fn new(member: &'a Member<D>, outcomes: Outcomes) -> DiskResult<Redo<'a, D>> {
-        let own = member.disk.node(&member.disk.top(), OWN_DIRECTORY.as_bytes()).await?;
+        let own = member.own().await?;
         Ok(Redo {
             member,
             outcomes,

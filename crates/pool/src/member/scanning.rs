@@ -1,6 +1,6 @@
 //! Walking through all of a member's files, and making the index again from them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::vec::IntoIter;
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
@@ -9,7 +9,10 @@ use super::{Member, OpenError};
 use crate::change::Place;
 use crate::disk::{Disk, DiskResult, Listed, Making, Stat, missing_is_none};
 use crate::index::FileRecord;
-use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, Slot};
+use crate::layout::{self, FileId, Placeholder, Slot};
+
+/// Which inodes, by their generations, are which files.
+type Inodes = BTreeMap<(u64, u64), FileId>;
 
 /// One file that a walk came across.
 pub(crate) struct Step<D: Disk> {
@@ -115,10 +118,10 @@ impl<D: Disk> Member<D> {
 
     /// Makes the index again from the files; returns how many there are.
     ///
-    /// What it had of files without attributes (symbolic links where only users may set some) is lost: they get new numbers, and
-    /// handles of them are stale.
+    /// Files without the attribute are known by their inodes, as far as the index had them; others get new numbers, and handles
+    /// of them are stale.
     pub(crate) async fn index_again(&self) -> Result<u64, OpenError> {
-        self.clear_index()?;
+        let known = self.clear_index()?;
         let failed = |errno| OpenError::Disk("cannot make its index again", errno);
         // No number is given out before all that were are known.
         let mut walk = self.walk().await.map_err(failed)?;
@@ -134,8 +137,8 @@ impl<D: Disk> Member<D> {
         let mut files = 0;
         let mut walk = self.walk().await.map_err(failed)?;
         while let Some(step) = walk.next().await.map_err(failed)? {
-            files += 1;
-            let id = self.index_step(&step).await.map_err(failed)?;
+            files += u64::from(step.placeholder.is_none());
+            let id = self.index_step(&step, &known).await.map_err(failed)?;
             if step.stat.kind == FileKind::Directory {
                 walk.enter(id, &step.node).await.map_err(failed)?;
             }
@@ -143,25 +146,29 @@ impl<D: Disk> Member<D> {
         Ok(files)
     }
 
-    fn clear_index(&self) -> Result<(), OpenError> {
+    /// Returns which inodes were which files.
+    fn clear_index(&self) -> Result<Inodes, OpenError> {
+        let mut known = Inodes::new();
         let failed = |error: crate::index::IndexError| OpenError::Index(error.to_string());
         for (id, record) in self.index.all_files().map_err(failed)? {
             for place in self.index.places(id).map_err(failed)? {
                 self.index.remove_place(id, &place);
             }
             self.index.remove_file(id, record).map_err(failed)?;
+            known.insert((record.ino, record.generation), id);
         }
-        Ok(())
+        Ok(known)
     }
 
     /// Enters one file into the index.
-    async fn index_step(&self, step: &Step<D>) -> DiskResult<FileId> {
+    async fn index_step(&self, step: &Step<D>, known: &Inodes) -> DiskResult<FileId> {
         let Step { place, slot, said, placeholder, node, stat } = step;
         if let (Some(place), Some(Placeholder { id, .. })) = (place, placeholder) {
             self.index.add_place(*id, place);
             self.count_placeholder(place.parent, true)?;
             return Ok(*id);
         }
+        let said = &said.or_else(|| known.get(&(stat.ino, stat.generation)).copied());
         let known = match (slot, said) {
             (Some(_), Some(id)) => Some(*id),
             _ => {
@@ -205,7 +212,7 @@ impl<D: Disk> Member<D> {
         if stands.is_none_or(|stands| stands == wanted) {
             return Ok(false);
         }
-        let own = self.disk.node(&self.disk.top(), OWN_DIRECTORY.as_bytes()).await?;
+        let own = self.own().await?;
         let beside = format!("link-{}", placeholder.id).into_bytes();
         match self.disk.unlink(&own, &beside).await {
             Ok(()) | Err(Errno::ENOENT) => {}

@@ -142,6 +142,11 @@ impl<D: Disk> Member<D> {
         Ok(node)
     }
 
+    /// The directory of Atoll's own files.
+    pub(crate) async fn own(&self) -> DiskResult<D::Node> {
+        self.disk.node(&self.disk.top(), layout::OWN_DIRECTORY.as_bytes()).await
+    }
+
     /// The directory of a slot; [`Errno::ENOENT`] if nothing was ever in it.
     pub(crate) async fn slot_node(&self, slot: Slot) -> DiskResult<D::Node> {
         self.disk.node(&self.slots, slot.to_string().as_bytes()).await

@@ -1,3 +1,4 @@
 //! Tests of pools.
 
 mod conformance;
+mod plain;

@@ -1,0 +1,320 @@
+//! What a pool leaves on its disk: plain files in plain directories, readable without Atoll.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use atoll_env::TokioRuntime;
+use atoll_pool::disk::directory::Directory;
+use atoll_pool::{CreateError, OpenError, PoolFs, PoolSettings, check, create, leave};
+use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, Writer};
+use bytes::Bytes;
+use tempfile::TempDir;
+
+use crate::conformance::{is_root, opened};
+
+type Fs = PoolFs<Directory>;
+
+const ROOT: InodeNumber = InodeNumber::ROOT;
+
+fn me() -> Caller {
+    Caller::default()
+}
+
+async fn new_pool(level: u8) -> (TempDir, Fs) {
+    let dir = tempfile::tempdir().unwrap();
+    create(&Directory::open(dir.path()).unwrap(), PoolSettings { pool: [7; 16], level })
+        .await
+        .unwrap();
+    let fs = opened(dir.path()).await;
+    (dir, fs)
+}
+
+async fn mkdir(fs: &Fs, parent: InodeNumber, name: &str) -> InodeNumber {
+    fs.mkdir(me(), parent, name.as_bytes(), 0o755).await.unwrap().attr.inode
+}
+
+async fn write(fs: &Fs, parent: InodeNumber, name: &str, text: &str) -> InodeNumber {
+    let (entry, opened) =
+        fs.create(me(), parent, name.as_bytes(), 0o640, OpenFlags::WRITE).await.unwrap();
+    let inode = entry.attr.inode;
+    let bytes = Bytes::copy_from_slice(text.as_bytes());
+    fs.write(Writer::At(me()), inode, opened.handle, 0, bytes).await.unwrap();
+    fs.close(inode, opened.handle).await.unwrap();
+    inode
+}
+
+async fn find(fs: &Fs, path: &str) -> Result<InodeNumber, Errno> {
+    let mut at = ROOT;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        at = fs.lookup(me(), at, name.as_bytes()).await?.attr.inode;
+    }
+    Ok(at)
+}
+
+async fn read(fs: &Fs, path: &str) -> String {
+    let inode = find(fs, path).await.unwrap();
+    let handle = fs.open(me(), inode, OpenFlags::READ).await.unwrap().handle;
+    let bytes = fs.read(inode, handle, 0, 1 << 20).await.unwrap();
+    fs.close(inode, handle).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+async fn rename(fs: &Fs, from: &str, to: &str) {
+    let split = |path: &str| {
+        path.rsplit_once('/').map(|(dir, name)| (dir.to_owned(), name.to_owned())).unwrap()
+    };
+    let ((from, name), (to, new_name)) = (split(from), split(to));
+    let (from, to) = (find(fs, &from).await.unwrap(), find(fs, &to).await.unwrap());
+    fs.rename(me(), from, name.as_bytes(), to, new_name.as_bytes(), RenameFlags::default())
+        .await
+        .unwrap();
+}
+
+/// Where the root directory lies.
+fn root_of(dir: &Path) -> PathBuf {
+    dir.join("slots/000/0000000000000001")
+}
+
+/// Path and text of every file, as a program sees them that follows symbolic links to directories.
+fn files_below(dir: &Path) -> BTreeMap<PathBuf, String> {
+    let mut all = BTreeMap::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            match fs::metadata(&path) {
+                Ok(found) if found.is_dir() => open.push(path),
+                Ok(_) => {
+                    let text = fs::read_to_string(&path).unwrap();
+                    all.insert(path.strip_prefix(dir).unwrap().to_owned(), text);
+                }
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
+    }
+    all
+}
+
+fn expected(files: &[(&str, &str)]) -> BTreeMap<PathBuf, String> {
+    files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect()
+}
+
+/// "Directories at a depth up to the distribution level are distributed; those below are stored with their parent" (Kosha
+/// §3.2).
+#[tokio::test]
+async fn directories_down_to_the_level_lie_in_slots_and_deeper_ones_in_their_parents() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(2).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    let anna = mkdir(&fs, home, "anna").await;
+    let work = mkdir(&fs, anna, "work").await;
+    write(&fs, work, "report", "text").await;
+    let placeholder = root_of(dir.path()).join("home");
+    assert!(fs::symlink_metadata(&placeholder).unwrap().is_symlink());
+    assert!(fs::symlink_metadata(placeholder.join("anna")).unwrap().is_symlink());
+    assert!(fs::symlink_metadata(placeholder.join("anna/work")).unwrap().is_dir());
+    let report = placeholder.join("anna/work/report");
+    assert_eq!(fs::read_to_string(&report).unwrap(), "text");
+    assert_eq!(fs::metadata(&report).unwrap().permissions().mode() & 0o7777, 0o640);
+    // A client sees directories, each with its subdirectories counted.
+    assert_eq!(fs.getattr(ROOT, None).await.unwrap().attr.nlink, 3);
+    assert_eq!(fs.getattr(anna, None).await.unwrap().attr.nlink, 3);
+}
+
+/// A copy by hand works, also after directories were renamed to other depths.
+#[tokio::test]
+async fn the_tree_reads_by_hand_also_after_renames_to_other_depths() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let a = mkdir(&fs, ROOT, "a").await;
+    let b = mkdir(&fs, ROOT, "b").await;
+    let deep = mkdir(&fs, a, "deep").await;
+    mkdir(&fs, deep, "deeper").await;
+    write(&fs, b, "file", "of b").await;
+    rename(&fs, "/b", "/a/deep/deeper/b").await;
+    let files = files_below(&root_of(dir.path()));
+    assert_eq!(files, expected(&[("a/deep/deeper/b/file", "of b")]));
+    // A plain directory with a placeholder in it goes up: check lets the placeholder go up as far.
+    rename(&fs, "/a/deep/deeper", "/a/deeper").await;
+    assert_eq!(read(&fs, "/a/deeper/b/file").await, "of b");
+    fs.end().await.unwrap();
+    drop(fs);
+    let env = Arc::new(TokioRuntime::current());
+    let report = check(env, Directory::open(dir.path()).unwrap()).await.unwrap();
+    assert_eq!(
+        (report.placeholders_mended, report.files_gone, report.files_added),
+        (1, 0, 0),
+        "{report:?}"
+    );
+    let files = files_below(&root_of(dir.path()));
+    assert_eq!(files, expected(&[("a/deeper/b/file", "of b")]));
+}
+
+/// "A user's link of that form is escaped": it is a link to the client, and leads by hand where it should.
+#[tokio::test]
+async fn a_users_link_like_a_placeholder_is_a_link() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    mkdir(&fs, ROOT, "home").await;
+    let target = fs::read_link(root_of(dir.path()).join("home")).unwrap();
+    let target = target.to_str().unwrap();
+    for (name, target) in [("like", target.to_owned()), ("escaped", format!("./{target}"))] {
+        let made = fs.symlink(me(), ROOT, name.as_bytes(), target.as_bytes()).await.unwrap();
+        assert_eq!(made.attr.size_bytes, target.len() as u64);
+        assert_eq!(fs.readlink(made.attr.inode).await.unwrap(), target.as_bytes());
+        let again = fs.lookup(me(), ROOT, name.as_bytes()).await.unwrap();
+        assert_eq!((again.attr.inode, again.attr.kind), (made.attr.inode, made.attr.kind));
+        assert_eq!(again.attr.size_bytes, made.attr.size_bytes);
+    }
+    assert!(fs.unlink(me(), ROOT, b"like").await.is_ok(), "it is no directory");
+    assert_eq!(fs.unlink(me(), ROOT, b"home").await, Err(Errno::EISDIR));
+}
+
+/// Somebody edits D by hand: files that he puts there, moves and removes are what clients then see.
+#[tokio::test]
+async fn changes_by_hand_are_seen() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    write(&fs, home, "old", "1").await;
+    let kept = write(&fs, home, "kept", "2").await;
+    let handle = fs.handle_of(kept).await.unwrap();
+    let by_hand = root_of(dir.path()).join("home");
+    fs::remove_file(by_hand.join("old")).unwrap();
+    fs::rename(by_hand.join("kept"), by_hand.join("renamed")).unwrap();
+    fs::write(by_hand.join("new"), "3").unwrap();
+    fs::create_dir(by_hand.join("plain")).unwrap();
+    symlink("new", by_hand.join("link")).unwrap();
+    assert_eq!(find(&fs, "/home/old").await, Err(Errno::ENOENT));
+    assert_eq!(read(&fs, "/home/new").await, "3");
+    assert_eq!(find(&fs, "/home/renamed").await, Ok(kept), "it is the same file");
+    write(&fs, find(&fs, "/home/plain").await.unwrap(), "below", "4").await;
+    let link = find(&fs, "/home/link").await.unwrap();
+    assert_eq!(fs.readlink(link).await.unwrap(), &b"new"[..]);
+    let found = fs.by_handle(me(), &handle).await.unwrap();
+    assert_eq!(found.attr.inode, kept);
+    // The numbers last.
+    let new = find(&fs, "/home/new").await.unwrap();
+    fs.end().await.unwrap();
+    drop(fs);
+    let fs = opened(dir.path()).await;
+    assert_eq!(find(&fs, "/home/new").await, Ok(new));
+    assert_eq!(find(&fs, "/home/link").await, Ok(link));
+}
+
+/// The index can be thrown away: the same files have the same numbers.
+#[tokio::test]
+async fn without_its_index_a_pool_is_the_same() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    let deep = mkdir(&fs, home, "deep").await;
+    let file = write(&fs, deep, "file", "text").await;
+    fs.link(me(), file, home, b"second").await.unwrap();
+    let link = fs.symlink(me(), home, b"link", b"file").await.unwrap().attr.inode;
+    fs.end().await.unwrap();
+    drop(fs);
+    fs::remove_file(dir.path().join(".atoll/index")).unwrap();
+    let env = Arc::new(TokioRuntime::current());
+    let (fs, report) = PoolFs::open(env, Directory::open(dir.path()).unwrap()).await.unwrap();
+    assert_eq!(report.files_indexed, 6, "root, home, deep, file by two names, link: {report:?}");
+    assert_eq!(report.changes_redone, 0, "the journal knows of the checkpoint: {report:?}");
+    let paths =
+        [("/home", home), ("/home/deep", deep), ("/home/deep/file", file), ("/home/second", file)];
+    for (path, inode) in paths.into_iter().chain([("/home/link", link)]) {
+        assert_eq!(find(&fs, path).await, Ok(inode), "{path}");
+    }
+    assert_eq!(fs.getattr(ROOT, None).await.unwrap().attr.nlink, 3);
+}
+
+#[tokio::test]
+async fn leaving_leaves_one_plain_tree() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(2).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    let anna = mkdir(&fs, home, "anna").await;
+    write(&fs, anna, "file", "text").await;
+    let slots = mkdir(&fs, ROOT, "slots").await;
+    write(&fs, slots, "mine", "too").await;
+    write(&fs, ROOT, "top", "of it").await;
+    fs.end().await.unwrap();
+    drop(fs);
+    let env = Arc::new(TokioRuntime::current());
+    let report = leave(env, Directory::open(dir.path()).unwrap()).await.unwrap();
+    assert!(report.names_taken.is_empty(), "{report:?}");
+    assert_eq!(
+        files_below(dir.path()),
+        expected(&[("home/anna/file", "text"), ("slots/mine", "too"), ("top", "of it")])
+    );
+    for path in ["home", "home/anna", "slots"] {
+        assert!(fs::symlink_metadata(dir.path().join(path)).unwrap().is_dir(), "{path}");
+    }
+    assert!(!dir.path().join(".atoll").exists());
+}
+
+#[tokio::test]
+async fn a_pool_is_made_in_an_empty_directory_and_never_anew() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let settings = PoolSettings { pool: [7; 16], level: 1 };
+    let disk = || Directory::open(dir.path()).unwrap();
+    let env = || Arc::new(TokioRuntime::current());
+    assert_eq!(PoolFs::open(env(), disk()).await.err(), Some(OpenError::NoStamp));
+    fs::write(dir.path().join("mine"), "text").unwrap();
+    assert_eq!(create(&disk(), settings).await, Err(CreateError::NotEmpty("mine".to_owned())));
+    fs::remove_file(dir.path().join("mine")).unwrap();
+    fs::create_dir(dir.path().join("lost+found")).unwrap();
+    create(&disk(), settings).await.unwrap();
+    assert!(matches!(create(&disk(), settings).await, Err(CreateError::NotEmpty(_))));
+    let (fs, report) = PoolFs::open(env(), disk()).await.unwrap();
+    assert_eq!(report.changes_redone, 0);
+    assert_eq!(fs.settings(), settings);
+    assert_eq!(PoolFs::open(env(), disk()).await.err(), Some(OpenError::InUse));
+    let metadata = fs::metadata(root_of(dir.path())).unwrap();
+    assert_eq!((metadata.uid(), metadata.mode() & 0o7777), (0, 0o755));
+    drop(fs);
+    fs::write(dir.path().join(".atoll/stamp"), "atoll pool 9\n").unwrap();
+    assert_eq!(PoolFs::open(env(), disk()).await.err(), Some(OpenError::Stamp));
+}
+
+/// A file whose last name goes lives on while it is open, and so does a directory.
+#[tokio::test]
+async fn what_is_open_outlives_its_name() {
+    if !is_root() {
+        return;
+    }
+    let (_dir, fs) = new_pool(1).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    let file = write(&fs, ROOT, "file", "text").await;
+    let handle = fs.open(me(), file, OpenFlags::READ).await.unwrap().handle;
+    fs.unlink(me(), ROOT, b"file").await.unwrap();
+    fs.rmdir(me(), ROOT, b"home").await.unwrap();
+    assert_eq!(fs.read(file, handle, 0, 10).await.unwrap(), &b"text"[..]);
+    assert_eq!(fs.getattr(file, None).await.unwrap().attr.nlink, 0);
+    assert_eq!(fs.mkdir(me(), home, b"in", 0o755).await, Err(Errno::ENOENT));
+    let listing = fs.opendir(me(), home).await.unwrap().handle;
+    assert_eq!(fs.readdir(home, listing, 0, 10, false).await, Ok(Vec::new()));
+    fs.closedir(home, listing).await.unwrap();
+    fs.close(file, handle).await.unwrap();
+    fs.forget(file, 1);
+    assert_eq!(fs.getattr(file, None).await, Err(Errno::ESTALE));
+    assert_eq!(fs.read(file, handle, 0, 1).await, Err(Errno::EBADF));
+    assert_eq!(fs.read(file, Handle::NONE, 0, 1).await, Err(Errno::EBADF));
+}
