@@ -80,6 +80,7 @@ pub(crate) fn failure(error: ClientError) -> Failure {
                 .advice("`atoll volumes` lists what there is.")
         }
         ClientError::Volume(_) => Failure::new(Exit::Failed, error.to_string()),
+        ClientError::Subsystem(why) => Failure::new(Exit::Failed, why),
         ClientError::Unfit(why) => Failure::new(Exit::Usage, why),
         ClientError::Dir(_) => Failure::new(Exit::Failed, what).because(error),
         ClientError::Refused { .. } => Failure::new(Exit::Failed, what)

@@ -25,7 +25,7 @@ use crate::ring::join::{Bootstrap, RingJoin};
 use crate::ring::{self, Ring};
 use crate::scope::Scope;
 use crate::settings::{Settings, SettingsStore};
-use crate::subsystem::Subsystem;
+use crate::subsystem::{MakeSubsystem, NodeParts, Subsystem};
 use crate::tree_walk::TreeWalk;
 use crate::volumes::{PublishedVolumes, Volumes};
 
@@ -158,8 +158,12 @@ impl Foundation {
     }
 
     /// The node's subsystems, in the order in which they start, and its ring again. A node that was away is given
-    /// the network's present secret while it joins, so the members come first.
-    pub(crate) fn subsystems(self) -> (Vec<Arc<dyn Subsystem>>, Arc<Ring>) {
+    /// the network's present secret while it joins, so the members come first; those made outside
+    /// come last.
+    pub(crate) fn subsystems(
+        self,
+        outside: &[MakeSubsystem],
+    ) -> (Vec<Arc<dyn Subsystem>>, Arc<Ring>) {
         let chord = self.chord();
         let dht = self.dht(&chord);
         let members = NetworkMembers {
@@ -176,6 +180,12 @@ impl Foundation {
             self.lease,
             self.walk.clone(),
         );
+        let parts = NodeParts {
+            env: network_time(self.env.clone(), chord.clone()),
+            dir: self.dir.root().to_owned(),
+            transport: self.transport.clone(),
+            blocks: dht.clone(),
+        };
         let (env, dir, flag) = (self.env.clone(), self.dir.clone(), self.flag);
         let (settings, store) = (self.settings.clone(), self.store.clone());
         let (pointers, rebuilt_index) = (self.pointers.clone(), self.rebuilt_index);
@@ -202,13 +212,14 @@ impl Foundation {
             replicas,
             state: contribution::State::default(),
         };
-        let subsystems: Vec<Arc<dyn Subsystem>> = vec![
+        let mut subsystems: Vec<Arc<dyn Subsystem>> = vec![
             Arc::new(members),
             Arc::new(blocks),
             ring.clone(),
             Arc::new(volumes),
             Arc::new(contribution),
         ];
+        subsystems.extend(outside.iter().map(|make| make(parts.clone())));
         (subsystems, ring)
     }
 }

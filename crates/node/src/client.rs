@@ -25,8 +25,8 @@ use atoll_net::{CallError, Refusal, Reply, Request, UnixClient, WhenAbsent};
 use bytes::Bytes;
 
 use crate::config::VirtualServers;
-use crate::control::body::{Body, Json};
-use crate::control::calls::{self, ControlCall};
+use crate::control::body::{Block, Body, Json, WithPart};
+use crate::control::calls::{self, CallError as OwnError, ControlCall};
 use crate::control::message::{self, Answer, Empty, Never, OpenVolume, OpenedVolume, Unfit};
 use crate::control::volume_error::VolumeError;
 use crate::dir::{self, DirError, NodeDir, SocketAddress};
@@ -91,6 +91,9 @@ pub enum ClientError {
         /// What was said.
         reason: String,
     },
+    /// A subsystem that was made outside this crate has not done what was asked: why.
+    #[error("{0}")]
+    Subsystem(String),
     /// A setting does not fit the node.
     #[error("{0}")]
     Unfit(String),
@@ -410,6 +413,19 @@ impl Client {
         self.ask::<calls::AbandonFormer>(Empty {}).await.map(|Json(status)| status)
     }
 
+    /// Makes a call of a subsystem that was made outside this crate; the bytes of its reply.
+    ///
+    /// # Errors
+    /// [`ClientError::Subsystem`] with what the subsystem said; [`ClientError::Refused`] if the
+    /// node has none with such a call, or the request is longer than the call's may be.
+    pub async fn outside_call(&self, number: u16, request: Bytes) -> Result<Bytes, ClientError> {
+        let request = Block::of(request);
+        match self.inner.exchange::<Block, Block, Unfit>(number, request).await? {
+            Ok(WithPart(_, reply)) => Ok(reply),
+            Err(Unfit::Unfit(why)) => Err(ClientError::Subsystem(why)),
+        }
+    }
+
     async fn open_volume<C>(
         &self,
         name: String,
@@ -461,11 +477,20 @@ impl Inner {
         &self,
         request: C::Request,
     ) -> Result<Result<C::Reply, C::Error>, ClientError> {
+        self.exchange(C::ROW.number, request).await
+    }
+
+    /// The same of a call that has only a number.
+    async fn exchange<Q: Body, R: Body, E: OwnError>(
+        &self,
+        number: u16,
+        request: Q,
+    ) -> Result<Result<R, E>, ClientError> {
         let confused = |refusal: Refusal| self.confused(refusal.text);
         let (header, parts) = request.split().map_err(confused)?;
-        let reply = self.send(C::ROW.number, message::encode(&header), parts).await?;
+        let reply = self.send(number, message::encode(&header), parts).await?;
         match message::decode(&reply.header).map_err(confused)? {
-            Answer::Done(header) => C::Reply::join(header, reply.parts).map(Ok).map_err(confused),
+            Answer::Done(header) => R::join(header, reply.parts).map(Ok).map_err(confused),
             Answer::Failed(error) => Ok(Err(error)),
         }
     }

@@ -1,7 +1,7 @@
 //! The daemon: a node of the ring on one machine, and the client of its control socket.
 //!
 //! - [`Node`] starts and stops the subsystems: members, blocks, ring, published volumes,
-//!   contribution.
+//!   contribution, and any that are made outside this crate ([`Subsystem`]).
 //! - [`client::Client`] is how commands and mounts reach it.
 //! - [`JoinCode`] lets other nodes join; [`Status`] describes a node's state.
 //!
@@ -56,7 +56,10 @@ pub use config::{
     DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
     Protocol, StartError, VirtualServers,
 };
+pub use control::outside::{CallRange, MAX_OUTSIDE_BYTES, OUTSIDE_CALLS};
+pub use control::server::Calls;
 pub use control::volume_error::VolumeError;
+pub use counted::counted;
 pub use dir::{
     DirError, create_atomically, default_dir, make_private_dir, read_secret, write_atomically,
 };
@@ -72,7 +75,8 @@ pub use status::{
     AskedNode, AwayNode, BlockCopy, BlockReplicas, BlockUser, Cache, Clock, ContributionStatus,
     Diverted, Health, LockUser, Member, MemberList, Moving, NodeSettings, OpenReplica,
     QuotaAccount, QuotaStatus, Reclaimed, Repair, ReplicaReport, RingCount, RingNode, Rotated,
-    Status, UsesReport, VolumeStatus, WrongClock,
+    Status, StatusPart, StatusRow, UsesReport, VolumeStatus, WrongClock,
 };
+pub use subsystem::{MakeSubsystem, NodeParts, Subsystem};
 pub use tree_walk::TreeWalk;
 pub use volumes::{MAX_NAME_BYTES, check_name};

@@ -5,6 +5,7 @@
 //! control socket, so that a client that connects finds a whole node. [`Node::stop`] goes the
 //! other way.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::process::Signals;
 use crate::ring::Ring;
 use crate::scope::Scope;
 use crate::status::Status;
+use crate::subsystem::MakeSubsystem;
 
 /// How long the tasks may take to end when stopping.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -83,6 +85,18 @@ impl Node {
     /// Returns when the node has entered the ring, or after `config.join_patience`: it then
     /// goes on trying, and its status says so.
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
+        Node::start_with(config, &[]).await
+    }
+
+    /// As [`Node::start`], with subsystems that are made outside this crate: they start after the
+    /// node's own, in this order, and stop before them.
+    ///
+    /// # Panics
+    /// If two subsystems take the same method family or numbers of control calls.
+    pub async fn start_with(
+        config: NodeConfig,
+        outside: &[MakeSubsystem],
+    ) -> Result<Node, StartError> {
         let NodeConfig { lease, join_patience, flag, protocol, .. } = config;
         let has_code = config.join.is_some();
         let walk = config.walk.clone();
@@ -109,7 +123,7 @@ impl Node {
             subsystems: Vec::new(),
             stop,
         };
-        let (subsystems, ring) = foundation.subsystems();
+        let (subsystems, ring) = foundation.subsystems(outside);
         daemon.subsystems = subsystems;
         let daemon = Arc::new(daemon);
         serve_peers(&daemon, protocol);
@@ -258,8 +272,12 @@ async fn on_disk_thread<T: Send + 'static>(
 
 /// Lets the subsystems answer peers.
 fn serve_peers(daemon: &Daemon, protocol: Protocol) {
-    let services = daemon.subsystems.iter().filter_map(|subsystem| subsystem.clone().service());
-    let router =
-        services.fold(Router::new(), |router, (family, service)| router.route(family, service));
+    let mut families = BTreeSet::new();
+    let mut router = Router::new();
+    for subsystem in &daemon.subsystems {
+        let Some((family, service)) = subsystem.clone().service() else { continue };
+        assert!(families.insert(family), "family {family:#04x} has one service");
+        router = router.route(family, service);
+    }
     daemon.transport.serve(Arc::new(router.without(protocol.lacks)));
 }

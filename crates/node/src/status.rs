@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// A node's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -84,6 +85,29 @@ pub struct Status {
     pub volumes: Vec<VolumeStatus>,
     /// Warnings for people, in sentences.
     pub warnings: Vec<String>,
+    /// What subsystems that were made outside this crate say of themselves, by their names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, StatusPart>,
+}
+
+/// What a subsystem that was made outside this crate says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StatusPart {
+    /// For people, in order.
+    pub rows: Vec<StatusRow>,
+    /// For programs.
+    pub json: Value,
+}
+
+/// A row of `atoll status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StatusRow {
+    /// A word, such as `ring`.
+    pub name: String,
+    /// One line.
+    pub text: String,
 }
 
 /// Whether a node's blocks have the copies that the network was made for: those of which it is the

@@ -13,7 +13,7 @@ use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::nfs::servers::{self, ServerRecord};
-use crate::output::Output;
+use crate::output::{Output, safe_message};
 use crate::shared_spool;
 use crate::spool::{self, Pending};
 use crate::units;
@@ -286,7 +286,7 @@ fn short(hex: &str) -> &str {
     hex.get(..12).unwrap_or(hex)
 }
 
-fn describe(status: &Status) -> Vec<(&'static str, String)> {
+fn describe(status: &Status) -> Vec<(&str, String)> {
     let mut lines = vec![
         ("node", format!("{} at {}", short(&status.peer_id), status.advertise)),
         ("network", short(&status.network_id).to_string()),
@@ -345,6 +345,9 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
     }
     for volume in status.volumes.iter().filter(|volume| volume.root_version > 0) {
         lines.push(("volume", format!("{} {}", volume.name, volume.address)));
+    }
+    for row in status.parts.values().flat_map(|part| &part.rows) {
+        lines.push((&row.name, safe_message(&row.text)));
     }
     for warning in &status.warnings {
         lines.push(("warning", warning.clone()));
@@ -461,7 +464,7 @@ fn repair(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_node::Repair;
+    use atoll_node::{Repair, StatusPart, StatusRow};
 
     fn node(id: &str) -> RingNode {
         RingNode { id: id.into(), addr: "127.0.0.1:1".into(), peer_id: id.into() }
@@ -597,5 +600,19 @@ mod tests {
         assert!(ring(&status()).starts_with("3 nodes; before this one: cc"));
         let large = Status { known_nodes: None, estimated_nodes: 23.6, ..status() };
         assert!(ring(&large).starts_with("about 24 nodes; "));
+    }
+
+    #[test]
+    fn subsystems_made_elsewhere_have_rows_of_their_own() {
+        let row = |text: &str| StatusRow { name: "pool".into(), text: text.into() };
+        let rows = vec![row("work of 3 nodes"), row("\x1b[2Jplay")];
+        let part = StatusPart { rows, ..StatusPart::default() };
+        let parts = [("pools".to_owned(), part)].into();
+        let status = Status { parts, ..status() };
+        let lines = describe(&status);
+        let pools: Vec<&str> =
+            lines.iter().filter(|line| line.0 == "pool").map(|line| &line.1[..]).collect();
+        assert_eq!(pools[0], "work of 3 nodes");
+        assert!(pools.len() == 2 && !pools[1].contains(char::is_control), "{pools:?}");
     }
 }

@@ -5,13 +5,14 @@
 //! is checked like bytes from anywhere.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use atoll_env::BoxFuture;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 
 use super::body::Body;
-use super::calls::{ControlCall, TABLE};
+use super::calls::{CallError, ControlCall, TABLE};
 use super::message::{self, Answer};
 
 /// What a handler resolves to: the reply or the operation's own error; or a refusal, if the
@@ -23,8 +24,10 @@ type Handler = Arc<dyn Fn(Request) -> BoxFuture<'static, Result<Reply, Refusal>>
 
 /// The handlers of the control calls.
 #[derive(Default)]
-pub(crate) struct Calls {
+pub struct Calls {
     handlers: BTreeMap<u16, Handler>,
+    /// Numbers that subsystems made outside this crate have taken.
+    pub(super) ranges: Vec<RangeInclusive<u16>>,
 }
 
 impl Calls {
@@ -33,15 +36,25 @@ impl Calls {
         &mut self,
         handler: impl Fn(C::Request) -> BoxFuture<'static, Handled<C>> + Send + Sync + 'static,
     ) {
-        let handle: Handler = Arc::new(move |request| match decode::<C>(request) {
+        self.insert::<C::Request, C::Reply, C::Error>(C::ROW.number, C::ROW.name, handler);
+    }
+
+    /// Registers the handler of a call, which is given requests that could be decoded.
+    pub(super) fn insert<Q: Body, R: Body, E: CallError>(
+        &mut self,
+        number: u16,
+        name: &str,
+        handler: impl Fn(Q) -> BoxFuture<'static, Result<Result<R, E>, Refusal>> + Send + Sync + 'static,
+    ) {
+        let handle: Handler = Arc::new(move |request| match decode::<Q>(request) {
             Ok(request) => {
                 let handled = handler(request);
-                Box::pin(async move { encode::<C>(handled.await?) })
+                Box::pin(async move { encode::<R, E>(handled.await?) })
             }
             Err(refusal) => Box::pin(std::future::ready(Err(refusal))),
         });
-        let before = self.handlers.insert(C::ROW.number, handle);
-        assert!(before.is_none(), "{} has one handler", C::ROW.name);
+        let before = self.handlers.insert(number, handle);
+        assert!(before.is_none(), "{name} has one handler");
     }
 
     /// Registers a handler of `C` that may wait for the disk: it runs on a thread of its own.
@@ -81,11 +94,11 @@ impl Service for Calls {
     }
 }
 
-fn decode<C: ControlCall>(request: Request) -> Result<C::Request, Refusal> {
-    C::Request::join(message::decode(&request.header)?, request.parts)
+fn decode<Q: Body>(request: Request) -> Result<Q, Refusal> {
+    Q::join(message::decode(&request.header)?, request.parts)
 }
 
-fn encode<C: ControlCall>(handled: Result<C::Reply, C::Error>) -> Result<Reply, Refusal> {
+fn encode<R: Body, E: CallError>(handled: Result<R, E>) -> Result<Reply, Refusal> {
     let (answer, parts) = match handled {
         Ok(reply) => {
             let (header, parts) = reply.split()?;

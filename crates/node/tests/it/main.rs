@@ -7,5 +7,6 @@ mod contribution;
 mod membership;
 mod ring;
 mod start;
+mod subsystem;
 mod versions;
 mod world;
