@@ -1,18 +1,14 @@
 //! Connecting to the local node, and the messages when that fails.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::{Env, TokioRuntime};
+use atoll_env::Env;
 use atoll_node::{Client, ClientError, ClientOptions, Status, VolumeError, shell_word};
+use atoll_upkeep::connection;
 
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
-
-/// How long a transfer waits for a node that is being restarted. A guess: an upgrade
-/// and the store's reopening fit in.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a mount waits for its node. A process that uses a mount waits in the kernel,
 /// where it cannot be killed. Together with the time it takes to notice that a node hangs, this
@@ -25,13 +21,7 @@ const MOUNT_SILENCE: Duration = Duration::from_secs(2);
 /// A client of this directory's node: fails at once if none runs now, waits if the node
 /// is restarted later.
 pub(crate) async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
-    to_node_in(&global.dir()?).await
-}
-
-/// A client of the node in `dir`, as [`to_node`].
-pub(crate) async fn to_node_in(dir: &Path) -> Result<(Env, Arc<Client>), Failure> {
-    let options = ClientOptions { patience: PATIENCE, ..ClientOptions::default() };
-    connect(dir, options).await
+    connection::to_node(&global.dir()?).await.map_err(failure)
 }
 
 /// A client for a mount, which reports soon that the node is gone.
@@ -41,13 +31,7 @@ pub(crate) async fn for_mount(global: &Global) -> Result<(Env, Arc<Client>), Fai
         gone_when_silent_for: Some(MOUNT_SILENCE),
         ..ClientOptions::default()
     };
-    connect(&global.dir()?, options).await
-}
-
-async fn connect(dir: &Path, options: ClientOptions) -> Result<(Env, Arc<Client>), Failure> {
-    Client::connect(dir).await.map_err(failure)?;
-    let client = Client::connect_with(dir, options).await.map_err(failure)?;
-    Ok((Arc::new(TokioRuntime::current()), Arc::new(client)))
+    connection::connect(&global.dir()?, options).await.map_err(failure)
 }
 
 /// A client that fails as soon as the node is gone.

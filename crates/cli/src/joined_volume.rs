@@ -8,6 +8,7 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{UserAddress, VolumeAddress};
 use atoll_node::shell_word;
+use atoll_upkeep::user::UserError;
 use atoll_volume::shared::access::rebind::groups_of;
 use atoll_volume::shared::access::{
     Credentials, GroupRecord, NotAllowed, read_group, read_keepers, read_volume,
@@ -15,7 +16,6 @@ use atoll_volume::shared::access::{
 use futures_util::future::join_all;
 use serde::Serialize;
 
-use crate::failure::Failure;
 use crate::output::escaped;
 use crate::units;
 use crate::user::{self, Joined};
@@ -58,7 +58,7 @@ pub(crate) async fn all(env: &Env, blocks: &Arc<dyn Blocks>, dir: &Path) -> Vec<
         match user::joined(dir, name) {
             Ok(Some(joined)) => Some(status(env, blocks, name, &joined).await),
             Ok(None) => None,
-            Err(failure) => Some(JoinedStatus::unknown(name, &failure)),
+            Err(error) => Some(JoinedStatus::unknown(name, &error)),
         }
     }))
     .await
@@ -122,8 +122,8 @@ async fn look(
 }
 
 impl JoinedStatus {
-    fn unknown(name: &str, failure: &Failure) -> JoinedStatus {
-        let (name, why_not) = (name.to_owned(), Some(failure.to_string()));
+    fn unknown(name: &str, error: &UserError) -> JoinedStatus {
+        let (name, why_not) = (name.to_owned(), Some(error.to_string()));
         JoinedStatus { name, why_not, ..JoinedStatus::default() }
     }
 

@@ -9,7 +9,6 @@
 mod address;
 mod arguments;
 mod beneath;
-mod certificates;
 mod commands;
 mod connection;
 mod crash;
@@ -34,11 +33,9 @@ mod read_key;
 mod reading;
 mod runtime;
 mod served_volume;
-mod shared_spool;
 mod shared_volume;
 mod source_filter;
 mod spool;
-mod spool_replay;
 mod stat_cache;
 mod terminal;
 mod tfs;
@@ -47,7 +44,6 @@ mod units;
 mod user;
 mod user_path;
 mod volume_target;
-mod volume_walk;
 mod waiting;
 
 use std::ffi::OsString;

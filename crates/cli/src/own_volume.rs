@@ -1,16 +1,17 @@
-//! Finds a node's own volume by its name, and ends a mount that writes one.
+//! A node's own volumes for commands: finds one by its name, and ends a mount that writes one.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use atoll_env::{BoxFuture, Env};
+use atoll_env::Env;
 use atoll_gateway::fuse;
-use atoll_key::{BlockHash, SignedBlock, VolumeAddress, VolumeId};
+use atoll_key::{VolumeAddress, VolumeId};
 use atoll_node::{Client, Volume, VolumeStatus, shell_word};
-use atoll_volume::owned::{FlushError, LeaseKeeper, Root, WritableFs, WriteError};
+use atoll_upkeep::own_volume::{self, FindError};
+pub(crate) use atoll_upkeep::own_volume::{KeepVersions, owner};
+use atoll_volume::owned::{FlushError, Root, WritableFs, WriteError};
 
 use crate::address::Address;
 use crate::connection;
@@ -18,7 +19,6 @@ use crate::failure::{Exit, Failure};
 use crate::moment::Moment;
 use crate::read_key::Found;
 use crate::units;
-use crate::user;
 
 /// How long a mount that has ended tries to bring what was written to the ring.
 const END_LIMIT: Duration = Duration::from_secs(600);
@@ -26,32 +26,35 @@ const END_LIMIT: Duration = Duration::from_secs(600);
 /// The pause between two attempts.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The user and group of this process.
-pub(crate) fn owner() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-}
-
 /// What the node knows of its volume of this name.
 pub(crate) async fn status(
     client: &Client,
     name: &str,
     what: &str,
 ) -> Result<VolumeStatus, Failure> {
-    let volumes = client.volumes().await.map_err(connection::failure)?;
-    let found = volumes.into_iter().find(|volume| volume.name == name);
-    if found.is_none() && user::joined(client.dir(), name)?.is_some() {
-        return Err(Failure::new(Exit::Failed, what)
-            .because("this node has joined it, and does not have the volume's key")
-            .advice("Ask its owner, on whose node it was made."));
+    own_volume::status(client, name).await.map_err(|error| not_found(name, what, error))
+}
+
+/// The volume of this name, which was made by `atoll volume create`.
+pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volume, Failure> {
+    own_volume::find(client, name).await.map_err(|error| not_found(name, what, error))
+}
+
+fn not_found(name: &str, what: &str, error: FindError) -> Failure {
+    let failure = |exit| Failure::new(exit, what).because(&error);
+    match error {
+        FindError::Client(error) => connection::failure(error),
+        FindError::User(error) => error.into(),
+        FindError::Joined => {
+            failure(Exit::Failed).advice("Ask its owner, on whose node it was made.")
+        }
+        FindError::Unknown => failure(Exit::NotFound).advice(format!(
+            "`atoll volume create {}` makes one; `atoll volumes` lists those there are.",
+            shell_word(name)
+        )),
+        FindError::Published { ref address, .. } => failure(Exit::Failed)
+            .advice(format!("Change files there, or mount {address} to read it.")),
     }
-    found.ok_or_else(|| {
-        Failure::new(Exit::NotFound, what).because("this node has no volume of that name").advice(
-            format!(
-                "`atoll volume create {}` makes one; `atoll volumes` lists those there are.",
-                shell_word(name)
-            ),
-        )
-    })
 }
 
 /// For how long yet a mount has said that it writes the volume, if one has.
@@ -79,20 +82,6 @@ pub(crate) fn fs_name(name: &str, volume: VolumeId) -> String {
 /// Where this machine has mounted a volume to write it.
 pub(crate) fn mounts(name: &str, volume: VolumeId) -> Vec<PathBuf> {
     fuse::mounts_of(OsStr::new(&fs_name(name, volume))).unwrap_or_default()
-}
-
-/// The volume of this name, which was made by `atoll volume create`.
-pub(crate) async fn find(client: &Client, name: &str, what: &str) -> Result<Volume, Failure> {
-    let known = status(client, name, what).await?;
-    if let Some(source) = &known.source {
-        return Err(Failure::new(Exit::Failed, what)
-            .because(format!(
-                "it is published from {source}, and the next publish would undo \
-                              what is written"
-            ))
-            .advice(format!("Change files there, or mount {} to read it.", known.address)));
-    }
-    client.named_volume(name).await.map_err(connection::failure)
 }
 
 /// The address of the volume of this name, at a time if one is given, and its read key.
@@ -157,32 +146,5 @@ pub(crate) async fn end(fs: &WritableFs, what: &str) -> Result<(), Failure> {
         Err(_) => Err(left().because("the ring did not take it").advice(
             "The node brings it to the ring when it can, or the next mount of the volume.",
         )),
-    }
-}
-
-/// Makes the node renew the leases of each version that a mount has written.
-pub(crate) struct KeepVersions {
-    client: Arc<Client>,
-    name: String,
-}
-
-impl KeepVersions {
-    /// A keeper for the volume `name`.
-    pub(crate) fn new(client: Arc<Client>, name: &str) -> KeepVersions {
-        KeepVersions { client, name: name.to_owned() }
-    }
-}
-
-impl LeaseKeeper for KeepVersions {
-    fn keep(
-        &self,
-        root: SignedBlock,
-        blocks: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<(), String>> {
-        let mut keep = self.client.keep(&self.name);
-        Box::pin(async move {
-            keep.add(&blocks).await.map_err(|error| error.to_string())?;
-            keep.commit(&root).await.map_err(|error| error.to_string())
-        })
     }
 }

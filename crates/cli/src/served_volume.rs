@@ -15,6 +15,7 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{SecretKey, UserAddress, VolumeId};
 use atoll_node::{Client, make_private_dir};
+use atoll_upkeep::shared_spool::{self, Opened};
 use atoll_vfs::FileSystem;
 use atoll_volume::HandleTable;
 use atoll_volume::keep::Keep;
@@ -34,7 +35,6 @@ use crate::output::hex;
 use crate::own_volume;
 use crate::read_key::{Found, Given};
 use crate::reading::Reading;
-use crate::shared_spool::{self, Opened};
 use crate::shared_volume;
 use crate::spool;
 use crate::units;
@@ -248,7 +248,7 @@ impl ServedVolume {
             shared_spool::note_refused(path, refused);
         }
         if let Some(Spooled { why, .. }) = left {
-            let told = shared_spool::describe(&shared_spool::pending_of(&node, &name));
+            let told = spool::describe_shared(&shared_spool::pending_of(&node, &name));
             tracing::warn!("{} {why}", told.unwrap_or_default());
         }
         ended
@@ -423,7 +423,7 @@ impl VolumeOpening<'_> {
         let spool = match &user {
             // Nothing is written of a state of the past.
             Some(user) if at.is_none() => {
-                shared_spool::open(&node, (volume, user.user_id()), &name, &what)?
+                spool::open_shared(&node, (volume, user.user_id()), &name, &what)?
             }
             _ => None,
         };

@@ -26,7 +26,7 @@ use crate::global::Global;
 use crate::messages::note;
 use crate::moment::Moment;
 use crate::output;
-use crate::own_group::{OwnGroup, path_group};
+use crate::own_group::{self, OwnGroup, path_group};
 use crate::shared_volume::{self, Grantee, Owned, inodes};
 use crate::units;
 use crate::user;
@@ -303,8 +303,9 @@ async fn grant_on_path(
     // Before anything is changed, and once: meanwhile another member may give the name to something else.
     let top = owned.find(path, what).await?;
     let blocks = &owned.blocks;
-    let mut group = OwnGroup::open(&path_group(&owned.name, path), env, global)?;
-    group.make(env, blocks, what).await?;
+    let mut group = own_group::open(&path_group(&owned.name, path), env, global)?;
+    let made = group.make(env, blocks).await;
+    made.map_err(|error| own_group::failure(what, error))?;
     let until_secs = shared_volume::until_secs(args.until);
     let added = add_member(env, blocks, &group.key, user, label, until_secs).await;
     added.map_err(|error| shared_volume::failure(what, error))?;
@@ -471,8 +472,9 @@ async fn user_on_path(
         }
         _ => {}
     }
-    let group = OwnGroup::open(&name, env, global)?;
-    let record = group.read(&owned.blocks, what).await?.unwrap_or_default();
+    let group = own_group::open(&name, env, global)?;
+    let record = group.read(&owned.blocks).await;
+    let record = record.map_err(|error| shared_volume::failure(what, error))?.unwrap_or_default();
     match shared_volume::find_member(&record, &args.from, what) {
         Ok(user) => Ok(Some((user, group, record))),
         Err(_) if is_own_group(&args.from) => Ok(None),
@@ -513,7 +515,8 @@ async fn revoke_on_path(
             [line].into_iter().chain(reads.map(|_| READS_ON.into())),
         );
     }
-    group.begin_epoch(env, &owned.blocks, user, what).await?;
+    let begun = group.begin_epoch(env, &owned.blocks, user).await;
+    begun.map_err(|error| own_group::failure(what, error))?;
     for former in group.former() {
         let_read_no_more(env, &owned, former, what).await?;
     }

@@ -17,7 +17,7 @@ use crate::global::Global;
 use crate::messages::note;
 use crate::moment::Moment;
 use crate::output::{self, Output};
-use crate::own_group::{MAX_NAME_BYTES, OwnGroup};
+use crate::own_group::{self, MAX_NAME_BYTES, OwnGroup};
 use crate::shared_volume::{self, Grantee, JsonMember};
 use crate::units;
 use crate::user;
@@ -145,13 +145,14 @@ struct Group {
 impl Group {
     async fn open(name: &str, global: &Global) -> Result<Group, Failure> {
         let (env, client) = connection::to_node(global).await?;
-        let own = OwnGroup::open(name, &env, global)?;
+        let own = own_group::open(name, &env, global)?;
         Ok(Group { env, blocks: client.clone(), client, own })
     }
 
     /// The record of a group that was made before.
     async fn record(&self, name: &str, what: &str) -> Result<GroupRecord, Failure> {
-        self.own.read(&self.blocks, what).await?.ok_or_else(|| {
+        let record = self.own.read(&self.blocks).await;
+        record.map_err(|error| shared_volume::failure(what, error))?.ok_or_else(|| {
             Failure::new(Exit::NotFound, what)
                 .because(format!("you have no group {name}"))
                 .advice("`atoll group list` shows yours, `atoll group create NAME` makes one.")
@@ -225,7 +226,8 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
         ));
     }
     let mut group = Group::open(name, global).await?;
-    let is_new = group.own.make(&group.env, &group.blocks, &what).await?;
+    let made = group.own.make(&group.env, &group.blocks).await;
+    let is_new = made.map_err(|error| own_group::failure(&what, error))?;
     group.add(&args.users, 0, &what).await?;
     let address = GroupAddress(group.own.id()).to_string();
     let shown = Shown { name: name.clone(), group: address.clone(), members: None };
@@ -258,7 +260,8 @@ async fn remove(args: &RemoveArgs, global: &Global) -> Result<(), Failure> {
     for named in &args.users {
         let user = shared_volume::find_member(&record, named, &what)?;
         if args.now {
-            group.own.begin_epoch(&group.env, &group.blocks, user, &what).await?;
+            let begun = group.own.begin_epoch(&group.env, &group.blocks, user).await;
+            begun.map_err(|error| own_group::failure(&what, error))?;
             continue;
         }
         let removed = remove_member(&group.env, &group.blocks, &group.own.key, user).await;

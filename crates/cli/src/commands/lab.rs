@@ -318,7 +318,7 @@ fn write(out: &Path, outcome: &Outcome) -> Result<[PathBuf; 2], Failure> {
         let path = out.join(format!("{}.{extension}", outcome.name));
         fs::write(&path, text)
             .map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))?;
-        Ok(path)
+        Ok::<PathBuf, Failure>(path)
     };
     Ok([keep("csv", outcome.csv.text())?, keep("svg", &outcome.chart.to_svg())?])
 }

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use atoll_gateway::fuse::{self, MountError, MountOptions};
 use atoll_node::shell_word;
+use atoll_upkeep::shared_spool;
 use atoll_volume::shared::file_state::{FileState, STATE_XATTR};
 
 use crate::connection;
@@ -20,7 +21,6 @@ use crate::mount_server;
 use crate::read_key::{self, Found, Given, ReadKeyArgs};
 use crate::runtime::until_done;
 use crate::served_volume::{ServedVolume, VolumeArgs};
-use crate::shared_spool;
 use crate::spool;
 use crate::volume_target::Target;
 
@@ -150,7 +150,7 @@ fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
         && let Ok(dir) = global.dir()
     {
         let left = shared_spool::pending_of(&dir, &args.target.to_string());
-        if let Some(told) = shared_spool::describe(&left) {
+        if let Some(told) = spool::describe_shared(&left) {
             note!("{told}");
         }
     }

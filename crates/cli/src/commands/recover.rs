@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use atoll_dht::Blocks;
 use atoll_node::shell_word;
+use atoll_upkeep::shared_spool;
 use atoll_vfs::{Caller, Entry, Errno, FileKind, FileSystem, InodeNumber, OpenFlags};
 use atoll_volume::owned::{WritableFs, WriteOptions};
 use serde::{Serialize, Serializer};
@@ -22,8 +23,7 @@ use crate::global::Global;
 use crate::messages::note;
 use crate::output::{Output, escaped, json_list};
 use crate::own_volume;
-use crate::shared_spool;
-use crate::spool::{self, Pending, SpoolOnDisk};
+use crate::spool::{self, JsonPending, Pending, SpoolOnDisk};
 use crate::units;
 use crate::user_path;
 
@@ -121,7 +121,7 @@ async fn set_aside_overtaken(name: &str, global: &Global) -> Result<(), Failure>
 fn show(args: &Args, pending: &Pending, unknown: Option<&str>) -> Result<(), Failure> {
     let mut output = Output::new();
     if args.json {
-        output.json(pending)?;
+        output.json(&JsonPending::from(pending))?;
         return output.flush();
     }
     for line in describe(pending, unknown) {
@@ -177,7 +177,7 @@ fn recover_shared(args: &Args, spools: &[Pending], node: &Path) -> Result<(), Fa
     }
     for pending in spools {
         if args.json {
-            output.json(pending)?;
+            output.json(&JsonPending::from(pending))?;
             continue;
         }
         output.line(describe_shared(pending))?;

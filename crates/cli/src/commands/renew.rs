@@ -13,15 +13,15 @@ use std::time::Duration;
 use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_node::{Client, ClientError, ClientOptions, VolumeError, VolumeStatus, shell_word};
+use atoll_upkeep::{StillWritable, Walk};
 use atoll_volume::shared::access::{AccessError, read_volume};
 use atoll_volume::shared::upkeep::Kept;
 
-use crate::certificates::Walk;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::global::Global;
 use crate::messages::note;
-use crate::output::Output;
+use crate::output::{Output, escaped};
 use crate::progress::Share;
 use crate::{shared_volume, units, user};
 
@@ -158,8 +158,12 @@ async fn walked(
     what: &str,
 ) -> Result<Report, Failure> {
     let kept = walk.keep(env, blocks).await.map_err(|error| Failure::put(what, &error))?;
-    if let Err(why) = walk.rebind_former(env, blocks, &kept).await {
-        note!("warning: {why}");
+    if let Err(StillWritable { inodes, named }) = walk.rebind_former(env, blocks, &kept).await {
+        let inodes = shared_volume::inodes(inodes);
+        let named = named.iter().map(|(path, why)| format!("{}: {why}", escaped(path)));
+        let named: Vec<String> = named.collect();
+        let named = named.join("; ");
+        note!("warning: members who were shut out can still write {inodes}: {named}");
     }
     let Kept { inodes, renewed, lacking, unread, named, .. } = kept;
     (volume.kept_blocks, volume.lost_blocks) = (renewed + lacking, lacking);

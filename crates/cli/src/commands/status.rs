@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use atoll_key::VolumeAddress;
 use atoll_node::{Cache, Clock, Diverted, Health, RingCount, RingNode, Status, shell_word};
+use atoll_upkeep::shared_spool;
 use serde::Serialize;
 
 use crate::connection;
@@ -14,8 +15,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::nfs::servers::{self, ServerRecord};
 use crate::output::{Output, safe_message};
-use crate::shared_spool;
-use crate::spool::{self, Pending};
+use crate::spool::{self, JsonPending, Pending};
 use crate::units;
 use crate::user;
 
@@ -149,7 +149,7 @@ struct JsonStatus<'a> {
     /// The names of shared volumes of other nodes that were joined here.
     joined_volumes: Vec<String>,
     /// Changes that mounts of this machine have made and the ring has not stored.
-    pending: &'a [Pending],
+    pending: Vec<JsonPending<'a>>,
     /// Servers of NFS that run from the node's directory.
     nfs: &'a [ServerRecord],
 }
@@ -199,7 +199,8 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         }
         if args.json {
             let joined_volumes = user::joined_names(&dir);
-            let (status, pending, nfs) = (&status, &pending[..], &nfs[..]);
+            let pending = pending.iter().map(JsonPending::from).collect();
+            let (status, nfs) = (&status, &nfs[..]);
             output.json(&JsonStatus { status, joined_volumes, pending, nfs })?;
         } else {
             let joined = user::joined_names(&dir).into_iter();

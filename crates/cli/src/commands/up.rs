@@ -7,17 +7,15 @@ use std::sync::Arc;
 use atoll_node::{
     IdProfile, JoinCode, MAX_REPLICAS, Node, NodeConfig, StartError, VirtualServers, daemon_runtime,
 };
+use atoll_upkeep::VolumeWalk;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::certificates;
 use crate::crash;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::heap;
 use crate::messages::note;
-use crate::spool_replay;
 use crate::units;
-use crate::volume_walk::VolumeWalk;
 
 /// Threads of a node: enough for TLS and hashing on several cores, few enough to stay
 /// small when idle. A guess.
@@ -139,29 +137,25 @@ fn join_code(argument: &str) -> Result<JoinCode, Failure> {
 }
 
 async fn serve(config: NodeConfig) -> Result<(), Failure> {
-    let mut node = Node::start(config.clone()).await.map_err(start_failure)?;
+    let beside = atoll_upkeep::subsystems();
+    let start = async || Node::start_with(config.clone(), &beside).await.map_err(start_failure);
+    let mut node = start().await?;
     tell(&node);
-    let replaying = tokio::spawn(spool_replay::run(node.dir().to_owned()));
-    let renewing = tokio::spawn(certificates::run(node.dir().to_owned()));
     let why = loop {
         tokio::select! {
             why = node.until_told_to_stop() => break why,
             by = node.until_superseded() => {
-                replaying.abort();
-                renewing.abort();
                 node.kill().await;
                 return Err(superseded("the node has ended", StartError::Superseded { by }));
             }
             addr = node.until_moved() => {
                 note!("this machine's address is {addr} now: the node starts anew there");
                 node.stop().await;
-                node = Node::start(config.clone()).await.map_err(start_failure)?;
+                node = start().await?;
             }
         }
     };
     note!("{why}: leaving the ring");
-    replaying.abort();
-    renewing.abort();
     node.stop().await;
     Ok(())
 }

@@ -15,7 +15,6 @@ use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
 use crate::progress::Share;
-use crate::shared_spool;
 use crate::spool;
 use crate::stat_cache;
 use crate::terminal;
@@ -223,7 +222,7 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
             .because(format!("it is mounted on {}", mount.display())));
     }
     spool::check_empty(&global.dir()?, name, &what)?;
-    shared_spool::check_empty(&global.dir()?, (secret.key.volume_id(), None), &what)?;
+    spool::check_shared_empty(&global.dir()?, (secret.key.volume_id(), None), &what)?;
     args.confirmed.check(&what, name)?;
     client.forget_volume(name).await.map_err(connection::failure)?;
     spool::remove(&global.dir()?, name);
@@ -248,7 +247,7 @@ fn forget_joined(
             .advice("Unmount it first."));
     }
     let user = joined.user.user_id();
-    shared_spool::check_empty(&dir, (joined.volume, Some(user)), what)?;
+    spool::check_shared_empty(&dir, (joined.volume, Some(user)), what)?;
     args.confirmed.check(what, name)?;
     user::forget_joined(&dir, name)?;
     let mut output = Output::new();

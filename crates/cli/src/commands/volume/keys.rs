@@ -8,6 +8,7 @@ use atoll_env::Env;
 use atoll_key::volume_secret::{Cost, MAX_SECRET_TEXT_BYTES, SALT_BYTES, move_acceptance};
 use atoll_key::{VolumeAddress, VolumeSecret};
 use atoll_node::{Client, ClientError, TreeWalk, VolumeError, shell_word};
+use atoll_upkeep::VolumeWalk;
 use atoll_volume::owned::{OpenError, RootError, newest_root};
 
 use crate::commands::renew;
@@ -22,7 +23,6 @@ use crate::shared_volume;
 use crate::spool;
 use crate::units;
 use crate::user;
-use crate::volume_walk::VolumeWalk;
 
 /// Arguments of `atoll volume export`.
 #[derive(clap::Args, Debug)]

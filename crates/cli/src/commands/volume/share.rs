@@ -23,8 +23,8 @@ use crate::moment::Moment;
 use crate::output;
 use crate::own_volume;
 use crate::read_key::read_text;
-use crate::shared_spool;
 use crate::shared_volume;
+use crate::spool;
 use crate::user::{self, Joined};
 
 /// The label of the volume's maker in its list of members.
@@ -261,5 +261,5 @@ fn check_replaceable(
             .because(format!("it is mounted on {} by the former key", mount.display()))
             .advice("Unmount it first."));
     }
-    shared_spool::check_empty(dir, (former.volume, Some(before)), what)
+    spool::check_shared_empty(dir, (former.volume, Some(before)), what)
 }

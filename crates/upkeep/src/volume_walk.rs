@@ -11,7 +11,7 @@ use atoll_volume::shared::access::is_shared;
 
 /// Walks trees of owned volumes. Of shared ones it lists nothing.
 #[derive(Debug)]
-pub(crate) struct VolumeWalk;
+pub struct VolumeWalk;
 
 impl TreeWalk for VolumeWalk {
     fn blocks_below(

@@ -5,59 +5,75 @@
 //! after a crash is not in its way. What the ring does not take stays for the next look.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::Blocks;
+use atoll_env::{Env, sleep};
 use atoll_key::SecretKey;
+use atoll_node::MakeSubsystem;
 use atoll_volume::owned::{WritableFs, WriteOptions};
 use atoll_volume::shared::{SharedFs, SharedOptions};
 
+use crate::background::Background;
 use crate::connection;
-use crate::failure::{Exit, Failure};
 use crate::own_volume;
 use crate::shared_spool::{self, Left};
 use crate::spool;
-use crate::user;
+use crate::user::{self, UserError};
 
 /// How often the spools are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Runs until it is aborted.
-pub(crate) async fn run(node: PathBuf) {
+/// The replay as a subsystem.
+pub(crate) fn subsystem() -> MakeSubsystem {
+    Arc::new(|node| Arc::new(Background::new(node.env.clone(), run(node.env, node.dir))))
+}
+
+/// Runs until it is dropped.
+async fn run(env: Env, node: PathBuf) {
     // By name: why the last replay failed, if there was one.
     let mut left: BTreeMap<String, Option<String>> = BTreeMap::new();
     // The same of shared volumes, by path.
     let mut left_shared: BTreeMap<PathBuf, Option<String>> = BTreeMap::new();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        sleep(&*env, LOOK_EVERY).await;
         let before = std::mem::take(&mut left);
         for name in left_by_mounts(&node).await {
             let Some(told) = before.get(&name) else {
                 left.insert(name, None);
                 continue;
             };
-            let failed = replay(&node, &name).await.err().map(|failure| failure.to_string());
-            if let Some(failure) = failed.as_ref().filter(|_| failed != *told) {
-                tracing::warn!("{failure}");
-            }
-            left.extend(failed.map(|failure| (name, Some(failure))));
+            let failed = replay(&node, &name).await.err();
+            let failed = failed.map(|why| is_not_on_ring(&name, why, told.as_deref()));
+            left.extend(failed.map(|why| (name, Some(why))));
         }
         let before = std::mem::take(&mut left_shared);
         for spool in left_by_shared_mounts(&node).await {
-            let path = spool.path.clone();
+            let (path, name) = (spool.path.clone(), spool.name.clone());
             let Some(told) = before.get(&path) else {
                 left_shared.insert(path, None);
                 continue;
             };
-            let failed = replay_shared(&node, spool).await.err().map(|failure| failure.to_string());
-            if let Some(failure) = failed.as_ref().filter(|_| failed != *told) {
-                tracing::warn!("{failure}");
-            }
-            left_shared.extend(failed.map(|failure| (path, Some(failure))));
+            let failed = replay_shared(&node, spool).await.err();
+            let failed = failed.map(|why| is_not_on_ring(&name, why, told.as_deref()));
+            left_shared.extend(failed.map(|why| (path, Some(why))));
         }
     }
+}
+
+/// Says why a replay has failed, unless that was said last time.
+fn is_not_on_ring(name: &str, why: String, told: Option<&str>) -> String {
+    if Some(&why[..]) != told {
+        tracing::warn!("what a mount has left of {name} is not on the ring yet: {why}");
+    }
+    why
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
 }
 
 /// The volumes with changes in a spool that no mount has.
@@ -75,30 +91,28 @@ async fn left_by_shared_mounts(node: &Path) -> Vec<Left> {
 }
 
 /// The key of the user whose mount has left a spool: this node's, or that of an invitation.
-fn key_of(node: &Path, left: &Left) -> Result<Option<SecretKey>, Failure> {
+fn key_of(node: &Path, left: &Left) -> Result<Option<SecretKey>, UserError> {
     let joined = user::joined(node, &left.name)?.map(|joined| joined.user);
     let keys = user::key(node)?.into_iter().chain(joined);
     Ok(keys.into_iter().find(|key| key.user_id() == left.user))
 }
 
-async fn replay_shared(node: &Path, left: Left) -> Result<(), Failure> {
-    let what = format!("what a mount has left of {} is not on the ring yet", left.name);
-    let failure = || Failure::new(Exit::Unavailable, &what);
-    let key = key_of(node, &left)?;
-    let key = key.ok_or_else(|| failure().because("the key of its user is not on this node"))?;
-    let (env, client) = connection::to_node_in(node).await?;
-    let opened = shared_spool::open_left(&left).map_err(|error| Failure::io(&what, &error))?;
+async fn replay_shared(node: &Path, left: Left) -> Result<(), String> {
+    let key = key_of(node, &left).map_err(text)?;
+    let key = key.ok_or("the key of its user is not on this node")?;
+    let (env, client) = connection::to_node(node).await.map_err(text)?;
+    let opened = shared_spool::open_left(&left).map_err(text)?;
     // A mount that has come meanwhile does it itself.
     let Some(directory) = opened else { return Ok(()) };
     let (owner, options) = ((left.volume, key), SharedOptions::default());
     let fs = SharedFs::open_spooled(env, client, owner, options, directory).await;
-    let fs = fs.map_err(|error| failure().because(error))?;
-    fs.end().await.map_err(|error| failure().because(error))?;
+    let fs = fs.map_err(text)?;
+    fs.end().await.map_err(text)?;
     let spooled = fs.spooled();
     let refused = spooled.as_ref().and_then(|spooled| spooled.refused.as_deref());
     shared_spool::note_refused(&left.path, refused);
     match spooled {
-        Some(spooled) => Err(failure().because(spooled.why)),
+        Some(spooled) => Err(spooled.why.to_string()),
         None => {
             tracing::info!("what a mount has left of {} is on the ring", left.name);
             Ok(())
@@ -106,21 +120,20 @@ async fn replay_shared(node: &Path, left: Left) -> Result<(), Failure> {
     }
 }
 
-async fn replay(node: &Path, name: &str) -> Result<(), Failure> {
-    let what = format!("what a mount has left of {name} is not on the ring yet");
-    let (env, client) = connection::to_node_in(node).await?;
-    let volume = own_volume::find(&client, name, &what).await?;
+async fn replay(node: &Path, name: &str) -> Result<(), String> {
+    let (env, client) = connection::to_node(node).await.map_err(text)?;
+    let volume = own_volume::find(&client, name).await.map_err(text)?;
     let options = WriteOptions {
-        read_key: client.read_key(name).await.map_err(connection::failure)?,
+        read_key: client.read_key(name).await.map_err(text)?,
         owner: own_volume::owner(),
         ..WriteOptions::default()
     };
     // A mount that has come meanwhile does it itself.
-    let Some(spool) = spool::open(node, name, &what)? else { return Ok(()) };
+    let Some(spool) = spool::open(node, name).map_err(text)? else { return Ok(()) };
     let (blocks, read_key): (Arc<dyn Blocks>, _) = (client.clone(), options.read_key.as_ref());
     let overtaken =
         WritableFs::set_aside_overtaken(&env, &blocks, &volume.key, read_key, spool.clone()).await;
-    if overtaken.map_err(|error| own_volume::failure(&what, error))?.is_some() {
+    if overtaken.map_err(text)?.is_some() {
         tracing::warn!(
             "another writer has overtaken what a mount has left: `atoll volume recover {name}`"
         );
@@ -128,8 +141,7 @@ async fn replay(node: &Path, name: &str) -> Result<(), Failure> {
     }
     let keeper = Arc::new(own_volume::KeepVersions::new(client.clone(), name));
     let fs = WritableFs::open(env, client, volume.key, options, keeper, Some(spool)).await;
-    let fs = fs.map_err(|error| own_volume::failure(&what, error))?;
-    fs.end().await.map_err(|error| own_volume::failure(&what, error.into()))?;
+    fs.map_err(text)?.end().await.map_err(text)?;
     tracing::info!("what a mount has left of {name} is on the ring");
     Ok(())
 }

@@ -10,13 +10,15 @@
 //! lasts for six days more, a lease for weeks.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::{Blocks, PutError};
-use atoll_env::{Env, Instant, TokioRuntime};
+use atoll_env::{Env, Instant, sleep};
 use atoll_key::{GroupId, SecretKey, VolumeId};
+use atoll_node::{ClientError, MakeSubsystem, counted};
 use atoll_volume::shared::access::groups::{renew, renew_volume};
 use atoll_volume::shared::access::keepers::renew_as_keeper;
 use atoll_volume::shared::access::rebind::{in_present_epoch, rebind_former};
@@ -25,14 +27,13 @@ use atoll_volume::shared::access::{
 };
 use atoll_volume::shared::sealing::Sealing;
 use atoll_volume::shared::upkeep::{self, Kept};
+use bytes::Bytes;
+use tokio::sync::Mutex;
 
+use crate::background::Background;
 use crate::connection;
-use crate::failure::Failure;
-use crate::output::escaped;
 use crate::own_group::OwnGroup;
-use crate::shared_volume;
-use crate::units;
-use crate::user::{self, Joined};
+use crate::user::{self, Joined, UserError};
 
 /// The first look: the node has joined the ring by then.
 const FIRST_AFTER: Duration = Duration::from_secs(60);
@@ -48,7 +49,7 @@ const LATEST_HOUR: Duration = Duration::from_secs(20 * 3600);
 const BELIEVE_MARKS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What is known of the volumes whose leases this node extends.
-struct Upkeep {
+struct LeaseSchedule {
     /// How far into the day (UTC) this node looks after the volumes that it has joined.
     hour: Duration,
     /// When each volume was walked, or found to be walked by another node.
@@ -57,11 +58,11 @@ struct Upkeep {
     walked: BTreeMap<VolumeId, Instant>,
 }
 
-impl Upkeep {
-    fn new(env: &Env) -> Upkeep {
+impl LeaseSchedule {
+    fn new(env: &Env) -> LeaseSchedule {
         // Every node's own, so that the first one has left its mark before the others look.
         let hour = Duration::from_secs(env.random_u64() % LATEST_HOUR.as_secs());
-        Upkeep { hour, done: BTreeMap::new(), walked: BTreeMap::new() }
+        LeaseSchedule { hour, done: BTreeMap::new(), walked: BTreeMap::new() }
     }
 
     fn is_done(&self, volume: VolumeId, now: Instant) -> bool {
@@ -95,18 +96,18 @@ impl Upkeep {
         let Kept { inodes, renewed, lacking, unread, named, .. } = kept;
         if (lacking, unread) != (0, 0) {
             let first = named.first().map(|why| format!(" ({why})")).unwrap_or_default();
-            let blocks = units::counted(lacking, "block is", "blocks are");
-            let inodes = units::counted(unread, "inode cannot", "inodes cannot");
+            let blocks = counted(lacking, "block is", "blocks are");
+            let inodes = counted(unread, "inode cannot", "inodes cannot");
             return Err(format!("{blocks} nowhere, {inodes} be read{first}"));
         }
         tracing::info!("leases of {renewed} blocks, {inodes} inodes renewed");
-        rebound?;
+        rebound.map_err(|error| error.to_string())?;
         upkeep::mark_kept(env, blocks, volume).await.map_err(|error| error.to_string())
     }
 }
 
 /// A walk through a shared volume, from its root directory, with the keys that open its blocks.
-pub(crate) struct Walk {
+pub struct Walk {
     volume: VolumeId,
     record: VolumeRecord,
     sealing: Sealing,
@@ -125,11 +126,11 @@ struct Owner {
 
 impl Walk {
     /// Through a volume whose key is here.
-    pub(crate) fn of_owner(
+    pub fn of_owner(
         node: &Path,
         key: &SecretKey,
         record: &VolumeRecord,
-    ) -> Result<Walk, Failure> {
+    ) -> Result<Walk, UserError> {
         let sealing = Sealing::of_owner(key, record.read_epoch());
         let user = user::key(node)?;
         let names = user::groups(node).into_iter();
@@ -142,7 +143,7 @@ impl Walk {
     }
 
     /// Through a volume that was joined.
-    pub(crate) async fn of_member(
+    pub async fn of_member(
         env: &Env,
         blocks: &Arc<dyn Blocks>,
         Joined { volume, user, .. }: Joined,
@@ -155,18 +156,21 @@ impl Walk {
     }
 
     /// Extends the leases of all that it finds.
-    pub(crate) async fn keep(&self, env: &Env, blocks: &Arc<dyn Blocks>) -> Result<Kept, PutError> {
+    pub async fn keep(&self, env: &Env, blocks: &Arc<dyn Blocks>) -> Result<Kept, PutError> {
         upkeep::keep(env, blocks, self.volume, &self.record, &self.sealing).await
     }
 
     /// Binds to the present members what is bound to former ones, if this is the owner's node: members have made it who
-    /// had not heard that others were shut out. Which files could not be, for people.
-    pub(crate) async fn rebind_former(
+    /// had not heard that others were shut out.
+    ///
+    /// # Errors
+    /// If some could not be changed; the others were.
+    pub async fn rebind_former(
         &self,
         env: &Env,
         blocks: &Arc<dyn Blocks>,
         kept: &Kept,
-    ) -> Result<(), String> {
+    ) -> Result<(), StillWritable> {
         let Some(Owner { key, user, groups: own }) = &self.owner else { return Ok(()) };
         let credentials = Credentials::new(env.clone(), blocks.clone(), user.clone());
         let of_volume = in_present_epoch(key, self.record.group_epoch);
@@ -180,41 +184,84 @@ impl Walk {
         if changed > 0 {
             tracing::info!(
                 "{} can be written no more by members who were shut out",
-                shared_volume::inodes(changed)
+                inodes(changed)
             );
         }
         if failed == 0 {
             return Ok(());
         }
-        let named = named.iter().map(|(path, why)| format!("{}: {why}", escaped(path)));
-        let named: Vec<String> = named.collect();
-        Err(format!(
-            "members who were shut out can still write {}: {}",
-            shared_volume::inodes(failed),
-            named.join("; ")
-        ))
+        Err(StillWritable { inodes: failed, named })
     }
 }
 
-/// Runs until it is aborted.
-pub(crate) async fn run(node: PathBuf) {
-    let env: Env = Arc::new(TokioRuntime::current());
-    let mut kept = Upkeep::new(&env);
-    tokio::time::sleep(FIRST_AFTER).await;
+/// Members who were shut out can still write some files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StillWritable {
+    /// How many files and directories.
+    pub inodes: u64,
+    /// The paths of the first of them, and why they could not be changed.
+    pub named: Vec<(Bytes, String)>,
+}
+
+impl fmt::Display for StillWritable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "members who were shut out can still write {}: ", inodes(self.inodes))?;
+        for (i, (path, why)) in self.named.iter().enumerate() {
+            // Others have chosen the names.
+            let path = String::from_utf8_lossy(path);
+            write!(f, "{}{}: {why}", if i > 0 { "; " } else { "" }, path.escape_debug())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for StillWritable {}
+
+fn inodes(count: u64) -> String {
+    counted(count, "file or directory", "files and directories")
+}
+
+/// The renewal as a subsystem.
+pub(crate) fn subsystem() -> MakeSubsystem {
+    // A node that starts anew goes on with what this one has done today.
+    let kept = Arc::new(Mutex::new(None));
+    Arc::new(move |node| {
+        let work = run(node.env.clone(), node.dir, kept.clone());
+        Arc::new(Background::new(node.env, work))
+    })
+}
+
+/// Runs until it is dropped.
+async fn run(env: Env, node: PathBuf, kept: Arc<Mutex<Option<LeaseSchedule>>>) {
+    let mut kept = kept.lock().await;
+    let kept = kept.get_or_insert_with(|| LeaseSchedule::new(&env));
+    sleep(&*env, FIRST_AFTER).await;
     loop {
-        match renew_all(&node, &mut kept).await {
+        match renew_all(&node, kept).await {
             Ok(failed) => failed.iter().for_each(|(of, why)| {
                 tracing::warn!("certificates or leases of {of} were not renewed: {why}");
             }),
-            Err(failure) => tracing::warn!("nothing shared was renewed: {failure}"),
+            Err(why) => tracing::warn!("nothing shared was renewed: {why}"),
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        sleep(&*env, LOOK_EVERY).await;
     }
 }
 
+/// Why nothing was renewed.
+#[derive(Debug, thiserror::Error)]
+enum NotRenewed {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    User(#[from] UserError),
+}
+
 /// Renews what is due; says what could not be, and why.
-async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, String>, Failure> {
-    let (env, client) = connection::to_node_in(node).await?;
+async fn renew_all(
+    node: &Path,
+    kept: &mut LeaseSchedule,
+) -> Result<BTreeMap<String, String>, NotRenewed> {
+    let (env, client) = connection::to_node(node).await?;
     let blocks: Arc<dyn Blocks> = client.clone();
     let mut failed = BTreeMap::new();
     let mut note = |of: String, outcome: Result<Renewal, String>| match outcome {
@@ -224,10 +271,10 @@ async fn renew_all(node: &Path, kept: &mut Upkeep) -> Result<BTreeMap<String, St
         }
         Err(why) => drop(failed.insert(of, why)),
     };
-    let volumes = client.volumes().await.map_err(connection::failure)?;
+    let volumes = client.volumes().await?;
     for volume in volumes.into_iter().filter(|volume| volume.source.is_none()) {
         let name = volume.name;
-        let key = client.named_volume(&name).await.map_err(connection::failure)?.key;
+        let key = client.named_volume(&name).await?.key;
         let record = match read_volume(&blocks, key.volume_id()).await {
             Ok(Some((_, record))) => record,
             // Not a shared one, or none at all.
@@ -284,7 +331,7 @@ async fn keep_joined(
     name: &str,
     env: &Env,
     blocks: &Arc<dyn Blocks>,
-    kept: &mut Upkeep,
+    kept: &mut LeaseSchedule,
 ) -> Result<(), String> {
     let joined = user::joined(node, name).map_err(|failure| failure.to_string())?;
     let Some(joined) = joined else { return Ok(()) };
@@ -310,17 +357,29 @@ mod tests {
         let at = |hours: u64| Instant::default() + Duration::from_secs(hours * 3600);
         let into = |hours: u64| Duration::from_secs(hours * 3600);
         let (done, walked) = (BTreeMap::new(), BTreeMap::new());
-        let mut upkeep = Upkeep { hour: into(7), done, walked };
-        assert!(!upkeep.is_due(volume(1), at(0), into(6)), "not before its hour");
-        assert!(upkeep.is_due(volume(1), at(0), into(7)));
-        assert!(upkeep.believes_marks(volume(1), at(0)));
-        upkeep.done.insert(volume(1), at(0));
-        assert!(!upkeep.is_due(volume(1), at(12), into(19)), "today");
-        assert!(upkeep.is_due(volume(2), at(12), into(19)), "that is another one");
-        assert!(upkeep.is_due(volume(1), at(24), into(7)));
-        assert!(upkeep.believes_marks(volume(1), at(7 * 24 - 1)));
-        assert!(!upkeep.believes_marks(volume(1), at(7 * 24)));
-        upkeep.walked.insert(volume(1), at(7 * 24));
-        assert!(upkeep.believes_marks(volume(1), at(8 * 24)));
+        let mut schedule = LeaseSchedule { hour: into(7), done, walked };
+        assert!(!schedule.is_due(volume(1), at(0), into(6)), "not before its hour");
+        assert!(schedule.is_due(volume(1), at(0), into(7)));
+        assert!(schedule.believes_marks(volume(1), at(0)));
+        schedule.done.insert(volume(1), at(0));
+        assert!(!schedule.is_due(volume(1), at(12), into(19)), "today");
+        assert!(schedule.is_due(volume(2), at(12), into(19)), "that is another one");
+        assert!(schedule.is_due(volume(1), at(24), into(7)));
+        assert!(schedule.believes_marks(volume(1), at(7 * 24 - 1)));
+        assert!(!schedule.believes_marks(volume(1), at(7 * 24)));
+        schedule.walked.insert(volume(1), at(7 * 24));
+        assert!(schedule.believes_marks(volume(1), at(8 * 24)));
+    }
+
+    #[test]
+    fn names_that_others_have_chosen_cannot_write_into_the_log() {
+        let named = vec![
+            (Bytes::from_static(b"a/b"), "full".to_owned()),
+            (Bytes::from_static(b"\x1b[2J\n"), "no".to_owned()),
+        ];
+        let told = StillWritable { inodes: 2, named }.to_string();
+        let begin =
+            "members who were shut out can still write 2 files and directories: a/b: full; ";
+        assert!(told.starts_with(begin) && !told.contains(char::is_control), "{told}");
     }
 }

@@ -12,12 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_key::{UserId, VolumeId};
-use atoll_node::shell_word;
 use atoll_volume::SpoolDirectory;
 
-use crate::failure::{Exit, Failure};
 use crate::spool::{self, Pending, SpoolOnDisk};
-use crate::units;
 
 /// Mounts of one volume by one user that may be offline at once.
 const MAX_SPOOLS: usize = 16;
@@ -26,18 +23,33 @@ const NAME: &str = "name";
 const REFUSED: &str = "refused";
 
 /// A spool that this process uses.
-pub(crate) struct Opened {
-    pub(crate) directory: Arc<dyn SpoolDirectory>,
-    pub(crate) path: PathBuf,
+pub struct Opened {
+    /// For the file system.
+    pub directory: Arc<dyn SpoolDirectory>,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+/// Why a spool cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("its spool {} cannot be used: {error}", path.display())]
+pub struct OpenError {
+    /// Which one.
+    pub path: PathBuf,
+    /// What the system says.
+    pub error: io::Error,
 }
 
 /// A spool that has something, which no mount of this machine uses.
-pub(crate) struct Left {
-    pub(crate) path: PathBuf,
-    pub(crate) volume: VolumeId,
-    pub(crate) user: UserId,
+pub struct Left {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Which volume was mounted.
+    pub volume: VolumeId,
+    /// By which user.
+    pub user: UserId,
     /// What was mounted: a name on this node, or an address.
-    pub(crate) name: String,
+    pub name: String,
 }
 
 fn place(node: &Path) -> PathBuf {
@@ -61,20 +73,17 @@ fn from_hex(hex: &str) -> Option<[u8; 32]> {
 
 /// The spool for a mount of a user's; `None` if the user has mounted the volume too often. Of several that are
 /// free, one that has something.
-pub(crate) fn open(
+pub fn open(
     node: &Path,
     (volume, user): (VolumeId, UserId),
     name: &str,
-    what: &str,
-) -> Result<Option<Opened>, Failure> {
+) -> Result<Option<Opened>, OpenError> {
     let start = format!("{}-{}", hex(&volume.0), hex(&user.0));
     let paths = (0..MAX_SPOOLS).map(|n| place(node).join(format!("{start}-{n}")));
     let mut paths: Vec<PathBuf> = paths.collect();
     paths.sort_by_key(|path| spool::files_in(path).0 == 0);
     for path in paths {
-        let failed = |error: io::Error| {
-            Failure::io(format!("{what}: its spool {} cannot be used", path.display()), &error)
-        };
+        let failed = |error| OpenError { path: path.clone(), error };
         let Some(opened) = SpoolOnDisk::open(path.clone()).map_err(failed)? else { continue };
         if let Err(error) = note(&path, NAME, name) {
             // It is told by its address then.
@@ -94,7 +103,7 @@ fn note(path: &Path, file: &str, text: &str) -> io::Result<()> {
 }
 
 /// Notes why the ring does not take what is in the spool at a path, or that it does. The caller uses the spool.
-pub(crate) fn note_refused(path: &Path, why: Option<&str>) {
+pub fn note_refused(path: &Path, why: Option<&str>) {
     let noted = match why {
         Some(why) => note(path, REFUSED, why),
         None => match fs::remove_file(path.join(REFUSED)) {
@@ -108,7 +117,7 @@ pub(crate) fn note_refused(path: &Path, why: Option<&str>) {
 }
 
 /// The spool at a path; `None` if a mount of this machine has it.
-pub(crate) fn open_left(left: &Left) -> io::Result<Option<Arc<dyn SpoolDirectory>>> {
+pub fn open_left(left: &Left) -> io::Result<Option<Arc<dyn SpoolDirectory>>> {
     let opened = SpoolOnDisk::open(left.path.clone())?;
     Ok(opened.map(|spool| Arc::new(spool) as Arc<dyn SpoolDirectory>))
 }
@@ -131,7 +140,7 @@ fn all(node: &Path) -> Vec<Left> {
 }
 
 /// The spools that have something and that no mount uses.
-pub(crate) fn left(node: &Path) -> Vec<Left> {
+pub fn left(node: &Path) -> Vec<Left> {
     let mut left = all(node);
     left.retain(|spool| {
         let pending = spool::pending_at(&spool.path, &spool.name);
@@ -141,7 +150,7 @@ pub(crate) fn left(node: &Path) -> Vec<Left> {
 }
 
 /// What waits in each spool, of those in which something does.
-pub(crate) fn pending(node: &Path) -> Vec<Pending> {
+pub fn pending(node: &Path) -> Vec<Pending> {
     let pending = all(node).into_iter().map(|spool| {
         let pending = spool::pending_at(&spool.path, &spool.name);
         let refused = fs::read_to_string(spool.path.join(REFUSED)).ok();
@@ -151,32 +160,12 @@ pub(crate) fn pending(node: &Path) -> Vec<Pending> {
 }
 
 /// What waits in the spools of what was mounted by a name.
-pub(crate) fn pending_of(node: &Path, name: &str) -> Vec<Pending> {
+pub fn pending_of(node: &Path, name: &str) -> Vec<Pending> {
     pending(node).into_iter().filter(|spool| spool.name == name).collect()
 }
 
-/// What becomes of what waits in these spools, for people; `None` if nothing waits.
-pub(crate) fn describe(spools: &[Pending]) -> Option<String> {
-    let files: u64 = spools.iter().map(|spool| spool.files).sum();
-    let which = units::counted(files, "file of an earlier mount is", "files of earlier mounts are");
-    let them = if files == 1 { "it" } else { "them" };
-    if files == 0 {
-        return None;
-    }
-    Some(match spools.iter().find_map(|spool| Some((&spool.name, spool.refused.as_ref()?))) {
-        None => {
-            format!("{which} not on the ring yet: the node brings {them} there, or the next mount.")
-        }
-        Some((name, why)) => format!(
-            "{which} on this machine only, and the ring does not take {them}: {why}. `atoll volume recover {}` \
-             says what to do.",
-            shell_word(name)
-        ),
-    })
-}
-
 /// Removes what waits under a name, of mounts that have ended; how many bytes.
-pub(crate) fn discard(node: &Path, name: &str) -> io::Result<u64> {
+pub fn discard(node: &Path, name: &str) -> io::Result<u64> {
     let mut bytes = 0;
     for spool in all(node).into_iter().filter(|spool| spool.name == name) {
         // Nobody begins to use it meanwhile.
@@ -191,25 +180,12 @@ pub(crate) fn discard(node: &Path, name: &str) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// That nothing of a volume, which this node is about to let go of, waits here; with a user, nothing that this user
-/// has written.
-pub(crate) fn check_empty(
-    node: &Path,
-    (volume, user): (VolumeId, Option<UserId>),
-    what: &str,
-) -> Result<(), Failure> {
+/// A spool with files of a volume that wait; with a user, with files that this user has written.
+pub fn waiting(node: &Path, volume: VolumeId, user: Option<UserId>) -> Option<Left> {
     let is_its =
         |spool: &Left| spool.volume == volume && user.is_none_or(|user| spool.user == user);
     let mut its = all(node).into_iter().filter(is_its);
-    match its.find(|spool| spool::files_in(&spool.path).0 > 0) {
-        None => Ok(()),
-        Some(Left { name, .. }) => Err(Failure::new(Exit::Failed, what)
-            .because("files that are not in the volume wait on this node")
-            .advice(format!(
-                "`atoll volume recover {}` says more; with --discard it removes them.",
-                shell_word(&name)
-            ))),
-    }
+    its.find(|spool| spool::files_in(&spool.path).0 > 0)
 }
 
 #[cfg(test)]
@@ -223,7 +199,7 @@ mod tests {
     const OWNER: (VolumeId, UserId) = (VolumeId([7; 32]), UserId([8; 32]));
 
     fn opened(node: &Path, owner: (VolumeId, UserId)) -> Arc<dyn SpoolDirectory> {
-        open(node, owner, "team", "x").expect("opens").expect("one is free").directory
+        open(node, owner, "team").expect("opens").expect("one is free").directory
     }
 
     #[tokio::test]
@@ -247,25 +223,23 @@ mod tests {
             let names = opened(node, owner).list().await?;
             assert!(names.iter().all(|name| !name.ends_with(".inode")));
         }
-        assert!(check_empty(node, (OWNER.0, None), "x").is_err());
-        assert!(check_empty(node, (OWNER.0, Some(OWNER.1)), "x").is_err());
-        assert!(check_empty(node, (OWNER.0, Some(UserId([9; 32]))), "x").is_ok());
-        let told = || describe(&pending_of(node, "team")).expect("something waits");
-        assert!(told().contains("1 file of an earlier mount is not on the ring yet"), "{}", told());
-        let next = open(node, OWNER, "team", "x").expect("opens").expect("one is free");
+        let waits = |user| waiting(node, OWNER.0, user).map(|spool| spool.name);
+        assert_eq!((waits(None), waits(Some(OWNER.1))), (Some("team".into()), Some("team".into())));
+        assert_eq!(waits(Some(UserId([9; 32]))), None);
+        let refused = || pending_of(node, "team").remove(0).refused;
+        assert_eq!(refused(), None);
+        let next = open(node, OWNER, "team").expect("opens").expect("one is free");
         note_refused(&next.path, Some("you were removed"));
-        let said = told();
-        assert!(said.contains("does not take it: you were removed. `atoll volume"), "{said}");
+        assert_eq!(refused().as_deref(), Some("you were removed"));
         note_refused(&next.path, None);
-        assert!(told().contains("the node brings it there"), "{}", told());
+        assert_eq!(refused(), None);
         note_refused(&next.path, Some("you were removed"));
         let next = next.directory;
         assert_eq!(next.read("2.inode".into()).await?, "xy");
         assert_eq!(discard(node, "team")?, 0, "it is used");
         drop(next);
         assert_eq!((discard(node, "other")?, discard(node, "team")?), (0, 5));
-        assert!(describe(&pending_of(node, "team")).is_none());
-        assert!(pending(node).is_empty() && check_empty(node, (OWNER.0, None), "x").is_ok());
+        assert!(pending(node).is_empty() && waits(None).is_none());
         let mode = |path: &Path| fs::metadata(path).map(|meta| meta.permissions().mode() & 0o777);
         let path = all(node).remove(0).path;
         assert_eq!((mode(&path)?, mode(&path.join(NAME))?), (0o700, 0o600));
