@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::EXIT_CODES;
 use crate::global::Global;
-use crate::{commands, nfs, tfs};
+use crate::{commands, nfs, pool, tfs};
 
 const ABOUT: &str = "\
 Publish directory trees to a ring of nodes and read or mount them anywhere.
@@ -99,6 +99,8 @@ pub(crate) enum Command {
     Contribute(commands::contribute::Args),
     /// Give back the disk space of blocks that are gone, at once
     Gc(commands::gc::Args),
+    /// Make and look after pools: plain files of this machine's disk as one tree, served by `mount` and `nfs`
+    Pool(pool::Args),
     /// Make, mount and look after transparent file systems
     Tfs(tfs::Args),
     /// Repeat the papers' experiments on a simulated network

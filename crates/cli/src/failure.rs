@@ -85,6 +85,11 @@ impl Failure {
         self
     }
 
+    /// The reason that was given, or else what failed.
+    pub(crate) fn reason(self) -> String {
+        self.why.unwrap_or(self.what)
+    }
+
     /// What to do next.
     #[must_use]
     pub(crate) fn advice(mut self, next: impl Into<String>) -> Failure {

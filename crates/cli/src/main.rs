@@ -28,6 +28,7 @@ mod output;
 mod own_group;
 mod own_volume;
 mod passphrase;
+mod pool;
 mod progress;
 mod read_key;
 mod reading;
@@ -117,6 +118,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Restore(args) => commands::restore::run(args, global.quiet),
         Command::Completions(args) => commands::completions::run(args, &Arguments::command()),
         Command::Man(args) => commands::man::run(args, Arguments::command()),
+        Command::Pool(args) => until_done(pool::run(args, &global)),
         Command::Tfs(args) => tfs::run(args, &global),
         Command::Contribute(args) => until_done(commands::contribute::run(args, &global)),
         #[cfg(feature = "lab")]

@@ -15,6 +15,8 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{SecretKey, UserAddress, VolumeId};
 use atoll_node::{Client, make_private_dir};
+use atoll_pool::PoolFs;
+use atoll_pool::disk::directory::Directory;
 use atoll_upkeep::shared_spool::{self, Opened};
 use atoll_vfs::FileSystem;
 use atoll_volume::HandleTable;
@@ -33,6 +35,7 @@ use crate::global::Global;
 use crate::moment::{self, Moment};
 use crate::output::hex;
 use crate::own_volume;
+use crate::pool::{self, records::PoolRecord};
 use crate::read_key::{Found, Given};
 use crate::reading::Reading;
 use crate::shared_volume;
@@ -171,8 +174,8 @@ pub(crate) struct ServedVolume {
     pub(crate) read_only: bool,
     /// What it is called in the kernel's table of mounts.
     pub(crate) fs_name: String,
-    /// Which volume it is.
-    pub(crate) volume: VolumeId,
+    /// Tells it apart from every other volume and pool.
+    pub(crate) identity: Vec<u8>,
     ending: VolumeEnding,
     what: String,
 }
@@ -181,6 +184,7 @@ pub(crate) struct ServedVolume {
 enum VolumeEnding {
     /// Nothing was written.
     Nothing,
+    Pool(PoolFs<Directory>),
     Own(WritableFs),
     Shared {
         fs: SharedFs,
@@ -201,6 +205,11 @@ impl ServedVolume {
         (global, handles): (&Global, Option<&Path>),
         what: &str,
     ) -> Result<ServedVolume, Failure> {
+        if let Target::Name(name, at) = target
+            && let Some(record) = pool::records::find(&global.dir()?, name, what)?
+        {
+            return pool_of(&record, (name, at.is_some()), args, what).await;
+        }
         let opening = VolumeOpening { target, args, global, handles, what: what.to_owned() };
         match target {
             Target::Address(address) => {
@@ -234,6 +243,12 @@ impl ServedVolume {
         let what = &self.what;
         let (fs, spool, node, name) = match self.ending {
             VolumeEnding::Nothing => return Ok(()),
+            VolumeEnding::Pool(fs) => {
+                return fs.end().await.map_err(|errno| {
+                    Failure::new(Exit::Failed, format!("{what}: its disk was not synced"))
+                        .because(errno)
+                });
+            }
             VolumeEnding::Own(fs) => return own_volume::end(&fs, what).await,
             VolumeEnding::Shared { fs, spool, node, name } => (fs, spool, node, name),
         };
@@ -253,6 +268,31 @@ impl ServedVolume {
         }
         ended
     }
+}
+
+/// Opens a pool, which needs no node.
+async fn pool_of(
+    record: &PoolRecord,
+    (name, is_past): (&str, bool),
+    args: &VolumeArgs,
+    what: &str,
+) -> Result<ServedVolume, Failure> {
+    let refused = |why| Err(Failure::new(Exit::Usage, what).because(why));
+    if is_past {
+        return refused("it is a pool, which keeps no old states");
+    }
+    if args.is_any_given() {
+        return refused("it is a pool; options of volumes mean nothing to it");
+    }
+    let fs = pool::open(record, what).await?;
+    Ok(ServedVolume {
+        fs: Arc::new(fs.clone()),
+        read_only: false,
+        fs_name: format!("{name} (pool)"),
+        identity: fs.settings().pool.to_vec(),
+        ending: VolumeEnding::Pool(fs),
+        what: what.to_owned(),
+    })
 }
 
 /// A shared volume that is to be served.
@@ -321,7 +361,7 @@ impl VolumeOpening<'_> {
             fs: Arc::new(fs),
             read_only: true,
             fs_name: address.to_string(),
-            volume: address.volume.0,
+            identity: address.volume.0.0.to_vec(),
             ending: VolumeEnding::Nothing,
             what,
         })
@@ -385,7 +425,7 @@ impl VolumeOpening<'_> {
             fs: Arc::new(fs.clone()),
             read_only: false,
             fs_name: own_volume::fs_name(name, volume),
-            volume,
+            identity: volume.0.to_vec(),
             ending: VolumeEnding::Own(fs),
             what,
         })
@@ -450,7 +490,14 @@ impl VolumeOpening<'_> {
             Some(then) => Arc::new(then),
         };
         let ending = VolumeEnding::Shared { fs, spool: spool_path, node, name };
-        Ok(ServedVolume { fs: shown, read_only, fs_name, volume, ending, what })
+        Ok(ServedVolume {
+            fs: shown,
+            read_only,
+            fs_name,
+            identity: volume.0.to_vec(),
+            ending,
+            what,
+        })
     }
 }
 

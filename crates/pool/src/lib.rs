@@ -29,5 +29,5 @@ mod turns;
 pub use fs::PoolFs;
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check, create,
-    leave, read_settings,
+    is_in_use, leave, read_settings,
 };

@@ -18,6 +18,7 @@ use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::messages::note;
 use crate::mount_server;
+use crate::pool;
 use crate::read_key::{self, Found, Given, ReadKeyArgs};
 use crate::runtime::until_done;
 use crate::served_volume::{ServedVolume, VolumeArgs};
@@ -32,6 +33,7 @@ use crate::volume_target::Target;
   atoll volume create work && atoll mount work ~/work
   atoll mount work@2026-11-20T12:00 /mnt
   atoll volume join atoll-share:CODE team && atoll mount team ~/team
+  atoll pool create home --dir /srv/home && atoll mount home /mnt/home
   atoll unmount ~/docs
 
 A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is
@@ -52,7 +54,7 @@ restarts of the node. While the node is down, reads of data that is not in memor
 \"Connection timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
 why. An encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
 pub(crate) struct Args {
-    /// The address of a volume, or the name of one of this node's own; with @TIME an old state
+    /// The address of a volume, or the name of one of this node's own or of a pool; with @TIME an old state of a volume
     #[arg(value_name = "ADDR[@TIME]|NAME[@TIME]", value_parser = Target::parser())]
     target: Target,
 
@@ -159,8 +161,10 @@ fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = args.what();
-    // Before a log is written into its directory, there must be a node.
-    until_done(async { connection::impatient(global).await.map(drop) })?;
+    if !pool::is_pool(&args.target, global)? {
+        // Before a log is written into its directory, there must be a node.
+        until_done(async { connection::impatient(global).await.map(drop) })?;
+    }
     let dir = global.dir()?;
     let mountpoint =
         std::path::absolute(&args.mountpoint).map_err(|error| Failure::io(&what, &error))?;

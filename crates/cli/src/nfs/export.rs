@@ -165,7 +165,7 @@ impl OpenExport {
                 let at_ms = time.map_or(0, |at| at.unix_ms).to_be_bytes();
                 // A volume may be served by its name and by its address, too.
                 let view = [u8::from(matches!(target, Target::Address(_)))];
-                let id = export_id(&[&view, &volume.volume.0, &at_ms]);
+                let id = export_id(&[&view, &volume.identity, &at_ms]);
                 let (fs, read_only) = (volume.fs.clone(), volume.read_only);
                 (OpenedFileSystem::Volume(volume), fs, id, read_only)
             }

@@ -32,6 +32,7 @@ use crate::interrupt::Signals;
 use crate::messages::note;
 use crate::mount_server;
 use crate::output;
+use crate::pool;
 use crate::read_key::{self, Given, ReadKeyArgs};
 use crate::runtime::until_done;
 use crate::served_volume::VolumeArgs;
@@ -158,8 +159,20 @@ impl Args {
         lines
     }
 
-    fn needs_node(&self) -> bool {
+    fn has_volume(&self) -> bool {
         self.what.iter().any(|what| matches!(what, Exported::Volume(_)))
+    }
+
+    /// Whether a volume is to be served that a node has: not a pool, which is on this machine's disk.
+    fn needs_node(&self, global: &Global) -> Result<bool, Failure> {
+        for what in &self.what {
+            if let Exported::Volume(target) = what
+                && !pool::is_pool(target, global)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The path by which clients mount an export.
@@ -299,7 +312,7 @@ fn check(args: &Args) -> Result<(), Failure> {
             args.volume.check(target, &format!("cannot serve {what}"))?;
         }
     }
-    if !args.needs_node() && args.volume.is_any_given() {
+    if !args.has_volume() && args.volume.is_any_given() {
         return Err(wrong("it is a TFS, and that option is for volumes"));
     }
     Ok(())
@@ -473,7 +486,7 @@ fn handle_key(dir: &Path, what: &str) -> Result<HandleKey, Failure> {
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot serve on {}", args.listen);
-    if args.needs_node() {
+    if args.needs_node(global)? {
         until_done(async {
             let connected = connection::impatient(global).await.map(drop);
             connected.map_err(|failure| export::file_of_that_name(failure, &args.what[0]))

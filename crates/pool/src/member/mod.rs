@@ -35,7 +35,8 @@ use crate::turns::{Turn, Turns};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
 pub use opening::{
-    CreateError, OpenError, OpenReport, PoolSettings, check, create, leave, read_settings,
+    CreateError, OpenError, OpenReport, PoolSettings, check, create, is_in_use, leave,
+    read_settings,
 };
 pub(crate) use seeking::Found;
 

@@ -114,6 +114,17 @@ pub async fn read_settings<D: Disk>(disk: &D) -> Result<PoolSettings, OpenError>
     }
 }
 
+/// Whether a process has the only member's disk.
+pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
+    let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;
+    let own = own.map_err(|errno| OpenError::Disk("cannot open its .atoll", errno))?;
+    match disk.lock(&own, LOCK).await {
+        Ok(()) => Ok(false),
+        Err(Errno::EAGAIN) => Ok(true),
+        Err(errno) => Err(OpenError::Disk("cannot lock it", errno)),
+    }
+}
+
 /// Compares index and files of the only member, and puts right what can be.
 pub async fn check<D: Disk>(env: Env, disk: D) -> Result<CheckReport, OpenError> {
     Member::open(env, disk).await?.0.check().await

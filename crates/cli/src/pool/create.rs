@@ -1,0 +1,122 @@
+//! `atoll pool create`: a new pool. `atoll pool attach`: one that is in a directory already.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use atoll_pool::{CreateError, PoolSettings};
+
+use super::records::{self, PoolRecord};
+use super::{disk, failure};
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::messages::note;
+use crate::output::hex;
+use crate::tfs::random_bytes;
+
+/// Arguments of `atoll pool create`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool create home --dir /srv/home
+  atoll pool create home --dir /srv/home --level 2
+
+Directories down to the level can be on different machines once the pool has several: with level 1 each directory in the
+pool's root. Deeper ones stay with their parent.")]
+pub(super) struct CreateArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// Where its files lie: an empty directory, or a new one
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Down to which depth directories are distributed, at most 16
+    #[arg(long, value_name = "LEVEL", default_value_t = 1)]
+    level: u8,
+}
+
+/// Arguments of `atoll pool attach`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool attach home --dir /mnt/disk/home
+
+For a disk that comes from another machine, or when the node's own directory was lost.")]
+pub(super) struct AttachArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// Where its files lie
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+}
+
+/// Makes a pool.
+pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot make pool {}", args.name);
+    let node = global.dir()?;
+    records::check_free(&node, &args.name, &what)?;
+    let is_new = make_directory(&args.dir, &what)?;
+    let made = create_in(args, &what).await;
+    if made.is_err() && is_new {
+        let _ = std::fs::remove_dir(&args.dir);
+    }
+    let record = made?;
+    records::add(&node, &args.name, &record, &what)?;
+    if !global.quiet {
+        note!("made pool {} in {}", args.name, record.dir.display());
+        note!("`atoll mount {0} MNT` and `atoll nfs {0}` serve it", args.name);
+    }
+    Ok(())
+}
+
+async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure> {
+    let dir = canonical(&args.dir, what)?;
+    let disk = disk(&dir, what)?;
+    let settings = PoolSettings { pool: random_bytes()?, level: args.level };
+    let made = atoll_pool::create(&disk, settings).await;
+    made.map_err(|error| {
+        let exit = match error {
+            CreateError::NotEmpty(_) | CreateError::Level => Exit::Usage,
+            CreateError::Unfit(_) | CreateError::Disk(..) => Exit::Failed,
+        };
+        let failure = Failure::new(exit, what).because(format!("{}: {error}", dir.display()));
+        match error {
+            CreateError::NotEmpty(name) if name == atoll_pool::layout::OWN_DIRECTORY => {
+                failure.advice("It may hold a pool: `atoll pool attach` lets this node know it.")
+            }
+            _ => failure,
+        }
+    })?;
+    Ok(PoolRecord { dir, pool: hex(&settings.pool) })
+}
+
+/// Makes a directory that does not exist; whether it is new.
+fn make_directory(dir: &Path, what: &str) -> Result<bool, Failure> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(Failure::io(what, &error).because(format!("{}: {error}", dir.display()))),
+    }
+}
+
+fn canonical(dir: &Path, what: &str) -> Result<PathBuf, Failure> {
+    dir.canonicalize()
+        .map_err(|error| Failure::io(what, &error).because(format!("{}: {error}", dir.display())))
+}
+
+/// Lets the node know a pool.
+pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot attach pool {}", args.name);
+    let node = global.dir()?;
+    records::check_free(&node, &args.name, &what)?;
+    let dir = canonical(&args.dir, &what)?;
+    let settings = atoll_pool::read_settings(&disk(&dir, &what)?).await;
+    let settings = settings.map_err(|error| failure(&error, &what))?;
+    let record = PoolRecord { dir, pool: hex(&settings.pool) };
+    records::add(&node, &args.name, &record, &what)?;
+    if !global.quiet {
+        note!("pool {} is in {}", args.name, record.dir.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! `atoll pool leave`: a pool's directory as one plain tree. `atoll pool forget`: only off this node.
+
+use super::{check_identity, disk, env, failure, known, records};
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::messages::note;
+use crate::terminal;
+use crate::units;
+
+/// Arguments of `atoll pool leave`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool leave home
+  atoll pool leave home --yes
+
+No data moves: each directory is renamed to where its name is. Interrupted, the command goes on when it is run again.")]
+pub(super) struct LeaveArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Arguments of `atoll pool forget`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool forget home
+
+`atoll pool attach` brings it back.")]
+pub(super) struct ForgetArgs {
+    /// The pool's name on this node
+    name: String,
+}
+
+/// Makes one plain tree.
+pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot leave pool {}", args.name);
+    let record = known(&args.name, global, &what)?;
+    if !args.yes {
+        let question = format!(
+            "{} will be a plain directory, and no pool any more. Type {} to go on",
+            record.dir.display(),
+            args.name
+        );
+        match terminal::ask(&question, false) {
+            Ok(Some(typed)) if typed.trim() == args.name => {}
+            Ok(Some(_)) => {
+                return Err(Failure::new(Exit::Failed, what).because("that is another name"));
+            }
+            Ok(None) => {
+                return Err(Failure::new(Exit::Usage, what)
+                    .because("there is no terminal to ask on")
+                    .advice("--yes says that it is meant."));
+            }
+            Err(error) => return Err(Failure::io(what, &error)),
+        }
+    }
+    let disk = disk(&record.dir, &what)?;
+    // An interrupted one may have removed the stamp.
+    match check_identity(&disk, &record, &what).await {
+        Err(_) if !record.dir.join(".atoll/stamp").exists() => {}
+        checked => checked?,
+    }
+    let report = atoll_pool::leave(env(), disk).await.map_err(|error| failure(&error, &what))?;
+    if !report.names_taken.is_empty() {
+        let names = report.names_taken.join(", ");
+        return Err(Failure::new(Exit::Failed, what)
+            .because(format!("{} has these names already: {names}", record.dir.display()))
+            .advice("Rename them there, and run it again."));
+    }
+    records::remove(&global.dir()?, &args.name, &what)?;
+    if !global.quiet {
+        let files = units::counted(report.files, "file or directory", "files and directories");
+        note!("{} is a plain directory now: {files}", record.dir.display());
+    }
+    Ok(())
+}
+
+/// Removes the record.
+pub(super) fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot forget pool {}", args.name);
+    let record = known(&args.name, global, &what)?;
+    records::remove(&global.dir()?, &args.name, &what)?;
+    if !global.quiet {
+        note!("{} stays as it is", record.dir.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! `atoll pool`: one tree of plain files on the disks of machines (Kosha). A pool of one machine, so far.
+//!
+//! What a node's directory says of pools is in `records`; the files are in each pool's own directory, and are served by
+//! `atoll mount` and `atoll nfs`.
+
+mod check;
+mod create;
+mod leave;
+pub(crate) mod records;
+mod status;
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use atoll_env::{Env, TokioRuntime};
+use atoll_pool::disk::directory::Directory;
+use atoll_pool::{OpenError, PoolFs};
+
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::output::escaped;
+use crate::volume_target::Target;
+use records::PoolRecord;
+
+/// Arguments of `atoll pool`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool create home --dir /srv/home
+  atoll mount home /mnt/home
+  atoll nfs home
+  atoll pool status
+  atoll pool check home
+  atoll pool leave home
+
+The files of a pool lie in its directory as plain files, with their own names, owners, modes, times and attributes, and can
+be read there without Atoll: begin at DIR/slots/000/0000000000000001. A pool has one machine so far: it is as safe as that
+machine's disk. Root makes and serves pools, since files keep their owners.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    /// Make a pool in an empty directory
+    Create(create::CreateArgs),
+    /// Let this node know a pool that is in a directory already
+    Attach(create::AttachArgs),
+    /// List this node's pools
+    Status(status::Args),
+    /// Walk through all files of a pool, make its index again and put right what can be
+    Check(check::Args),
+    /// Give the directory back: what is left is one tree of plain files, and no pool
+    Leave(leave::LeaveArgs),
+    /// Let this node forget a pool; its directory stays as it is
+    Forget(leave::ForgetArgs),
+}
+
+/// Does what was asked.
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    match &args.command {
+        Command::Create(args) => create::create(args, global).await,
+        Command::Attach(args) => create::attach(args, global).await,
+        Command::Status(args) => status::run(args, global).await,
+        Command::Check(args) => check::run(args, global).await,
+        Command::Leave(args) => leave::leave(args, global).await,
+        Command::Forget(args) => leave::forget(args, global),
+    }
+}
+
+fn env() -> Env {
+    Arc::new(TokioRuntime::current())
+}
+
+/// A pool's directory as a disk.
+fn disk(dir: &Path, what: &str) -> Result<Directory, Failure> {
+    Directory::open(dir).map_err(|error| {
+        let path = escaped(dir.as_os_str().as_bytes());
+        Failure::io(what, &error).because(format!("{path}: {error}"))
+    })
+}
+
+/// The pool of a name, of which this node must know.
+fn known(name: &str, global: &Global, what: &str) -> Result<PoolRecord, Failure> {
+    records::find(&global.dir()?, name, what)?.ok_or_else(|| {
+        Failure::new(Exit::NotFound, what)
+            .because(format!("this node has no pool {name}"))
+            .advice("`atoll pool status` lists its pools.")
+    })
+}
+
+fn failure(error: &OpenError, what: &str) -> Failure {
+    let failure = Failure::new(Exit::Failed, what).because(error);
+    match error {
+        OpenError::InUse => {
+            failure.advice("`atoll unmount` ends a mount, `atoll nfs --stop` a server.")
+        }
+        OpenError::Index(_) => failure.advice("`atoll pool check` makes the index again."),
+        OpenError::NoStamp | OpenError::Stamp | OpenError::Disk(..) => failure,
+    }
+}
+
+/// Whether a name is that of a pool, which is served without a node.
+pub(crate) fn is_pool(target: &Target, global: &Global) -> Result<bool, Failure> {
+    let Target::Name(name, None) = target else { return Ok(false) };
+    Ok(records::find(&global.dir()?, name, &format!("cannot read pool {name}"))?.is_some())
+}
+
+/// Opens a pool to be served.
+pub(crate) async fn open(record: &PoolRecord, what: &str) -> Result<PoolFs<Directory>, Failure> {
+    let disk = disk(&record.dir, what)?;
+    check_identity(&disk, record, what).await?;
+    let (fs, report) = PoolFs::open(env(), disk).await.map_err(|error| failure(&error, what))?;
+    tracing::info!(?report, "the pool is open");
+    Ok(fs)
+}
+
+/// That a directory holds the pool that this node knows, and not another one that was put in its place.
+async fn check_identity(disk: &Directory, record: &PoolRecord, what: &str) -> Result<(), Failure> {
+    let settings = atoll_pool::read_settings(disk).await.map_err(|error| failure(&error, what))?;
+    match crate::output::hex(&settings.pool) == record.pool {
+        true => Ok(()),
+        false => Err(Failure::new(Exit::Failed, what)
+            .because(format!("{} holds another pool", record.dir.display()))),
+    }
+}

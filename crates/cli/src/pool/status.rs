@@ -1,0 +1,110 @@
+//! `atoll pool status`: this node's pools.
+
+use std::path::PathBuf;
+
+use atoll_pool::disk::Disk;
+use serde::Serialize;
+
+use super::{check_identity, disk, records};
+use crate::failure::Failure;
+use crate::global::Global;
+use crate::messages::note;
+use crate::output::Output;
+use crate::units;
+
+/// Arguments of `atoll pool status`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool status
+  atoll pool status --json | jq -r .dir")]
+pub(super) struct Args {
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A pool, as JSON.
+#[derive(Serialize)]
+struct PoolStatus {
+    name: String,
+    dir: PathBuf,
+    /// Why it cannot be served, if that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<String>,
+    #[serde(flatten)]
+    found: Option<FoundPool>,
+}
+
+/// What its directory says.
+#[derive(Serialize)]
+struct FoundPool {
+    level: u8,
+    /// Whether a process has it.
+    is_served: bool,
+    /// Room of the file system that it lies on, bytes.
+    size_bytes: u64,
+    free_bytes: u64,
+}
+
+/// Lists them.
+pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let node = global.dir()?;
+    let names = records::all(&node)?;
+    let mut output = Output::new();
+    if names.is_empty() && !args.json {
+        note!("this node has no pool; `atoll pool create NAME --dir DIR` makes one");
+    }
+    for name in names {
+        let what = format!("cannot read pool {name}");
+        let Some(record) = records::find(&node, &name, &what)? else { continue };
+        let found = find(&record, &what).await;
+        let (found, fault) = match found {
+            Ok(found) => (Some(found), None),
+            Err(failure) => (None, Some(failure.reason())),
+        };
+        let status = PoolStatus { name, dir: record.dir, fault, found };
+        match args.json {
+            true => output.json(&status)?,
+            false => show(&mut output, &status)?,
+        }
+    }
+    output.flush()
+}
+
+async fn find(record: &records::PoolRecord, what: &str) -> Result<FoundPool, Failure> {
+    let disk = disk(&record.dir, what)?;
+    check_identity(&disk, record, what).await?;
+    let failed = |error| super::failure(&error, what);
+    let level = atoll_pool::read_settings(&disk).await.map_err(failed)?.level;
+    let room = disk.stat_fs().await;
+    let room =
+        room.map_err(|errno| Failure::new(crate::failure::Exit::Failed, what).because(errno))?;
+    let is_served = atoll_pool::is_in_use(&disk).await.map_err(failed)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(u64::from(room.block_size_bytes));
+    Ok(FoundPool {
+        level,
+        is_served,
+        size_bytes: bytes(room.blocks),
+        free_bytes: bytes(room.blocks_available),
+    })
+}
+
+fn show(output: &mut Output, status: &PoolStatus) -> Result<(), Failure> {
+    output.line(format!("{}  {}", status.name, status.dir.display()))?;
+    if let Some(fault) = &status.fault {
+        output.line(format!("    cannot be served: {fault}"))?;
+    }
+    if let Some(found) = &status.found {
+        let served = match found.is_served {
+            true => "served",
+            false => "not served",
+        };
+        output.line(format!(
+            "    one machine, no copies; distribution level {}; {served}",
+            found.level
+        ))?;
+        let (free, size) = (units::size(found.free_bytes), units::size(found.size_bytes));
+        output.line(format!("    {free} free of {size}"))?;
+    }
+    Ok(())
+}
