@@ -8,6 +8,7 @@
 //! It knows nothing of slots, numbers and journals.
 
 pub mod directory;
+pub mod simulated;
 
 use std::future::Future;
 use std::sync::Arc;
