@@ -1,6 +1,6 @@
 //! What a member asks of the file system under D: the calls of Linux that act on open directories and files, asynchronous, so
-//! that the same code runs on a real disk ([`directory::Directory`]) and on a simulated one that hangs, fills up and loses what
-//! was not synced.
+//! that the same code runs on a real disk ([`directory::Directory`]) and on a simulated one ([`simulated::SimulatedDisk`]) that
+//! is slow, fills up and loses what was not synced.
 //!
 //! A [`Disk::Node`] is an open reference to a file (`O_PATH`): it stays the same file whatever is renamed. A [`Disk::File`] can
 //! be read and written. Nothing here follows symbolic links, and a name is one component.

@@ -1,4 +1,5 @@
 //! Tests of pools.
 
 mod conformance;
+mod disk;
 mod plain;

@@ -356,7 +356,11 @@ impl Tree {
             let inode = self.inode(*id)?;
             Ok(Listed { name: name.clone(), kind: inode.kind(), ino: inode.number })
         };
-        self.names(dir)?.iter().map(listed).collect()
+        let names = self.names(dir)?;
+        if self.inode(dir)?.nlink == 0 {
+            return Err(Errno::ENOENT);
+        }
+        names.iter().map(listed).collect()
     }
 
     // --- changes
