@@ -640,3 +640,50 @@ fn a_disk_fills_up_and_is_set_back() {
         assert!(database.read(1, &mut bytes).is_err());
     });
 }
+
+#[test]
+fn a_crash_gives_no_inode_number_to_two_files() {
+    run(async {
+        for seed in 0..50 {
+            for is_synced in [false, true] {
+                let disk = simulated();
+                let top = disk.top();
+                make_file(&disk, "a").await.unwrap();
+                disk.sync_all().await.unwrap();
+                disk.unlink(&top, b"a").await.unwrap();
+                make_file(&disk, "b").await.unwrap();
+                if is_synced {
+                    disk.sync_file(&open_file(&disk, "b").await.unwrap(), true).await.unwrap();
+                }
+                disk.crash_with(Loss::Arbitrary, seed);
+                let disk = disk.reopen();
+                assert_consistent(&disk).await;
+                let left = names(&disk).await.concat();
+                assert!(if is_synced { left == "b" } else { left.len() < 2 }, "{left}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_crash_does_not_make_a_change_of_one_file_to_another_of_the_same_name() {
+    run(async {
+        let mut found = BTreeSet::new();
+        for seed in 0..100 {
+            let disk = simulated();
+            let top = disk.top();
+            make_file(&disk, "a").await.unwrap();
+            disk.sync_all().await.unwrap();
+            let number = disk.stat_at(&top, b"a").await.unwrap().ino;
+            disk.rename((&top, b"a"), (&top, b"b"), RenameFlags::default()).await.unwrap();
+            make_file(&disk, "a").await.unwrap();
+            disk.unlink(&top, b"a").await.unwrap();
+            disk.crash_with(Loss::Arbitrary, seed);
+            let disk = disk.reopen();
+            let all = disk.list(&disk.top()).await.unwrap();
+            assert!(all.iter().any(|listed| listed.ino == number), "the synced file is lost");
+            found.insert(names(&disk).await.concat());
+        }
+        assert_eq!(found, BTreeSet::from(["a".into(), "ab".into(), "b".into()]));
+    });
+}
