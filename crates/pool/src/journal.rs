@@ -8,11 +8,13 @@
 //! |---|---|---|
 //! | 0 | 8 | `atolljn1` |
 //! | 8 | 8 | sequence number of the first record, big-endian |
-//! | 16 | 4 | CRC-32 of the 16 bytes before, big-endian |
-//! | 4096 | | records: length of the change (4 bytes), CRC-32 of sequence number and change (4), sequence number (8), the change |
+//! | 16 | 8 | the *life*: random bits, others at each start |
+//! | 24 | 4 | CRC-32 of the 24 bytes before, big-endian |
+//! | 4096 | | records: length of the change (4 bytes), CRC-32 of life, sequence number and change (4), sequence number (8), the change |
 //!
-//! Sequence numbers are consecutive, so a record that was left by an earlier use of the file is never taken for one of this.
-//! The first record that is cut off, damaged or out of sequence is the end.
+//! Sequence numbers are consecutive, and a life's checksums are its own, so a record that was left by an earlier use of the file
+//! is never taken for one of this: after a crash numbers are given out again that were on the disk behind a gap. The first record
+//! that is cut off, damaged or out of sequence is the end.
 //!
 //! It does not know what changes mean.
 
@@ -61,6 +63,7 @@ struct End {
     sequence: u64,
     /// The last record of the other half.
     last_of_other: u64,
+    life: u64,
 }
 
 /// A record as it was read.
@@ -107,7 +110,13 @@ impl<D: Disk> Journal<D> {
         let journal = Journal {
             halves,
             half_bytes,
-            end: Mutex::new(End { half: 0, offset: half_bytes, sequence: 0, last_of_other: 0 }),
+            end: Mutex::new(End {
+                half: 0,
+                offset: half_bytes,
+                sequence: 0,
+                last_of_other: 0,
+                life: 0,
+            }),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             checkpointed: AtomicU64::new(0),
@@ -118,14 +127,15 @@ impl<D: Disk> Journal<D> {
         Ok((journal, records))
     }
 
-    /// Begins anew after `sequence`, which the index has, as everything before.
-    pub(crate) async fn begin(&self, disk: &D, sequence: u64) -> DiskResult<()> {
+    /// Begins a life after `sequence`, which the index has, as everything before.
+    pub(crate) async fn begin(&self, disk: &D, sequence: u64, life: u64) -> DiskResult<()> {
         let mut end = self.end.lock().await;
         *end = End {
             half: 0,
             offset: self.half_bytes,
             sequence: sequence + 1,
             last_of_other: sequence,
+            life,
         };
         self.written.store(sequence, Ordering::SeqCst);
         self.synced.store(sequence, Ordering::SeqCst);
@@ -154,7 +164,7 @@ impl<D: Disk> Journal<D> {
         self.check()?;
         let mut end = self.end.lock().await;
         let sequence = end.sequence;
-        let record = encode(sequence, change);
+        let record = encode(end.life, sequence, change);
         if end.offset + record.len() as u64 > self.half_bytes {
             if end.last_of_other > self.checkpointed.load(Ordering::SeqCst) {
                 return Err(Errno::ENOSPC);
@@ -188,12 +198,13 @@ impl<D: Disk> Journal<D> {
         let last = end.sequence - 1;
         self.synced.fetch_max(last, Ordering::SeqCst);
         let half = 1 - end.half;
-        let mut header = [MAGIC.as_slice(), &end.sequence.to_be_bytes()].concat();
+        let mut header =
+            [MAGIC.as_slice(), &end.sequence.to_be_bytes(), &end.life.to_be_bytes()].concat();
         header.extend(crc32fast::hash(&header).to_be_bytes());
         if disk.write(&self.halves[half], 0, &header).await != Ok(header.len()) {
             return Err(self.fail());
         }
-        *end = End { half, offset: HEADER_BYTES, sequence: end.sequence, last_of_other: last };
+        *end = End { half, offset: HEADER_BYTES, last_of_other: last, ..*end };
         self.count_room(end);
         Ok(())
     }
@@ -247,24 +258,25 @@ impl<D: Disk> Journal<D> {
     }
 }
 
-fn encode(sequence: u64, change: &Change) -> Vec<u8> {
+fn encode(life: u64, sequence: u64, change: &Change) -> Vec<u8> {
     let change = change.encode();
     let mut record = Vec::with_capacity(FRAME_BYTES + change.len());
     record.extend((change.len() as u32).to_be_bytes());
-    record.extend(checksum(sequence, &change).to_be_bytes());
+    record.extend(checksum(life, sequence, &change).to_be_bytes());
     record.extend(sequence.to_be_bytes());
     record.extend(change);
     record
 }
 
-fn checksum(sequence: u64, change: &[u8]) -> u32 {
+fn checksum(life: u64, sequence: u64, change: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&life.to_be_bytes());
     hasher.update(&sequence.to_be_bytes());
     hasher.update(change);
     hasher.finalize()
 }
 
-fn decode(bytes: &[u8], expected: u64) -> Option<(Record, usize)> {
+fn decode(bytes: &[u8], life: u64, expected: u64) -> Option<(Record, usize)> {
     let (frame, rest) = bytes.split_at_checked(FRAME_BYTES)?;
     let word = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().expect("four bytes"));
     let sequence = u64::from_be_bytes(frame[8..].try_into().expect("eight bytes"));
@@ -273,7 +285,7 @@ fn decode(bytes: &[u8], expected: u64) -> Option<(Record, usize)> {
         return None;
     }
     let change = rest.get(..len)?;
-    if checksum(sequence, change) != word(4) {
+    if checksum(life, sequence, change) != word(4) {
         return None;
     }
     Some((Record { sequence, change: Change::decode(change)? }, FRAME_BYTES + len))
@@ -281,18 +293,19 @@ fn decode(bytes: &[u8], expected: u64) -> Option<(Record, usize)> {
 
 async fn read_half<D: Disk>(disk: &D, file: &D::File, half_bytes: u64) -> DiskResult<Vec<Record>> {
     let mut records = Vec::new();
-    let header = disk.read(file, 0, 20).await?;
-    if header.len() < 20
+    let header = disk.read(file, 0, 28).await?;
+    if header.len() < 28
         || &header[..8] != MAGIC
-        || crc32fast::hash(&header[..16]).to_be_bytes() != header[16..20]
+        || crc32fast::hash(&header[..24]).to_be_bytes() != header[24..28]
     {
         return Ok(records);
     }
     let mut expected = u64::from_be_bytes(header[8..16].try_into().expect("eight bytes"));
+    let life = u64::from_be_bytes(header[16..24].try_into().expect("eight bytes"));
     let len = usize::try_from(half_bytes - HEADER_BYTES).map_err(|_| Errno::EFBIG)?;
     let bytes = disk.read(file, HEADER_BYTES, len).await?;
     let mut rest = &bytes[..];
-    while let Some((record, len)) = decode(rest, expected) {
+    while let Some((record, len)) = decode(rest, life, expected) {
         records.push(record);
         rest = &rest[len..];
         expected = expected.wrapping_add(1);

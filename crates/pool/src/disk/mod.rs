@@ -288,7 +288,6 @@ pub trait Disk: Send + Sync + 'static {
 }
 
 /// A file under a database, whose calls block.
-#[allow(clippy::len_without_is_empty, reason = "no database asks it")]
 pub trait DatabaseFile: Send + Sync + 'static {
     /// Its length, bytes.
     fn size(&self) -> std::io::Result<u64>;

@@ -258,12 +258,14 @@ impl<D: Disk> PoolFs<D> {
             if birth.mode.is_none() {
                 self.inherit_list(&named.dir, &made.0, mode).await?;
             }
+            let stat = self.member.stat(&made.0).await?;
+            // Last, so that a name leads to all of it.
             let target = Placeholder { slot, id }.target(steps);
             self.member
                 .disk
                 .make(&named.dir, &named.place.name, Making::Symlink(&target), 0o777)
                 .await?;
-            Ok((made.0.clone(), self.member.stat(&made.0).await?))
+            Ok((made.0.clone(), stat))
         };
         let made = made.await;
         if made.is_err() {
@@ -387,8 +389,8 @@ impl<D: Disk> PoolFs<D> {
         match (found.slot, found.stat.kind) {
             (Some(slot), _) => {
                 disk.unlink(&named.dir, name).await?;
-                let in_slot = self.member.slot_node(slot).await?;
-                disk.rmdir(&in_slot, found.id.to_string().as_bytes()).await
+                self.remove_unnamed(found.id, slot).await;
+                Ok(())
             }
             (None, FileKind::Directory) => disk.rmdir(&named.dir, name).await,
             (None, _) => disk.unlink(&named.dir, name).await,
@@ -452,6 +454,10 @@ impl<D: Disk> PoolFs<D> {
         if flags.no_replace {
             return Err(Errno::EEXIST);
         }
+        if moved.id == other.id {
+            // Two names of one file: nothing happens (`rename(2)`).
+            return Ok(());
+        }
         if flags.exchange {
             self.check_loop(&other, old)?;
             let (from, to) = (old.place.clone(), new.place.clone());
@@ -459,10 +465,6 @@ impl<D: Disk> PoolFs<D> {
             self.member.logged(change, self.move_on_disk(old, new, flags)).await?;
             self.moved(&moved, old, new).await?;
             return self.moved(&other, new, old).await;
-        }
-        if moved.id == other.id {
-            // Two names of one file: nothing happens (`rename(2)`).
-            return Ok(());
         }
         match (moved.stat.kind == FileKind::Directory, other.stat.kind == FileKind::Directory) {
             (false, true) => return Err(Errno::EISDIR),
@@ -473,27 +475,52 @@ impl<D: Disk> PoolFs<D> {
         let (from, to) = (old.place.clone(), new.place.clone());
         let change = Change::Rename { id: moved.id, from, to, replaced: Some(other.id) };
         let is_last = self.begin_ending(&other).await?;
-        let work = async {
-            match (moved.slot, other.slot) {
-                // A file over a file, or a directory over one that lies in its parent, too: one call.
-                (None, None) => self.move_on_disk(old, new, RenameFlags::default()).await,
-                (_, Some(slot)) => {
-                    if moved.slot.is_none() {
-                        self.member.disk.unlink(&new.dir, &new.place.name).await?;
-                    }
-                    self.move_on_disk(old, new, RenameFlags::default()).await?;
-                    let in_slot = self.member.slot_node(slot).await?;
-                    self.member.disk.rmdir(&in_slot, other.id.to_string().as_bytes()).await
-                }
-                (Some(_), None) => {
-                    self.take_away(new, &other).await?;
-                    self.move_on_disk(old, new, RenameFlags::default()).await
-                }
-            }
-        };
+        let work = self.replace_on_disk((old, &moved), (new, &other));
         self.member.logged(change, work).await?;
         self.lose_place(&other, &new.place, is_last)?;
         self.moved(&moved, old, new).await
+    }
+
+    /// Moves a file over another one, which the caller has found to be replaceable. Both are as they were if that fails.
+    async fn replace_on_disk(
+        &self,
+        (old, moved): (&Named<D>, &Found),
+        (new, other): (&Named<D>, &Found),
+    ) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        let exchange = RenameFlags { exchange: true, no_replace: false };
+        // One of them is a directory and the other a placeholder: `rename(2)` would refuse that.
+        if moved.slot.is_some() != other.slot.is_some() {
+            self.move_on_disk(old, new, exchange).await?;
+            let removed = match other.slot {
+                Some(_) => disk.unlink(&old.dir, &old.place.name).await,
+                None => disk.rmdir(&old.dir, &old.place.name).await,
+            };
+            if let Err(errno) = removed {
+                return match self.move_on_disk(old, new, exchange).await {
+                    Ok(()) => Err(errno),
+                    // Half of it is made: the journal makes the rest when the pool is opened again.
+                    Err(_) => Err(self.member.fail()),
+                };
+            }
+        } else {
+            self.move_on_disk(old, new, RenameFlags::default()).await?;
+        }
+        if let Some(slot) = other.slot {
+            self.remove_unnamed(other.id, slot).await;
+        }
+        Ok(())
+    }
+
+    /// Removes an empty directory from its slot, whose placeholder is gone. One that cannot be removed stays for a check.
+    async fn remove_unnamed(&self, id: FileId, slot: Slot) {
+        let removed = async {
+            let in_slot = self.member.slot_node(slot).await?;
+            self.member.disk.rmdir(&in_slot, id.to_string().as_bytes()).await
+        };
+        if let Err(errno) = removed.await {
+            tracing::warn!("directory {id} stays in slot {slot}: {errno}");
+        }
     }
 
     /// A directory does not go into itself.
@@ -526,7 +553,12 @@ impl<D: Disk> PoolFs<D> {
         if let Some(slot) = moved.slot {
             self.member.count_placeholder(old.place.parent, false)?;
             self.member.count_placeholder(new.place.parent, true)?;
-            self.member.mend_placeholder(&new.place, &new.dir, Placeholder { slot, id }).await?;
+            let mended =
+                self.member.mend_placeholder(&new.place, &new.dir, Placeholder { slot, id }).await;
+            if let Err(errno) = mended {
+                // It matters to those alone who read the tree by hand, and a check mends it.
+                tracing::warn!("the link to directory {id} leads elsewhere by hand: {errno}");
+            }
         }
         Ok(())
     }

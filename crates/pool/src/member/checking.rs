@@ -55,6 +55,9 @@ impl<D: Disk> Member<D> {
             self.index.all_files().map_err(index_failed)?.into_keys().collect();
         let files = self.index_again().await?;
         let after = self.index.all_files().map_err(index_failed)?;
+        for id in before.iter().filter(|id| !after.contains_key(id)) {
+            eprintln!("GONE {id} {}", id.0);
+        }
         let mut report = CheckReport {
             files,
             files_added: after.keys().filter(|id| !before.contains(id)).count() as u64,

@@ -18,8 +18,9 @@ mod redo;
 mod scanning;
 mod seeking;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use atoll_env::Env;
 use atoll_vfs::Errno;
@@ -69,6 +70,8 @@ pub(crate) struct Member<D: Disk> {
     whole: Turns,
     /// The next number for a file, without its slot.
     next: AtomicU64,
+    /// Numbers that may have been given out between the last checkpoint and the last start.
+    unsure: OnceLock<Range<u64>>,
     slots: D::Node,
 }
 
@@ -130,6 +133,11 @@ impl<D: Disk> Member<D> {
         self.journal.append(&self.disk, &change).await.map(|_| ())
     }
 
+    /// Has every change refused from now on: a change is half-made. The journal makes it whole when the pool is opened again.
+    pub(crate) fn fail(&self) -> Errno {
+        self.journal.fail()
+    }
+
     /// Waits until all changes so far survive a crash of the machine.
     pub(crate) async fn sync_changes(&self) -> DiskResult<()> {
         self.journal.sync(&self.disk).await
@@ -155,7 +163,7 @@ impl<D: Disk> Member<D> {
         let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
         self.disk.sync_all().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
-        self.journal.begin(&self.disk, sequence).await?;
+        self.journal.begin(&self.disk, sequence, self.env.random_u64()).await?;
         self.note(Change::Checkpoint { sequence }).await
     }
 
@@ -163,6 +171,11 @@ impl<D: Disk> Member<D> {
     pub(crate) fn pass_over(&self, next: u64) {
         let next = next.saturating_add(opening::PASSED_OVER);
         self.next.fetch_max(next, Ordering::SeqCst);
+    }
+
+    /// Takes numbers from `known` on for given out at some time, up to those that are given out from now on.
+    pub(crate) fn note_unsure(&self, known: u64) {
+        let _ = self.unsure.set(known..self.next.load(Ordering::SeqCst));
     }
 
     /// Counts a placeholder that a directory has gained or lost.

@@ -3,8 +3,8 @@
 //! `D/.atoll/stamp` says that D belongs to a pool. A D without its stamp is refused, and never made anew: the disk of a pool may
 //! just not be mounted.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, OnceLock};
 
 use atoll_env::Env;
 use atoll_vfs::Errno;
@@ -249,6 +249,7 @@ impl<D: Disk> Member<D> {
             turns: Turns::default(),
             whole: Turns::default(),
             next: AtomicU64::new(FileId::ROOT.0 + 1),
+            unsure: OnceLock::new(),
             slots,
             disk,
         };

@@ -99,7 +99,13 @@ impl Outcomes {
         // A change that was withdrawn may have been made in part.
         match change {
             Change::Make { id, at, .. } | Change::Link { id, at } => gains(*id, at, true),
-            Change::Rename { id, to, .. } => gains(*id, to, true),
+            Change::Rename { id, from, to, replaced } => {
+                gains(*id, to, true);
+                // Where a directory and a placeholder are exchanged before one of them goes.
+                if let Some(replaced) = replaced {
+                    gains(*replaced, from, false);
+                }
+            }
             Change::Exchange { id, from, other, to } => {
                 gains(*id, to, true);
                 gains(*other, from, true);
@@ -181,6 +187,9 @@ impl<D: Disk> Member<D> {
         let next =
             highest.unwrap_or(0).max(meta.map_or(0, |meta| meta.next)).max(FileId::ROOT.0 + 1);
         self.pass_over(next);
+        if let Some(meta) = meta {
+            self.note_unsure(meta.next);
+        }
         // The journal knows of the last checkpoint, too: an index that is made again is one of what the disk has now.
         let checkpoints = records.iter().filter_map(|record| match record.change {
             Change::Checkpoint { sequence } => Some(sequence),
@@ -215,6 +224,8 @@ struct Redo<'a, D: Disk> {
     own: D::Node,
     /// Open nodes of files and directories that were found, or are nowhere.
     nodes: BTreeMap<FileId, Option<D::Node>>,
+    /// Which files inodes were taken for.
+    taken: BTreeMap<u64, FileId>,
     /// Where each file was found.
     found: BTreeMap<FileId, BTreeSet<Place>>,
     mended: usize,
@@ -228,6 +239,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             outcomes,
             own,
             nodes: BTreeMap::new(),
+            taken: BTreeMap::new(),
             found: BTreeMap::new(),
             mended: 0,
         })
@@ -246,11 +258,26 @@ impl<'a, D: Disk> Redo<'a, D> {
         for id in &order {
             self.take_aside(*id).await?;
         }
+        // What is in the way goes first, and what is in a directory before the directory.
+        let mut blocked: Vec<FileId> = order.iter().rev().copied().collect();
+        loop {
+            let before = blocked.len();
+            let mut still = Vec::new();
+            for id in blocked {
+                if !self.remove(id).await? {
+                    still.push(id);
+                }
+            }
+            blocked = still;
+            if blocked.is_empty() || blocked.len() == before {
+                break;
+            }
+        }
+        for id in blocked {
+            self.set_full_directory_aside(id).await?;
+        }
         for id in &order {
             self.put_in_place(*id).await?;
-        }
-        for id in order.iter().rev() {
-            self.remove(*id).await?;
         }
         for id in &order {
             self.set_attributes(*id).await?;
@@ -295,12 +322,14 @@ impl<'a, D: Disk> Redo<'a, D> {
             let slot = self.slot(id)?;
             let mut node = match slot {
                 Some(slot) => self.in_slot(id, slot).await?,
-                None => None,
+                // A crash while this was done before.
+                None => missing_is_none(self.member.disk.node(&self.own, &Self::aside(id)).await)?,
             };
             for place in self.candidates(id)? {
                 let Some(dir) = self.locate(place.parent, depth + 1).await? else { continue };
                 let Some(found) = self.stands(id, slot, &dir, &place.name).await? else { continue };
                 if slot.is_none() {
+                    self.taken.insert(self.member.disk.stat(&found).await?.ino, id);
                     node = Some(found);
                 }
                 self.found.entry(id).or_default().insert(place);
@@ -347,7 +376,10 @@ impl<'a, D: Disk> Redo<'a, D> {
         if let Some(record) = self.member.record(id)? {
             return Ok((record.ino, record.generation) == (stat.ino, stat.generation));
         }
-        // Without attributes: a file of this kind that is no other one.
+        // Without attributes: a file of this kind that is no other one. It may have been made before it got its attribute.
+        if self.taken.get(&stat.ino).is_some_and(|other| *other != id) {
+            return Ok(false);
+        }
         let known = self
             .member
             .index
@@ -530,18 +562,52 @@ impl<'a, D: Disk> Redo<'a, D> {
         if missing_is_none(disk.stat_at(&self.own, &aside).await)?.is_none() {
             return Ok(());
         }
-        match disk.make(&self.own, b"old", Making::Directory, 0o700).await {
-            Ok(()) | Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(errno),
-        }
-        let old = disk.node(&self.own, b"old").await?;
+        let old = self.old().await?;
         tracing::warn!("file {id} had to make room for a newer one; it is in {OWN_DIRECTORY}/old");
         disk.rename((&self.own, &aside), (&old, id.to_string().as_bytes()), RenameFlags::default())
             .await
     }
 
-    /// Removes the names that a file should not have.
-    async fn remove(&mut self, id: FileId) -> DiskResult<()> {
+    /// A directory that was removed, and in which something still is that no change names, goes to `.atoll/old`.
+    async fn set_full_directory_aside(&mut self, id: FileId) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        let old = self.old().await?;
+        if let Some(slot) = self.slot(id)? {
+            let in_slot = self.member.slot_node(slot).await?;
+            let name = id.to_string();
+            disk.rename(
+                (&in_slot, name.as_bytes()),
+                (&old, name.as_bytes()),
+                RenameFlags::default(),
+            )
+            .await?;
+            self.nodes.insert(id, None);
+            self.remove(id).await?;
+        } else if let Some(place) = self.found.remove(&id).unwrap_or_default().first()
+            && let Some(dir) = self.locate(place.parent, 0).await?
+        {
+            let to = (&old, id.to_string().into_bytes());
+            self.member
+                .disk
+                .rename((&dir, &place.name), (to.0, &to.1), RenameFlags::default())
+                .await?;
+        }
+        tracing::warn!("directory {id} was removed and is not empty; it is in {OWN_DIRECTORY}/old");
+        Ok(())
+    }
+
+    /// Where things go that nobody is to lose.
+    async fn old(&self) -> DiskResult<D::Node> {
+        let disk = &self.member.disk;
+        match disk.make(&self.own, b"old", Making::Directory, 0o700).await {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        disk.node(&self.own, b"old").await
+    }
+
+    /// Removes the names that a file should not have; whether it could: not a directory with something in it.
+    async fn remove(&mut self, id: FileId) -> DiskResult<bool> {
         let after = self.outcomes.file(id).after.clone();
         let found = self.found.get(&id).cloned().unwrap_or_default();
         let slot = self.slot(id)?;
@@ -557,7 +623,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             let in_slot = self.member.slot_node(slot).await?;
             match self.member.disk.rmdir(&in_slot, id.to_string().as_bytes()).await {
                 Ok(()) => self.nodes.insert(id, None),
-                Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(()),
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
                 Err(errno) => return Err(errno),
             };
         }
@@ -572,12 +638,12 @@ impl<'a, D: Disk> Redo<'a, D> {
                     self.mended += 1;
                     self.found.entry(id).or_default().remove(place);
                 }
-                // Something newer is in it.
-                Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOENT) => {}
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
+                Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {

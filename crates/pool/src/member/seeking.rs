@@ -219,7 +219,7 @@ impl<D: Disk> Member<D> {
         if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
             let target = self.disk.read_link(dir, name).await?;
             if let Some(place) = Placeholder::parse(&target) {
-                return self.behind(parent, name, place).await;
+                return self.behind(parent, dir, name, place).await;
             }
             stat.size_bytes = layout::unescape(&target).len() as u64;
         }
@@ -236,13 +236,26 @@ impl<D: Disk> Member<D> {
     }
 
     /// The distributed directory of a placeholder.
-    async fn behind(&self, parent: FileId, name: &[u8], place: Placeholder) -> DiskResult<Found> {
+    async fn behind(
+        &self,
+        parent: FileId,
+        dir: &D::Node,
+        name: &[u8],
+        place: Placeholder,
+    ) -> DiskResult<Found> {
         let Placeholder { slot, id } = place;
         let open = self.held().node(id);
         let node = match open {
             Some(node) => node,
-            // A placeholder of what was lost: the name is there, and nothing behind it.
-            None => self.distributed(id, slot).await.map_err(|_| Errno::EIO)?,
+            None => match self.distributed(id, slot).await {
+                // Made in a change that a crash has lost, and its directory before its name.
+                Err(Errno::ESTALE) if self.is_leftover(id)? => {
+                    self.disk.unlink(dir, name).await?;
+                    return Err(Errno::ENOENT);
+                }
+                // The name is there, and nothing behind it.
+                node => node.map_err(|_| Errno::EIO)?,
+            },
         };
         let stat = self.disk.stat(&node).await?;
         if self.record(id)?.is_none_or(|record| record.slot != Some(slot) || record.ino != stat.ino)
@@ -307,6 +320,13 @@ impl<D: Disk> Member<D> {
         let flags = atoll_vfs::XattrFlags::default();
         // Without it the index alone knows the file.
         let _ = self.disk.set_xattr(node, ID_ATTRIBUTE, &id.0.to_be_bytes(), flags).await;
+    }
+
+    /// Whether a number was given out before the last start, since the last checkpoint before that, to a file of which neither
+    /// the journal nor the index knows.
+    fn is_leftover(&self, id: FileId) -> DiskResult<bool> {
+        let unsure = self.unsure.get().cloned().unwrap_or_default();
+        Ok(unsure.contains(&id.count()) && self.record(id)?.is_none())
     }
 
     fn was_given(&self, id: FileId) -> bool {

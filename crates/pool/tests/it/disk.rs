@@ -647,7 +647,7 @@ fn a_disk_fills_up_and_is_set_back() {
         disk.without_xattrs();
         assert_eq!(disk.xattrs(&node).await, Err(Errno::EOPNOTSUPP));
         disk.rollback(&before);
-        assert_eq!(database.len().map_err(Errno::from), Err(Errno::EIO));
+        assert_eq!(database.size().map_err(Errno::from), Err(Errno::EIO));
         let disk = disk.reopen();
         assert_eq!(names(&disk).await, ["db"]);
         let database = disk.database(&disk.top(), b"db").await.unwrap();

@@ -1,5 +1,6 @@
 //! Tests of pools.
 
 mod conformance;
+mod crash;
 mod disk;
 mod plain;

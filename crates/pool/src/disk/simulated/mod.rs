@@ -659,7 +659,7 @@ impl Database {
 }
 
 impl DatabaseFile for Database {
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         self.call(Call::DatabaseRead, |machine, id, _| Ok(machine.contents(id)?.size))
     }
 

@@ -1,0 +1,580 @@
+//! Crashes: of the process in the middle of a change, of the machine with what was not synced, seed by seed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use atoll_env::{Env, TokioRuntime};
+use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
+use atoll_pool::{CheckReport, PoolFs, PoolSettings, check, create};
+use atoll_vfs::{
+    Caller, Errno, FileKind, FileSystem, FileTime, InodeNumber, OpenFlags, PersistentHandle,
+    RenameFlags, SetAttr, SetTime, Writer,
+};
+use bytes::Bytes;
+
+type Fs = PoolFs<SimulatedDisk>;
+
+const ROOT: InodeNumber = InodeNumber::ROOT;
+
+fn env() -> Env {
+    Arc::new(TokioRuntime::current())
+}
+
+fn me() -> Caller {
+    Caller { uid: 1000, gid: 1000, ..Caller::default() }
+}
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+async fn new_pool(level: u8) -> (SimulatedDisk, Fs) {
+    let disk = SimulatedDisk::new(env());
+    create(&disk, PoolSettings { pool: [7; 16], level }).await.unwrap();
+    let fs = open(&disk).await;
+    (disk, fs)
+}
+
+async fn open(disk: &SimulatedDisk) -> Fs {
+    PoolFs::open(env(), disk.clone()).await.expect("it opens").0
+}
+
+/// A file as a client sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Seen {
+    inode: InodeNumber,
+    kind: FileKind,
+    mode: u32,
+    owner: (u32, u32),
+    nlink: u32,
+    /// The target of a link; a file's bytes.
+    text: Vec<u8>,
+}
+
+type Tree = BTreeMap<String, Seen>;
+
+/// All files by their paths. Every name leads to a file, every directory has one name.
+async fn tree(fs: &Fs) -> Tree {
+    let mut all = Tree::new();
+    let mut directories = BTreeSet::from([ROOT]);
+    let mut open = vec![(ROOT, String::new())];
+    while let Some((dir, path)) = open.pop() {
+        let handle = fs.opendir(me(), dir).await.unwrap().handle;
+        let names = fs.readdir(dir, handle, 0, usize::MAX, false).await.unwrap();
+        fs.closedir(dir, handle).await.unwrap();
+        for listed in names {
+            let path = format!("{path}/{}", String::from_utf8_lossy(&listed.name));
+            let attr = fs
+                .lookup(me(), dir, &listed.name)
+                .await
+                .unwrap_or_else(|errno| panic!("{path}: {errno}"))
+                .attr;
+            assert_eq!((listed.inode, listed.kind), (attr.inode, attr.kind), "{path} as listed");
+            let text = match attr.kind {
+                FileKind::Directory => {
+                    assert!(directories.insert(attr.inode), "{path} has another name, too");
+                    open.push((attr.inode, path.clone()));
+                    Vec::new()
+                }
+                FileKind::Symlink => fs.readlink(attr.inode).await.unwrap().to_vec(),
+                FileKind::Regular => read(fs, attr.inode).await,
+                _ => Vec::new(),
+            };
+            let owner = (attr.uid, attr.gid);
+            let seen = Seen {
+                inode: attr.inode,
+                kind: attr.kind,
+                mode: attr.mode,
+                owner,
+                nlink: attr.nlink,
+                text,
+            };
+            all.insert(path, seen);
+            fs.forget(attr.inode, 1);
+        }
+    }
+    all
+}
+
+async fn read(fs: &Fs, inode: InodeNumber) -> Vec<u8> {
+    let handle = fs.open(me(), inode, OpenFlags::READ).await.unwrap().handle;
+    let bytes = fs.read(inode, handle, 0, 1 << 20).await.unwrap();
+    fs.close(inode, handle).await.unwrap();
+    bytes.to_vec()
+}
+
+async fn find(fs: &Fs, path: &str) -> Result<InodeNumber, Errno> {
+    let mut at = ROOT;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        let entry = fs.lookup(me(), at, name.as_bytes()).await?;
+        at = entry.attr.inode;
+        fs.forget(at, 1);
+    }
+    Ok(at)
+}
+
+async fn place<'a>(fs: &Fs, path: &'a str) -> Result<(InodeNumber, &'a [u8]), Errno> {
+    let (dir, name) = path.rsplit_once('/').expect("an absolute path");
+    Ok((find(fs, dir).await?, name.as_bytes()))
+}
+
+/// One change by a client.
+#[derive(Clone, Debug)]
+enum Step {
+    Mkdir(String),
+    Create(String),
+    Symlink(String),
+    Link(String, String),
+    Unlink(String),
+    Rmdir(String),
+    Rename(String, String),
+    Exchange(String, String),
+    Chmod(String, u32),
+    Chown(String, u32),
+    SetTimes(String, i64),
+    /// Writes and syncs.
+    Write(String, u8),
+    /// What was done so far survives a crash.
+    Persist,
+    /// The journal begins anew.
+    Checkpoint,
+}
+
+async fn take(fs: &Fs, step: &Step) -> Result<(), Errno> {
+    let kept = |inode: InodeNumber| fs.forget(inode, 1);
+    let set = |changes| async move {
+        let (path, changes): (&String, SetAttr) = changes;
+        let inode = find(fs, path).await?;
+        fs.setattr(me(), inode, None, changes).await.map(|_| ())
+    };
+    match step {
+        Step::Mkdir(path) => {
+            let (dir, name) = place(fs, path).await?;
+            kept(fs.mkdir(me(), dir, name, 0o755).await?.attr.inode);
+        }
+        Step::Create(path) => {
+            let (dir, name) = place(fs, path).await?;
+            kept(fs.mknod(me(), dir, name, FileKind::Regular, 0o644, 0).await?.attr.inode);
+        }
+        Step::Symlink(path) => {
+            let (dir, name) = place(fs, path).await?;
+            kept(fs.symlink(me(), dir, name, b"../../123/0000000000000009").await?.attr.inode);
+        }
+        Step::Link(from, to) => {
+            let inode = find(fs, from).await?;
+            let (dir, name) = place(fs, to).await?;
+            kept(fs.link(me(), inode, dir, name).await?.attr.inode);
+        }
+        Step::Unlink(path) => {
+            let (dir, name) = place(fs, path).await?;
+            fs.unlink(me(), dir, name).await?;
+        }
+        Step::Rmdir(path) => {
+            let (dir, name) = place(fs, path).await?;
+            fs.rmdir(me(), dir, name).await?;
+        }
+        Step::Rename(from, to) | Step::Exchange(from, to) => {
+            let exchange = matches!(step, Step::Exchange(..));
+            let ((dir, name), (new_dir, new_name)) = (place(fs, from).await?, place(fs, to).await?);
+            fs.rename(
+                me(),
+                dir,
+                name,
+                new_dir,
+                new_name,
+                RenameFlags { no_replace: false, exchange },
+            )
+            .await?;
+        }
+        Step::Chmod(path, mode) => {
+            set((path, SetAttr { mode: Some(*mode), ..SetAttr::default() })).await?
+        }
+        Step::Chown(path, uid) => {
+            set((path, SetAttr { uid: Some(*uid), ..SetAttr::default() })).await?
+        }
+        Step::SetTimes(path, secs) => {
+            let mtime = Some(SetTime::To(FileTime { secs: *secs, nanos: 0 }));
+            set((path, SetAttr { mtime, ..SetAttr::default() })).await?;
+        }
+        Step::Write(path, byte) => {
+            let inode = find(fs, path).await?;
+            let handle = fs.open(me(), inode, OpenFlags::WRITE).await?.handle;
+            let bytes = Bytes::from(vec![*byte; 1500]);
+            let written = fs.write(Writer::At(me()), inode, handle, 0, bytes).await;
+            let synced = fs.fsync(inode, handle, false).await;
+            fs.close(inode, handle).await?;
+            written?;
+            synced?;
+        }
+        Step::Persist => fs.persist(&[]).await?,
+        Step::Checkpoint => fs.sync().await?,
+    }
+    Ok(())
+}
+
+/// Numbers of a seed (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn path(&mut self) -> String {
+        let depth = 1 + self.below(3);
+        (0..depth).map(|_| format!("/{}", ["a", "b", "c"][self.below(3) as usize])).collect()
+    }
+
+    fn step(&mut self) -> Step {
+        match self.below(24) {
+            0..=4 => Step::Mkdir(self.path()),
+            5..=8 => Step::Create(self.path()),
+            9 => Step::Symlink(self.path()),
+            10 => Step::Link(self.path(), self.path()),
+            11 | 12 => Step::Unlink(self.path()),
+            13 => Step::Rmdir(self.path()),
+            14..=16 => Step::Rename(self.path(), self.path()),
+            17 => Step::Exchange(self.path(), self.path()),
+            18 => Step::Chmod(self.path(), 0o600),
+            19 => Step::Chown(self.path(), 1001),
+            20 => Step::SetTimes(self.path(), 1_000_000),
+            21 => Step::Write(self.path(), 1 + self.below(9) as u8),
+            22 => Step::Persist,
+            _ => Step::Checkpoint,
+        }
+    }
+}
+
+/// A change for each way in which names lie on the disk, in a pool whose first two levels are distributed, with the tree of
+/// [`PREPARED`].
+fn directed() -> Vec<Step> {
+    let path = |path: &str| path.to_owned();
+    vec![
+        Step::Mkdir(path("/new")),
+        Step::Mkdir(path("/dist/plain/new")),
+        Step::Create(path("/new")),
+        Step::Create(path("/dist/plain/new")),
+        Step::Symlink(path("/new")),
+        Step::Link(path("/file"), path("/dist/second")),
+        Step::Unlink(path("/file")),
+        Step::Unlink(path("/dist/linked")),
+        Step::Rmdir(path("/empty")),
+        Step::Rmdir(path("/dist/plain/empty")),
+        // A file, over a file, over another's name.
+        Step::Rename(path("/file"), path("/dist/plain/moved")),
+        Step::Rename(path("/file"), path("/dist/other")),
+        Step::Rename(path("/dist/linked"), path("/dist/other")),
+        // A distributed directory, to another depth, over an empty one of both kinds.
+        Step::Rename(path("/full"), path("/moved")),
+        Step::Rename(path("/full"), path("/dist/plain/moved")),
+        Step::Rename(path("/full"), path("/empty")),
+        Step::Rename(path("/full"), path("/dist/plain/empty")),
+        // A plain directory, up, and over both kinds.
+        Step::Rename(path("/dist/plain/deep"), path("/moved")),
+        Step::Rename(path("/dist/plain/deep"), path("/empty")),
+        Step::Rename(path("/dist/plain/deep"), path("/dist/plain/empty")),
+        Step::Exchange(path("/full"), path("/empty")),
+        Step::Exchange(path("/full"), path("/dist/plain/deep")),
+        Step::Exchange(path("/file"), path("/dist/plain/deep")),
+        Step::Chmod(path("/dist/other"), 0o4711),
+        Step::Chown(path("/full"), 1001),
+        Step::SetTimes(path("/dist/other"), 7),
+        Step::Persist,
+        Step::Checkpoint,
+    ]
+}
+
+const PREPARED: [&str; 7] = [
+    "/dist",
+    "/dist/sub",
+    "/dist/sub/below",
+    "/dist/plain",
+    "/dist/plain/empty",
+    "/dist/plain/deep",
+    "/empty",
+];
+
+async fn prepared() -> (SimulatedDisk, Fs) {
+    // Level 1: /dist is distributed, /dist/plain lies in it.
+    let (disk, fs) = new_pool(1).await;
+    for path in PREPARED {
+        take(&fs, &Step::Mkdir(path.to_owned())).await.unwrap();
+    }
+    take(&fs, &Step::Mkdir("/full".to_owned())).await.unwrap();
+    for path in ["/file", "/dist/other", "/full/in", "/dist/plain/deep/in"] {
+        take(&fs, &Step::Create(path.to_owned())).await.unwrap();
+    }
+    take(&fs, &Step::Link("/dist/other".to_owned(), "/dist/linked".to_owned())).await.unwrap();
+    fs.sync().await.unwrap();
+    (disk, fs)
+}
+
+/// "Never half-done": a process that dies in the middle of a change, wherever, has made all of it or nothing.
+#[test]
+fn a_change_that_is_cut_off_anywhere_is_made_or_not() {
+    run(async {
+        for step in directed() {
+            let (_, fs) = prepared().await;
+            let before = tree(&fs).await;
+            take(&fs, &step).await.unwrap_or_else(|errno| panic!("{step:?}: {errno}"));
+            let after = tree(&fs).await;
+            let mut cut = 0;
+            loop {
+                let (disk, fs) = prepared().await;
+                disk.stop_after(cut);
+                let _ = take(&fs, &step).await;
+                if !disk.is_stopped() {
+                    break;
+                }
+                drop(fs);
+                disk.kill(InFlight::Lost);
+                let disk = disk.reopen();
+                let fs = open(&disk).await;
+                let found = tree(&fs).await;
+                let is_whole = found == before || found == after;
+                assert!(
+                    is_whole,
+                    "{step:?} cut off after {cut} calls: {found:#?}\nbefore: {before:#?}"
+                );
+                drop(fs);
+                assert_clean(&disk, &format!("{step:?} cut off after {cut} calls")).await;
+                cut += 1;
+            }
+            assert!(cut > 0 || before == after, "{step:?} calls the disk");
+        }
+    });
+}
+
+/// The process that has the disk is dead; another one checks it.
+async fn checked(disk: &SimulatedDisk) -> CheckReport {
+    disk.kill(InFlight::Lost);
+    check(env(), disk.reopen()).await.unwrap()
+}
+
+async fn assert_clean(disk: &SimulatedDisk, what: &str) {
+    let report = checked(disk).await;
+    assert_eq!((report.files_added, report.files_gone), (0, 0), "{what}: {report:?}");
+    assert_eq!(report.orphans_named, 0, "{what}: {report:?}");
+    assert!(report.names_without_directory.is_empty(), "{what}: {report:?}");
+}
+
+/// A disk that refuses any one call: the change fails or is made, and is never half-made.
+#[test]
+fn a_change_of_which_one_call_fails_is_made_or_not() {
+    run(async {
+        for step in directed() {
+            let (_, fs) = prepared().await;
+            let before = tree(&fs).await;
+            take(&fs, &step).await.unwrap();
+            let after = tree(&fs).await;
+            for call in 0.. {
+                let (disk, fs) = prepared().await;
+                disk.fail_after(call, Errno::ENOSPC);
+                let taken = take(&fs, &step).await;
+                let was_met = disk.faults_left() == 0;
+                if !was_met {
+                    break;
+                }
+                drop(fs);
+                disk.kill(InFlight::Lost);
+                let fs = open(&disk.reopen()).await;
+                let found = tree(&fs).await;
+                let expected = if taken.is_ok() { &after } else { &before };
+                // A change that failed may have been made, if what failed came after it.
+                assert!(
+                    found == *expected || (taken.is_err() && found == after),
+                    "{step:?}, call {call} fails, {taken:?}: {found:#?}\nbefore: {before:#?}"
+                );
+            }
+        }
+    });
+}
+
+/// The process dies between changes: everything is there.
+#[test]
+fn a_killed_process_loses_nothing() {
+    run(async {
+        for seed in 0..60 {
+            let (disk, fs) = new_pool((seed % 3) as u8).await;
+            let mut dice = Dice(seed);
+            for _ in 0..40 {
+                let step = dice.step();
+                let _ = take(&fs, &step).await;
+            }
+            let before = tree(&fs).await;
+            drop(fs);
+            disk.kill(InFlight::Lost);
+            let disk = disk.reopen();
+            let fs = open(&disk).await;
+            assert_eq!(tree(&fs).await, before, "seed {seed}");
+            drop(fs);
+            assert_clean(&disk, &format!("seed {seed}")).await;
+        }
+    });
+}
+
+/// What a client was told survives.
+struct Promised {
+    tree: Tree,
+    handles: BTreeMap<String, PersistentHandle>,
+}
+
+async fn promised(fs: &Fs) -> Promised {
+    let tree = tree(fs).await;
+    let mut handles = BTreeMap::new();
+    for (path, seen) in &tree {
+        handles.insert(path.clone(), fs.handle_of(seen.inode).await.unwrap());
+    }
+    Promised { tree, handles }
+}
+
+/// The paths that a step names.
+fn paths(step: &Step) -> Vec<&str> {
+    match step {
+        Step::Mkdir(path)
+        | Step::Create(path)
+        | Step::Symlink(path)
+        | Step::Unlink(path)
+        | Step::Rmdir(path)
+        | Step::Chmod(path, _)
+        | Step::Chown(path, _)
+        | Step::SetTimes(path, _)
+        | Step::Write(path, _) => vec![path],
+        Step::Link(from, to) | Step::Rename(from, to) | Step::Exchange(from, to) => vec![from, to],
+        Step::Persist | Step::Checkpoint => Vec::new(),
+    }
+}
+
+/// The machine loses power: what was answered after [`FileSystem::persist`] is there, with its numbers, and so are bytes that
+/// were synced.
+fn loses_power(loss: Loss, seeds: u64) {
+    run(async {
+        for seed in 0..seeds {
+            let (disk, fs) = new_pool((seed % 3) as u8).await;
+            let mut dice = Dice(seed);
+            let mut kept = promised(&fs).await;
+            let mut since: Vec<Step> = Vec::new();
+            let steps = 10 + dice.below(50);
+            for _ in 0..steps {
+                let step = dice.step();
+                let taken = take(&fs, &step).await;
+                match step {
+                    Step::Persist | Step::Checkpoint => {
+                        taken.unwrap();
+                        kept = promised(&fs).await;
+                        since.clear();
+                    }
+                    step if taken.is_ok() => since.push(step),
+                    _ => {}
+                }
+            }
+            drop(fs);
+            disk.crash_with(loss, seed);
+            let disk = disk.reopen();
+            let fs = open(&disk).await;
+            let found = tree(&fs).await;
+            let what = |path: &str| {
+                format!("seed {seed}, {path}, since: {since:?}\n{found:#?}\n{:#?}", kept.tree)
+            };
+            let touched: BTreeSet<&str> = since.iter().flat_map(paths).collect();
+            let inodes_touched: BTreeSet<InodeNumber> =
+                touched.iter().filter_map(|path| Some(kept.tree.get(*path)?.inode)).collect();
+            // A path is as it was unless a later change named it, a directory above, or another name of the file.
+            let is_free = |path: &str| {
+                !touched
+                    .iter()
+                    .any(|touched| path == *touched || path.starts_with(&format!("{touched}/")))
+            };
+            for (path, seen) in &kept.tree {
+                if !is_free(path) || inodes_touched.contains(&seen.inode) {
+                    continue;
+                }
+                let Some(now) = found.get(path) else { panic!("lost: {}", what(path)) };
+                let is_written = since.iter().any(|step| matches!(step, Step::Write(..)));
+                assert_eq!(
+                    (now.inode, now.kind, now.mode, now.owner),
+                    (seen.inode, seen.kind, seen.mode, seen.owner),
+                    "{}",
+                    what(path)
+                );
+                if seen.kind != FileKind::Regular || !is_written {
+                    assert_eq!(now.text, seen.text, "{}", what(path));
+                }
+                let by_handle = fs.by_handle(me(), &kept.handles[path]).await;
+                assert_eq!(
+                    by_handle.map(|entry| entry.attr.inode),
+                    Ok(seen.inode),
+                    "{}",
+                    what(path)
+                );
+            }
+            for path in found.keys().filter(|path| is_free(path)) {
+                assert!(kept.tree.contains_key(path), "came back: {}", what(path));
+            }
+            // Opening it again changes nothing.
+            drop(fs);
+            disk.kill(InFlight::Lost);
+            let disk = disk.reopen();
+            let fs = open(&disk).await;
+            assert_eq!(tree(&fs).await, found, "seed {seed}: opened once more");
+            drop(fs);
+            let report = checked(&disk).await;
+            // A file that a change replaced which the journal has lost, and the disk not.
+            assert!(report.files_gone <= since.len() as u64, "seed {seed}: {report:?}");
+            assert!(report.names_without_directory.is_empty(), "seed {seed}: {report:?}");
+        }
+    });
+}
+
+#[test]
+fn a_machine_that_loses_power_keeps_what_was_promised() {
+    loses_power(Loss::Ordered, 300);
+}
+
+/// On a file system that keeps any of the unsynced names and not others.
+#[test]
+fn a_machine_that_loses_power_keeps_what_was_promised_on_a_disk_without_order() {
+    loses_power(Loss::Arbitrary, 300);
+}
+
+/// A crash while the journal is made again is like any other.
+#[test]
+fn a_crash_while_it_is_opened_loses_nothing() {
+    run(async {
+        for seed in 0..20 {
+            let (disk, fs) = new_pool(1).await;
+            let mut dice = Dice(seed);
+            let mut steps = Vec::new();
+            for _ in 0..30 {
+                let step = dice.step();
+                if take(&fs, &step).await.is_ok() {
+                    steps.push(step);
+                }
+            }
+            fs.persist(&[]).await.unwrap();
+            let before = tree(&fs).await;
+            drop(fs);
+            disk.crash_with(Loss::Ordered, seed);
+            for cut in (0..).step_by(7) {
+                let opening = disk.reopen();
+                opening.stop_after(cut);
+                let opened = PoolFs::open(env(), opening.clone()).await;
+                let was_cut = opening.is_stopped();
+                drop(opened);
+                opening.kill(InFlight::Lost);
+                if !was_cut {
+                    break;
+                }
+            }
+            let fs = open(&disk.reopen()).await;
+            let names = |tree: &Tree| -> Vec<(String, InodeNumber)> {
+                tree.iter().map(|(path, seen)| (path.clone(), seen.inode)).collect()
+            };
+            assert_eq!(names(&tree(&fs).await), names(&before), "seed {seed}: {steps:?}");
+        }
+    });
+}
