@@ -224,6 +224,8 @@ struct Redo<'a, D: Disk> {
     own: D::Node,
     /// Open nodes of files and directories that were found, or are nowhere.
     nodes: BTreeMap<FileId, Option<D::Node>>,
+    /// Where directories lie that are distributed.
+    slots: BTreeMap<FileId, Slot>,
     /// Which files inodes were taken for.
     taken: BTreeMap<u64, FileId>,
     /// Where each file was found.
@@ -239,6 +241,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             outcomes,
             own,
             nodes: BTreeMap::new(),
+            slots: BTreeMap::new(),
             taken: BTreeMap::new(),
             found: BTreeMap::new(),
             mended: 0,
@@ -251,6 +254,11 @@ impl<'a, D: Disk> Redo<'a, D> {
             self.outcomes.files.iter().map(|(id, outcome)| (outcome.rank, *id)).collect();
         order.sort_unstable();
         let order: Vec<FileId> = order.into_iter().map(|(_, id)| id).collect();
+        for id in &order {
+            if let Some(slot) = self.slot(*id)? {
+                self.slots.insert(*id, slot);
+            }
+        }
         for id in &order {
             self.locate(*id, 0).await?;
         }
@@ -276,14 +284,30 @@ impl<'a, D: Disk> Redo<'a, D> {
         for id in blocked {
             self.set_full_directory_aside(id).await?;
         }
-        for id in &order {
-            self.put_in_place(*id).await?;
+        // A file may have moved into a directory that was made later.
+        let mut waiting = order.clone();
+        loop {
+            let before = waiting.len();
+            let mut still = Vec::new();
+            for id in waiting {
+                if !self.put_in_place(id).await? {
+                    still.push(id);
+                }
+            }
+            waiting = still;
+            if waiting.is_empty() || waiting.len() == before {
+                break;
+            }
+        }
+        for id in waiting {
+            self.give_up_aside(id).await?;
         }
         for id in &order {
             self.set_attributes(*id).await?;
             self.enter(*id).await?;
         }
         for id in &order {
+            self.count_placeholders(*id)?;
             self.mend_placeholder(*id).await?;
         }
         Ok(self.mended)
@@ -302,6 +326,9 @@ impl<'a, D: Disk> Redo<'a, D> {
     }
 
     fn slot(&self, id: FileId) -> DiskResult<Option<Slot>> {
+        if let Some(slot) = self.slots.get(&id) {
+            return Ok(Some(*slot));
+        }
         match self.birth(id) {
             Some(birth) => Ok(birth.what.slot()),
             None => Ok(self.member.record(id)?.and_then(|record| record.slot)),
@@ -463,15 +490,23 @@ impl<'a, D: Disk> Redo<'a, D> {
         Ok(())
     }
 
-    /// Gives a file the names that it lacks; makes it if it is nowhere and was made by one of the changes.
-    async fn put_in_place(&mut self, id: FileId) -> DiskResult<()> {
+    /// Gives a file the names that it lacks; makes it if it is nowhere and was made by one of the changes. Whether
+    /// all directories were there that it belongs into.
+    async fn put_in_place(&mut self, id: FileId) -> DiskResult<bool> {
+        let mut is_whole = true;
         let after = self.outcomes.file(id).after.clone();
         let slot = self.slot(id)?;
+        if let Some(slot) = slot.filter(|_| !after.is_empty()) {
+            self.make_distributed(id, slot).await?;
+        }
         for place in after {
             if self.found.get(&id).is_some_and(|found| found.contains(&place)) {
                 continue;
             }
-            let Some(dir) = self.locate(place.parent, 0).await? else { continue };
+            let Some(dir) = self.locate(place.parent, 0).await? else {
+                is_whole = false;
+                continue;
+            };
             if missing_is_none(self.member.disk.stat_at(&dir, &place.name).await)?.is_some() {
                 // What stands here is newer.
                 continue;
@@ -485,7 +520,27 @@ impl<'a, D: Disk> Redo<'a, D> {
                 self.found.entry(id).or_default().insert(place);
             }
         }
-        self.give_up_aside(id).await
+        if is_whole {
+            self.give_up_aside(id).await?;
+        }
+        Ok(is_whole)
+    }
+
+    /// Makes a distributed directory again that is nowhere, if one of the changes made it.
+    async fn make_distributed(&mut self, id: FileId, slot: Slot) -> DiskResult<()> {
+        let is_there = self.nodes.get(&id).is_some_and(Option::is_some);
+        if is_there || self.birth(id).is_none() {
+            return Ok(());
+        }
+        let disk = &self.member.disk;
+        let in_slot = self.member.slot_to_fill(slot).await?;
+        let name = id.to_string();
+        disk.make(&in_slot, name.as_bytes(), Making::Directory, 0o700).await?;
+        let node = disk.node(&in_slot, name.as_bytes()).await?;
+        self.member.set_id(&node, id).await;
+        self.nodes.insert(id, Some(node));
+        self.mended += 1;
+        Ok(())
     }
 
     async fn put_placeholder(
@@ -497,15 +552,7 @@ impl<'a, D: Disk> Redo<'a, D> {
     ) -> DiskResult<bool> {
         let disk = &self.member.disk;
         if self.nodes.get(&id).is_none_or(Option::is_none) {
-            if self.birth(id).is_none() {
-                return Ok(false);
-            }
-            let in_slot = self.member.slot_to_fill(slot).await?;
-            let name = id.to_string();
-            disk.make(&in_slot, name.as_bytes(), Making::Directory, 0o700).await?;
-            let node = disk.node(&in_slot, name.as_bytes()).await?;
-            self.member.set_id(&node, id).await;
-            self.nodes.insert(id, Some(node));
+            return Ok(false);
         }
         // How far up is put right when all directories are in their places.
         disk.make(dir, &place.name, Making::Symlink(&Placeholder { slot, id }.target(0)), 0o777)
@@ -670,7 +717,7 @@ impl<'a, D: Disk> Redo<'a, D> {
     async fn enter(&mut self, id: FileId) -> DiskResult<()> {
         let Redo { member, outcomes, nodes, found, .. } = self;
         let outcome = outcomes.file(id);
-        let found = found.remove(&id).unwrap_or_default();
+        let found = found.get(&id).cloned().unwrap_or_default();
         for place in &outcome.ever {
             member.index.remove_place(id, place);
         }
@@ -678,14 +725,6 @@ impl<'a, D: Disk> Redo<'a, D> {
             Some(birth) => birth.what.slot(),
             None => member.record(id)?.and_then(|record| record.slot),
         };
-        if slot.is_some() {
-            for place in outcome.before.difference(&found) {
-                member.count_placeholder(place.parent, false)?;
-            }
-            for place in found.difference(&outcome.before) {
-                member.count_placeholder(place.parent, true)?;
-            }
-        }
         let node = nodes.get(&id).cloned().flatten();
         let is_there = !found.is_empty() || id == FileId::ROOT;
         let Some(node) = node.filter(|_| is_there) else {
@@ -703,6 +742,22 @@ impl<'a, D: Disk> Redo<'a, D> {
         member.index.put_file(id, record);
         for place in &found {
             member.index.add_place(id, place);
+        }
+        Ok(())
+    }
+
+    /// Counts the placeholders that directories have gained and lost.
+    fn count_placeholders(&mut self, id: FileId) -> DiskResult<()> {
+        if self.slot(id)?.is_none() {
+            return Ok(());
+        }
+        let before = self.outcomes.file(id).before.clone();
+        let found = self.found.get(&id).cloned().unwrap_or_default();
+        for place in before.difference(&found) {
+            self.member.count_placeholder(place.parent, false)?;
+        }
+        for place in found.difference(&before) {
+            self.member.count_placeholder(place.parent, true)?;
         }
         Ok(())
     }

@@ -212,6 +212,12 @@ async fn take(fs: &Fs, step: &Step) -> Result<(), Errno> {
     Ok(())
 }
 
+/// How many seeds to try: so many, or so many times as many as `ATOLL_SEEDS` says.
+fn seeds(usual: u64) -> u64 {
+    let times = std::env::var("ATOLL_SEEDS").ok().and_then(|times| times.parse::<u64>().ok());
+    usual * times.unwrap_or(1)
+}
+
 /// Numbers of a seed (splitmix64).
 struct Dice(u64);
 
@@ -398,7 +404,7 @@ fn a_change_of_which_one_call_fails_is_made_or_not() {
 #[test]
 fn a_killed_process_loses_nothing() {
     run(async {
-        for seed in 0..60 {
+        for seed in 0..seeds(60) {
             let (disk, fs) = new_pool((seed % 3) as u8).await;
             let mut dice = Dice(seed);
             for _ in 0..40 {
@@ -458,10 +464,14 @@ fn loses_power(loss: Loss, seeds: u64) {
             let mut dice = Dice(seed);
             let mut kept = promised(&fs).await;
             let mut since: Vec<Step> = Vec::new();
+            let mut done: Vec<Step> = Vec::new();
             let steps = 10 + dice.below(50);
             for _ in 0..steps {
                 let step = dice.step();
                 let taken = take(&fs, &step).await;
+                if taken.is_ok() {
+                    done.push(step.clone());
+                }
                 match step {
                     Step::Persist | Step::Checkpoint => {
                         taken.unwrap();
@@ -478,7 +488,10 @@ fn loses_power(loss: Loss, seeds: u64) {
             let fs = open(&disk).await;
             let found = tree(&fs).await;
             let what = |path: &str| {
-                format!("seed {seed}, {path}, since: {since:?}\n{found:#?}\n{:#?}", kept.tree)
+                format!(
+                    "seed {seed}, {path}, all: {done:?}, since: {since:?}\n{found:#?}\n{:#?}",
+                    kept.tree
+                )
             };
             let touched: BTreeSet<&str> = since.iter().flat_map(paths).collect();
             let inodes_touched: BTreeSet<InodeNumber> =
@@ -532,20 +545,20 @@ fn loses_power(loss: Loss, seeds: u64) {
 
 #[test]
 fn a_machine_that_loses_power_keeps_what_was_promised() {
-    loses_power(Loss::Ordered, 300);
+    loses_power(Loss::Ordered, seeds(300));
 }
 
 /// On a file system that keeps any of the unsynced names and not others.
 #[test]
 fn a_machine_that_loses_power_keeps_what_was_promised_on_a_disk_without_order() {
-    loses_power(Loss::Arbitrary, 300);
+    loses_power(Loss::Arbitrary, seeds(300));
 }
 
 /// A crash while the journal is made again is like any other.
 #[test]
 fn a_crash_while_it_is_opened_loses_nothing() {
     run(async {
-        for seed in 0..20 {
+        for seed in 0..seeds(20) {
             let (disk, fs) = new_pool(1).await;
             let mut dice = Dice(seed);
             let mut steps = Vec::new();
