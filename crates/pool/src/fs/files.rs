@@ -182,7 +182,7 @@ impl<D: Disk> PoolFs<D> {
             let cookie = position as u64 + 1;
             let found = {
                 let _turn = self.member.turns.read(id.0).await;
-                self.member.listed(id, &dir, name, with_entries).await
+                self.member.find(id, &dir, &name.name).await
             };
             let entry = match found {
                 // Gone since it was listed.
@@ -197,12 +197,12 @@ impl<D: Disk> PoolFs<D> {
                 },
                 Ok(found) => DirEntry {
                     name: name.name.clone(),
-                    kind: found.kind,
+                    kind: found.stat.kind,
                     inode: found.id.inode(),
                     cookie,
-                    entry: match (&found.stat, with_entries) {
-                        (Some(stat), true) => Some(self.entry(found.id, stat)?),
-                        _ => None,
+                    entry: match with_entries {
+                        true => Some(self.entry(found.id, &found.stat)?),
+                        false => None,
                     },
                 },
             };

@@ -357,7 +357,10 @@ impl<D: Disk> PoolFs<D> {
         name: &[u8],
         is_rmdir: bool,
     ) -> DiskResult<()> {
-        let (names, _locked) = self.with_names(&[(parent, name)], &[]).await?;
+        let (names, _locked) = match self.with_names(&[(parent, name)], &[]).await {
+            Err(Errno::EIO) if is_rmdir => return self.remove_lost(parent, name).await,
+            names => names?,
+        };
         let named = &names[0];
         let found = named.found.ok_or(Errno::ENOENT)?;
         match (found.stat.kind == FileKind::Directory, is_rmdir) {
@@ -372,6 +375,24 @@ impl<D: Disk> PoolFs<D> {
         let ending = self.begin_ending(&found).await?;
         self.member.logged(change, self.take_away(named, &found)).await?;
         self.lose_place(&found, &named.place, ending)
+    }
+
+    /// Removes the name of a directory that is gone from its slot.
+    async fn remove_lost(&self, parent: FileId, name: &[u8]) -> DiskResult<()> {
+        let _changing = self.member.begin_change().await?;
+        let _turn = self.member.turns.write(parent.0).await;
+        let (dir, _) = self.member.directory(parent).await?;
+        let id = self.member.lost_directory(&dir, name).await?.ok_or(Errno::EIO)?;
+        let at = Place::new(parent, name);
+        let change = Change::Unlink { id, at: at.clone() };
+        self.member.logged(change, self.member.disk.unlink(&dir, name)).await?;
+        self.member.index.remove_place(id, &at);
+        self.member.count_placeholder(parent, false)?;
+        if let Some(record) = self.member.record(id)? {
+            let removed = self.member.index.remove_file(id, record);
+            removed.map_err(|error| self.member.index_failed(&error))?;
+        }
+        Ok(())
     }
 
     async fn check_empty(&self, id: FileId) -> DiskResult<()> {

@@ -217,6 +217,13 @@ impl<D: Disk> Member<D> {
     }
 }
 
+/// How sure it is that a file is the one that is sought.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Likeness {
+    Possible,
+    Certain,
+}
+
 /// Files on their way to where they belong.
 struct Redo<'a, D: Disk> {
     member: &'a Member<D>,
@@ -352,11 +359,23 @@ impl<'a, D: Disk> Redo<'a, D> {
                 // A crash while this was done before.
                 None => missing_is_none(self.member.disk.node(&self.own, &Self::aside(id)).await)?,
             };
+            let mut stands = Vec::new();
             for place in self.candidates(id)? {
                 let Some(dir) = self.locate(place.parent, depth + 1).await? else { continue };
-                let Some(found) = self.stands(id, slot, &dir, &place.name).await? else { continue };
+                if let Some((found, likeness)) = self.stands(id, slot, &dir, &place.name).await? {
+                    stands.push((likeness, place, found));
+                }
+            }
+            // A file that may be this one is not, if another one is.
+            let best = stands.iter().map(|(likeness, ..)| *likeness).max();
+            for (_, place, found) in
+                stands.into_iter().filter(|(likeness, ..)| Some(*likeness) == best)
+            {
                 if slot.is_none() {
-                    self.taken.insert(self.member.disk.stat(&found).await?.ino, id);
+                    let ino = self.member.disk.stat(&found).await?.ino;
+                    if *self.taken.entry(ino).or_insert(id) != id {
+                        continue;
+                    }
                     node = Some(found);
                 }
                 self.found.entry(id).or_default().insert(place);
@@ -381,31 +400,40 @@ impl<'a, D: Disk> Redo<'a, D> {
         slot: Option<Slot>,
         dir: &D::Node,
         name: &[u8],
-    ) -> DiskResult<Option<D::Node>> {
+    ) -> DiskResult<Option<(D::Node, Likeness)>> {
         let disk = &self.member.disk;
         let Some(node) = missing_is_none(disk.node(dir, name).await)? else { return Ok(None) };
         let stat = disk.stat(&node).await?;
-        let is_it = match slot {
-            Some(slot) => {
-                stat.kind == FileKind::Symlink
-                    && Placeholder::parse(&disk.read_node(&node).await?)
-                        == Some(Placeholder { slot, id })
-            }
-            None => self.is_file(id, &node, &stat).await?,
+        let placeholder = match stat.kind {
+            FileKind::Symlink => Placeholder::parse(&disk.read_node(&node).await?),
+            _ => None,
         };
-        Ok(is_it.then_some(node))
+        let likeness = match (slot, placeholder) {
+            (Some(slot), placeholder) if placeholder == Some(Placeholder { slot, id }) => {
+                Some(Likeness::Certain)
+            }
+            (Some(_), _) | (None, Some(_)) => None,
+            (None, None) => self.likeness(id, &node, &stat).await?,
+        };
+        Ok(likeness.map(|likeness| (node, likeness)))
     }
 
-    async fn is_file(&self, id: FileId, node: &D::Node, stat: &Stat) -> DiskResult<bool> {
+    async fn likeness(
+        &self,
+        id: FileId,
+        node: &D::Node,
+        stat: &Stat,
+    ) -> DiskResult<Option<Likeness>> {
+        let certain = |is_it: bool| is_it.then_some(Likeness::Certain);
         if let Some(said) = self.member.id_of(node).await {
-            return Ok(said == id);
+            return Ok(certain(said == id));
         }
         if let Some(record) = self.member.record(id)? {
-            return Ok((record.ino, record.generation) == (stat.ino, stat.generation));
+            return Ok(certain((record.ino, record.generation) == (stat.ino, stat.generation)));
         }
         // Without attributes: a file of this kind that is no other one. It may have been made before it got its attribute.
         if self.taken.get(&stat.ino).is_some_and(|other| *other != id) {
-            return Ok(false);
+            return Ok(None);
         }
         let known = self
             .member
@@ -418,14 +446,17 @@ impl<'a, D: Disk> Redo<'a, D> {
             }
             None => true,
         };
-        Ok(is_free && self.birth(id).is_some_and(|birth| birth.what.kind() == stat.kind))
+        let is_alike = self.birth(id).is_some_and(|birth| birth.what.kind() == stat.kind);
+        Ok((is_free && is_alike).then_some(Likeness::Possible))
     }
 
-    /// Walks through all of D if a file that should be there is under none of its names: then somebody has renamed it in a
-    /// change that the journal has lost.
+    /// Walks through all of D if a file that should be there is under none of its names: then it was renamed in a change that
+    /// the journal has lost, and the disk not.
     async fn seek_the_missing(&mut self) -> DiskResult<()> {
         let is_missing = |(id, outcome): (&FileId, &Outcome)| {
-            let is_away = self.nodes.get(id).is_none_or(Option::is_none);
+            let is_aside =
+                !self.slots.contains_key(id) && self.nodes.get(id).is_some_and(Option::is_some);
+            let is_away = self.found.get(id).is_none_or(BTreeSet::is_empty) && !is_aside;
             (!outcome.after.is_empty() && is_away).then_some(*id)
         };
         let missing: BTreeSet<FileId> = self.outcomes.files.iter().filter_map(is_missing).collect();
@@ -435,9 +466,10 @@ impl<'a, D: Disk> Redo<'a, D> {
         let mut seen = Vec::new();
         let mut walk = self.member.walk().await?;
         while let Some(step) = walk.next().await? {
-            let id = match step.slot {
-                Some(_) => step.said,
-                None => match step.said {
+            let id = match (step.slot, step.placeholder) {
+                (None, Some(Placeholder { id, .. })) => Some(id),
+                (Some(_), _) => step.said,
+                (None, None) => match step.said {
                     Some(id) => Some(id),
                     None => self
                         .member
@@ -449,7 +481,8 @@ impl<'a, D: Disk> Redo<'a, D> {
             let Some(id) = id else { continue };
             if let Some(place) = step.place
                 && missing.contains(&id)
-                && step.placeholder.is_none()
+                && step.placeholder.map(|placeholder| placeholder.slot)
+                    == self.slots.get(&id).copied()
             {
                 seen.push((id, place, step.node.clone()));
             }
@@ -458,11 +491,14 @@ impl<'a, D: Disk> Redo<'a, D> {
             }
         }
         for (id, place, node) in seen {
-            self.nodes.insert(id, Some(node));
-            self.found.entry(id).or_default().insert(place.clone());
+            if !self.slots.contains_key(&id) {
+                self.nodes.insert(id, Some(node));
+            }
+            let found = self.found.entry(id).or_default();
+            found.insert(place.clone());
             let outcome = self.outcomes.file(id);
-            outcome.ever.insert(place.clone());
-            outcome.after = BTreeSet::from([place]);
+            outcome.ever.insert(place);
+            outcome.after.clone_from(found);
         }
         Ok(())
     }

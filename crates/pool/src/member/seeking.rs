@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::{ID_ATTRIBUTE, Member, whole};
 use crate::change::Place;
-use crate::disk::{Disk, DiskResult, Listed, Stat};
+use crate::disk::{Disk, DiskResult, Stat};
 use crate::index::FileRecord;
 use crate::layout::{self, FileId, Placeholder, Slot};
 
@@ -23,17 +23,6 @@ pub(crate) struct Found {
     pub(crate) stat: Stat,
     /// Where it lies, if it is a distributed directory.
     pub(crate) slot: Option<Slot>,
-}
-
-/// What is known of a name in a listing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ListedFile {
-    /// Which file.
-    pub(crate) id: FileId,
-    /// What it is; never a placeholder.
-    pub(crate) kind: FileKind,
-    /// All that is known of it, if it had to be asked for.
-    pub(crate) stat: Option<Stat>,
 }
 
 /// Where a directory lies.
@@ -190,25 +179,6 @@ impl<D: Disk> Member<D> {
         self.found(parent, dir, name, stat).await
     }
 
-    /// What is known of a name that was listed; all of it, or the number and the kind.
-    pub(crate) async fn listed(
-        &self,
-        parent: FileId,
-        dir: &D::Node,
-        listed: &Listed,
-        with_stat: bool,
-    ) -> DiskResult<ListedFile> {
-        if !with_stat && listed.kind != FileKind::Symlink {
-            let known =
-                self.index.by_inode(listed.ino).map_err(|error| self.index_failed(&error))?;
-            if let Some(id) = known {
-                return Ok(ListedFile { id, kind: listed.kind, stat: None });
-            }
-        }
-        let found = self.find(parent, dir, &listed.name).await?;
-        Ok(ListedFile { id: found.id, kind: found.stat.kind, stat: Some(found.stat) })
-    }
-
     async fn found(
         &self,
         parent: FileId,
@@ -270,6 +240,25 @@ impl<D: Disk> Member<D> {
         }
         self.note_place(id, &Place::new(parent, name))?;
         Ok(Found { id, stat, slot: Some(slot) })
+    }
+
+    /// Whether a name is that of a directory which is gone from its slot.
+    pub(crate) async fn lost_directory(
+        &self,
+        dir: &D::Node,
+        name: &[u8],
+    ) -> DiskResult<Option<FileId>> {
+        let stat = self.disk.stat_at(dir, name).await?;
+        if stat.kind != FileKind::Symlink {
+            return Ok(None);
+        }
+        let Some(place) = Placeholder::parse(&self.disk.read_link(dir, name).await?) else {
+            return Ok(None);
+        };
+        match self.distributed(place.id, place.slot).await {
+            Err(Errno::ESTALE) => Ok(Some(place.id)),
+            found => found.map(|_| None),
+        }
     }
 
     /// Learns a name that somebody else has given, and forgets one of a directory, which has a single name.
