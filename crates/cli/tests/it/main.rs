@@ -17,6 +17,7 @@ mod members;
 mod mounts;
 mod moving;
 mod nfs;
+mod pool;
 mod processes;
 mod publishing;
 mod room;

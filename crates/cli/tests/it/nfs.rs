@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use crate::processes::{Ring, atoll, run, signal, until};
 
 /// A server in the foreground, until the test ends.
-struct Served {
+pub(crate) struct Served {
     process: Child,
     port: u16,
     dir: PathBuf,
@@ -27,7 +27,7 @@ struct Served {
 
 impl Served {
     /// Runs `atoll nfs` from a node's directory.
-    fn start(dir: &Path, arguments: &[&str]) -> Served {
+    pub(crate) fn start(dir: &Path, arguments: &[&str]) -> Served {
         let mut command =
             in_dir(dir, &["nfs", "--foreground", "--any-port", "--listen", "127.0.0.1:0"]);
         let process = command.args(arguments).spawn().expect("runs");
@@ -51,8 +51,14 @@ impl Served {
         format!("127.0.0.1:{}", self.port)
     }
 
+    /// Ends it at once, as a crash does.
+    pub(crate) fn kill(mut self) {
+        self.process.kill().expect("it runs");
+        self.process.wait().expect("it ends");
+    }
+
     /// Ends it as users do.
-    fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         run(&mut in_dir(&self.dir, &["nfs", "--stop", "--listen", &self.address()])).ok();
         assert_eq!(self.process.wait().expect("it ends").code(), Some(0));
     }
@@ -65,17 +71,17 @@ impl Drop for Served {
     }
 }
 
-fn in_dir(dir: &Path, arguments: &[&str]) -> Command {
+pub(crate) fn in_dir(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = atoll();
     command.env("ATOLL_DIR", dir).args(arguments);
     command
 }
 
 /// A client machine's root.
-struct Client(Nfs3Connection<TokioIo<TcpStream>>);
+pub(crate) struct Client(Nfs3Connection<TokioIo<TcpStream>>);
 
 impl Client {
-    async fn mount(served: &Served, path: &str) -> Client {
+    pub(crate) async fn mount(served: &Served, path: &str) -> Client {
         let user = auth_unix { uid: 0, gid: 0, ..auth_unix::default() };
         // A volume may still be being opened.
         for attempt in 0.. {
@@ -95,11 +101,11 @@ impl Client {
         unreachable!("it returns or fails")
     }
 
-    fn root(&self) -> nfs_fh3 {
+    pub(crate) fn root(&self) -> nfs_fh3 {
         self.0.root_nfs_fh3()
     }
 
-    async fn lookup(&mut self, dir: &nfs_fh3, name: &str) -> Result<nfs_fh3, nfsstat3> {
+    pub(crate) async fn lookup(&mut self, dir: &nfs_fh3, name: &str) -> Result<nfs_fh3, nfsstat3> {
         let what = diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
         match self.0.lookup(&LOOKUP3args { what }).await.expect("a reply") {
             Nfs3Result::Ok(found) => Ok(found.object),
@@ -108,7 +114,7 @@ impl Client {
     }
 
     /// Makes a file with these bytes, and has them made durable.
-    async fn write(&mut self, dir: &nfs_fh3, name: &str, bytes: &[u8]) -> nfs_fh3 {
+    pub(crate) async fn write(&mut self, dir: &nfs_fh3, name: &str, bytes: &[u8]) -> nfs_fh3 {
         let mode = sattr3 { mode: Nfs3Option::Some(0o644), ..sattr3::default() };
         let where_ = diropargs3 { dir: dir.clone(), name: name.as_bytes().into() };
         let how = createhow3::GUARDED(mode);
@@ -128,7 +134,7 @@ impl Client {
         file
     }
 
-    async fn read(&mut self, file: &nfs_fh3) -> Result<Vec<u8>, nfsstat3> {
+    pub(crate) async fn read(&mut self, file: &nfs_fh3) -> Result<Vec<u8>, nfsstat3> {
         let args = READ3args { file: file.clone(), offset: 0, count: 1 << 20 };
         match self.0.read(&args).await.expect("a reply") {
             Nfs3Result::Ok(read) => Ok(read.data.into_owned()),
@@ -136,7 +142,7 @@ impl Client {
         }
     }
 
-    async fn names(&mut self, dir: &nfs_fh3) -> Vec<String> {
+    pub(crate) async fn names(&mut self, dir: &nfs_fh3) -> Vec<String> {
         let (mut names, mut cookie) = (Vec::new(), 0);
         loop {
             let args = READDIR3args {

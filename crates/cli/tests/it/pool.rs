@@ -1,0 +1,150 @@
+//! `atoll pool` as its users meet it: made, mounted, served, killed, checked, given back.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::{Path, PathBuf};
+
+use nfs3_client::nfs3_types::nfs3::nfsstat3;
+
+use crate::nfs::{Client, Served, in_dir};
+use crate::processes::{assert_same, atoll, can_mount, make_tree, run};
+
+/// A pool `home` of its own, without a node.
+struct Pool {
+    _temp: tempfile::TempDir,
+    /// Of the node that would be.
+    dir: PathBuf,
+    /// Where the files lie.
+    files: PathBuf,
+}
+
+impl Pool {
+    /// None, said loudly, where the process is not root: a pool keeps owners.
+    fn new(test: &str) -> Option<Pool> {
+        if !rustix::process::geteuid().is_root() {
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: a pool needs root");
+            return None;
+        }
+        let temp = tempfile::tempdir().expect("a directory");
+        let (dir, files) = (temp.path().join("dir"), temp.path().join("files"));
+        let pool = Pool { dir, files, _temp: temp };
+        pool.pool(&["create", "home", "--dir", pool.files.to_str().expect("a text")]).ok();
+        Some(pool)
+    }
+
+    fn pool(&self, arguments: &[&str]) -> crate::processes::Said {
+        run(in_dir(&self.dir, &["pool"]).args(arguments))
+    }
+
+    fn root(&self) -> PathBuf {
+        self.files.join("slots/000/0000000000000001")
+    }
+
+    fn mount(&self, at: &Path) {
+        fs::create_dir_all(at).expect("a directory");
+        run(in_dir(&self.dir, &["mount", "home"]).arg(at)).ok();
+    }
+}
+
+fn unmount(at: &Path) {
+    run(atoll().arg("unmount").arg(at)).ok();
+}
+
+#[test]
+fn a_pool_is_mounted_without_a_node_and_its_files_are_plain() {
+    let test = "a_pool_is_mounted_without_a_node_and_its_files_are_plain";
+    let Some(pool) = can_mount(test).then(|| Pool::new(test)).flatten() else { return };
+    let at = pool.files.with_file_name("mnt");
+    pool.mount(&at);
+    make_tree(&at.join("tree"));
+    fs::create_dir(at.join("anna")).expect("made");
+    fs::write(at.join("anna/file"), "text").expect("written");
+    chown(at.join("anna/file"), Some(1000), Some(1000)).expect("owned");
+    // Plain files, under the names that users gave them.
+    let plain = pool.root().join("anna/file");
+    assert_eq!(fs::read_to_string(&plain).expect("a file"), "text");
+    assert_eq!(fs::metadata(&plain).expect("a file").uid(), 1000);
+    assert!(fs::symlink_metadata(pool.root().join("anna")).expect("a link").is_symlink());
+    assert!(fs::metadata(at.join("anna")).expect("it is there").is_dir());
+    // One process has it.
+    let second = pool.files.with_file_name("second");
+    fs::create_dir(&second).expect("made");
+    run(in_dir(&pool.dir, &["mount", "home"]).arg(&second))
+        .failed(1, &["another process serves it"]);
+    pool.pool(&["check", "home"]).failed(1, &["another process serves it", "atoll unmount"]);
+    let told = pool.pool(&["status"]).ok().stdout;
+    assert!(told.contains("one machine, no copies; distribution level 1; served"), "{told}");
+    // It goes on after a move, and after the unmount.
+    fs::rename(at.join("anna"), at.join("tree/docs/anna")).expect("moved");
+    unmount(&at);
+    pool.mount(&at);
+    assert_eq!(fs::read_to_string(at.join("tree/docs/anna/file")).expect("a file"), "text");
+    assert_eq!(
+        fs::read_to_string(pool.root().join("tree/docs/anna/file")).expect("by hand"),
+        "text"
+    );
+    let copy = pool.files.with_file_name("copy");
+    run(std::process::Command::new("cp").arg("-a").arg(at.join("tree")).arg(&copy)).ok();
+    unmount(&at);
+    let checked = pool.pool(&["check", "home"]).ok().stdout;
+    assert!(checked.contains("everything is in order"), "{checked}");
+    // What is left is the tree.
+    pool.pool(&["leave", "home", "--yes"]).ok();
+    assert_same(&copy, &pool.files.join("tree"));
+    assert_eq!(fs::read_dir(&pool.files).expect("a directory").count(), 1);
+    assert!(pool.pool(&["status"]).ok().stderr.contains("no pool"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_is_served_over_nfs_and_survives_kills() {
+    let Some(pool) = Pool::new("a_pool_is_served_over_nfs_and_survives_kills") else { return };
+    let served = Served::start(&pool.dir, &["home", "--squash", "none"]);
+    let mut client = Client::mount(&served, "/home").await;
+    let root = client.root();
+    let file = client.write(&root, "file", b"some bytes").await;
+    assert_eq!(client.names(&root).await, ["file"]);
+    assert_eq!(fs::read(pool.root().join("file")).expect("a plain file"), b"some bytes");
+    served.kill();
+    let served = Served::start(&pool.dir, &["home", "--squash", "none"]);
+    let mut client = Client::mount(&served, "/home").await;
+    assert_eq!(client.read(&file).await, Ok(b"some bytes".to_vec()), "by the handle of before");
+    fs::remove_file(pool.root().join("file")).expect("removed by hand");
+    assert_eq!(client.lookup(&root, "file").await, Err(nfsstat3::NFS3ERR_NOENT));
+    served.stop();
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_the_reason() {
+    let Some(pool) = Pool::new("what_makes_no_sense_is_refused_with_the_reason") else { return };
+    let files = pool.files.to_str().expect("a text");
+    pool.pool(&["create", "home", "--dir", "/elsewhere"]).failed(2, &["this node has a pool home"]);
+    pool.pool(&["create", "other", "--dir", files]).failed(2, &["not empty", "atoll pool attach"]);
+    pool.pool(&["create", "a/b", "--dir", files]).failed(2, &[]);
+    let deep = pool.files.with_file_name("deep");
+    let deep = deep.to_str().expect("a text");
+    pool.pool(&["create", "deep", "--dir", deep, "--level", "17"]).failed(2, &["at most 16"]);
+    assert!(!Path::new(deep).exists(), "nothing is left of what was refused");
+    pool.pool(&["check", "nothing"]).failed(4, &["no pool nothing", "atoll pool status"]);
+    pool.pool(&["leave", "home"]).failed(2, &["--yes"]);
+    for options in [["--take-over"], ["--sync"]] {
+        run(in_dir(&pool.dir, &["mount", "home", files]).args(options)).failed(2, &["pool"]);
+    }
+    run(&mut in_dir(&pool.dir, &["nfs", "home@2026-11-20"])).failed(3, &[]);
+    // Its disk is not mounted, or another one is.
+    let away = pool.files.with_file_name("away");
+    fs::rename(&pool.files, &away).expect("moved");
+    fs::create_dir(&pool.files).expect("made");
+    pool.pool(&["check", "home"]).failed(1, &["Is its disk mounted?"]);
+    let told = pool.pool(&["status", "--json"]).ok().json();
+    assert!(told["fault"].as_str().expect("a text").contains("Is its disk mounted?"), "{told}");
+    assert_eq!(fs::read_dir(&pool.files).expect("a directory").count(), 0, "nothing is made there");
+    pool.pool(&["forget", "home"]).ok();
+    pool.pool(&["create", "home", "--dir", files]).ok();
+    fs::rename(&pool.files, away.with_file_name("new")).expect("moved");
+    fs::rename(&away, &pool.files).expect("moved");
+    pool.pool(&["check", "home"]).failed(1, &["holds another pool"]);
+    pool.pool(&["forget", "home"]).ok();
+    pool.pool(&["attach", "home", "--dir", files]).ok();
+    pool.pool(&["check", "home"]).ok();
+}
