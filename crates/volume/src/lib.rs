@@ -3,6 +3,7 @@
 //! - [`format`](mod@format): the bytes of directory, inode, pointer and attribute blocks.
 //! - [`keep`]: which old states of a volume are kept.
 //! - [`blocks`]: fetching blocks, checked and cached, so many at once as the line bears.
+//! - `mount`: the calls of a mount, over an engine for each kind of volume.
 //! - [`owned`]: the file system of CFS (§3): one publisher signs, everybody reads.
 //!
 //! - [`shared`]: the file system of Pastis: many people write, no server.
@@ -17,6 +18,7 @@ mod counted;
 pub mod format;
 mod handle_table;
 pub mod keep;
+mod mount;
 pub mod owned;
 mod room;
 pub mod shared;
