@@ -16,6 +16,7 @@
 
 mod caller;
 mod exclusive;
+mod inode_table;
 mod invalidation;
 pub mod kit;
 mod locks;
@@ -31,6 +32,7 @@ use bytes::Bytes;
 
 pub use caller::{Caller, Groups, ListedGroups};
 pub use exclusive::CreateVerifier;
+pub use inode_table::{InodeTable, TableInode};
 pub use invalidation::{Invalidation, InvalidationQueue};
 pub use locks::{FileLock, LockKind, LockOwner, LockRange, LockTable, Locks, MAX_OFFSET};
 pub use persistent_handle::{MAX_PERSISTENT_HANDLE_BYTES, PersistentHandle};

@@ -361,7 +361,7 @@ impl FileSystem for MemoryFs {
         let state = self.locked();
         let pieces = match (state.opened(inode, handle), state.node(inode).map(|n| &n.body)) {
             (Err(errno), _) | (_, Err(errno)) => return answer(Err(errno)),
-            (Ok(Open::File { flags, .. }), Ok(Body::File(content))) if flags.reads() => {
+            (Ok(Open::File(flags)), Ok(Body::File(content))) if flags.reads() => {
                 content.read(offset, len)
             }
             (Ok(_), Ok(Body::Directory { .. })) => return answer(Err(Errno::EISDIR)),

@@ -2,7 +2,6 @@
 //! with plain methods. The trait's calls are thin over these.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,21 +10,25 @@ use bytes::Bytes;
 use super::content::{Content, MAX_SIZE_BYTES};
 use crate::{
     Attr, Caller, DirEntry, Entry, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
-    FileKind, FileTime, Handle, InodeNumber, Invalidation, OpenFlags, Opened, RenameFlags, SetAttr,
-    SetTime, Writer, check_name,
+    FileKind, FileTime, Handle, InodeNumber, InodeTable, Invalidation, OpenFlags, Opened,
+    RenameFlags, SetAttr, SetTime, TableInode, Writer, check_name,
 };
 
 const SETGID: u32 = 0o2000;
 pub(super) const MAX_LINKS: u32 = 65_000;
 
-/// A file, its reference counts and what it holds.
+/// A file and what it holds.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) attr: Attr,
     pub(super) body: Body,
     pub(super) xattrs: BTreeMap<Bytes, Bytes>,
-    lookups: u64,
-    opens: u64,
+}
+
+impl TableInode for Node {
+    fn is_needed(&self) -> bool {
+        self.attr.nlink > 0
+    }
 }
 
 #[derive(Debug)]
@@ -55,8 +58,8 @@ type Listing = Arc<Vec<(u64, Bytes, InodeNumber, FileKind)>>;
 /// An open file, or a directory's names as they were when it was read from its beginning.
 #[derive(Debug, Clone)]
 pub(super) enum Open {
-    File { inode: InodeNumber, flags: OpenFlags },
-    Directory { inode: InodeNumber, names: Listing },
+    File(OpenFlags),
+    Directory(Listing),
 }
 
 /// The time of a change: `now`, or just after the change before if that was within the same millisecond. By a
@@ -84,10 +87,8 @@ pub(super) struct Birth {
 /// The whole file system. A node is kept while it has a name, a lookup or an open.
 #[derive(Debug)]
 pub(super) struct State {
-    nodes: BTreeMap<InodeNumber, Node>,
-    opens: BTreeMap<Handle, Open>,
+    nodes: InodeTable<Node, Open>,
     last_inode: u64,
-    last_handle: u64,
     last_cookie: u64,
     pub(super) capacity_bytes: u64,
     pub(super) ttl: Duration,
@@ -116,14 +117,10 @@ impl State {
             },
             body: Body::directory(InodeNumber::ROOT),
             xattrs: BTreeMap::new(),
-            lookups: 1,
-            opens: 0,
         };
         State {
-            nodes: BTreeMap::from([(InodeNumber::ROOT, root)]),
-            opens: BTreeMap::new(),
+            nodes: InodeTable::new(root),
             last_inode: InodeNumber::ROOT.0,
-            last_handle: 0,
             last_cookie: 0,
             capacity_bytes: u64::MAX,
             ttl: Duration::from_secs(1),
@@ -133,11 +130,11 @@ impl State {
     }
 
     pub(super) fn node(&self, inode: InodeNumber) -> Result<&Node, Errno> {
-        self.nodes.get(&inode).ok_or(Errno::ESTALE)
+        self.nodes.get(inode.0)
     }
 
     pub(super) fn node_mut(&mut self, inode: InodeNumber) -> Result<&mut Node, Errno> {
-        self.nodes.get_mut(&inode).ok_or(Errno::ESTALE)
+        self.nodes.get_mut(inode.0)
     }
 
     fn names(&self, inode: InodeNumber) -> Result<&BTreeMap<Bytes, InodeNumber>, Errno> {
@@ -200,8 +197,8 @@ impl State {
 
     /// The entry of `inode`, counted as one lookup.
     pub(super) fn entry(&mut self, inode: InodeNumber) -> Result<Entry, Errno> {
-        self.node_mut(inode)?.lookups += 1;
         let attr = self.attr(inode)?;
+        self.nodes.look_up(inode.0);
         Ok(Entry { attr, generation: 0, name_ttl: self.ttl, attr_ttl: self.ttl })
     }
 
@@ -212,22 +209,11 @@ impl State {
     }
 
     pub(super) fn forget(&mut self, inode: InodeNumber, count: u64) {
-        if let Some(node) = self.nodes.get_mut(&inode) {
-            node.lookups = node.lookups.saturating_sub(count);
-            self.reap(inode);
-        }
-    }
-
-    /// Drops a node that nothing leads to any more.
-    fn reap(&mut self, inode: InodeNumber) {
-        let gone = |node: &Node| node.attr.nlink == 0 && node.lookups == 0 && node.opens == 0;
-        if inode != InodeNumber::ROOT && self.nodes.get(&inode).is_some_and(gone) {
-            self.nodes.remove(&inode);
-        }
+        self.nodes.forget(inode.0, count, |_, _| {});
     }
 
     fn touch(&mut self, inode: InodeNumber, now: FileTime) {
-        if let Some(node) = self.nodes.get_mut(&inode) {
+        if let Ok(node) = self.nodes.get_mut(inode.0) {
             let time = after(node.attr.mtime, now);
             node.attr.mtime = time;
             node.attr.ctime = time;
@@ -279,8 +265,7 @@ impl State {
             ctime: now,
         };
         let xattrs = BTreeMap::new();
-        let node = Node { attr, body: birth.body, xattrs, lookups: 0, opens: 0 };
-        self.nodes.insert(inode, node);
+        self.nodes.insert(inode.0, None, Node { attr, body: birth.body, xattrs });
         self.enter_name(parent, name, inode)?;
         if is_directory {
             self.node_mut(parent)?.attr.nlink += 1;
@@ -329,7 +314,7 @@ impl State {
             _ => Invalidation::Attributes(inode),
         });
         self.touch(parent, now);
-        self.reap(inode);
+        self.nodes.reap(inode.0, |_, _| {});
         Ok(())
     }
 
@@ -449,7 +434,7 @@ impl State {
         changes: SetAttr,
         now: FileTime,
     ) -> Result<(), Errno> {
-        let node = self.nodes.get_mut(&inode).ok_or(Errno::ESTALE)?;
+        let node = self.nodes.get_mut(inode.0)?;
         if let Some(size_bytes) = changes.size_bytes {
             match &mut node.body {
                 Body::File(content) => {
@@ -480,10 +465,7 @@ impl State {
     }
 
     fn open(&mut self, inode: InodeNumber, open: Open) -> Result<Opened, Errno> {
-        self.node_mut(inode)?.opens += 1;
-        self.last_handle += 1;
-        let handle = Handle(self.last_handle);
-        self.opens.insert(handle, open);
+        let handle = Handle(self.nodes.open(inode.0, open)?);
         Ok(Opened { handle, keep_cache: self.keep_cache, direct_io: false })
     }
 
@@ -502,12 +484,12 @@ impl State {
         if flags.has(OpenFlags::TRUNCATE) {
             self.set(inode, SetAttr { size_bytes: Some(0), ..SetAttr::default() }, now)?;
         }
-        self.open(inode, Open::File { inode, flags })
+        self.open(inode, Open::File(flags))
     }
 
     pub(super) fn open_directory(&mut self, inode: InodeNumber) -> Result<Opened, Errno> {
         let names = self.listing(inode)?;
-        self.open(inode, Open::Directory { inode, names })
+        self.open(inode, Open::Directory(names))
     }
 
     fn listing(&self, inode: InodeNumber) -> Result<Listing, Errno> {
@@ -523,22 +505,11 @@ impl State {
     }
 
     pub(super) fn opened(&self, inode: InodeNumber, handle: Handle) -> Result<&Open, Errno> {
-        match self.opens.get(&handle) {
-            Some(open @ (Open::File { inode: i, .. } | Open::Directory { inode: i, .. }))
-                if *i == inode =>
-            {
-                Ok(open)
-            }
-            _ => Err(Errno::EBADF),
-        }
+        self.nodes.opened(inode.0, handle.0)
     }
 
     pub(super) fn close(&mut self, inode: InodeNumber, handle: Handle) -> Result<(), Errno> {
-        self.opened(inode, handle)?;
-        self.opens.remove(&handle);
-        self.node_mut(inode)?.opens -= 1;
-        self.reap(inode);
-        Ok(())
+        self.nodes.close(inode.0, handle.0, |_, _| {}).map(drop)
     }
 
     pub(super) fn list(
@@ -549,7 +520,7 @@ impl State {
         limit: usize,
         with_entries: bool,
     ) -> Result<Vec<DirEntry>, Errno> {
-        let Open::Directory { names, .. } = self.opened(inode, handle)? else {
+        let Open::Directory(names) = self.opened(inode, handle)? else {
             return Err(Errno::ENOTDIR);
         };
         let mut names = names.clone();
@@ -557,7 +528,7 @@ impl State {
             // From its beginning a directory is listed as it is now (POSIX, `rewinddir`). A kernel keeps the listing with
             // the directory's time, which it asks for after it has opened the directory.
             names = self.listing(inode)?;
-            self.opens.insert(handle, Open::Directory { inode, names: names.clone() });
+            *self.nodes.opened_mut(inode.0, handle.0)? = Open::Directory(names.clone());
         }
         let first = names.partition_point(|(own, ..)| *own <= cookie);
         let mut entries = Vec::new();
@@ -580,7 +551,7 @@ impl State {
             Body::File(content) => content.used_bytes(),
             _ => 0,
         };
-        self.nodes.values().map(used).sum()
+        self.nodes.iter().map(|(_, node)| used(node)).sum()
     }
 
     pub(super) fn files(&self) -> u64 {
@@ -597,7 +568,7 @@ impl State {
         data: &[u8],
         now: FileTime,
     ) -> Result<u32, Errno> {
-        let Open::File { flags, .. } = *self.opened(inode, handle)? else {
+        let Open::File(flags) = *self.opened(inode, handle)? else {
             return Err(Errno::EBADF);
         };
         if !flags.writes() {
@@ -641,7 +612,7 @@ impl State {
             _ => return Err(Errno::EOPNOTSUPP),
         }
         match *self.opened(inode, handle)? {
-            Open::File { flags, .. } if flags.writes() => {}
+            Open::File(flags) if flags.writes() => {}
             _ => return Err(Errno::EBADF),
         }
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
@@ -674,17 +645,19 @@ impl State {
     pub(super) fn check_invariants(&self) {
         let mut links: BTreeMap<InodeNumber, u32> = BTreeMap::new();
         let mut children: BTreeMap<InodeNumber, u32> = BTreeMap::new();
-        for (&inode, node) in &self.nodes {
+        for (number, node) in self.nodes.iter() {
+            let inode = InodeNumber(number);
             let Body::Directory { names, .. } = &node.body else { continue };
             for child in names.values() {
                 *links.entry(*child).or_default() += 1;
-                if let Body::Directory { parent, .. } = self.nodes[child].body {
+                if let Body::Directory { parent, .. } = self.nodes[child.0].body {
                     assert_eq!(parent, inode, "a directory knows its parent");
                     *children.entry(inode).or_default() += 1;
                 }
             }
         }
-        for (inode, node) in &self.nodes {
+        for (number, node) in self.nodes.iter() {
+            let inode = &InodeNumber(number);
             let names = links.get(inode).copied().unwrap_or(0);
             let is_root = *inode == InodeNumber::ROOT;
             let expected = match (&node.body, is_root || names > 0) {
@@ -693,9 +666,8 @@ impl State {
                 _ => names,
             };
             assert_eq!(node.attr.nlink, expected, "link count of {inode:?}");
-            assert!(is_root || expected > 0 || node.lookups + node.opens > 0, "{inode:?} leaked");
+            assert!(number <= self.last_inode, "{inode:?} is not given out yet");
         }
-        let past = (Bound::Excluded(InodeNumber(self.last_inode)), Bound::Unbounded);
-        assert!(self.nodes.range(past).next().is_none());
+        self.nodes.check_invariants();
     }
 }
