@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::BlockHash;
-use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber, OpenFlags};
+use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber, InodeTable, OpenFlags, TableInode};
 use bytes::Bytes;
 
 use super::inline_blocks::Pin;
@@ -60,8 +60,6 @@ pub(super) struct View {
 pub(super) struct Node {
     pub(super) key: InodeKey,
     pub(super) kind: FileKind,
-    pub(super) lookups: u64,
-    pub(super) opens: u64,
     pub(super) view: Option<View>,
     /// What it was when this mount took its last name away: what is written since goes nowhere.
     pub(super) orphan: Option<Arc<Version>>,
@@ -121,13 +119,12 @@ impl Listing {
 pub(super) enum Open {
     File(SharedOpenFile),
     /// A directory as it was when it was opened.
-    Directory(u64, Listing),
+    Directory(Listing),
 }
 
 /// An open file as one program has it.
 #[derive(Clone)]
 pub(super) struct SharedOpenFile {
-    pub(super) number: u64,
     pub(super) flags: OpenFlags,
     /// The process that has opened it, 0 if unknown.
     pub(super) pid: u32,
@@ -135,15 +132,18 @@ pub(super) struct SharedOpenFile {
     seen: Arc<Version>,
 }
 
+impl TableInode for Node {
+    fn is_needed(&self) -> bool {
+        self.view.is_some()
+    }
+}
+
 /// See the module.
-#[derive(Default)]
 pub(super) struct Table {
-    nodes: BTreeMap<u64, Node>,
+    nodes: InodeTable<Node, Open>,
     by_key: BTreeMap<InodeKey, u64>,
     /// Files that are not on the ring yet, by directory and name.
     newborns: BTreeMap<(InodeKey, Bytes), u64>,
-    opens: BTreeMap<u64, Open>,
-    last_handle: u64,
     /// Changed bytes in memory.
     held_bytes: u64,
 }
@@ -151,18 +151,20 @@ pub(super) struct Table {
 impl Table {
     /// A table of the root directory, which is always in it.
     pub(super) fn of_root(key: InodeKey) -> Table {
-        let mut table = Table::default();
-        table.nodes.insert(ROOT, Node::new(key, FileKind::Directory));
-        table.by_key.insert(key, ROOT);
-        table
+        Table {
+            nodes: InodeTable::new(Node::new(key, FileKind::Directory)),
+            by_key: BTreeMap::from([(key, ROOT)]),
+            newborns: BTreeMap::new(),
+            held_bytes: 0,
+        }
     }
 
     pub(super) fn node(&self, number: u64) -> Result<&Node, Errno> {
-        self.nodes.get(&number).ok_or(Errno::ESTALE)
+        self.nodes.get(number)
     }
 
     pub(super) fn node_mut(&mut self, number: u64) -> Result<&mut Node, Errno> {
-        self.nodes.get_mut(&number).ok_or(Errno::ESTALE)
+        self.nodes.get_mut(number)
     }
 
     /// Works on the view of an open file.
@@ -171,7 +173,7 @@ impl Table {
         number: u64,
         work: impl FnOnce(&mut View) -> T,
     ) -> Result<T, Errno> {
-        let node = self.nodes.get_mut(&number).ok_or(Errno::ESTALE)?;
+        let node = self.nodes.get_mut(number)?;
         let view = node.view.as_mut().ok_or(Errno::EBADF)?;
         let held = view.content.held_bytes;
         let done = work(view);
@@ -191,47 +193,47 @@ impl Table {
             return *number;
         }
         let first = u64::from_be_bytes(*key.0.first_chunk().expect("32 bytes"));
-        let mut number = (first & MOST_NUMBER).max(ROOT + 1);
-        while self.nodes.contains_key(&number) {
-            number = ((number + 1) & MOST_NUMBER).max(ROOT + 1);
-        }
-        number
+        let numbers = ROOT + 1..=MOST_NUMBER;
+        self.nodes.free_number((first & MOST_NUMBER).max(ROOT + 1), numbers, |_| false)
     }
 
     /// Brings an inode into the table and counts a lookup of it.
     pub(super) fn hold(&mut self, key: InodeKey, kind: FileKind) -> u64 {
         let number = self.number_for(&key);
         self.by_key.insert(key, number);
-        self.nodes.entry(number).or_insert_with(|| Node::new(key, kind)).lookups += 1;
+        if !self.nodes.look_up(number) {
+            self.nodes.insert(number, None, Node::new(key, kind));
+            self.nodes.look_up(number);
+        }
         number
     }
 
     /// Takes back lookups.
     pub(super) fn forget(&mut self, number: u64, count: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.lookups = node.lookups.saturating_sub(count);
-            self.reap(number);
-        }
+        let by_key = &mut self.by_key;
+        self.nodes.forget(number, count, |number, node| leave(by_key, number, &node));
+        self.reap(number);
     }
 
-    /// Drops a file that nothing keeps here.
+    /// How often a file is open.
+    pub(super) fn opens(&self, number: u64) -> u64 {
+        self.nodes.open_count(number)
+    }
+
+    /// Drops the view of a file that is not open and has no changes, and the file if nothing else keeps it here.
     pub(super) fn reap(&mut self, number: u64) {
-        let Some(node) = self.nodes.get_mut(&number) else { return };
-        if node.opens == 0 && node.view.as_ref().is_some_and(|view| !view.has_changes()) {
-            let view = node.view.take().expect("it was there");
+        let is_open = self.opens(number) > 0;
+        let Ok(node) = self.nodes.get_mut(number) else { return };
+        if let Some(view) = node.view.take_if(|view| !is_open && !view.has_changes()) {
             self.held_bytes -= view.content.held_bytes;
         }
-        if number != ROOT && node.lookups == 0 && node.opens == 0 && node.view.is_none() {
-            if self.by_key.get(&node.key) == Some(&number) {
-                self.by_key.remove(&node.key);
-            }
-            self.nodes.remove(&number);
-        }
+        let by_key = &mut self.by_key;
+        self.nodes.reap(number, |number, node| leave(by_key, number, &node));
     }
 
     /// Shows a file as `view` says from now on.
     pub(super) fn set_view(&mut self, number: u64, view: View) -> Result<(), Errno> {
-        let node = self.nodes.get_mut(&number).ok_or(Errno::ESTALE)?;
+        let node = self.nodes.get_mut(number)?;
         self.held_bytes += view.content.held_bytes;
         if let Some(before) = node.view.replace(view) {
             self.held_bytes -= before.content.held_bytes;
@@ -248,7 +250,7 @@ impl Table {
 
     /// A file that the kernel knows has this name.
     pub(super) fn place(&mut self, key: &InodeKey, directory: InodeKey, name: &Bytes) {
-        let node = self.by_key.get(key).and_then(|number| self.nodes.get_mut(number));
+        let node = self.by_key.get(key).and_then(|number| self.nodes.get_mut(*number).ok());
         node.into_iter().for_each(|node| node.place = Some((directory, name.clone())));
     }
 
@@ -259,7 +261,8 @@ impl Table {
         // What is moved while it is followed may lead in a circle.
         while path.len() < MAX_DEPTH
             && let Some(last) = path.last()
-            && let Some(node) = self.number_of(&last.0).and_then(|number| self.nodes.get(&number))
+            && let Some(node) =
+                self.number_of(&last.0).and_then(|number| self.nodes.get(number).ok())
             && let Some(place) = &node.place
         {
             path.push(place.clone());
@@ -269,7 +272,7 @@ impl Table {
 
     /// The path of a file below the highest directory that is known here, as it was found last.
     pub(super) fn path_of(&self, number: u64) -> Option<String> {
-        let node = self.nodes.get(&number).filter(|node| node.orphan.is_none())?;
+        let node = self.nodes.get(number).ok().filter(|node| node.orphan.is_none())?;
         let born = node.birthplace.as_ref().map(|born| (born.directory, born.name.clone()));
         let (directory, name) = born.or_else(|| node.place.clone())?;
         let path = self.path_to(directory, name).into_iter().rev();
@@ -280,7 +283,7 @@ impl Table {
 
     /// A newborn has its name now, or will have none.
     pub(super) fn name(&mut self, number: u64) {
-        let place = self.nodes.get_mut(&number).and_then(|node| node.birthplace.take());
+        let place = self.nodes.get_mut(number).ok().and_then(|node| node.birthplace.take());
         if let Some(place) = place {
             self.newborns.remove(&(place.directory, place.name));
         }
@@ -294,8 +297,8 @@ impl Table {
         key: InodeKey,
         view: View,
     ) -> Result<(), Errno> {
-        let other = self.number_of(&key).and_then(|other| self.nodes.get(&other));
-        if other.is_some_and(|other| other.opens > 0 || other.view.is_some()) {
+        let has_view = |other| self.nodes.get(other).is_ok_and(|node| node.view.is_some());
+        if self.number_of(&key).is_some_and(|other| self.opens(other) > 0 || has_view(other)) {
             return Err(Errno::ESTALE);
         }
         self.name(number);
@@ -322,7 +325,7 @@ impl Table {
     /// Open newborns that were created at least `age` ago.
     pub(super) fn newborns_before(&self, now: Instant, age: Duration) -> Vec<u64> {
         let is_old = |number: &u64| {
-            let node = self.nodes.get(number).filter(|node| node.opens > 0);
+            let node = self.nodes.get(*number).ok().filter(|_| self.opens(*number) > 0);
             let place = node.and_then(|node| node.birthplace.as_ref());
             place.is_some_and(|place| now.since(place.at) >= age)
         };
@@ -342,18 +345,11 @@ impl Table {
     }
 
     pub(super) fn open(&mut self, number: u64, open: Open) -> Result<u64, Errno> {
-        self.node_mut(number)?.opens += 1;
-        self.last_handle += 1;
-        self.opens.insert(self.last_handle, open);
-        Ok(self.last_handle)
+        self.nodes.open(number, open)
     }
 
     pub(super) fn opened(&self, number: u64, handle: u64) -> Result<&Open, Errno> {
-        let of = |open: &&Open| {
-            let (Open::File(SharedOpenFile { number: of, .. }) | Open::Directory(of, _)) = open;
-            *of == number
-        };
-        self.opens.get(&handle).filter(of).ok_or(Errno::EBADF)
+        self.nodes.opened(number, handle)
     }
 
     /// Opens a regular file, which has a view.
@@ -365,53 +361,56 @@ impl Table {
     ) -> Result<u64, Errno> {
         let view = self.node(number)?.view.as_ref().ok_or(Errno::EBADF)?;
         let seen = view.version.clone();
-        self.open(number, Open::File(SharedOpenFile { number, flags, pid, seen }))
+        self.open(number, Open::File(SharedOpenFile { flags, pid, seen }))
     }
 
     /// How a file was opened.
     pub(super) fn flags(&self, number: u64, handle: u64) -> Result<OpenFlags, Errno> {
         match self.opened(number, handle)? {
             Open::File(open) => Ok(open.flags),
-            Open::Directory(..) => Err(Errno::EBADF),
+            Open::Directory(_) => Err(Errno::EBADF),
         }
     }
 
     /// A program sees the contents of a file that it has open.
-    pub(super) fn see(&mut self, handle: u64) {
-        let Some(Open::File(open)) = self.opens.get_mut(&handle) else { return };
-        let view = self.nodes.get(&open.number).and_then(|node| node.view.as_ref());
-        if let Some(view) = view.filter(|view| !Arc::ptr_eq(&view.version, &open.seen)) {
-            open.seen = view.version.clone();
+    pub(super) fn see(&mut self, number: u64, handle: u64) {
+        let Ok(Node { view: Some(view), .. }) = self.nodes.get(number) else { return };
+        let Ok(Open::File(open)) = self.nodes.opened(number, handle) else { return };
+        if Arc::ptr_eq(&view.version, &open.seen) {
+            return;
+        }
+        let version = view.version.clone();
+        if let Ok(Open::File(open)) = self.nodes.opened_mut(number, handle) {
+            open.seen = version;
         }
     }
 
     /// A process sees the contents of all files that it has open.
     pub(super) fn see_all_of(&mut self, pid: u32) {
         let is_its = |open: &Open| matches!(open, Open::File(open) if open.pid == pid && pid != 0);
-        let its: Vec<u64> =
-            self.opens.iter().filter(|(_, open)| is_its(open)).map(|(handle, _)| *handle).collect();
-        its.into_iter().for_each(|handle| self.see(handle));
+        let opens = self.nodes.opens().filter(|(.., open)| is_its(open));
+        let its: Vec<(u64, u64)> = opens.map(|(handle, number, _)| (number, handle)).collect();
+        its.into_iter().for_each(|(number, handle)| self.see(number, handle));
     }
 
     /// A program has changed the contents of a file that it has open, other than by an append.
-    pub(super) fn overwritten(&mut self, handle: u64) {
-        let Some(Open::File(open)) = self.opens.get(&handle) else { return };
-        let view = self.nodes.get_mut(&open.number).and_then(|node| node.view.as_mut());
-        let Some(view) = view.filter(|view| !Arc::ptr_eq(&view.version, &open.seen)) else {
-            return;
-        };
-        if !view.version.inode().contents.is_same(&open.seen.inode().contents) {
-            view.unseen_since.get_or_insert_with(|| open.seen.clone());
+    pub(super) fn overwritten(&mut self, number: u64, handle: u64) {
+        let Ok(Open::File(open)) = self.nodes.opened(number, handle) else { return };
+        let seen = open.seen.clone();
+        let view = self.nodes.get_mut(number).ok().and_then(|node| node.view.as_mut());
+        let Some(view) = view.filter(|view| !Arc::ptr_eq(&view.version, &seen)) else { return };
+        if !view.version.inode().contents.is_same(&seen.inode().contents) {
+            view.unseen_since.get_or_insert(seen);
         }
-        self.see(handle);
+        self.see(number, handle);
     }
 
     /// What programs have written of a file is dropped, and its contents are those of `version` again, which one of them has
     /// overwritten and not read. Opens do not say which one: whoever has seen these contents counts as having read `read` alone.
     pub(super) fn unsee(&mut self, number: u64, version: &Arc<Version>, read: &Arc<Version>) {
-        for open in self.opens.values_mut() {
+        for (_, of, open) in self.nodes.opens_mut() {
             if let Open::File(open) = open
-                && open.number == number
+                && of == number
                 && open.seen.inode().contents.is_same(&version.inode().contents)
             {
                 open.seen = read.clone();
@@ -422,63 +421,54 @@ impl Table {
     /// The listing of an open directory.
     pub(super) fn listing(&self, number: u64, handle: u64) -> Result<Listing, Errno> {
         match self.opened(number, handle)? {
-            Open::Directory(_, listing) => Ok(listing.clone()),
+            Open::Directory(listing) => Ok(listing.clone()),
             Open::File(_) => Err(Errno::ENOTDIR),
         }
     }
 
     /// Lists an open directory so from now on.
-    pub(super) fn relist(&mut self, handle: u64, listing: &Listing) {
-        if let Some(Open::Directory(_, listed)) = self.opens.get_mut(&handle) {
+    pub(super) fn relist(&mut self, number: u64, handle: u64, listing: &Listing) {
+        if let Ok(Open::Directory(listed)) = self.nodes.opened_mut(number, handle) {
             *listed = listing.clone();
         }
     }
 
     pub(super) fn close(&mut self, number: u64, handle: u64) -> Result<(), Errno> {
-        self.opened(number, handle)?;
-        self.opens.remove(&handle);
-        self.unopen(number);
+        let by_key = &mut self.by_key;
+        self.nodes.close(number, handle, |number, node| leave(by_key, number, &node))?;
+        self.reap(number);
         Ok(())
-    }
-
-    /// Takes back one open.
-    pub(super) fn unopen(&mut self, number: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.opens -= 1;
-            self.reap(number);
-        }
     }
 
     /// How many changes a file has that are not on the ring; `None` if it has none, or is not here any more.
     pub(super) fn changes(&self, number: u64) -> Option<u64> {
-        let view = self.nodes.get(&number)?.view.as_ref()?;
+        let view = self.nodes.get(number).ok()?.view.as_ref()?;
         Some(view.changes).filter(|_| view.has_changes())
     }
 
     /// Files with changes that are not on the ring; if `abandoned`, of these such as are not open.
     pub(super) fn changed(&self, abandoned: bool) -> Vec<u64> {
-        let is_one = |node: &&Node| {
-            node.view.as_ref().is_some_and(View::has_changes) && !(abandoned && node.opens > 0)
+        let is_one = |(number, node): &(u64, &Node)| {
+            node.view.as_ref().is_some_and(View::has_changes)
+                && !(abandoned && self.opens(*number) > 0)
         };
-        let found = self.nodes.iter().filter(|(_, node)| is_one(node));
-        found.map(|(number, _)| *number).collect()
+        self.nodes.iter().filter(is_one).map(|(number, _)| number).collect()
     }
 
     /// Open files without changes.
     pub(super) fn open_unchanged(&self) -> Vec<u64> {
-        let is_one = |node: &Node| {
-            node.opens > 0 && node.view.as_ref().is_some_and(|view| !view.has_changes())
+        let is_one = |(number, node): &(u64, &Node)| {
+            self.opens(*number) > 0 && node.view.as_ref().is_some_and(|view| !view.has_changes())
         };
-        let found = self.nodes.iter().filter(|(_, node)| is_one(node));
-        found.map(|(number, _)| *number).collect()
+        self.nodes.iter().filter(is_one).map(|(number, _)| number).collect()
     }
 
     /// Files that are open or have changes and whose data was kept at least `age` ago, and the data.
     pub(super) fn open_data(&self, now: Instant, age: Duration) -> Vec<(u64, FileData)> {
-        let data = |(number, node): (&u64, &Node)| {
+        let data = |(number, node): (u64, &Node)| {
             let view = node.view.as_ref().filter(|view| now.since(view.kept_at) >= age)?;
-            let is_used = node.opens > 0 || view.has_changes();
-            Some((*number, view.data.clone().filter(|_| is_used)?))
+            let is_used = self.opens(number) > 0 || view.has_changes();
+            Some((number, view.data.clone().filter(|_| is_used)?))
         };
         self.nodes.iter().filter_map(data).collect()
     }
@@ -489,13 +479,18 @@ impl Table {
     }
 }
 
+/// A file leaves the table. Another one may have become what its key means.
+fn leave(by_key: &mut BTreeMap<InodeKey, u64>, number: u64, node: &Node) {
+    if by_key.get(&node.key) == Some(&number) {
+        by_key.remove(&node.key);
+    }
+}
+
 impl Node {
     fn new(key: InodeKey, kind: FileKind) -> Node {
         Node {
             key,
             kind,
-            lookups: 0,
-            opens: 0,
             view: None,
             orphan: None,
             is_lost: false,

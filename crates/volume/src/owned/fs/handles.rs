@@ -16,7 +16,7 @@ struct Lookup<'a> {
 
 impl Drop for Lookup<'_> {
     fn drop(&mut self) {
-        self.shared.tables().inodes.forget(self.inode, 1);
+        self.shared.inodes().forget(self.inode, 1);
     }
 }
 
@@ -24,13 +24,13 @@ impl Shared {
     /// The handle of a file. It leaves once the table says where the file is.
     pub(super) async fn handle(&self, inode: InodeNumber) -> Result<PersistentHandle, Fault> {
         let table = self.handles.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-        let names = self.tables().inodes.names_above(inode);
+        let names = self.inodes().names_above(inode);
         match names {
             Some(names) => table.note_all(names)?,
             // It was noted when its number was given out, or there was never a handle of it.
             None => {
                 self.hold_number(inode).await?;
-                self.tables().inodes.forget(inode, 1);
+                self.inodes().forget(inode, 1);
             }
         }
         Ok(PersistentHandle::of_number(inode, GENERATION))
@@ -40,7 +40,7 @@ impl Shared {
     /// version. [`Errno::ESTALE`] if its path is gone, or the table does not know it.
     pub(super) async fn hold_number(&self, inode: InodeNumber) -> Result<DirectoryEntry, Fault> {
         let table = self.handles.as_ref().ok_or(Errno::ESTALE)?;
-        let is_held = self.tables().inodes.enter_again(inode);
+        let is_held = self.inodes().table.look_up(inode.0);
         if is_held {
             table.touch(inode.0);
             // Taken back if it fails, or if nobody waits for it any more.
@@ -64,9 +64,9 @@ impl Shared {
         let (mut entry, _) = self.entry(at).await?;
         for (number, name) in names {
             let found = self.look_up(at, &name).await;
-            let mut tables = self.tables();
+            let mut inodes = self.inodes();
             if at != InodeNumber::ROOT {
-                tables.inodes.forget(at, 1);
+                inodes.forget(at, 1);
             }
             let inode = match found {
                 Ok((inode, found, _)) => {
@@ -79,7 +79,7 @@ impl Shared {
                 Err(fault) => return Err(fault),
             };
             if inode.0 != number {
-                tables.inodes.forget(inode, 1);
+                inodes.forget(inode, 1);
                 return Err(Errno::ESTALE.into());
             }
             at = inode;

@@ -13,31 +13,31 @@
 //! path in the newest version. There a file's or link's number comes from its directory's number,
 //! its name and its kind, and what is known of it changes with the version, as a directory's does.
 
-use std::collections::BTreeMap;
-
 use atoll_key::BlockHash;
-use atoll_vfs::{FileKind, InodeNumber};
+use atoll_vfs::{FileKind, InodeNumber, InodeTable, TableInode};
 use bytes::Bytes;
 
+use super::Open;
 use crate::format::{Content, DirectoryEntry};
 use crate::owned::read::snapshot::joined;
 
-/// The files that the kernel holds lookups of, and the directories above them.
+const ROOT: u64 = InodeNumber::ROOT.0;
+
+/// The files that the kernel holds or has open, and the directories above them.
 pub(super) struct Inodes {
-    nodes: BTreeMap<u64, Node>,
+    pub(super) table: InodeTable<Node, Open>,
     /// A number is a path, not a content.
     is_by_path: bool,
 }
 
-struct Node {
+pub(super) struct Node {
     parent: u64,
     /// What is known of it in version `seen`; of a content that is a number, for ever.
     entry: DirectoryEntry,
     seen: u64,
-    lookups: u64,
-    /// Nodes in the table that have this one as parent.
-    children: u64,
 }
+
+impl TableInode for Node {}
 
 /// What the table knows of a number.
 #[derive(Clone, Debug)]
@@ -77,8 +77,8 @@ fn kind_number(kind: FileKind) -> u8 {
 
 impl Inodes {
     pub(super) fn new(root: DirectoryEntry, version: u64) -> Inodes {
-        let node = Node { parent: 1, entry: root, seen: version, lookups: 1, children: 0 };
-        Inodes { nodes: BTreeMap::from([(InodeNumber::ROOT.0, node)]), is_by_path: false }
+        let root = Node { parent: ROOT, entry: root, seen: version };
+        Inodes { table: InodeTable::new(root), is_by_path: false }
     }
 
     /// From now on a file's number is its path. Called before any number is given out.
@@ -122,19 +122,15 @@ impl Inodes {
         }
         let hash = BlockHash::of(&identity).0;
         let first = u64::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes"));
-        let mut number = first.max(InodeNumber::ROOT.0 + 1);
-        while let Some(node) = self.nodes.get(&number) {
+        let is_same = |node: &Node| {
             let same_name = node.parent == parent.0 && node.entry.name == entry.name;
-            let same = match has_several_names {
+            match has_several_names {
                 true => nameless(&node.entry) == nameless(entry),
                 false if is_content => same_name && node.entry == *entry,
                 false => same_name && node.entry.kind() == kind,
-            };
-            if same {
-                break;
             }
-            number = number.wrapping_add(1).max(InodeNumber::ROOT.0 + 1);
-        }
+        };
+        let number = self.table.free_number(first.max(ROOT + 1), ROOT + 1..=u64::MAX, is_same);
         InodeNumber(number)
     }
 
@@ -146,8 +142,7 @@ impl Inodes {
         seen: u64,
     ) -> InodeNumber {
         let number = self.number(parent, entry);
-        if let Some(node) = self.nodes.get_mut(&number.0) {
-            node.lookups = node.lookups.saturating_add(1);
+        if self.table.look_up(number.0) {
             self.update(number.0, entry, seen);
             return number;
         }
@@ -156,51 +151,29 @@ impl Inodes {
             content: own_content(entry),
             ..entry.clone()
         };
-        let node = Node { parent: parent.0, entry, seen, lookups: 1, children: 0 };
-        self.nodes.insert(number.0, node);
-        if let Some(above) = self.nodes.get_mut(&parent.0) {
-            above.children += 1;
-        }
+        let above = Some(parent.0).filter(|parent| self.table.contains(*parent));
+        self.table.insert(number.0, above, Node { parent: parent.0, entry, seen });
+        self.table.look_up(number.0);
         number
     }
 
-    /// Counts another lookup of a number, if it is in the table.
-    pub(super) fn enter_again(&mut self, number: InodeNumber) -> bool {
-        let Some(node) = self.nodes.get_mut(&number.0) else { return false };
-        node.lookups = node.lookups.saturating_add(1);
-        true
-    }
-
-    /// Takes back lookups, and drops inodes that are no longer held.
+    /// Takes back lookups.
     pub(super) fn forget(&mut self, number: InodeNumber, count: u64) {
-        let Some(node) = self.nodes.get_mut(&number.0) else { return };
-        node.lookups = node.lookups.saturating_sub(count);
-        let mut number = number.0;
-        while let Some(node) = self.nodes.get(&number) {
-            if node.lookups > 0 || node.children > 0 || number == InodeNumber::ROOT.0 {
-                break;
-            }
-            let parent = node.parent;
-            self.nodes.remove(&number);
-            if let Some(above) = self.nodes.get_mut(&parent) {
-                above.children -= 1;
-            }
-            number = parent;
-        }
+        self.table.forget(number.0, count, |_, _| {});
     }
 
     /// What is known of `number`, to be brought to version `version`.
     pub(super) fn known(&self, number: InodeNumber, version: u64) -> Option<Known> {
-        let mut node = self.nodes.get(&number.0)?;
+        let mut node = self.table.get(number.0).ok()?;
         if self.is_content(node.entry.kind()) {
             return Some(Known::Content(node.entry.clone()));
         }
         let mut names = Vec::new();
         let mut at = number.0;
-        while node.seen != version && at != InodeNumber::ROOT.0 {
+        while node.seen != version && at != ROOT {
             names.push((at, node.entry.name.clone(), node.entry.kind()));
             at = node.parent;
-            node = self.nodes.get(&at)?;
+            node = self.table.get(at).ok()?;
         }
         names.reverse();
         Some(Known::Path { above: node.entry.clone(), names })
@@ -208,14 +181,14 @@ impl Inodes {
 
     /// Whether the root is of another version than `version`.
     pub(super) fn is_root_of(&self, version: u64) -> bool {
-        self.nodes.get(&InodeNumber::ROOT.0).is_some_and(|root| root.seen == version)
+        self.table[ROOT].seen == version
     }
 
     /// Notes that version `seen` has the inode `number`, and what its entry is there.
     pub(super) fn update(&mut self, number: u64, entry: &DirectoryEntry, seen: u64) {
         // A content's entry says under its number what it always said.
         let is_content = self.is_content(entry.kind());
-        if let Some(node) = self.nodes.get_mut(&number)
+        if let Ok(node) = self.table.get_mut(number)
             && node.seen < seen
         {
             node.seen = seen;
@@ -231,8 +204,8 @@ impl Inodes {
     pub(super) fn names_above(&self, number: InodeNumber) -> Option<Vec<(u64, u64, Bytes)>> {
         let mut names = Vec::new();
         let mut at = number.0;
-        while at != InodeNumber::ROOT.0 {
-            let node = self.nodes.get(&at)?;
+        while at != ROOT {
+            let node = self.table.get(at).ok()?;
             names.push((at, node.parent, node.entry.name.clone()));
             at = node.parent;
         }
@@ -241,23 +214,20 @@ impl Inodes {
 
     /// The directory above `number`.
     pub(super) fn parent(&self, number: InodeNumber) -> Option<InodeNumber> {
-        self.nodes.get(&number.0).map(|node| InodeNumber(node.parent))
+        self.table.get(number.0).ok().map(|node| InodeNumber(node.parent))
     }
 
     /// The path of `number`, for messages.
     pub(super) fn path(&self, number: InodeNumber) -> Bytes {
         let mut names = Vec::new();
         let mut at = number.0;
-        while let Some(node) = self.nodes.get(&at).filter(|_| at != InodeNumber::ROOT.0) {
+        while let Ok(node) = self.table.get(at)
+            && at != ROOT
+        {
             names.push(node.entry.name.clone());
             at = node.parent;
         }
         names.iter().rev().fold(Bytes::new(), |path, name| joined(&path, name))
-    }
-
-    /// How many numbers are in the table.
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len()
     }
 }
 
@@ -301,7 +271,7 @@ mod tests {
         let file = inodes.enter(InodeNumber::ROOT, &linked(name), 1);
         let block = Bytes::from(b"name and the rest of a directory block".to_vec());
         inodes.enter(InodeNumber::ROOT, &linked(block.slice(..4)), 2);
-        assert_eq!(inodes.len(), 2);
+        assert_eq!(inodes.table.len(), 2);
         let _ = file;
         assert!(block.is_unique(), "the block stays in memory");
     }

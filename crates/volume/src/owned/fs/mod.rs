@@ -14,7 +14,7 @@
 mod handles;
 mod inodes;
 
-use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -64,20 +64,18 @@ struct Shared {
     shows_owners: bool,
     /// Where files are by number, if they have handles.
     handles: Option<Arc<HandleTable>>,
-    tables: Mutex<Tables>,
+    inodes: Mutex<Inodes>,
 }
 
-struct Tables {
-    inodes: Inodes,
-    next_handle: u64,
-    files: BTreeMap<u64, OpenFile>,
-    directories: BTreeMap<u64, OpenDirectory>,
+/// What a handle is of.
+enum Open {
+    File(OpenFile),
+    Directory(OpenDirectory),
 }
 
 #[derive(Clone)]
 struct OpenFile {
     file: File,
-    inode: InodeNumber,
     ahead: Arc<Mutex<ReadAhead>>,
 }
 
@@ -110,15 +108,9 @@ impl VolumeFs {
     /// Serves `volume`. Files whose owners the volume does not say belong to `uid` and `gid`.
     pub fn new(env: Env, volume: Arc<Volume>, uid: u32, gid: u32) -> VolumeFs {
         let snapshot = volume.current();
-        let tables = Tables {
-            inodes: Inodes::new(snapshot.root.entry(), snapshot.version),
-            next_handle: 1,
-            files: BTreeMap::new(),
-            directories: BTreeMap::new(),
-        };
-        let tables = Mutex::new(tables);
+        let inodes = Mutex::new(Inodes::new(snapshot.root.entry(), snapshot.version));
         let (shows_owners, handles) = (true, None);
-        let shared = Shared { env, volume, uid, gid, shows_owners, handles, tables };
+        let shared = Shared { env, volume, uid, gid, shows_owners, handles, inodes };
         VolumeFs { shared: Arc::new(shared) }
     }
 
@@ -138,7 +130,7 @@ impl VolumeFs {
     pub fn with_handles(mut self, table: Arc<HandleTable>) -> VolumeFs {
         let shared = self.shared_mut();
         shared.handles = Some(table);
-        shared.tables().inodes.by_path();
+        shared.inodes().by_path();
         self
     }
 
@@ -149,8 +141,8 @@ impl VolumeFs {
     /// How many inode numbers the kernel holds, and how many files and directories it has
     /// open.
     pub fn held(&self) -> (usize, usize) {
-        let tables = self.shared.tables();
-        (tables.inodes.len(), tables.files.len() + tables.directories.len())
+        let inodes = self.shared.inodes();
+        (inodes.table.len(), inodes.table.opens().count())
     }
 
     /// Runs a call; a block that is missing or bad is reported here, once, with its path.
@@ -169,7 +161,7 @@ impl VolumeFs {
         let work = work(shared.clone());
         Box::pin(async move {
             let Ok(result) = timeout(&*shared.env, CALL_LIMIT, work).await else {
-                let path = shown_path(&shared.tables().inodes.path(inode));
+                let path = shown_path(&shared.inodes().path(inode));
                 tracing::warn!(volume = ?shared.volume.id(), path, "a call took too long");
                 return Err(Errno::ETIMEDOUT);
             };
@@ -177,7 +169,7 @@ impl VolumeFs {
                 Ok(value) => Ok(value),
                 Err(Fault::Errno(errno)) => Err(errno),
                 Err(Fault::Block(error)) => {
-                    let mut path = shared.tables().inodes.path(inode);
+                    let mut path = shared.inodes().path(inode);
                     if let Some(name) = name {
                         path = joined(&path, &name);
                     }
@@ -197,8 +189,8 @@ impl VolumeFs {
 }
 
 impl Shared {
-    fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().expect("no holder of this lock panics")
+    fn inodes(&self) -> MutexGuard<'_, Inodes> {
+        self.inodes.lock().expect("no holder of this lock panics")
     }
 
     /// What `inode` is in the newest version; contents are what they always were. A path that is
@@ -207,12 +199,12 @@ impl Shared {
     async fn entry(&self, inode: InodeNumber) -> Result<(DirectoryEntry, Arc<Snapshot>), Fault> {
         let snapshot = self.volume.snapshot().await;
         let known = {
-            let mut tables = self.tables();
-            if !tables.inodes.is_root_of(snapshot.version) {
+            let mut inodes = self.inodes();
+            if !inodes.is_root_of(snapshot.version) {
                 let root = snapshot.root.entry();
-                tables.inodes.update(InodeNumber::ROOT.0, &root, snapshot.version);
+                inodes.update(InodeNumber::ROOT.0, &root, snapshot.version);
             }
-            tables.inodes.known(inode, snapshot.version).ok_or(Errno::ESTALE)?
+            inodes.known(inode, snapshot.version).ok_or(Errno::ESTALE)?
         };
         let (mut entry, names) = match known {
             Known::Content(entry) => return Ok((entry, snapshot)),
@@ -224,7 +216,7 @@ impl Shared {
             };
             let found = snapshot.find(&directory, &name).await?;
             entry = found.filter(|found| found.kind() == kind).ok_or(Errno::ESTALE)?;
-            self.tables().inodes.update(number, &entry, snapshot.version);
+            self.inodes().update(number, &entry, snapshot.version);
         }
         Ok((entry, snapshot))
     }
@@ -248,7 +240,7 @@ impl Shared {
     ) -> Result<(InodeNumber, DirectoryEntry, Arc<Snapshot>), Fault> {
         let (_, directory, snapshot) = self.directory(parent).await?;
         let entry = snapshot.find(&directory, name).await?.ok_or(Errno::ENOENT)?;
-        let inode = self.tables().inodes.enter(parent, &entry, snapshot.version);
+        let inode = self.inodes().enter(parent, &entry, snapshot.version);
         Ok((inode, entry, snapshot))
     }
 
@@ -282,7 +274,7 @@ impl Shared {
     }
 
     fn attr_ttl(&self, entry: &DirectoryEntry) -> Duration {
-        match self.tables().inodes.is_content(entry.kind()) {
+        match self.inodes().is_content(entry.kind()) {
             true => FOREVER,
             false => self.volume.fresh_for(),
         }
@@ -291,7 +283,7 @@ impl Shared {
     /// An entry under a number whose lookup was counted. `name_ttl` is of when the entry
     /// was found.
     fn found(&self, inode: InodeNumber, entry: &DirectoryEntry, name_ttl: Duration) -> Entry {
-        let attr_ttl = match self.tables().inodes.is_content(entry.kind()) {
+        let attr_ttl = match self.inodes().is_content(entry.kind()) {
             true => FOREVER,
             false => name_ttl,
         };
@@ -305,8 +297,18 @@ impl Shared {
         if self.volume.current().version == snapshot.version { fresh_for } else { Duration::ZERO }
     }
 
-    fn open_file(&self, handle: Handle) -> Result<OpenFile, Fault> {
-        Ok(self.tables().files.get(&handle.0).cloned().ok_or(Errno::EBADF)?)
+    fn open_file(&self, inode: InodeNumber, handle: Handle) -> Result<OpenFile, Fault> {
+        match self.inodes().table.opened(inode.0, handle.0)? {
+            Open::File(open) => Ok(open.clone()),
+            Open::Directory(_) => Err(Errno::EBADF.into()),
+        }
+    }
+
+    fn open_directory(&self, inode: InodeNumber, handle: Handle) -> Result<OpenDirectory, Fault> {
+        match self.inodes().table.opened(inode.0, handle.0)? {
+            Open::Directory(open) => Ok(open.clone()),
+            Open::File(_) => Err(Errno::EBADF.into()),
+        }
     }
 
     fn read_ahead(&self, open: &OpenFile, offset: u64, len: u32) {
@@ -338,9 +340,9 @@ impl FileSystem for VolumeFs {
 
     fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
         self.answer(inode, None, |shared| async move {
-            let parent = shared.tables().inodes.parent(inode).ok_or(Errno::ESTALE)?;
+            let parent = shared.inodes().parent(inode).ok_or(Errno::ESTALE)?;
             let (entry, _, snapshot) = shared.directory(parent).await?;
-            shared.tables().inodes.enter_again(parent);
+            shared.inodes().table.look_up(parent.0);
             Ok(shared.found(parent, &entry, shared.ttl(&snapshot)))
         })
     }
@@ -366,12 +368,12 @@ impl FileSystem for VolumeFs {
     }
 
     fn forget(&self, inode: InodeNumber, count: u64) {
-        self.shared.tables().inodes.forget(inode, count);
+        self.shared.inodes().forget(inode, count);
     }
 
     fn getattr(&self, inode: InodeNumber, handle: Option<Handle>) -> Answer<AttrReply> {
         self.answer(inode, None, move |shared| async move {
-            let opened = handle.and_then(|h| shared.tables().directories.get(&h.0).cloned());
+            let opened = handle.and_then(|handle| shared.open_directory(inode, handle).ok());
             let entry = match opened {
                 Some(open) => open.entry,
                 None => shared.entry(inode).await?.0,
@@ -404,20 +406,17 @@ impl FileSystem for VolumeFs {
                 return Err(Errno::EROFS.into());
             }
             let file = File::open(&snapshot.cache, hash, size_bytes).await?;
-            let mut tables = shared.tables();
-            let handle = tables.new_handle();
-            tables.files.insert(handle.0, OpenFile { file, inode, ahead: Arc::default() });
-            let keep_cache = tables.inodes.is_content(FileKind::Regular);
+            let mut inodes = shared.inodes();
+            let open = Open::File(OpenFile { file, ahead: Arc::default() });
+            let handle = Handle(inodes.table.open(inode.0, open)?);
+            let keep_cache = inodes.is_content(FileKind::Regular);
             Ok(Opened { handle, keep_cache, direct_io: false })
         })
     }
 
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
         self.answer(inode, None, move |shared| async move {
-            let open = shared.open_file(handle)?;
-            if open.inode != inode {
-                return Err(Errno::EBADF.into());
-            }
+            let open = shared.open_file(inode, handle)?;
             shared.read_ahead(&open, offset, len);
             Ok(open.file.read(offset, len).await?)
         })
@@ -425,7 +424,7 @@ impl FileSystem for VolumeFs {
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
         self.answer(inode, None, move |shared| async move {
-            let open = shared.open_file(handle)?;
+            let open = shared.open_file(inode, handle)?;
             let size = open.file.shape().map_or(0, |shape| shape.size_bytes);
             if offset >= size {
                 return Err(Errno::ENXIO.into());
@@ -438,18 +437,16 @@ impl FileSystem for VolumeFs {
         })
     }
 
-    fn close(&self, _: InodeNumber, handle: Handle) -> Answer<()> {
-        let closed = self.shared.tables().files.remove(&handle.0);
-        Box::pin(async move { closed.map(drop).ok_or(Errno::EBADF) })
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let closed = self.shared.inodes().table.close(inode.0, handle.0, |_, _| {});
+        Box::pin(ready(closed.map(drop)))
     }
 
     fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
         self.answer(inode, None, move |shared| async move {
             let (entry, directory, snapshot) = shared.directory(inode).await?;
-            let mut tables = shared.tables();
-            let handle = tables.new_handle();
-            let open = OpenDirectory { entry, directory, snapshot };
-            tables.directories.insert(handle.0, open);
+            let open = Open::Directory(OpenDirectory { entry, directory, snapshot });
+            let handle = Handle(shared.inodes().table.open(inode.0, open)?);
             Ok(Opened { handle, keep_cache: false, direct_io: false })
         })
     }
@@ -463,7 +460,7 @@ impl FileSystem for VolumeFs {
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
         self.answer(inode, None, move |shared| async move {
-            let open = shared.tables().directories.get(&handle.0).cloned().ok_or(Errno::EBADF)?;
+            let open = shared.open_directory(inode, handle)?;
             let cache = &open.snapshot.cache;
             // A cookie is the number of entries before the next one.
             let mut next = cookie;
@@ -483,9 +480,9 @@ impl FileSystem for VolumeFs {
                     };
                     next += 1;
                     let number = if with_entries {
-                        shared.tables().inodes.enter(inode, entry, open.snapshot.version)
+                        shared.inodes().enter(inode, entry, open.snapshot.version)
                     } else {
-                        shared.tables().inodes.number(inode, entry)
+                        shared.inodes().number(inode, entry)
                     };
                     out.push(DirEntry {
                         name: entry.name.clone(),
@@ -500,9 +497,8 @@ impl FileSystem for VolumeFs {
         })
     }
 
-    fn closedir(&self, _: InodeNumber, handle: Handle) -> Answer<()> {
-        let closed = self.shared.tables().directories.remove(&handle.0);
-        Box::pin(async move { closed.map(drop).ok_or(Errno::EBADF) })
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.close(inode, handle)
     }
 
     fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
@@ -539,13 +535,5 @@ impl FileSystem for VolumeFs {
             let all = read_xattrs(&snapshot.cache, &entry).await?;
             Ok(all.into_iter().map(|(name, _)| name).collect())
         })
-    }
-}
-
-impl Tables {
-    fn new_handle(&mut self) -> Handle {
-        let handle = Handle(self.next_handle);
-        self.next_handle += 1;
-        handle
     }
 }

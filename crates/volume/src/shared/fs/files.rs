@@ -127,7 +127,7 @@ impl Shared {
             if !table.flags(number, handle)?.reads() {
                 return Err(Errno::EBADF.into());
             }
-            table.see(handle);
+            table.see(number, handle);
             table.on_view(number, |view| {
                 let end = offset.saturating_add(u64::from(len)).min(view.content.size_bytes);
                 let pieces =
@@ -236,7 +236,7 @@ impl Shared {
                 let done = table
                     .on_view(number, |view| view.change(now, |content| change(content, &loaded)))?;
                 if let (Ok(()), Some(handle)) = (&done, overwrites) {
-                    table.overwritten(handle);
+                    table.overwritten(number, handle);
                 }
                 done
             };
@@ -259,7 +259,7 @@ impl Shared {
         let is_last = {
             let table = self.table();
             table.flags(number, handle)?;
-            table.node(number)?.opens == 1
+            table.opens(number) == 1
         };
         // Nobody hears of an error here: a close that could fail was a flush.
         if is_last && let Err(fault) = self.publish(number).await {

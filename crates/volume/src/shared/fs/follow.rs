@@ -31,8 +31,9 @@ impl Shared {
         let due = {
             let (now, age) = (self.env.now(), self.options.names_max_age);
             let mut table = self.table();
+            let is_open = table.opens(number) > 0;
             let Ok(node) = table.node_mut(number) else { return };
-            let is_here = follows(node);
+            let is_here = is_open && follows(node);
             let Some(view) = node.view.as_mut().filter(|_| is_here) else { return };
             let is_due = now.since(view.checked_at) >= age;
             if is_due {
@@ -67,7 +68,8 @@ impl Shared {
             }
             let mut table = self.table();
             let node = table.node(number)?;
-            let shown = node.view.as_ref().filter(|_| follows(node));
+            let is_open = table.opens(number) > 0;
+            let shown = node.view.as_ref().filter(|_| is_open && follows(node));
             let is_newer = shown.is_some_and(|view| {
                 let shown = &view.version.block;
                 version.block != *shown && version.block.includes(shown)
@@ -84,8 +86,8 @@ impl Shared {
     }
 }
 
-/// Whether a file shows what others write: it is open, has its inode on the ring, and no changes.
+/// Whether an open file shows what others write: it has its inode on the ring, and no changes.
 fn follows(node: &Node) -> bool {
     let is_clean = node.view.as_ref().is_some_and(|view| !view.has_changes());
-    node.opens > 0 && is_clean && node.orphan.is_none() && node.birthplace.is_none()
+    is_clean && node.orphan.is_none() && node.birthplace.is_none()
 }

@@ -17,7 +17,7 @@ const READS_AT_ONCE: usize = 32;
 impl Shared {
     pub(super) async fn open_directory(&self, number: u64) -> Result<Opened, Fault> {
         let listing = self.listing(number, Freshness::Newest).await?;
-        let handle = self.table().open(number, Open::Directory(number, listing))?;
+        let handle = self.table().open(number, Open::Directory(listing))?;
         Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
     }
 
@@ -63,7 +63,7 @@ impl Shared {
         if cookie == 0 && self.table().node(number)?.orphan.is_none() {
             // From its beginning a directory is listed as it is now (POSIX, `rewinddir`).
             listing = self.listing(number, self.names_age()).await?;
-            self.table().relist(handle, &listing);
+            self.table().relist(number, handle, &listing);
         }
         let from = usize::try_from(cookie).unwrap_or(usize::MAX);
         let page: Vec<(usize, (Bytes, InodeKey, FileKind))> =

@@ -305,7 +305,7 @@ impl Shared {
             Err(Errno::EAGAIN) => return Err(NotYet::Here),
             taken => taken.map_err(Fault::from)?,
         }
-        self.note_seen_under_lock(wanted);
+        self.note_seen_under_lock(number, wanted);
         if let Some(Handle(handle)) = wanted.through {
             let mut state = self.locks.state();
             state.lost.remove(&handle);
@@ -316,9 +316,9 @@ impl Shared {
 
     /// Under a lock a program sees what was done before it: in the file that is locked, and in those that the process has open,
     /// which the lock may be for.
-    fn note_seen_under_lock(&self, lock: FileLock) {
+    fn note_seen_under_lock(&self, number: u64, lock: FileLock) {
         let mut table = self.table();
-        lock.through.iter().for_each(|Handle(handle)| table.see(*handle));
+        lock.through.iter().for_each(|Handle(handle)| table.see(number, *handle));
         table.see_all_of(lock.pid);
     }
 

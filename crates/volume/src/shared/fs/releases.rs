@@ -154,9 +154,9 @@ impl Shared {
     /// Whether programs here still read what was removed.
     fn is_open_without_name(&self, key: InodeKey) -> bool {
         let table = self.table();
-        let number = table.number_of(&key);
-        let node = number.and_then(|number| table.node(number).ok());
-        node.is_some_and(|node| node.orphan.is_some() && node.opens > 0)
+        table.number_of(&key).is_some_and(|number| {
+            table.opens(number) > 0 && table.node(number).is_ok_and(|node| node.orphan.is_some())
+        })
     }
 
     /// Releases what versions of an inode referred to; the blocks of which not all replicas have heard that.

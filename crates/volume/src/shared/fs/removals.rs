@@ -182,8 +182,9 @@ impl Shared {
     fn show_gone(&self, key: InodeKey, known: Arc<Version>) -> bool {
         let mut table = self.table();
         let Some(number) = table.number_of(&key) else { return true };
+        let is_open = table.opens(number) > 0;
         let Ok(node) = table.node_mut(number) else { return true };
-        if node.opens > 0 || node.view.is_some() {
+        if is_open || node.view.is_some() {
             return false;
         }
         node.orphan = Some(known);
@@ -219,8 +220,9 @@ impl Shared {
     /// mount has named it since.
     pub(super) fn show_named_unused(&self, key: InodeKey) {
         let mut table = self.table();
-        let node = table.number_of(&key).and_then(|number| table.node_mut(number).ok());
-        let unused = node.filter(|node| node.opens == 0 && node.view.is_none());
+        let unopened = table.number_of(&key).filter(|number| table.opens(*number) == 0);
+        let node = unopened.and_then(|number| table.node_mut(number).ok());
+        let unused = node.filter(|node| node.view.is_none());
         unused.into_iter().for_each(|node| node.orphan = None);
     }
 

@@ -198,7 +198,7 @@ impl Shared {
             name_is_spooled: above.iter().any(|(waits, _)| *waits),
             spool_refused: refused.or(refused_above),
         };
-        Ok((node.opens, pending))
+        Ok((table.opens(number), pending))
     }
 
     /// The hashes of a file's content blocks as the ring has them, ascending, some from the one of number `from` on.

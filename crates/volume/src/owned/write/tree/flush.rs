@@ -166,7 +166,7 @@ impl Tree {
         // Files that are open and have no name would fill the memory; what is written of them ends
         // with its lease.
         let is_nameless = |node: &Node| node.place == Place::Removed;
-        files.extend(self.nodes.iter().filter(|(_, n)| is_nameless(n)).map(|(inode, _)| *inode));
+        files.extend(self.nodes.iter().filter(|(_, n)| is_nameless(n)).map(|(inode, _)| inode));
         for inode in files {
             self.plan_node(inode, &mut plan);
         }
@@ -180,13 +180,13 @@ impl Tree {
             _ => false,
         };
         let mut waiting: Vec<u64> =
-            self.nodes.iter().filter(|(_, node)| changed(node)).map(|(inode, _)| *inode).collect();
+            self.nodes.iter().filter(|(_, node)| changed(node)).map(|(inode, _)| inode).collect();
         let mut found = BTreeSet::new();
         while let Some(inode) = waiting.pop() {
             if !found.insert(inode) {
                 continue;
             }
-            if let Place::Named(parent, _) = &self.nodes[&inode].place {
+            if let Place::Named(parent, _) = &self.nodes[inode].place {
                 waiting.push(*parent);
                 self.touch(inode);
             }
@@ -199,7 +199,7 @@ impl Tree {
 
     fn depth(&self, mut inode: u64) -> usize {
         let mut depth = 0;
-        while let Place::Named(parent, _) = &self.nodes[&inode].place {
+        while let Place::Named(parent, _) = &self.nodes[inode].place {
             inode = *parent;
             depth += 1;
         }
@@ -215,7 +215,7 @@ impl Tree {
         let mut changes = Vec::with_capacity(slots.len());
         for (name, slot) in slots {
             let template = slot.map(|inode| {
-                let node = &self.nodes[&inode];
+                let node = &self.nodes[inode];
                 if node.place == Place::Linked && !is_links {
                     return Template { inode: None, entry: link_entry(name, inode, node) };
                 }
@@ -229,7 +229,7 @@ impl Tree {
 
     /// The entry of a file under `name`, with what of it is stored.
     fn template(&self, inode: u64, name: &Bytes) -> Template {
-        let node = &self.nodes[&inode];
+        let node = &self.nodes[inode];
         let content = match &node.body {
             Body::File(content) => regular(content.stored),
             Body::Directory(names) => format::Content::Directory(names.stored),
@@ -252,7 +252,7 @@ impl Tree {
     }
 
     fn plan_node(&mut self, inode: u64, plan: &mut Plan) {
-        let node = self.nodes.get_mut(&inode).expect("a change refers to it");
+        let node = self.nodes.get_mut(inode).expect("a change refers to it");
         if let NodeXattrs::Changed(xattrs) = &node.xattrs {
             plan.xattrs.push((inode, xattrs.clone()));
         }
@@ -293,7 +293,7 @@ impl Tree {
             });
         }
         for (inode, xattrs) in planned {
-            if let Some(node) = self.nodes.get_mut(inode)
+            if let Ok(node) = self.nodes.get_mut(*inode)
                 && let NodeXattrs::Changed(now) = &node.xattrs
                 && Arc::ptr_eq(now, xattrs)
             {
@@ -305,7 +305,7 @@ impl Tree {
         let done = end(&mut self.links, &flushed.left_out);
         done.into_iter().for_each(|inode| self.unrefer(inode));
         for (inode, stored) in &flushed.directories {
-            let Some(node) = self.nodes.get_mut(inode) else { continue };
+            let Ok(node) = self.nodes.get_mut(*inode) else { continue };
             let Body::Directory(names) = &mut node.body else { continue };
             names.stored = *stored;
             let done = end(names, &flushed.left_out);
@@ -317,15 +317,15 @@ impl Tree {
 
     /// Whether a file's contents differ from what is stored.
     pub(in crate::owned::write) fn has_changed_content(&self, inode: u64) -> bool {
-        match self.nodes.get(&inode).map(|node| &node.body) {
-            Some(Body::File(content)) => content.is_changed,
+        match self.nodes.get(inode).map(|node| &node.body) {
+            Ok(Body::File(content)) => content.is_changed,
             _ => false,
         }
     }
 
     /// Whether a file has a name.
     pub(in crate::owned::write) fn is_named(&self, inode: u64) -> bool {
-        self.nodes.get(&inode).is_some_and(|node| node.links > 0)
+        self.nodes.get(inode).is_ok_and(|node| node.links > 0)
     }
 
     /// Whether `entry`, stored in directory `parent`, is of the file `inode`.
@@ -347,7 +347,7 @@ impl Tree {
         self.flushing_bytes = 0;
         self.is_root_changed = true;
         let mut dropped = undo(&mut self.links.changed, &mut self.links.flushing);
-        for node in self.nodes.values_mut() {
+        for (_, node) in self.nodes.iter_mut() {
             match &mut node.body {
                 Body::Directory(names) => {
                     dropped.extend(undo(&mut names.changed, &mut names.flushing));
@@ -364,7 +364,7 @@ impl Tree {
         dropped.into_iter().for_each(|inode| self.unrefer(inode));
         // Directories that were removed while their names were written.
         let removed = self.nodes.iter().filter(|(_, node)| node.place == Place::Removed);
-        let removed: Vec<u64> = removed.map(|(inode, _)| *inode).collect();
+        let removed: Vec<u64> = removed.map(|(inode, _)| inode).collect();
         removed.into_iter().for_each(|inode| self.reap(inode));
     }
 }

@@ -34,9 +34,9 @@ impl Tree {
         inode: u64,
         loaded: &Loaded,
     ) -> Result<(), Stop> {
-        if let Some(node) = self.nodes.get(&inode) {
+        if let Ok(node) = self.nodes.get(inode) {
             // A flush may still have files that are gone.
-            if node.place == Place::Removed && node.lookups == 0 && node.opens == 0 {
+            if node.place == Place::Removed && !self.nodes.is_held(inode) {
                 return Err(Errno::ESTALE.into());
             }
         } else {
@@ -74,9 +74,9 @@ impl Tree {
     /// Notes where a file is, before it moves and afterwards, or that it is removed.
     pub(super) fn note_moved(&mut self, inode: u64, is_removed: bool) {
         let Some(moved) = &mut self.moved else { return };
-        match self.nodes.get(&inode).map(|node| &node.place) {
+        match self.nodes.get(inode).map(|node| &node.place) {
             _ if is_removed => moved.push((inode, None)),
-            Some(Place::Named(parent, name)) => moved.push((inode, Some((*parent, name.clone())))),
+            Ok(Place::Named(parent, name)) => moved.push((inode, Some((*parent, name.clone())))),
             _ => {}
         }
     }

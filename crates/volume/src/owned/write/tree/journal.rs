@@ -327,7 +327,7 @@ impl Tree {
         }
         let Some(above) = self.place_records(inode, &self.journal.found) else { return false };
         self.journal.noted.extend(above);
-        self.nodes.get(&inode).is_some_and(|node| node.place != Place::Removed)
+        self.nodes.get(inode).is_ok_and(|node| node.place != Place::Removed)
     }
 
     /// The records that say where a file is, below those that are `known`; `None` if it has no name.
@@ -335,18 +335,18 @@ impl Tree {
         let mut above = Vec::new();
         let mut at = inode;
         while at != ROOT && !known.contains(&at) {
-            let record = match self.nodes.get(&at).map(|node| &node.place) {
-                Some(Place::Named(parent, name)) => {
+            let record = match self.nodes.get(at).map(|node| &node.place) {
+                Ok(Place::Named(parent, name)) => {
                     let record = Record::Found { inode: at, name: Name::new((*parent, name)) };
                     at = *parent;
                     record
                 }
-                Some(Place::Linked) => {
+                Ok(Place::Linked) => {
                     let record = Record::FoundLinked { inode: at };
                     at = ROOT;
                     record
                 }
-                Some(Place::Root | Place::Removed) | None => return None,
+                Ok(Place::Root | Place::Removed) | Err(_) => return None,
             };
             above.push(record);
         }
@@ -358,7 +358,7 @@ impl Tree {
     /// has no name.
     pub(in crate::owned::write) fn restated(&self, inode: u64) -> Option<Restated> {
         let mut first = self.place_records(inode, &BTreeSet::new())?;
-        let node = self.nodes.get(&inode)?;
+        let node = self.nodes.get(inode).ok()?;
         let Body::File(content) = &node.body else { return None };
         let (mtime, ctime) = (Time::from(node.mtime), Time::from(node.ctime));
         let set = |size_bytes, mtime| Record::Set {

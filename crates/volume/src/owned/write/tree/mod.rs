@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use atoll_key::BlockHash;
-use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber};
+use atoll_vfs::{Attr, Errno, FileKind, FileTime, InodeNumber, InodeTable, TableInode};
 use bytes::Bytes;
 
 pub(super) use self::flush::{DirectoryPlan, FilePlan, Flushed, Plan};
@@ -151,12 +151,8 @@ struct Node {
     body: Body,
     xattrs: NodeXattrs,
     place: Place,
-    lookups: u64,
-    opens: u64,
     /// Changes that refer to it.
     changes: u64,
-    /// Files in the table with a place in this directory.
-    children: u64,
 }
 
 /// What the whole volume holds.
@@ -171,12 +167,11 @@ pub(super) struct Totals {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: BTreeMap<u64, Node>,
+    /// A file stays below the directory of its place.
+    nodes: InodeTable<Node, Open>,
     /// The table of links, by [`link_name`].
     links: Names,
-    opens: BTreeMap<u64, Open>,
     next_inode: u64,
-    next_handle: u64,
     block_size_log2: u8,
     totals: Totals,
     is_root_changed: bool,
@@ -199,14 +194,11 @@ impl Tree {
     /// The tree of `root`; what it does not say belongs to `uid` and `gid`.
     pub(super) fn new(root: &Root, (uid, gid): (u32, u32)) -> Tree {
         let top = root.entry();
-        let mut node = stored_node(&top, Place::Root, (uid, gid), root.block_size_log2);
-        node.lookups = 1;
+        let node = stored_node(&top, Place::Root, (uid, gid), root.block_size_log2);
         Tree {
-            nodes: BTreeMap::from([(ROOT, node)]),
+            nodes: InodeTable::new(node),
             links: Names::of(root.mounted.links),
-            opens: BTreeMap::new(),
             next_inode: root.mounted.next_inode.max(ROOT + 1),
-            next_handle: 1,
             block_size_log2: root.block_size_log2,
             totals: Totals {
                 files: root.files,
@@ -243,7 +235,7 @@ impl Tree {
             _ => None,
         });
         let blocks = files.flat_map(|(inode, content)| {
-            content.in_memory().map(|(block, data)| (*inode, block, data.clone()))
+            content.in_memory().map(move |(block, data)| (inode, block, data.clone()))
         });
         let mut found = 0;
         blocks
@@ -268,7 +260,7 @@ impl Tree {
 
     /// Whether any block is swapped out.
     pub(super) fn has_swapped(&self) -> bool {
-        self.nodes.values().any(|node| match &node.body {
+        self.nodes.iter().any(|(_, node)| match &node.body {
             Body::File(content) => content.has_swapped(),
             _ => false,
         })
@@ -286,7 +278,7 @@ impl Tree {
 
     fn count_unflushed_names(&self) -> u64 {
         let count = |names: &Names| names.changed.len() as u64;
-        let in_directories = self.nodes.values().filter_map(|node| match &node.body {
+        let in_directories = self.nodes.iter().filter_map(|(_, node)| match &node.body {
             Body::Directory(names) => Some(count(names)),
             _ => None,
         });
@@ -302,7 +294,7 @@ impl Tree {
     /// when they were opened.
     pub(super) fn shown_by_open_files(&self) -> reachable::Open {
         let mut shown = reachable::Open::default();
-        for node in self.nodes.values().filter(|node| node.place == Place::Removed) {
+        for (_, node) in self.nodes.iter().filter(|(_, node)| node.place == Place::Removed) {
             match &node.body {
                 Body::File(content) => shown.files.extend(content.stored.inode),
                 Body::Directory(names) => shown.directories.extend(names.stored.hash),
@@ -312,8 +304,8 @@ impl Tree {
                 shown.xattrs.push(hash);
             }
         }
-        for open in self.opens.values() {
-            if let Open::Directory(_, directory) = open {
+        for (.., open) in self.nodes.opens() {
+            if let Open::Directory(directory) = open {
                 shown.directories.extend(directory.stored.hash);
             }
         }
@@ -326,11 +318,11 @@ impl Tree {
     }
 
     fn node(&self, inode: u64) -> Result<&Node, Stop> {
-        self.nodes.get(&inode).ok_or(Stop::Errno(Errno::ESTALE))
+        Ok(self.nodes.get(inode)?)
     }
 
     fn node_mut(&mut self, inode: u64) -> Result<&mut Node, Stop> {
-        self.nodes.get_mut(&inode).ok_or(Stop::Errno(Errno::ESTALE))
+        Ok(self.nodes.get_mut(inode)?)
     }
 
     fn names(&self, inode: u64) -> Result<&Names, Stop> {
@@ -341,8 +333,8 @@ impl Tree {
     }
 
     fn names_mut(&mut self, inode: u64) -> &mut Names {
-        match self.nodes.get_mut(&inode).map(|node| &mut node.body) {
-            Some(Body::Directory(names)) => names,
+        match self.nodes.get_mut(inode).map(|node| &mut node.body) {
+            Ok(Body::Directory(names)) => names,
             _ => unreachable!("the caller has seen that it is a directory in the table"),
         }
     }
@@ -373,20 +365,19 @@ impl Tree {
         }
         let name = Bytes::copy_from_slice(&entry.name);
         let number = self.number_of(parent, entry);
-        if self.nodes.contains_key(&number) {
+        if self.nodes.contains(number) {
             return Ok(number);
         }
         let (uid, gid) = self.default_owner();
         let node = stored_node(entry, Place::Named(parent, name), (uid, gid), self.block_size_log2);
-        self.nodes.insert(number, node);
-        self.nodes.get_mut(&parent).expect("it has names").children += 1;
+        self.nodes.insert(number, Some(parent), node);
         self.entered.push(number);
         Ok(number)
     }
 
     /// Brings a file of the table of links into the table of files.
     fn enter_linked(&mut self, inode: u64, loaded: &Loaded) -> Result<u64, Stop> {
-        if self.nodes.get(&inode).is_some_and(|node| node.place == Place::Linked) {
+        if self.nodes.get(inode).is_ok_and(|node| node.place == Place::Linked) {
             return Ok(inode);
         }
         let entry = loaded.name(self.links.stored, &link_name(inode))?;
@@ -396,47 +387,39 @@ impl Tree {
         };
         let entry = entry.filter(is_file).ok_or(Errno::EIO)?;
         let owner = self.default_owner();
-        if self.nodes.contains_key(&inode) {
+        if self.nodes.contains(inode) {
             return Err(Errno::EIO.into());
         }
         let node = stored_node(entry, Place::Linked, owner, self.block_size_log2);
-        self.nodes.insert(inode, node);
+        self.nodes.insert(inode, None, node);
         self.entered.push(inode);
         Ok(inode)
     }
 
     fn default_owner(&self) -> (u32, u32) {
-        let root = &self.nodes[&ROOT];
+        let root = &self.nodes[ROOT];
         (root.uid, root.gid)
     }
 
     /// The number of a stored entry of directory `parent`: its own, or one derived from its place,
     /// if no other file has that.
     fn number_of(&self, parent: u64, entry: &DirectoryEntry) -> u64 {
-        let is_free = |number: u64| {
-            self.nodes.get(&number).is_none_or(|node| {
-                matches!(&node.place, Place::Named(p, n) if *p == parent && *n == entry.name)
-            })
-        };
+        let is_same = |node: &Node| matches!(&node.place, Place::Named(p, n) if *p == parent && *n == entry.name);
         if let Some(owner) = &entry.owner
             && owner.inode > ROOT
-            && is_free(owner.inode)
+            && self.nodes.get(owner.inode).map_or(true, is_same)
         {
             return owner.inode;
         }
         let hash = BlockHash::of(&[&parent.to_be_bytes(), &entry.name[..]].concat()).0;
         let first = u64::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes"));
-        let mut number = first | FIRST_DERIVED;
-        while !is_free(number) {
-            number = number.wrapping_add(1) | FIRST_DERIVED;
-        }
-        number
+        self.nodes.free_number(first | FIRST_DERIVED, FIRST_DERIVED..=u64::MAX, is_same)
     }
 
     /// Notes that the entry of `inode` is to be written anew.
     fn touch(&mut self, inode: u64) {
         self.changes += 1;
-        match self.nodes[&inode].place.clone() {
+        match self.nodes[inode].place.clone() {
             Place::Root => self.is_root_changed = true,
             Place::Named(parent, name) => self.set_name(parent, name, Some(inode)),
             Place::Linked => self.set_link(inode, Some(inode)),
@@ -458,7 +441,7 @@ impl Tree {
     }
 
     fn refer(&mut self, to: Option<u64>, instead_of: Option<u64>) {
-        if let Some(node) = to.and_then(|inode| self.nodes.get_mut(&inode)) {
+        if let Some(node) = to.and_then(|inode| self.nodes.get_mut(inode).ok()) {
             node.changes += 1;
         }
         if let Some(inode) = instead_of {
@@ -467,33 +450,30 @@ impl Tree {
     }
 
     fn unrefer(&mut self, inode: u64) {
-        if let Some(node) = self.nodes.get_mut(&inode) {
+        if let Ok(node) = self.nodes.get_mut(inode) {
             node.changes -= 1;
             self.reap(inode);
         }
     }
 
-    /// Drops a file from the table, and those above it, that nothing keeps there.
-    fn reap(&mut self, mut inode: u64) {
-        while inode != ROOT
-            && let Some(node) = self.nodes.get(&inode)
-            && node.lookups == 0
-            && node.opens == 0
-            && node.changes == 0
-            && node.children == 0
-            && !node.has_changed_names()
-        {
-            let node = self.nodes.remove(&inode).expect("it was there a moment ago");
-            self.held_bytes -= node.xattrs.held_bytes();
+    /// The table, and what is to be done for each file that leaves it.
+    fn table(&mut self) -> (&mut InodeTable<Node, Open>, impl FnMut(u64, Node)) {
+        let Tree { nodes, held_bytes, unflushed_names, .. } = self;
+        let left = |_, node: Node| {
+            *held_bytes -= node.xattrs.held_bytes();
             match &node.body {
-                Body::File(content) => self.held_bytes -= content.held_bytes,
-                Body::Directory(names) => self.unflushed_names -= names.changed.len() as u64,
+                Body::File(content) => *held_bytes -= content.held_bytes,
+                Body::Directory(names) => *unflushed_names -= names.changed.len() as u64,
                 _ => {}
             }
-            let Place::Named(parent, _) = node.place else { break };
-            self.nodes.get_mut(&parent).expect("a place is in the table").children -= 1;
-            inode = parent;
-        }
+        };
+        (nodes, left)
+    }
+
+    /// Drops a file from the table, and those above it, that nothing keeps there.
+    fn reap(&mut self, inode: u64) {
+        let (nodes, left) = self.table();
+        nodes.reap(inode, left);
     }
 
     /// Ends a call: drops what it brought into the table and nothing keeps there.
@@ -510,7 +490,7 @@ impl Tree {
         inode: u64,
         change: impl FnOnce(&mut Content) -> Result<T, ContentStop>,
     ) -> Result<T, Stop> {
-        let node = self.nodes.get_mut(&inode).ok_or(Stop::Errno(Errno::ESTALE))?;
+        let node = self.nodes.get_mut(inode)?;
         let Body::File(content) = &mut node.body else { return Err(Errno::EBADF.into()) };
         let (held, size) = (content.held_bytes, content.size_bytes);
         let done = change(content);
@@ -559,8 +539,8 @@ impl Tree {
     pub(super) fn changed_names(&self) -> (Vec<(Vec<u8>, bool)>, BTreeSet<u64>) {
         let mut all = Vec::new();
         let mut linked: BTreeSet<u64> = self.links.changes().into_values().flatten().collect();
-        for (inode, node) in &self.nodes {
-            if let (Body::Directory(names), Some(above)) = (&node.body, self.path(*inode)) {
+        for (inode, node) in self.nodes.iter() {
+            if let (Body::Directory(names), Some(above)) = (&node.body, self.path(inode)) {
                 for (name, slot) in names.changes() {
                     let path = [&above[..], &name].join(&b'/');
                     all.push((path.strip_prefix(b"/").unwrap_or(&path).to_vec(), slot.is_some()));
@@ -577,7 +557,7 @@ impl Tree {
     pub(super) fn path(&self, mut inode: u64) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         loop {
-            match &self.nodes.get(&inode)?.place {
+            match &self.nodes.get(inode).ok()?.place {
                 Place::Root => break,
                 Place::Named(parent, name) => {
                     names.push(name.clone());
@@ -596,8 +576,7 @@ impl Tree {
     /// If one does not.
     pub(super) fn check_invariants(&self) {
         let mut changes: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut children: BTreeMap<u64, u64> = BTreeMap::new();
-        let all_names = self.nodes.values().filter_map(|node| match &node.body {
+        let all_names = self.nodes.iter().filter_map(|(_, node)| match &node.body {
             Body::Directory(names) => Some(names),
             _ => None,
         });
@@ -606,18 +585,15 @@ impl Tree {
                 *changes.entry(*inode).or_default() += 1;
             }
         }
-        for node in self.nodes.values() {
-            if let Place::Named(parent, _) = &node.place {
-                *children.entry(*parent).or_default() += 1;
-            }
-        }
         let mut held_bytes = 0;
-        for (inode, node) in &self.nodes {
-            assert_eq!(node.changes, changes.remove(inode).unwrap_or(0), "changes of {inode}");
-            assert_eq!(node.children, children.remove(inode).unwrap_or(0), "below {inode}");
-            let held = node.lookups + node.opens + node.changes + node.children;
-            let is_kept = *inode == ROOT || held > 0 || node.has_changed_names();
-            assert!(is_kept, "{inode} is kept for nothing");
+        for (inode, node) in self.nodes.iter() {
+            let changes = changes.remove(&inode).unwrap_or(0);
+            assert_eq!(node.changes, changes, "changes of {inode}");
+            let above = match node.place {
+                Place::Named(parent, _) => Some(parent),
+                _ => None,
+            };
+            assert_eq!(self.nodes.above(inode), above, "the place of {inode}");
             assert_eq!(node.links == 0, node.place == Place::Removed, "links of {inode}");
             held_bytes += node.xattrs.held_bytes();
             if let Body::File(content) = &node.body {
@@ -625,9 +601,16 @@ impl Tree {
                 content.check_invariants();
             }
         }
-        assert!(changes.is_empty() && children.is_empty(), "references to files that are gone");
+        assert!(changes.is_empty(), "references to files that are gone");
+        self.nodes.check_invariants();
         assert_eq!(self.held_bytes, held_bytes);
         assert_eq!(self.unflushed_names, self.count_unflushed_names());
+    }
+}
+
+impl TableInode for Node {
+    fn is_needed(&self) -> bool {
+        self.changes > 0 || self.has_changed_names()
     }
 }
 
@@ -705,9 +688,6 @@ fn stored_node(
         body,
         xattrs: NodeXattrs::Stored(entry.xattrs),
         place,
-        lookups: 0,
-        opens: 0,
         changes: 0,
-        children: 0,
     }
 }

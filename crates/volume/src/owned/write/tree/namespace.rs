@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::journal::{self, Name, Record};
 use super::names::Names;
-use super::{Body, FIRST_DERIVED, Loaded, Node, NodeXattrs, Place, Stop, Tree};
+use super::{Body, FIRST_DERIVED, Loaded, Node, NodeXattrs, Place, ROOT, Stop, Tree};
 use crate::blocks::content::{Content, Stored};
 use crate::format::MAX_TARGET_BYTES;
 
@@ -47,10 +47,7 @@ impl Tree {
 
     /// The number of the next file. The root may lie about which are free.
     fn new_number(&self) -> Result<u64, Stop> {
-        let mut number = self.next_inode;
-        while self.nodes.contains_key(&number) {
-            number += 1;
-        }
+        let number = self.nodes.free_number(self.next_inode, ROOT + 1..=u64::MAX, |_| false);
         match number < FIRST_DERIVED {
             true => Ok(number),
             false => Err(Errno::ENOSPC.into()),
@@ -115,14 +112,11 @@ impl Tree {
             body,
             xattrs: NodeXattrs::Stored(None),
             place: Place::Named(parent, name.clone()),
-            lookups: 1,
-            opens: 0,
             changes: 0,
-            children: 0,
         };
         let is_directory = node.is_directory();
-        self.nodes.insert(inode, node);
-        self.nodes.get_mut(&parent).expect("it has names").children += 1;
+        self.nodes.insert(inode, Some(parent), node);
+        self.hold(inode);
         self.count_name(parent, is_directory, true);
         self.set_name(parent, name, Some(inode));
         self.changes += 1;
@@ -156,10 +150,10 @@ impl Tree {
         if let Place::Named(old_parent, old_name) = place {
             self.set_name(old_parent, old_name, Some(inode));
             self.leave_place(inode);
-            self.nodes.get_mut(&inode).expect("a change refers to it").place = Place::Linked;
+            self.nodes.get_mut(inode).expect("a change refers to it").place = Place::Linked;
             self.links.entries = self.links.entries.saturating_add(1);
         }
-        let node = self.nodes.get_mut(&inode).expect("it was read above");
+        let node = self.nodes.get_mut(inode).expect("it was read above");
         node.links += 1;
         node.ctime = now;
         self.count_name(parent, false, true);
@@ -290,11 +284,11 @@ impl Tree {
 
     /// Takes a name from a file, and the file away if it was the last.
     fn detach(&mut self, parent: u64, name: &[u8], inode: u64, now: FileTime) {
-        let is_directory = self.nodes[&inode].is_directory();
+        let is_directory = self.nodes[inode].is_directory();
         self.count_name(parent, is_directory, false);
         self.hold(inode);
         self.set_name(parent, Bytes::copy_from_slice(name), None);
-        let node = self.nodes.get_mut(&inode).expect("it is held");
+        let node = self.nodes.get_mut(inode).expect("it is held");
         node.ctime = now;
         node.links -= 1;
         if node.links > 0 {
@@ -307,7 +301,7 @@ impl Tree {
 
     /// Takes away a file that has no name any more.
     fn remove(&mut self, inode: u64) {
-        let node = &self.nodes[&inode];
+        let node = &self.nodes[inode];
         match &node.body {
             Body::File(content) => {
                 self.totals.files = self.totals.files.saturating_sub(1);
@@ -328,16 +322,15 @@ impl Tree {
 
     /// Takes a file's place away.
     fn leave_place(&mut self, inode: u64) {
-        let node = self.nodes.get_mut(&inode).expect("the caller has found it");
-        if let Place::Named(parent, _) = std::mem::replace(&mut node.place, Place::Removed) {
-            self.nodes.get_mut(&parent).expect("a place is in the table").children -= 1;
-            self.reap(parent);
-        }
+        let node = self.nodes.get_mut(inode).expect("the caller has found it");
+        node.place = Place::Removed;
+        let (nodes, left) = self.table();
+        nodes.set_above(inode, None, left);
     }
 
     /// Takes a name from a file that gets another one.
     fn take_name(&mut self, parent: u64, name: &[u8], inode: u64) {
-        let is_directory = self.nodes[&inode].is_directory();
+        let is_directory = self.nodes[inode].is_directory();
         self.count_name(parent, is_directory, false);
         // What the caller moves stays in the table meanwhile.
         self.hold(inode);
@@ -347,18 +340,18 @@ impl Tree {
     /// Gives a file that [`take_name`](Self::take_name) was called for its new name.
     fn give_name(&mut self, parent: u64, name: &[u8], inode: u64, now: FileTime) {
         let name = Bytes::copy_from_slice(name);
-        let is_directory = self.nodes[&inode].is_directory();
+        let is_directory = self.nodes[inode].is_directory();
         self.count_name(parent, is_directory, true);
-        if matches!(self.nodes[&inode].place, Place::Named(..)) {
+        if matches!(self.nodes[inode].place, Place::Named(..)) {
             self.note_moved(inode, false);
-            self.nodes.get_mut(&parent).expect("it has names").children += 1;
-            self.leave_place(inode);
-            let node = self.nodes.get_mut(&inode).expect("it is held");
+            let (nodes, left) = self.table();
+            nodes.set_above(inode, Some(parent), left);
+            let node = self.nodes.get_mut(inode).expect("it is held");
             node.place = Place::Named(parent, name.clone());
             self.note_moved(inode, false);
         }
         self.set_name(parent, name, Some(inode));
-        self.nodes.get_mut(&inode).expect("it is held").ctime = now;
+        self.nodes.get_mut(inode).expect("it is held").ctime = now;
         self.touch(inode);
         self.forget(inode, 1);
     }
@@ -378,7 +371,7 @@ impl Tree {
 
     /// Notes that a directory's names have changed.
     fn modified(&mut self, directory: u64, now: FileTime) {
-        let node = self.nodes.get_mut(&directory).expect("it has names");
+        let node = self.nodes.get_mut(directory).expect("it has names");
         node.mtime = now;
         node.ctime = now;
         self.touch(directory);

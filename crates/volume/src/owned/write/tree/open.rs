@@ -16,8 +16,8 @@ use crate::format::{DirectoryRef, MAX_FILE_BYTES};
 /// An open file, or directory.
 #[derive(Clone, Debug)]
 pub(super) enum Open {
-    File(u64, OpenFlags),
-    Directory(u64, OpenDirectory),
+    File(OpenFlags),
+    Directory(OpenDirectory),
 }
 
 /// What a name means: a file and its kind, or that it is gone.
@@ -34,17 +34,13 @@ pub(in crate::owned::write) struct OpenDirectory {
 impl Tree {
     /// Counts a lookup.
     pub(in crate::owned::write) fn hold(&mut self, inode: u64) {
-        if let Some(node) = self.nodes.get_mut(&inode) {
-            node.lookups += 1;
-        }
+        self.nodes.look_up(inode);
     }
 
     /// Takes back lookups.
     pub(in crate::owned::write) fn forget(&mut self, inode: u64, count: u64) {
-        if let Some(node) = self.nodes.get_mut(&inode).filter(|_| inode != ROOT) {
-            node.lookups = node.lookups.saturating_sub(count);
-            self.reap(inode);
-        }
+        let (nodes, left) = self.table();
+        nodes.forget(inode, count, left);
     }
 
     /// The directory above one, counted as one lookup.
@@ -67,14 +63,6 @@ impl Tree {
         }
     }
 
-    fn new_open(&mut self, inode: u64, open: Open) -> u64 {
-        self.nodes.get_mut(&inode).expect("the caller has found it").opens += 1;
-        let handle = self.next_handle;
-        self.next_handle += 1;
-        self.opens.insert(handle, open);
-        handle
-    }
-
     /// Opens a regular file.
     pub(in crate::owned::write) fn open_file(
         &mut self,
@@ -93,18 +81,18 @@ impl Tree {
             let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             self.set(inode, empty, now, loaded)?;
         }
-        Ok(self.new_open(inode, Open::File(inode, flags)))
+        Ok(self.nodes.open(inode, Open::File(flags))?)
     }
 
     /// Opens a directory as it is now.
     pub(in crate::owned::write) fn open_directory(&mut self, inode: u64) -> Result<u64, Stop> {
         let open = self.directory_now(inode)?;
-        Ok(self.new_open(inode, Open::Directory(inode, open)))
+        Ok(self.nodes.open(inode, Open::Directory(open))?)
     }
 
     fn directory_now(&self, inode: u64) -> Result<OpenDirectory, Stop> {
         let names = self.names(inode)?;
-        let meaning = |inode: u64| (inode, self.nodes[&inode].kind());
+        let meaning = |inode: u64| (inode, self.nodes[inode].kind());
         let changes = names.changes().into_iter();
         let changes = changes.map(|(name, slot)| (name, slot.map(meaning))).collect();
         Ok(OpenDirectory { stored: names.stored, changes: Arc::new(changes) })
@@ -118,7 +106,7 @@ impl Tree {
     ) -> Result<OpenDirectory, Stop> {
         self.opened_directory(inode, handle)?;
         let now = self.directory_now(inode)?;
-        self.opens.insert(handle, Open::Directory(inode, now.clone()));
+        *self.nodes.opened_mut(inode, handle)? = Open::Directory(now.clone());
         Ok(now)
     }
 
@@ -128,17 +116,16 @@ impl Tree {
         inode: u64,
         handle: u64,
     ) -> Result<OpenDirectory, Stop> {
-        match self.opens.get(&handle) {
-            Some(Open::Directory(opened, open)) if *opened == inode => Ok(open.clone()),
-            Some(Open::File(..)) => Err(Errno::ENOTDIR.into()),
-            _ => Err(Errno::EBADF.into()),
+        match self.nodes.opened(inode, handle)? {
+            Open::Directory(open) => Ok(open.clone()),
+            Open::File(_) => Err(Errno::ENOTDIR.into()),
         }
     }
 
     fn opened(&self, inode: u64, handle: u64) -> Result<OpenFlags, Stop> {
-        match self.opens.get(&handle) {
-            Some(Open::File(opened, flags)) if *opened == inode => Ok(*flags),
-            _ => Err(Errno::EBADF.into()),
+        match self.nodes.opened(inode, handle)? {
+            Open::File(flags) => Ok(*flags),
+            Open::Directory(_) => Err(Errno::EBADF.into()),
         }
     }
 
@@ -161,15 +148,8 @@ impl Tree {
 
     /// Ends an open.
     pub(in crate::owned::write) fn close(&mut self, inode: u64, handle: u64) -> Result<(), Stop> {
-        match self.opens.get(&handle) {
-            Some(Open::File(opened, _) | Open::Directory(opened, _)) if *opened == inode => {}
-            _ => return Err(Errno::EBADF.into()),
-        }
-        self.opens.remove(&handle);
-        if let Some(node) = self.nodes.get_mut(&inode) {
-            node.opens -= 1;
-        }
-        self.reap(inode);
+        let (nodes, left) = self.table();
+        nodes.close(inode, handle, left)?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_key::BlockHash;
-use atoll_vfs::{Errno, FileKind, PersistentHandle};
+use atoll_vfs::{Errno, FileKind, InodeTable, PersistentHandle, TableInode};
 use bytes::Bytes;
 
 use crate::blocks::content::Content;
@@ -69,11 +69,11 @@ pub(super) struct Node {
     pub(super) place: Place,
     /// The directory in which it was looked up; `None` if it was found by its handle.
     pub(super) parent: Option<Place>,
-    lookups: u64,
-    opens: u64,
     /// What it was; of the inodes alone.
     pub(super) found: Option<Arc<PastInode>>,
 }
+
+impl TableInode for Node {}
 
 /// A name of an open directory.
 #[derive(Clone)]
@@ -94,29 +94,32 @@ pub(super) enum Opening {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Nodes {
-    nodes: BTreeMap<u64, Node>,
+    table: InodeTable<Node, Opening>,
     by_place: BTreeMap<Place, u64>,
-    opens: BTreeMap<u64, (u64, Opening)>,
-    last_handle: u64,
+}
+
+impl Default for Nodes {
+    fn default() -> Nodes {
+        Nodes { table: InodeTable::without_root(PAST | 1), by_place: BTreeMap::new() }
+    }
 }
 
 impl Nodes {
     pub(super) fn node(&self, number: u64) -> Result<&Node, Errno> {
-        self.nodes.get(&number).ok_or(Errno::ESTALE)
+        self.table.get(number)
     }
 
     /// The root of a file system of its own: it is here for ever.
     pub(super) fn insert_root(&mut self, place: Place, found: PastInode) {
         let found = Some(Arc::new(found));
-        self.nodes.insert(ROOT, Node { place, parent: None, lookups: 1, opens: 0, found });
+        self.table.insert(ROOT, None, Node { place, parent: None, found });
         self.by_place.insert(place, ROOT);
     }
 
     /// The time of a file system of its own.
     pub(super) fn own_time_ms(&self) -> Option<u64> {
-        match self.nodes.get(&ROOT)?.place {
+        match self.table.get(ROOT).ok()?.place {
             Place::Inode { time_ms, .. } => Some(time_ms),
             Place::Top | Place::History => None,
         }
@@ -128,18 +131,14 @@ impl Nodes {
             return *number;
         }
         let hash = BlockHash::of(&place.bytes()).0;
-        let mut number = PAST | u64::from_be_bytes(*hash.first_chunk().expect("32 bytes"));
-        while self.nodes.contains_key(&number) {
-            number = PAST | number.wrapping_add(1);
-        }
-        number
+        let first = u64::from_be_bytes(*hash.first_chunk().expect("32 bytes"));
+        self.table.free_number(PAST | first, PAST..=u64::MAX, |_| false)
     }
 
     /// Counts a lookup of a place that is here.
     pub(super) fn held_again(&mut self, place: &Place) -> Option<u64> {
         let number = *self.by_place.get(place)?;
-        self.nodes.get_mut(&number)?.lookups += 1;
-        Some(number)
+        self.table.look_up(number).then_some(number)
     }
 
     /// Brings a place here, unless it is, and counts a lookup of it.
@@ -154,38 +153,24 @@ impl Nodes {
         }
         let number = self.number_of(&place);
         let found = found.map(Arc::new);
-        self.nodes.insert(number, Node { place, parent, lookups: 1, opens: 0, found });
+        self.table.insert(number, None, Node { place, parent, found });
+        self.table.look_up(number);
         self.by_place.insert(place, number);
         number
     }
 
     /// Takes back lookups.
     pub(super) fn forget(&mut self, number: u64, count: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.lookups = node.lookups.saturating_sub(count);
-            self.reap(number);
-        }
-    }
-
-    fn reap(&mut self, number: u64) {
-        let is_unused = |node: &Node| node.lookups == 0 && node.opens == 0;
-        if number != ROOT && self.nodes.get(&number).is_some_and(is_unused) {
-            let node = self.nodes.remove(&number).expect("it was there");
-            self.by_place.remove(&node.place);
-        }
+        let by_place = &mut self.by_place;
+        self.table.forget(number, count, |_, node| leave(by_place, &node));
     }
 
     pub(super) fn open(&mut self, number: u64, opening: Opening) -> Result<u64, Errno> {
-        self.nodes.get_mut(&number).ok_or(Errno::ESTALE)?.opens += 1;
-        self.last_handle += 1;
-        let handle = PAST | self.last_handle;
-        self.opens.insert(handle, (number, opening));
-        Ok(handle)
+        self.table.open(number, opening)
     }
 
     pub(super) fn opened(&self, number: u64, handle: u64) -> Result<&Opening, Errno> {
-        let opened = self.opens.get(&handle).filter(|(of, _)| *of == number);
-        opened.map(|(_, opening)| opening).ok_or(Errno::EBADF)
+        self.table.opened(number, handle)
     }
 
     /// The contents of an open file.
@@ -201,12 +186,11 @@ impl Nodes {
     }
 
     pub(super) fn close(&mut self, number: u64, handle: u64) -> Result<(), Errno> {
-        self.opened(number, handle)?;
-        self.opens.remove(&handle);
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.opens -= 1;
-        }
-        self.reap(number);
-        Ok(())
+        let by_place = &mut self.by_place;
+        self.table.close(number, handle, |_, node| leave(by_place, &node)).map(drop)
     }
+}
+
+fn leave(by_place: &mut BTreeMap<Place, u64>, node: &Node) {
+    by_place.remove(&node.place);
 }
