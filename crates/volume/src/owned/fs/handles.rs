@@ -4,23 +4,23 @@ use std::collections::BTreeSet;
 
 use atoll_vfs::{Errno, InodeNumber, PersistentHandle};
 
-use super::{Fault, Shared};
+use super::{Fault, PublishedEngine};
 use crate::format::DirectoryEntry;
 use crate::handle_table::GENERATION;
 
 /// A lookup that is taken back when this is dropped.
 struct Lookup<'a> {
-    shared: &'a Shared,
+    engine: &'a PublishedEngine,
     inode: InodeNumber,
 }
 
 impl Drop for Lookup<'_> {
     fn drop(&mut self) {
-        self.shared.inodes().forget(self.inode, 1);
+        self.engine.inodes().forget(self.inode, 1);
     }
 }
 
-impl Shared {
+impl PublishedEngine {
     /// The handle of a file. It leaves once the table says where the file is.
     pub(super) async fn handle(&self, inode: InodeNumber) -> Result<PersistentHandle, Fault> {
         let table = self.handles.as_ref().ok_or(Errno::EOPNOTSUPP)?;
@@ -44,7 +44,7 @@ impl Shared {
         if is_held {
             table.touch(inode.0);
             // Taken back if it fails, or if nobody waits for it any more.
-            let lookup = Lookup { shared: self, inode };
+            let lookup = Lookup { engine: self, inode };
             let (entry, _) = self.entry(inode).await?;
             std::mem::forget(lookup);
             return Ok(entry);

@@ -1,4 +1,4 @@
-//! A volume as a read-only [`FileSystem`], which a mount serves.
+//! A volume that a mount shows and does not change.
 //!
 //! Which version a call sees: `lookup`, `getattr` of a directory and `opendir` see the newest
 //! (within the volume's `max_age`), an open directory shows the version it was opened in, and a
@@ -14,15 +14,14 @@
 mod handles;
 mod inodes;
 
-use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_dht::GetError;
-use atoll_env::{Env, timeout};
+use atoll_env::Env;
 use atoll_vfs::{
-    Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle,
-    InodeNumber, OpenFlags, Opened, PersistentHandle, SeekTo, StatFs, check_name,
+    Attr, AttrReply, Caller, Entry, Errno, FileKind, Handle, InodeNumber, OpenFlags, Opened,
+    PersistentHandle, SeekTo, StatFs, check_name,
 };
 use bytes::Bytes;
 
@@ -36,26 +35,13 @@ use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
 use crate::format::{Content, DirectoryEntry, DirectoryRef};
 use crate::handle_table::{GENERATION, HandleTable};
+use crate::mount::{About, Engine, FOREVER, Found, Front, Listed, OpenId, Place};
 
-/// How long attributes that never change may be believed: a day, since some kernels
-/// overflow on more.
-const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+/// A published volume, or one as it was at a time, read-only.
+pub type VolumeFs = Front<PublishedEngine>;
 
-/// The attribute of the root directory that says whether the mount works, and why not. It is
-/// not listed, so that copies do not take it along.
-const STATUS_XATTR: &[u8] = b"user.atoll.status";
-
-/// How long a call may take. Each block has a deadline of its own, but a call may need
-/// several, one after the other; a process that waits for a mount cannot be killed. Guess.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
-
-/// A volume, as the kernel sees it.
-#[derive(Clone)]
-pub struct VolumeFs {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
+/// What a [`VolumeFs`] is made of.
+pub struct PublishedEngine {
     env: Env,
     volume: Arc<Volume>,
     uid: u32,
@@ -86,8 +72,15 @@ struct OpenDirectory {
     snapshot: Arc<Snapshot>,
 }
 
+/// A file of a listing: its entry, in which version, and how long that may be believed.
+pub(crate) struct ListedFile {
+    entry: DirectoryEntry,
+    seen: u64,
+    ttl: Duration,
+}
+
 /// What went wrong in one call.
-enum Fault {
+pub(crate) enum Fault {
     Errno(Errno),
     Block(Box<BlockError>),
 }
@@ -110,15 +103,14 @@ impl VolumeFs {
         let snapshot = volume.current();
         let inodes = Mutex::new(Inodes::new(snapshot.root.entry(), snapshot.version));
         let (shows_owners, handles) = (true, None);
-        let shared = Shared { env, volume, uid, gid, shows_owners, handles, inodes };
-        VolumeFs { shared: Arc::new(shared) }
+        Front::over(PublishedEngine { env, volume, uid, gid, shows_owners, handles, inodes })
     }
 
     /// The same; everything appears as owned by the user and group given, also where the volume
     /// says otherwise.
     pub fn with_one_owner(env: Env, volume: Arc<Volume>, uid: u32, gid: u32) -> VolumeFs {
         let mut fs = VolumeFs::new(env, volume, uid, gid);
-        fs.shared_mut().shows_owners = false;
+        fs.engine_mut().expect("it is not shared yet").shows_owners = false;
         fs
     }
 
@@ -128,67 +120,21 @@ impl VolumeFs {
     /// If it was cloned.
     #[must_use]
     pub fn with_handles(mut self, table: Arc<HandleTable>) -> VolumeFs {
-        let shared = self.shared_mut();
-        shared.handles = Some(table);
-        shared.inodes().by_path();
+        let engine = self.engine_mut().expect("it is not shared yet");
+        engine.handles = Some(table);
+        engine.inodes().by_path();
         self
-    }
-
-    fn shared_mut(&mut self) -> &mut Shared {
-        Arc::get_mut(&mut self.shared).expect("it is not shared yet")
-    }
-
-    /// How many inode numbers the kernel holds, and how many files and directories it has
-    /// open.
-    pub fn held(&self) -> (usize, usize) {
-        let inodes = self.shared.inodes();
-        (inodes.table.len(), inodes.table.opens().count())
-    }
-
-    /// Runs a call; a block that is missing or bad is reported here, once, with its path.
-    fn answer<T, W>(
-        &self,
-        inode: InodeNumber,
-        name: Option<&[u8]>,
-        work: impl FnOnce(Arc<Shared>) -> W,
-    ) -> Answer<T>
-    where
-        T: Send + 'static,
-        W: Future<Output = Result<T, Fault>> + Send + 'static,
-    {
-        let shared = self.shared.clone();
-        let name = name.map(Bytes::copy_from_slice);
-        let work = work(shared.clone());
-        Box::pin(async move {
-            let Ok(result) = timeout(&*shared.env, CALL_LIMIT, work).await else {
-                let path = shown_path(&shared.inodes().path(inode));
-                tracing::warn!(volume = ?shared.volume.id(), path, "a call took too long");
-                return Err(Errno::ETIMEDOUT);
-            };
-            match result {
-                Ok(value) => Ok(value),
-                Err(Fault::Errno(errno)) => Err(errno),
-                Err(Fault::Block(error)) => {
-                    let mut path = shared.inodes().path(inode);
-                    if let Some(name) = name {
-                        path = joined(&path, &name);
-                    }
-                    let error = shared.volume.explained(error.at(&path)).await;
-                    match &error {
-                        // Said once for all that fails while it lasts, where it is noticed.
-                        ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => {
-                            tracing::debug!(volume = ?shared.volume.id(), "{error}");
-                        }
-                        _ => tracing::warn!(volume = ?shared.volume.id(), "{error}"),
-                    }
-                    Err(error.errno())
-                }
-            }
-        })
     }
 }
 
-impl Shared {
+impl PublishedEngine {
+    /// How many inode numbers the kernel holds, and how many files and directories it has
+    /// open.
+    pub fn held(&self) -> (usize, usize) {
+        let inodes = self.inodes();
+        (inodes.table.len(), inodes.table.opens().count())
+    }
+
     fn inodes(&self) -> MutexGuard<'_, Inodes> {
         self.inodes.lock().expect("no holder of this lock panics")
     }
@@ -221,6 +167,7 @@ impl Shared {
         Ok((entry, snapshot))
     }
 
+    /// A directory in the newest version.
     async fn directory(
         &self,
         inode: InodeNumber,
@@ -297,15 +244,15 @@ impl Shared {
         if self.volume.current().version == snapshot.version { fresh_for } else { Duration::ZERO }
     }
 
-    fn open_file(&self, inode: InodeNumber, handle: Handle) -> Result<OpenFile, Fault> {
-        match self.inodes().table.opened(inode.0, handle.0)? {
+    fn open_file(&self, (inode, handle): OpenId) -> Result<OpenFile, Fault> {
+        match self.inodes().table.opened(inode, handle)? {
             Open::File(open) => Ok(open.clone()),
             Open::Directory(_) => Err(Errno::EBADF.into()),
         }
     }
 
-    fn open_directory(&self, inode: InodeNumber, handle: Handle) -> Result<OpenDirectory, Fault> {
-        match self.inodes().table.opened(inode.0, handle.0)? {
+    fn open_directory(&self, (inode, handle): OpenId) -> Result<OpenDirectory, Fault> {
+        match self.inodes().table.opened(inode, handle)? {
             Open::Directory(open) => Ok(open.clone()),
             Open::File(_) => Err(Errno::EBADF.into()),
         }
@@ -329,211 +276,208 @@ impl Shared {
     }
 }
 
-impl FileSystem for VolumeFs {
-    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
-        let wanted = check_name(name).map(|()| Bytes::copy_from_slice(name));
-        self.answer(parent, Some(name), |shared| async move {
-            let (inode, entry, snapshot) = shared.look_up(parent, &wanted?).await?;
-            Ok(shared.found(inode, &entry, shared.ttl(&snapshot)))
-        })
+impl Engine for PublishedEngine {
+    type Fault = Fault;
+    type File = ListedFile;
+
+    fn env(&self) -> &Env {
+        &self.env
     }
 
-    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
-        self.answer(inode, None, |shared| async move {
-            let parent = shared.inodes().parent(inode).ok_or(Errno::ESTALE)?;
-            let (entry, _, snapshot) = shared.directory(parent).await?;
-            shared.inodes().table.look_up(parent.0);
-            Ok(shared.found(parent, &entry, shared.ttl(&snapshot)))
-        })
-    }
-
-    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
-        self.answer(inode, None, move |shared| async move { shared.handle(inode).await })
-    }
-
-    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
-        let number = handle.number();
-        self.answer(InodeNumber::ROOT, None, |shared| async move {
-            let (inode, generation) = number?;
-            if generation != GENERATION {
-                return Err(Errno::ESTALE.into());
+    async fn report(&self, (inode, name): About<'_>, fault: Fault) -> Errno {
+        let error = match fault {
+            Fault::Errno(errno) => return errno,
+            Fault::Block(error) => error,
+        };
+        let mut path = self.inodes().path(InodeNumber(inode));
+        if let Some(name) = name {
+            path = joined(&path, name);
+        }
+        let error = self.volume.explained(error.at(&path)).await;
+        match &error {
+            // Said once for all that fails while it lasts, where it is noticed.
+            ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => {
+                tracing::debug!(volume = ?self.volume.id(), "{error}");
             }
-            let entry = shared.hold_number(inode).await?;
-            Ok(shared.found(inode, &entry, shared.volume.fresh_for()))
-        })
+            _ => tracing::warn!(volume = ?self.volume.id(), "{error}"),
+        }
+        error.errno()
+    }
+
+    fn report_late(&self, (inode, _): About<'_>) {
+        let path = shown_path(&self.inodes().path(InodeNumber(inode)));
+        tracing::warn!(volume = ?self.volume.id(), path, "a call took too long");
+    }
+
+    async fn status(&self) -> String {
+        self.volume.status().to_string()
     }
 
     fn missing_ttl(&self) -> Duration {
-        self.shared.volume.fresh_for()
+        self.volume.fresh_for()
     }
 
-    fn forget(&self, inode: InodeNumber, count: u64) {
-        self.shared.inodes().forget(inode, count);
+    async fn lookup(&self, (parent, name): Place<'_>) -> Result<Entry, Fault> {
+        check_name(name)?;
+        let (inode, entry, snapshot) = self.look_up(InodeNumber(parent), name).await?;
+        Ok(self.found(inode, &entry, self.ttl(&snapshot)))
     }
 
-    fn getattr(&self, inode: InodeNumber, handle: Option<Handle>) -> Answer<AttrReply> {
-        self.answer(inode, None, move |shared| async move {
-            let opened = handle.and_then(|handle| shared.open_directory(inode, handle).ok());
-            let entry = match opened {
-                Some(open) => open.entry,
-                None => shared.entry(inode).await?.0,
-            };
-            Ok(AttrReply { attr: shared.attr(inode, &entry), ttl: shared.attr_ttl(&entry) })
-        })
+    async fn parent(&self, inode: u64) -> Result<Entry, Fault> {
+        let parent = self.inodes().parent(InodeNumber(inode)).ok_or(Errno::ESTALE)?;
+        let (entry, _, snapshot) = self.directory(parent).await?;
+        self.inodes().table.look_up(parent.0);
+        Ok(self.found(parent, &entry, self.ttl(&snapshot)))
     }
 
-    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
-        self.answer(inode, None, move |shared| async move {
-            match shared.entry(inode).await?.0.content {
-                Content::Symlink(target) => Ok(target),
-                _ => Err(Errno::EINVAL.into()),
-            }
-        })
+    async fn handle_of(&self, inode: u64) -> Result<PersistentHandle, Fault> {
+        self.handle(InodeNumber(inode)).await
     }
 
-    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
-        self.answer(inode, None, move |shared| async move {
-            let (entry, snapshot) = shared.entry(inode).await?;
-            let (size_bytes, hash) = match entry.content {
-                Content::Regular { size_bytes, inode, .. } => (size_bytes, inode),
-                Content::Directory(_) => return Err(Errno::EISDIR.into()),
-                Content::Symlink(_) => return Err(Errno::ELOOP.into()),
-                Content::Special { .. } | Content::Linked { .. } => {
-                    return Err(Errno::ENXIO.into());
-                }
-            };
-            if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
-                return Err(Errno::EROFS.into());
-            }
-            let file = File::open(&snapshot.cache, hash, size_bytes).await?;
-            let mut inodes = shared.inodes();
-            let open = Open::File(OpenFile { file, ahead: Arc::default() });
-            let handle = Handle(inodes.table.open(inode.0, open)?);
-            let keep_cache = inodes.is_content(FileKind::Regular);
-            Ok(Opened { handle, keep_cache, direct_io: false })
-        })
+    async fn by_handle(&self, handle: &PersistentHandle) -> Result<Entry, Fault> {
+        let (inode, generation) = handle.number()?;
+        if generation != GENERATION {
+            return Err(Errno::ESTALE.into());
+        }
+        let entry = self.hold_number(inode).await?;
+        Ok(self.found(inode, &entry, self.volume.fresh_for()))
     }
 
-    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
-        self.answer(inode, None, move |shared| async move {
-            let open = shared.open_file(inode, handle)?;
-            shared.read_ahead(&open, offset, len);
-            Ok(open.file.read(offset, len).await?)
-        })
+    fn forget(&self, inode: u64, count: u64) {
+        self.inodes().forget(InodeNumber(inode), count);
     }
 
-    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
-        self.answer(inode, None, move |shared| async move {
-            let open = shared.open_file(inode, handle)?;
-            let size = open.file.shape().map_or(0, |shape| shape.size_bytes);
-            if offset >= size {
-                return Err(Errno::ENXIO.into());
-            }
-            let found = open.file.seek(offset, to == SeekTo::Data).await?;
-            if to == SeekTo::Data && found >= size {
-                return Err(Errno::ENXIO.into());
-            }
-            Ok(found)
-        })
+    async fn getattr(&self, inode: u64, handle: Option<u64>) -> Result<AttrReply, Fault> {
+        let opened = handle.and_then(|handle| self.open_directory((inode, handle)).ok());
+        let inode = InodeNumber(inode);
+        let entry = match opened {
+            Some(open) => open.entry,
+            None => self.entry(inode).await?.0,
+        };
+        Ok(AttrReply { attr: self.attr(inode, &entry), ttl: self.attr_ttl(&entry) })
     }
 
-    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        let closed = self.shared.inodes().table.close(inode.0, handle.0, |_, _| {});
-        Box::pin(ready(closed.map(drop)))
+    async fn readlink(&self, inode: u64) -> Result<Bytes, Fault> {
+        match self.entry(InodeNumber(inode)).await?.0.content {
+            Content::Symlink(target) => Ok(target),
+            _ => Err(Errno::EINVAL.into()),
+        }
     }
 
-    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
-        self.answer(inode, None, move |shared| async move {
-            let (entry, directory, snapshot) = shared.directory(inode).await?;
-            let open = Open::Directory(OpenDirectory { entry, directory, snapshot });
-            let handle = Handle(shared.inodes().table.open(inode.0, open)?);
-            Ok(Opened { handle, keep_cache: false, direct_io: false })
-        })
+    async fn open(&self, _: Caller, inode: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+        let (entry, snapshot) = self.entry(InodeNumber(inode)).await?;
+        let (size_bytes, hash) = match entry.content {
+            Content::Regular { size_bytes, inode, .. } => (size_bytes, inode),
+            Content::Directory(_) => return Err(Errno::EISDIR.into()),
+            Content::Symlink(_) => return Err(Errno::ELOOP.into()),
+            Content::Special { .. } | Content::Linked { .. } => return Err(Errno::ENXIO.into()),
+        };
+        if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
+            return Err(Errno::EROFS.into());
+        }
+        let file = File::open(&snapshot.cache, hash, size_bytes).await?;
+        let mut inodes = self.inodes();
+        let open = Open::File(OpenFile { file, ahead: Arc::default() });
+        let handle = Handle(inodes.table.open(inode, open)?);
+        let keep_cache = inodes.is_content(FileKind::Regular);
+        Ok(Opened { handle, keep_cache, direct_io: false })
     }
 
-    fn readdir(
+    async fn read(&self, open: OpenId, offset: u64, len: u32) -> Result<Bytes, Fault> {
+        let open = self.open_file(open)?;
+        self.read_ahead(&open, offset, len);
+        Ok(open.file.read(offset, len).await?)
+    }
+
+    async fn seek(&self, open: OpenId, offset: u64, to: SeekTo) -> Result<u64, Fault> {
+        let open = self.open_file(open)?;
+        let size = open.file.shape().map_or(0, |shape| shape.size_bytes);
+        if offset >= size {
+            return Err(Errno::ENXIO.into());
+        }
+        let found = open.file.seek(offset, to == SeekTo::Data).await?;
+        if to == SeekTo::Data && found >= size {
+            return Err(Errno::ENXIO.into());
+        }
+        Ok(found)
+    }
+
+    async fn close(&self, (inode, handle): OpenId) -> Result<(), Fault> {
+        let closed = self.inodes().table.close(inode, handle, |_, _| {});
+        Ok(closed.map(drop)?)
+    }
+
+    async fn opendir(&self, inode: u64) -> Result<u64, Fault> {
+        let (entry, directory, snapshot) = self.directory(InodeNumber(inode)).await?;
+        let open = Open::Directory(OpenDirectory { entry, directory, snapshot });
+        Ok(self.inodes().table.open(inode, open)?)
+    }
+
+    /// A cookie is the number of entries before the next one.
+    async fn names(
         &self,
-        inode: InodeNumber,
-        handle: Handle,
+        open: OpenId,
         cookie: u64,
         limit: usize,
-        with_entries: bool,
-    ) -> Answer<Vec<DirEntry>> {
-        self.answer(inode, None, move |shared| async move {
-            let open = shared.open_directory(inode, handle)?;
-            let cache = &open.snapshot.cache;
-            // A cookie is the number of entries before the next one.
-            let mut next = cookie;
-            let mut out = Vec::new();
-            while out.len() < limit {
-                let found = match directory::leaf_at(cache, &open.directory, next).await {
-                    // The next call reports the error; the lookups counted so far must arrive.
-                    Err(_) if !out.is_empty() => break,
-                    found => found.map_err(BlockError::from)?,
+    ) -> Result<Vec<Listed<ListedFile>>, Fault> {
+        let open = self.open_directory(open)?;
+        let mut next = cookie;
+        let mut names = Vec::new();
+        while names.len() < limit {
+            let found = match directory::leaf_at(&open.snapshot.cache, &open.directory, next).await
+            {
+                // The next call reports the error.
+                Err(_) if !names.is_empty() => break,
+                found => found.map_err(BlockError::from)?,
+            };
+            let Some((leaf, from)) = found else { break };
+            let (ttl, seen) = (self.ttl(&open.snapshot), open.snapshot.version);
+            for entry in leaf.entries().iter().skip(from).take(limit - names.len()) {
+                let entry = match open.snapshot.resolved(entry.clone()).await {
+                    Err(_) if !names.is_empty() => return Ok(names),
+                    entry => entry?,
                 };
-                let Some((leaf, from)) = found else { break };
-                let ttl = shared.ttl(&open.snapshot);
-                for entry in leaf.entries().iter().skip(from).take(limit - out.len()) {
-                    let entry = match open.snapshot.resolved(entry.clone()).await {
-                        Err(_) if !out.is_empty() => return Ok(out),
-                        entry => &entry?,
-                    };
-                    next += 1;
-                    let number = if with_entries {
-                        shared.inodes().enter(inode, entry, open.snapshot.version)
-                    } else {
-                        shared.inodes().number(inode, entry)
-                    };
-                    out.push(DirEntry {
-                        name: entry.name.clone(),
-                        kind: entry.kind(),
-                        inode: number,
-                        cookie: next,
-                        entry: with_entries.then(|| shared.found(number, entry, ttl)),
-                    });
-                }
+                next += 1;
+                let (name, kind) = (entry.name.clone(), entry.kind());
+                let file = ListedFile { entry, seen, ttl };
+                names.push(Listed { name, kind, cookie: next, file });
             }
-            Ok(out)
-        })
+        }
+        Ok(names)
     }
 
-    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.close(inode, handle)
+    async fn listed(&self, directory: u64, listed: &Listed<ListedFile>, with_entry: bool) -> Found {
+        let ListedFile { entry, seen, ttl } = &listed.file;
+        let directory = InodeNumber(directory);
+        if !with_entry {
+            return Found::Number(self.inodes().number(directory, entry).0);
+        }
+        let inode = self.inodes().enter(directory, entry, *seen);
+        Found::Entry(self.found(inode, entry, *ttl))
     }
 
-    fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
-        let snapshot = self.shared.volume.current();
+    async fn statfs(&self) -> StatFs {
+        let snapshot = self.volume.current();
         let root = &snapshot.root;
         let block_size_bytes = 1u32 << root.block_size_log2;
-        let statfs = StatFs {
+        StatFs {
             block_size_bytes,
             blocks: root.bytes.div_ceil(u64::from(block_size_bytes)),
             files: root.files.saturating_add(root.dirs).saturating_add(root.symlinks),
             ..StatFs::default()
-        };
-        Box::pin(async move { Ok(statfs) })
-    }
-
-    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
-        if inode == InodeNumber::ROOT && name == STATUS_XATTR {
-            // From memory: also while nothing else can be read.
-            let status = self.shared.volume.status().to_string();
-            return Box::pin(async move { Ok(Bytes::from(status)) });
         }
-        let wanted = Bytes::copy_from_slice(name);
-        self.answer(inode, None, move |shared| async move {
-            let (entry, snapshot) = shared.entry(inode).await?;
-            let all = read_xattrs(&snapshot.cache, &entry).await?;
-            let found = all.into_iter().find(|(name, _)| *name == wanted);
-            Ok(found.ok_or(Errno::ENODATA)?.1)
-        })
     }
 
-    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
-        self.answer(inode, None, move |shared| async move {
-            let (entry, snapshot) = shared.entry(inode).await?;
-            let all = read_xattrs(&snapshot.cache, &entry).await?;
-            Ok(all.into_iter().map(|(name, _)| name).collect())
-        })
+    async fn getxattr(&self, inode: u64, name: &Bytes) -> Result<Bytes, Fault> {
+        let (entry, snapshot) = self.entry(InodeNumber(inode)).await?;
+        let all = read_xattrs(&snapshot.cache, &entry).await?;
+        let found = all.into_iter().find(|(known, _)| known == name);
+        Ok(found.ok_or(Errno::ENODATA)?.1)
+    }
+
+    async fn listxattr(&self, inode: u64) -> Result<Vec<Bytes>, Fault> {
+        let (entry, snapshot) = self.entry(InodeNumber(inode)).await?;
+        let all = read_xattrs(&snapshot.cache, &entry).await?;
+        Ok(all.into_iter().map(|(name, _)| name).collect())
     }
 }

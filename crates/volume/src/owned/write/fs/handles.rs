@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use atoll_vfs::{Errno, InodeNumber, PersistentHandle};
 
-use super::{Fault, WritableFs};
+use super::{Fault, WritableEngine};
 use crate::handle_table::{GENERATION, HandleTable};
 use crate::owned::write::tree::{Stop, Tree};
 
@@ -14,7 +14,7 @@ const MAX_TRIES: usize = 64;
 
 const ROOT: u64 = InodeNumber::ROOT.0;
 
-impl WritableFs {
+impl WritableEngine {
     fn table(&self) -> Option<&Arc<HandleTable>> {
         self.shared.options.handles.as_ref()
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use atoll_vfs::{Caller, DirEntry, Errno, FileKind, FileSystem, InodeNumber};
-use bytes::Bytes;
 
-use super::{Fault, WritableFs};
+use super::{Fault, WritableEngine, WritableFs};
 use crate::blocks::directory;
 use crate::blocks::error::BlockError;
+use crate::mount::Listed;
 use crate::owned::write::tree::OpenDirectory;
 
 /// Bits of a listing's cookie for the place among changed names; those above are for the place
@@ -18,16 +18,7 @@ const CHANGED_BITS: u32 = 24;
 /// Names that are read at once where all are.
 const NAMES_AT_ONCE: usize = 1000;
 
-/// A name of a listing.
-pub(super) struct Listed {
-    pub(super) name: Bytes,
-    pub(super) kind: FileKind,
-    /// Its file, if the name is not as it is stored.
-    pub(super) inode: Option<u64>,
-    pub(super) cookie: u64,
-}
-
-impl WritableFs {
+impl WritableEngine {
     /// Names of an open directory from a cookie on: each with its cookie, and what it means if it
     /// is not stored.
     pub(super) async fn names_from(
@@ -35,7 +26,7 @@ impl WritableFs {
         open: &OpenDirectory,
         cookie: u64,
         limit: usize,
-    ) -> Result<Vec<Listed>, Fault> {
+    ) -> Result<Vec<Listed<Option<u64>>>, Fault> {
         let (mut stored_at, mut changed_at) =
             (cookie >> CHANGED_BITS, (cookie & ((1 << CHANGED_BITS) - 1)) as usize);
         let mut listed = Vec::new();
@@ -67,14 +58,16 @@ impl WritableFs {
                 }
             }
             changed_at += usize::from(takes_changed);
-            if let Some((name, kind, inode)) = meaning {
+            if let Some((name, kind, file)) = meaning {
                 let cookie = stored_at << CHANGED_BITS | changed_at as u64;
-                listed.push(Listed { name, kind, inode, cookie });
+                listed.push(Listed { name, kind, cookie, file });
             }
         }
         Ok(listed)
     }
+}
 
+impl WritableFs {
     /// All names of files, by path. Their table has none: every directory is listed.
     pub(super) async fn names_of(&self, files: &BTreeSet<u64>) -> Result<Vec<Vec<u8>>, Errno> {
         let me = Caller::default();

@@ -7,29 +7,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use atoll_env::timeout;
+use atoll_env::Env;
 use atoll_vfs::{
-    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
-    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
-    Writer, XattrFlags,
+    AttrReply, Caller, CreateVerifier, Entry, Errno, Handle, InodeNumber, OpenFlags, Opened,
+    PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
-use self::listing::Listed;
-use super::tree::{Birth, Loaded, MAX_LINKS, Stop, Tree};
+use super::tree::{Loaded, MAX_LINKS, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
 use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::read_pieces::{Readers, seek_to};
 use crate::counted::counted;
 use crate::handle_table::GENERATION;
+use crate::mount::{About, Birth, Engine, FOREVER, Found, Front, Listed, OpenId, Place};
 use crate::room;
-
-/// How long names and attributes may be believed: only this mount changes them. A day, since some
-/// kernels overflow on more.
-const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// How long a call may take; a process that waits for a mount cannot be killed. Guess.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a call fetches something stored before it is given up. A rename needs a name, its
 /// place in the table of links and the same of the name it replaces; each may change meanwhile.
@@ -38,17 +30,16 @@ const MAX_LOADS: usize = 64;
 /// Changed names kept in memory before a flush begins: each costs some hundred bytes.
 const MAX_NAMES: u64 = 100_000;
 
-/// The attribute of the root directory that says whether the mount works, and why not.
-const STATUS_XATTR: &[u8] = b"user.atoll.status";
+/// A volume that this mount alone writes.
+pub type WritableFs = Front<WritableEngine>;
 
 /// See the module `write`.
-#[derive(Clone)]
-pub struct WritableFs {
+pub struct WritableEngine {
     pub(super) shared: Arc<Shared>,
-    readers: Arc<Readers>,
+    readers: Readers,
 }
 
-pub(super) enum Fault {
+pub(crate) enum Fault {
     Errno(Errno),
     Block(BlockError),
 }
@@ -87,9 +78,21 @@ impl WritableFs {
     pub(super) fn of(shared: Arc<Shared>) -> WritableFs {
         let WriteOptions { read_ahead_bytes, cache_bytes, .. } = shared.options;
         let readers = Readers::new(shared.cache.clone(), read_ahead_bytes, cache_bytes);
-        WritableFs { shared, readers: Arc::new(readers) }
+        Front::over(WritableEngine { shared, readers })
     }
 
+    /// The names whose files differ from the ring's, by path, and whether they mean something now.
+    pub async fn changed_names(&self) -> Result<Vec<(Vec<u8>, bool)>, Errno> {
+        let (mut all, linked) = self.shared.tree().changed_names();
+        if !linked.is_empty() {
+            all.extend(self.names_of(&linked).await?.into_iter().map(|path| (path, true)));
+        }
+        all.sort();
+        Ok(all)
+    }
+}
+
+impl WritableEngine {
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -147,16 +150,6 @@ impl WritableFs {
     /// How many files and directories are in memory.
     pub fn files_in_memory(&self) -> usize {
         self.shared.tree().len()
-    }
-
-    /// The names whose files differ from the ring's, by path, and whether they mean something now.
-    pub async fn changed_names(&self) -> Result<Vec<(Vec<u8>, bool)>, Errno> {
-        let (mut all, linked) = self.shared.tree().changed_names();
-        if !linked.is_empty() {
-            all.extend(self.names_of(&linked).await?.into_iter().map(|path| (path, true)));
-        }
-        all.sort();
-        Ok(all)
     }
 
     /// Runs a call on the tree; what it needs is fetched.
@@ -222,12 +215,12 @@ impl WritableFs {
 
     /// A file that is left out takes no more data, until it can be stored. One of which a block is lost
     /// takes some, since that is mended by overwriting it; others keep room beside it.
-    async fn check_left_out(&self, inode: InodeNumber) -> Result<(), Fault> {
-        match self.shared.check_left_out(Some(inode.0)) {
+    async fn check_left_out(&self, inode: u64) -> Result<(), Fault> {
+        match self.shared.check_left_out(Some(inode)) {
             Err(error) if error.is_lost() && !self.is_full(1) && !self.shared.holds_half() => {
                 Ok(())
             }
-            Err(_) => Ok(self.shared.flushed(Some(inode.0)).await?),
+            Err(_) => Ok(self.shared.flushed(Some(inode)).await?),
             Ok(()) => Ok(()),
         }
     }
@@ -239,54 +232,13 @@ impl WritableFs {
             || self.shared.tree().unflushed_names() >= MAX_NAMES * times
     }
 
-    fn answer<T, W>(&self, work: impl FnOnce(WritableFs) -> W) -> Answer<T>
-    where
-        T: Send + 'static,
-        W: Future<Output = Result<T, Fault>> + Send + 'static,
-    {
-        let env = self.shared.env.clone();
-        let work = work(self.clone());
-        Box::pin(async move {
-            match timeout(&*env, CALL_LIMIT, work).await {
-                Ok(Ok(value)) => Ok(value),
-                Ok(Err(Fault::Errno(errno))) => Err(errno),
-                Ok(Err(Fault::Block(error))) => {
-                    let error = error.at(b"");
-                    tracing::warn!("{error}");
-                    Err(error.errno())
-                }
-                Err(_) => Err(Errno::ETIMEDOUT),
-            }
-        })
-    }
-
     /// The reply for a file of which a lookup was counted.
     fn entry(&self, tree: &Tree, inode: u64) -> Result<Entry, Stop> {
         let attr = tree.attr(inode)?;
         Ok(Entry { attr, generation: GENERATION, name_ttl: FOREVER, attr_ttl: FOREVER })
     }
 
-    fn make(
-        &self,
-        caller: Caller,
-        parent: InodeNumber,
-        name: &[u8],
-        birth: Birth,
-        mode: u32,
-    ) -> Answer<Entry> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                let place = (parent.0, &name[..]);
-                let inode = tree.make(caller, place, birth.clone(), mode, now, loaded)?;
-                fs.entry(tree, inode)
-            })
-            .await
-        })
-    }
-
-    fn status(&self) -> String {
+    fn told_status(&self) -> String {
         if let Err(fenced) = self.shared.check_fence() {
             return fenced.to_string();
         }
@@ -322,475 +274,348 @@ impl WritableFs {
     }
 }
 
-impl FileSystem for WritableFs {
-    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            fs.on_tree(|tree, loaded| {
-                let inode = tree.lookup(parent.0, &name, loaded)?;
-                fs.entry(tree, inode)
-            })
-            .await
-        })
+impl Engine for WritableEngine {
+    type Fault = Fault;
+    /// The file that a name means now, unless the name is as it is stored.
+    type File = Option<u64>;
+
+    fn env(&self) -> &Env {
+        &self.shared.env
     }
 
-    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
-        self.answer(move |fs| async move {
-            fs.on_tree(|tree, _| {
-                let parent = tree.parent(inode.0)?;
-                fs.entry(tree, parent)
-            })
-            .await
-        })
-    }
-
-    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
-        self.answer(move |fs| async move { fs.handle(inode.0).await })
-    }
-
-    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
-        let number = handle.number();
-        self.answer(move |fs| async move {
-            let (inode, generation) = number?;
-            if generation != GENERATION {
-                return Err(Errno::ESTALE.into());
+    async fn report(&self, _: About<'_>, fault: Fault) -> Errno {
+        match fault {
+            Fault::Errno(errno) => errno,
+            Fault::Block(error) => {
+                let error = error.at(b"");
+                tracing::warn!("{error}");
+                error.errno()
             }
-            fs.hold_number(inode.0).await?;
-            fs.on_tree(|tree, _| fs.entry(tree, inode.0)).await
-        })
+        }
+    }
+
+    async fn status(&self) -> String {
+        self.told_status()
     }
 
     fn missing_ttl(&self) -> Duration {
         FOREVER
     }
 
-    fn forget(&self, inode: InodeNumber, count: u64) {
-        self.shared.tree().forget(inode.0, count);
-    }
-
-    fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
-        self.answer(move |fs| async move {
-            let attr = fs.on_tree(|tree, _| tree.attr(inode.0)).await?;
-            Ok(AttrReply { attr, ttl: FOREVER })
+    async fn lookup(&self, (parent, name): Place<'_>) -> Result<Entry, Fault> {
+        self.on_tree(|tree, loaded| {
+            let inode = tree.lookup(parent, name, loaded)?;
+            self.entry(tree, inode)
         })
+        .await
     }
 
-    fn setattr(
+    async fn parent(&self, inode: u64) -> Result<Entry, Fault> {
+        self.on_tree(|tree, _| {
+            let parent = tree.parent(inode)?;
+            self.entry(tree, parent)
+        })
+        .await
+    }
+
+    async fn handle_of(&self, inode: u64) -> Result<PersistentHandle, Fault> {
+        self.handle(inode).await
+    }
+
+    async fn by_handle(&self, handle: &PersistentHandle) -> Result<Entry, Fault> {
+        let (inode, generation) = handle.number()?;
+        if generation != GENERATION {
+            return Err(Errno::ESTALE.into());
+        }
+        self.hold_number(inode.0).await?;
+        self.on_tree(|tree, _| self.entry(tree, inode.0)).await
+    }
+
+    fn forget(&self, inode: u64, count: u64) {
+        self.shared.tree().forget(inode, count);
+    }
+
+    async fn getattr(&self, inode: u64, _: Option<u64>) -> Result<AttrReply, Fault> {
+        let attr = self.on_tree(|tree, _| tree.attr(inode)).await?;
+        Ok(AttrReply { attr, ttl: FOREVER })
+    }
+
+    async fn setattr(
         &self,
-        _: Caller,
-        inode: InodeNumber,
-        _: Option<Handle>,
+        inode: u64,
+        _: Option<u64>,
         changes: SetAttr,
-    ) -> Answer<AttrReply> {
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            let changed = fs.take_away(|tree, loaded| {
-                tree.set(inode.0, changes, now, loaded)?;
-                tree.attr(inode.0)
-            });
-            Ok(AttrReply { attr: changed.await?, ttl: FOREVER })
-        })
+    ) -> Result<AttrReply, Fault> {
+        let now = self.shared.now();
+        let changed = self.take_away(|tree, loaded| {
+            tree.set(inode, changes, now, loaded)?;
+            tree.attr(inode)
+        });
+        Ok(AttrReply { attr: changed.await?, ttl: FOREVER })
     }
 
-    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
-        self.answer(move |fs| async move { fs.on_tree(|tree, _| tree.target(inode.0)).await })
+    async fn readlink(&self, inode: u64) -> Result<Bytes, Fault> {
+        self.on_tree(|tree, _| tree.target(inode)).await
     }
 
-    fn mknod(
+    async fn make(
         &self,
         caller: Caller,
-        parent: InodeNumber,
-        name: &[u8],
-        kind: FileKind,
+        (parent, name): Place<'_>,
+        birth: Birth,
         mode: u32,
-        rdev: u64,
-    ) -> Answer<Entry> {
-        let birth = match kind {
-            FileKind::Regular => Birth::File,
-            FileKind::Directory | FileKind::Symlink => {
-                return Box::pin(async { Err(Errno::EINVAL) });
-            }
-            kind => Birth::Special(kind, rdev),
-        };
-        self.make(caller, parent, name, birth, mode)
+    ) -> Result<Entry, Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| {
+            let inode = tree.make(caller, (parent, name), birth.clone(), mode, now, loaded)?;
+            self.entry(tree, inode)
+        })
+        .await
     }
 
-    fn create_exclusive(
+    async fn make_exclusive(
         &self,
         caller: Caller,
-        parent: InodeNumber,
-        name: &[u8],
+        (parent, name): Place<'_>,
         mode: u32,
         verifier: CreateVerifier,
-    ) -> Answer<Entry> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                let place = (parent.0, &name[..]);
-                let inode = match tree.make(caller, place, Birth::File, mode, now, loaded) {
-                    Ok(inode) => {
-                        tree.set(inode, verifier.changes(), now, loaded)?;
-                        inode
-                    }
-                    Err(Stop::Errno(Errno::EEXIST)) => {
-                        let inode = tree.lookup(parent.0, &name, loaded)?;
-                        if !verifier.has_made(&tree.attr(inode)?) {
-                            tree.forget(inode, 1);
-                            return Err(Errno::EEXIST.into());
-                        }
-                        inode
-                    }
-                    Err(stop) => return Err(stop),
-                };
-                fs.entry(tree, inode)
-            })
-            .await
-        })
-    }
-
-    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
-        self.make(caller, parent, name, Birth::Directory, mode)
-    }
-
-    fn symlink(
-        &self,
-        caller: Caller,
-        parent: InodeNumber,
-        name: &[u8],
-        target: &[u8],
-    ) -> Answer<Entry> {
-        let birth = Birth::Symlink(Bytes::copy_from_slice(target));
-        self.make(caller, parent, name, birth, 0o777)
-    }
-
-    fn link(
-        &self,
-        _: Caller,
-        inode: InodeNumber,
-        new_parent: InodeNumber,
-        new_name: &[u8],
-    ) -> Answer<Entry> {
-        let name = Bytes::copy_from_slice(new_name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                tree.link(inode.0, (new_parent.0, &name), now, loaded)?;
-                fs.entry(tree, inode.0)
-            })
-            .await
-        })
-    }
-
-    fn unlink(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.take_away(|tree, loaded| tree.unlink(parent.0, &name, now, loaded)).await
-        })
-    }
-
-    fn rmdir(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.take_away(|tree, loaded| tree.rmdir(parent.0, &name, now, loaded)).await
-        })
-    }
-
-    fn rename(
-        &self,
-        _: Caller,
-        parent: InodeNumber,
-        name: &[u8],
-        new_parent: InodeNumber,
-        new_name: &[u8],
-        flags: RenameFlags,
-    ) -> Answer<()> {
-        let (name, new_name) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                tree.rename((parent.0, &name), (new_parent.0, &new_name), flags, now, loaded)
-            })
-            .await
-        })
-    }
-
-    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            let open =
-                |tree: &mut Tree, loaded: &Loaded| tree.open_file(inode.0, flags, now, loaded);
-            let handle = match flags.writes() || flags.has(OpenFlags::TRUNCATE) {
-                true => fs.change(open).await?,
-                false => fs.on_tree(open).await?,
-            };
-            Ok(opened(handle))
-        })
-    }
-
-    fn create(
-        &self,
-        caller: Caller,
-        parent: InodeNumber,
-        name: &[u8],
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Answer<(Entry, Opened)> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                let place = (parent.0, &name[..]);
-                let inode = match tree.lookup(parent.0, &name, loaded) {
-                    Ok(inode) if flags.has(OpenFlags::EXCLUSIVE) => {
+    ) -> Result<Entry, Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| {
+            let inode = match tree.make(caller, (parent, name), Birth::File, mode, now, loaded) {
+                Ok(inode) => {
+                    tree.set(inode, verifier.changes(), now, loaded)?;
+                    inode
+                }
+                Err(Stop::Errno(Errno::EEXIST)) => {
+                    let inode = tree.lookup(parent, name, loaded)?;
+                    if !verifier.has_made(&tree.attr(inode)?) {
                         tree.forget(inode, 1);
                         return Err(Errno::EEXIST.into());
                     }
-                    Ok(inode) => inode,
-                    Err(Stop::Errno(Errno::ENOENT)) => {
-                        tree.make(caller, place, Birth::File, mode, now, loaded)?
-                    }
-                    Err(stop) => return Err(stop),
-                };
-                let opening = tree.open_file(inode, flags, now, loaded);
-                if opening.is_err() {
-                    // The call is made again, or fails.
+                    inode
+                }
+                Err(stop) => return Err(stop),
+            };
+            self.entry(tree, inode)
+        })
+        .await
+    }
+
+    async fn link(&self, inode: u64, (parent, name): Place<'_>) -> Result<Entry, Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| {
+            tree.link(inode, (parent, name), now, loaded)?;
+            self.entry(tree, inode)
+        })
+        .await
+    }
+
+    async fn remove(&self, (parent, name): Place<'_>, is_directory: bool) -> Result<(), Fault> {
+        let now = self.shared.now();
+        self.take_away(|tree, loaded| match is_directory {
+            true => tree.rmdir(parent, name, now, loaded),
+            false => tree.unlink(parent, name, now, loaded),
+        })
+        .await
+    }
+
+    async fn rename(
+        &self,
+        (parent, name): Place<'_>,
+        (new_parent, new_name): Place<'_>,
+        flags: RenameFlags,
+    ) -> Result<(), Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| {
+            tree.rename((parent, name), (new_parent, new_name), flags, now, loaded)
+        })
+        .await
+    }
+
+    async fn open(&self, _: Caller, inode: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+        let now = self.shared.now();
+        let open = |tree: &mut Tree, loaded: &Loaded| tree.open_file(inode, flags, now, loaded);
+        let handle = match flags.writes() || flags.has(OpenFlags::TRUNCATE) {
+            true => self.change(open).await?,
+            false => self.on_tree(open).await?,
+        };
+        Ok(opened(handle))
+    }
+
+    async fn create(
+        &self,
+        caller: Caller,
+        (parent, name): Place<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened), Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| {
+            let inode = match tree.lookup(parent, name, loaded) {
+                Ok(inode) if flags.has(OpenFlags::EXCLUSIVE) => {
                     tree.forget(inode, 1);
+                    return Err(Errno::EEXIST.into());
                 }
-                let handle = opening?;
-                Ok((fs.entry(tree, inode)?, opened(handle)))
-            })
-            .await
-        })
-    }
-
-    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
-        self.answer(move |fs| async move {
-            for _ in 0..MAX_LOADS {
-                let (pieces, stored) =
-                    fs.on_tree(|tree, _| tree.read(inode.0, handle.0, offset, len)).await?;
-                let swap = fs.shared.swap();
-                let found = fs.readers.assemble(pieces, stored, handle.0, len, swap).await?;
-                if let Some(bytes) = found {
-                    return Ok(bytes);
+                Ok(inode) => inode,
+                Err(Stop::Errno(Errno::ENOENT)) => {
+                    tree.make(caller, (parent, name), Birth::File, mode, now, loaded)?
                 }
+                Err(stop) => return Err(stop),
+            };
+            let opening = tree.open_file(inode, flags, now, loaded);
+            if opening.is_err() {
+                // The call is made again, or fails.
+                tree.forget(inode, 1);
             }
-            Err(Errno::EIO.into())
+            let handle = opening?;
+            Ok((self.entry(tree, inode)?, opened(handle)))
         })
+        .await
     }
 
-    fn write(
+    async fn read(&self, (inode, handle): OpenId, offset: u64, len: u32) -> Result<Bytes, Fault> {
+        for _ in 0..MAX_LOADS {
+            let (pieces, stored) =
+                self.on_tree(|tree, _| tree.read(inode, handle, offset, len)).await?;
+            let swap = self.shared.swap();
+            let found = self.readers.assemble(pieces, stored, handle, len, swap).await?;
+            if let Some(bytes) = found {
+                return Ok(bytes);
+            }
+        }
+        Err(Errno::EIO.into())
+    }
+
+    async fn write(
         &self,
         writer: Writer,
-        inode: InodeNumber,
-        handle: Handle,
+        open: OpenId,
         offset: u64,
-        data: Bytes,
-    ) -> Answer<u32> {
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.check_left_out(inode).await?;
-            fs.change(|tree, loaded| {
-                tree.write(writer, (inode.0, handle.0), offset, &data, now, loaded)
-            })
-            .await
-        })
+        data: &Bytes,
+    ) -> Result<u32, Fault> {
+        let now = self.shared.now();
+        self.check_left_out(open.0).await?;
+        self.change(|tree, loaded| tree.write(writer, open, offset, data, now, loaded)).await
     }
 
-    fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.answer(move |fs| async move {
-            fs.shared.check_fence()?;
-            if fs.on_tree(|tree, _| tree.is_writable(inode.0, handle.0)).await? {
-                fs.shared.kept(inode.0).await?;
-            }
-            Ok(())
-        })
+    async fn flush(&self, (inode, handle): OpenId) -> Result<(), Fault> {
+        self.shared.check_fence()?;
+        if self.on_tree(|tree, _| tree.is_writable(inode, handle)).await? {
+            self.shared.kept(inode).await?;
+        }
+        Ok(())
     }
 
-    fn fsync(&self, inode: InodeNumber, _: Handle, _: bool) -> Answer<()> {
-        self.answer(move |fs| async move { Ok(fs.shared.flushed(Some(inode.0)).await?) })
+    async fn fsync(&self, (inode, _): OpenId) -> Result<(), Fault> {
+        Ok(self.shared.flushed(Some(inode)).await?)
     }
 
-    fn fsyncdir(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
-        self.fsync(inode, handle, data_only)
+    async fn fsyncdir(&self, inode: u64) -> Result<(), Fault> {
+        Ok(self.shared.flushed(Some(inode)).await?)
     }
 
-    fn persist(&self, _: &[InodeNumber]) -> Answer<()> {
-        self.answer(|fs| async move {
-            match &fs.shared.spool {
-                Some(spool) if spool.synced().await.is_ok() => Ok(()),
-                _ => Ok(fs.shared.flushed(None).await?),
-            }
-        })
+    async fn persist(&self, _: &[InodeNumber]) -> Result<(), Fault> {
+        match &self.shared.spool {
+            Some(spool) if spool.synced().await.is_ok() => Ok(()),
+            _ => Ok(self.shared.flushed(None).await?),
+        }
     }
 
-    fn sync(&self) -> Answer<()> {
-        self.answer(|fs| async move { Ok(fs.shared.flushed(None).await?) })
+    async fn sync(&self) -> Result<(), Fault> {
+        Ok(self.shared.flushed(None).await?)
     }
 
-    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
-        self.answer(move |fs| async move {
-            let layout = |at| fs.on_tree(move |tree, _| tree.layout(inode.0, handle.0, at));
-            seek_to(&fs.shared.cache, offset, to, layout).await
-        })
+    async fn seek(&self, (inode, handle): OpenId, offset: u64, to: SeekTo) -> Result<u64, Fault> {
+        let layout = |at| self.on_tree(move |tree, _| tree.layout(inode, handle, at));
+        seek_to(&self.shared.cache, offset, to, layout).await
     }
 
-    fn fallocate(
+    async fn fallocate(&self, open: OpenId, range: (u64, u64), mode: i32) -> Result<(), Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| tree.fallocate(open, range, mode, now, loaded)).await
+    }
+
+    async fn close(&self, (inode, handle): OpenId) -> Result<(), Fault> {
+        self.readers.close(handle);
+        self.on_tree(|tree, _| tree.close(inode, handle)).await
+    }
+
+    async fn opendir(&self, inode: u64) -> Result<u64, Fault> {
+        self.on_tree(|tree, _| tree.open_directory(inode)).await
+    }
+
+    async fn names(
         &self,
-        _: Caller,
-        inode: InodeNumber,
-        handle: Handle,
-        offset: u64,
-        len: u64,
-        mode: i32,
-    ) -> Answer<()> {
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                tree.fallocate((inode.0, handle.0), (offset, len), mode, now, loaded)
-            })
-            .await
-        })
-    }
-
-    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.readers.close(handle.0);
-        self.answer(
-            move |fs| async move { fs.on_tree(|tree, _| tree.close(inode.0, handle.0)).await },
-        )
-    }
-
-    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
-        self.answer(move |fs| async move {
-            let handle = fs.on_tree(|tree, _| tree.open_directory(inode.0)).await?;
-            Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
-        })
-    }
-
-    fn readdir(
-        &self,
-        inode: InodeNumber,
-        handle: Handle,
+        (inode, handle): OpenId,
         cookie: u64,
         limit: usize,
-        with_entries: bool,
-    ) -> Answer<Vec<DirEntry>> {
-        self.answer(move |fs| async move {
-            let open = fs
-                .on_tree(|tree, _| match cookie {
-                    0 => tree.rewind_directory(inode.0, handle.0),
-                    _ => tree.opened_directory(inode.0, handle.0),
-                })
-                .await?;
-            let mut entries = Vec::new();
-            let mut cookie = cookie;
-            while entries.is_empty() {
-                let listed = fs.names_from(&open, cookie, limit).await?;
-                let Some(last) = listed.last() else { break };
-                cookie = last.cookie;
-                for Listed { name, kind, inode: changed, cookie } in listed {
-                    let found = fs
-                        .on_tree(|tree, loaded| {
-                            let child = tree.lookup(inode.0, &name, loaded)?;
-                            let entry = fs.entry(tree, child)?;
-                            if !with_entries {
-                                tree.forget(child, 1);
-                            }
-                            Ok(entry)
-                        })
-                        .await;
-                    let entry = match found {
-                        Ok(entry) => entry,
-                        Err(Fault::Errno(Errno::ENOENT | Errno::ESTALE)) if with_entries => {
-                            continue;
-                        }
-                        Err(_) => {
-                            let number = InodeNumber(changed.unwrap_or(u64::MAX));
-                            entries.push(DirEntry {
-                                name,
-                                kind,
-                                inode: number,
-                                cookie,
-                                entry: None,
-                            });
-                            continue;
-                        }
-                    };
-                    let kept = with_entries.then_some(entry);
-                    let inode = entry.attr.inode;
-                    entries.push(DirEntry { name, kind, inode, cookie, entry: kept });
-                }
-            }
-            Ok(entries)
-        })
+    ) -> Result<Vec<Listed<Option<u64>>>, Fault> {
+        let open = self.on_tree(|tree, _| match cookie {
+            0 => tree.rewind_directory(inode, handle),
+            _ => tree.opened_directory(inode, handle),
+        });
+        self.names_from(&open.await?, cookie, limit).await
     }
 
-    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.answer(
-            move |fs| async move { fs.on_tree(|tree, _| tree.close(inode.0, handle.0)).await },
-        )
-    }
-
-    fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
-        let shared = self.shared.clone();
-        Box::pin(async move {
-            let room = shared.last_room.ask(&shared.env, &*shared.blocks).await;
-            let totals = shared.tree().totals();
-            let files = totals.files.saturating_add(totals.dirs).saturating_add(totals.symlinks);
-            Ok(StatFs {
-                files: 1 << 40,
-                files_free: (1u64 << 40).saturating_sub(files),
-                max_links: MAX_LINKS,
-                ..room::sizes(room, totals.bytes, 4096)
-            })
-        })
-    }
-
-    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
-        if inode == InodeNumber::ROOT && name == STATUS_XATTR {
-            let status = Bytes::from(self.status());
-            return Box::pin(async move { Ok(status) });
-        }
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let all = fs.on_tree(|tree, loaded| tree.xattrs(inode.0, loaded)).await?;
-            Ok(all.get(&name).cloned().ok_or(Errno::ENODATA)?)
-        })
-    }
-
-    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
-        self.answer(move |fs| async move {
-            let all = fs.on_tree(|tree, loaded| tree.xattrs(inode.0, loaded)).await?;
-            Ok(all.keys().cloned().collect())
-        })
-    }
-
-    fn setxattr(
+    async fn listed(
         &self,
-        _: Caller,
-        inode: InodeNumber,
-        name: &[u8],
-        value: Bytes,
-        flags: XattrFlags,
-    ) -> Answer<()> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| {
-                tree.set_xattr(inode.0, &name, value.clone(), flags, now, loaded)
-            })
-            .await
-        })
+        directory: u64,
+        listed: &Listed<Option<u64>>,
+        with_entry: bool,
+    ) -> Found {
+        let found = self.on_tree(|tree, loaded| {
+            let child = tree.lookup(directory, &listed.name, loaded)?;
+            let entry = self.entry(tree, child)?;
+            if !with_entry {
+                tree.forget(child, 1);
+            }
+            Ok(entry)
+        });
+        match found.await {
+            Ok(entry) if with_entry => Found::Entry(entry),
+            Ok(entry) => Found::Number(entry.attr.inode.0),
+            Err(Fault::Errno(Errno::ENOENT | Errno::ESTALE)) if with_entry => Found::Gone,
+            Err(_) => Found::Number(listed.file.unwrap_or(u64::MAX)),
+        }
     }
 
-    fn removexattr(&self, _: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            let now = fs.shared.now();
-            fs.change(|tree, loaded| tree.remove_xattr(inode.0, &name, now, loaded)).await
+    async fn statfs(&self) -> StatFs {
+        let shared = &self.shared;
+        let room = shared.last_room.ask(&shared.env, &*shared.blocks).await;
+        let totals = shared.tree().totals();
+        let files = totals.files.saturating_add(totals.dirs).saturating_add(totals.symlinks);
+        StatFs {
+            files: 1 << 40,
+            files_free: (1u64 << 40).saturating_sub(files),
+            max_links: MAX_LINKS,
+            ..room::sizes(room, totals.bytes, 4096)
+        }
+    }
+
+    async fn getxattr(&self, inode: u64, name: &Bytes) -> Result<Bytes, Fault> {
+        let all = self.on_tree(|tree, loaded| tree.xattrs(inode, loaded)).await?;
+        Ok(all.get(name).cloned().ok_or(Errno::ENODATA)?)
+    }
+
+    async fn listxattr(&self, inode: u64) -> Result<Vec<Bytes>, Fault> {
+        let all = self.on_tree(|tree, loaded| tree.xattrs(inode, loaded)).await?;
+        Ok(all.keys().cloned().collect())
+    }
+
+    async fn setxattr(
+        &self,
+        inode: u64,
+        name: &Bytes,
+        value: Option<Bytes>,
+        flags: XattrFlags,
+    ) -> Result<(), Fault> {
+        let now = self.shared.now();
+        self.change(|tree, loaded| match &value {
+            Some(value) => tree.set_xattr(inode, name, value.clone(), flags, now, loaded),
+            None => tree.remove_xattr(inode, name, now, loaded),
         })
+        .await
     }
 }
 

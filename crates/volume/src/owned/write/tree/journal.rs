@@ -19,8 +19,9 @@ use atoll_vfs::{
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
-use super::{Birth, Body, FIRST_DERIVED, Loaded, Place, ROOT, Stop, Tree};
+use super::{Body, FIRST_DERIVED, Loaded, Place, ROOT, Stop, Tree};
 use crate::blocks::edit_file::{HeldBytes, NewData};
+use crate::mount::Birth;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

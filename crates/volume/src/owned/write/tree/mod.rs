@@ -35,7 +35,7 @@ pub(super) use self::handles::numbers_after_crash;
 use self::journal::Journal;
 pub(super) use self::journal::{Record, Restated};
 use self::names::Names;
-pub(super) use self::namespace::{Birth, MAX_LINKS};
+pub(super) use self::namespace::MAX_LINKS;
 use self::open::Open;
 pub(super) use self::open::OpenDirectory;
 use crate::blocks::content::{Content, ContentNeed, ContentStop, LoadedContent, Stored};

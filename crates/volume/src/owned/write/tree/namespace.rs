@@ -1,6 +1,6 @@
 //! Names: making, linking, removing and renaming files.
 
-use atoll_vfs::{Caller, Errno, FileKind, FileTime, RenameFlags};
+use atoll_vfs::{Caller, Errno, FileTime, RenameFlags};
 use bytes::Bytes;
 
 use super::journal::{self, Name, Record};
@@ -8,20 +8,12 @@ use super::names::Names;
 use super::{Body, FIRST_DERIVED, Loaded, Node, NodeXattrs, Place, ROOT, Stop, Tree};
 use crate::blocks::content::{Content, Stored};
 use crate::format::MAX_TARGET_BYTES;
+use crate::mount::Birth;
 
 const SETGID: u32 = 0o2000;
 
 /// The most names of a file, as ext4 has it.
 pub(in crate::owned::write) const MAX_LINKS: u32 = 65_000;
-
-/// What a new file is to be.
-#[derive(Clone, Debug)]
-pub(in crate::owned::write) enum Birth {
-    File,
-    Directory,
-    Symlink(Bytes),
-    Special(FileKind, u64),
-}
 
 impl Tree {
     /// The file that a name means, counted as one lookup.
