@@ -4,11 +4,11 @@
 //! orphans (`s_last_orphan`, chained through `i_dtime`), so that after a crash the next mount,
 //! or e2fsck, gives it back.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
 use atoll_vfs::{
-    Attr, AttrReply, Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
+    Attr, AttrReply, Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, InodeTable,
+    OpenFlags, TableInode,
 };
 
 use super::known::KnownInodes;
@@ -17,18 +17,22 @@ use crate::ext2::Ext2Error;
 use crate::format::inode::{Inode, TRANSPARENT};
 use crate::format::superblock::ROOT_INODE;
 
-/// An inode that is open, or was cut off while it was not.
+/// The lock of a file that is open, or was cut off while it was not.
+///
+/// Writers of data and length take it as writers, readers as readers; before the core.
 #[derive(Debug, Default)]
-pub(super) struct Held {
-    opens: u32,
-    /// Writers of data and length take it as writers, readers as readers; before the core.
-    pub(super) lock: Arc<RwLock<()>>,
+struct FileLock(Arc<RwLock<()>>);
+
+impl TableInode for FileLock {
+    /// A call that holds the lock would not keep out one that got another.
+    fn is_needed(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 /// An open file or directory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open {
-    pub(super) inode: u32,
     pub(super) flags: OpenFlags,
     /// What is written through a mapping may use the reserved blocks: its opener may.
     pub(super) privileged: bool,
@@ -48,13 +52,17 @@ impl Ending {
     }
 }
 
-/// All that is held.
-#[derive(Debug, Default)]
+/// All that is held. Lookups are counted apart from opens, since there are far more of them.
+#[derive(Debug)]
 pub(super) struct HeldInodes {
     known: KnownInodes,
-    inodes: BTreeMap<u32, Held>,
-    opens: BTreeMap<u64, Open>,
-    last_handle: u64,
+    open: InodeTable<FileLock, Open>,
+}
+
+impl Default for HeldInodes {
+    fn default() -> HeldInodes {
+        HeldInodes { known: KnownInodes::default(), open: InodeTable::without_root(1) }
+    }
 }
 
 /// The inode behind a number of the front end.
@@ -79,7 +87,7 @@ impl HeldInodes {
     }
 
     pub(super) fn is_open(&self, inode: u32) -> bool {
-        self.inodes.get(&inode).is_some_and(|held| held.opens > 0)
+        self.open.is_held(inode.into())
     }
 
     /// The directory in which a held inode was found last.
@@ -97,32 +105,38 @@ impl HeldInodes {
         if !self.is_held(inode) {
             return Arc::default();
         }
-        self.inodes.entry(inode).or_default().lock.clone()
+        self.keep(inode).0.clone()
+    }
+
+    fn keep(&mut self, inode: u32) -> &FileLock {
+        if !self.open.contains(inode.into()) {
+            self.open.insert(inode.into(), None, FileLock::default());
+        }
+        &self.open[inode.into()]
     }
 
     fn open(&mut self, inode: u32, privileged: bool, flags: OpenFlags) -> Handle {
-        self.inodes.entry(inode).or_default().opens += 1;
-        self.last_handle += 1;
-        self.opens.insert(self.last_handle, Open { inode, flags, privileged });
-        Handle(self.last_handle)
+        self.keep(inode);
+        let opened = self.open.open(inode.into(), Open { flags, privileged });
+        Handle(opened.expect("it is in the table"))
     }
 
     pub(super) fn opened(&self, inode: u32, handle: Handle) -> Result<Open, Errno> {
-        self.opens.get(&handle.0).copied().filter(|open| open.inode == inode).ok_or(Errno::EBADF)
+        self.open.opened(inode.into(), handle.0).copied()
     }
 
-    /// Takes back what was held; true if the inode is no longer held.
-    fn let_go(&mut self, inode: u32, lookups: u64, opens: u32) -> bool {
+    /// Takes back lookups; true if the inode is no longer held.
+    fn forget(&mut self, inode: u32, lookups: u64) -> bool {
         let was_held = self.is_held(inode);
         self.known.forget(inode, lookups);
-        if let Some(held) = self.inodes.get_mut(&inode) {
-            held.opens = held.opens.saturating_sub(opens);
-            // Another call may hold the lock; then the next that lets go takes it away.
-            if held.opens == 0 && Arc::strong_count(&held.lock) == 1 {
-                self.inodes.remove(&inode);
-            }
-        }
+        self.open.reap(inode.into(), |_, _| {});
         was_held && !self.is_held(inode)
+    }
+
+    /// Ends an open; true if the inode is no longer held.
+    fn close(&mut self, inode: u32, handle: Handle) -> Result<bool, Errno> {
+        self.open.close(inode.into(), handle.0, |_, _| {})?;
+        Ok(!self.is_held(inode))
     }
 }
 
@@ -261,32 +275,32 @@ impl Shared {
         FileTime { secs, nanos: (ms % 1000) as u32 * 1_000_000 }
     }
 
-    /// Takes back lookups and opens; an inode that has no name and is no longer held ends.
-    pub(super) fn let_go(&self, number: u32, lookups: u64, opens: u32) -> Result<(), Errno> {
+    /// Takes back lookups; an inode that has no name and is no longer held ends.
+    pub(super) fn forget(&self, number: u32, lookups: u64) -> Result<(), Errno> {
         let ending = {
             let mut core = self.core();
-            if !core.held.let_go(number, lookups, opens) {
-                return Ok(());
-            }
-            let inode = core.ext2.inode(number).ok();
-            inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
+            if core.held.forget(number, lookups) { core.ending_of(number) } else { None }
         };
-        match ending {
-            Some(ending) if !self.read_only => self.end_inode(ending),
-            _ => Ok(()),
-        }
+        self.end(ending)
     }
 
     /// Closes a handle.
     pub(super) fn close(&self, number: u32, handle: Handle) -> Result<(), Errno> {
-        {
+        let ending = {
             let mut core = self.core();
-            core.held.opened(number, handle)?;
-            core.held.opens.remove(&handle.0);
+            let is_let_go = core.held.close(number, handle)?;
             core.close_transparent(number);
             core.ext2.drop_window(number);
+            if is_let_go { core.ending_of(number) } else { None }
+        };
+        self.end(ending)
+    }
+
+    fn end(&self, ending: Option<Ending>) -> Result<(), Errno> {
+        match ending {
+            Some(ending) if !self.read_only => self.end_inode(ending),
+            _ => Ok(()),
         }
-        self.let_go(number, 0, 1)
     }
 
     /// Gives back an orphan: its blocks step by step, then the inode.
@@ -333,8 +347,7 @@ impl Shared {
                 let mut core = self.core();
                 let sound = inodes.contains(&number)
                     && core.ext2.is_inode_in_use(number).is_ok_and(|in_use| in_use);
-                let inode = if sound { core.ext2.inode(number).ok() } else { None };
-                inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
+                if sound { core.ending_of(number) } else { None }
             };
             let Some(ending) = ending else {
                 let what = format!("inode {number} on the list of orphans");
@@ -355,6 +368,12 @@ impl Shared {
 }
 
 impl Core {
+    /// What ends if an inode has no name.
+    fn ending_of(&mut self, number: u32) -> Option<Ending> {
+        let inode = self.ext2.inode(number).ok();
+        inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
+    }
+
     /// Gives back blocks of an inode that ends; true when none are left.
     pub(super) fn free_some(&mut self, number: u32, inode: &mut Inode) -> Result<bool, Ext2Error> {
         let done = match inode.kind() {

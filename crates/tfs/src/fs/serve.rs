@@ -111,7 +111,7 @@ impl Shared {
                     Ok((Entry { attr: core.attr(number, &inode)?, ..entry }, opened))
                 });
                 if again.is_err() {
-                    self.let_go(number, 1, 0)?;
+                    self.forget(number, 1)?;
                 }
                 again
             }
@@ -135,7 +135,7 @@ impl Shared {
         match self.lookup(parent, name) {
             Ok(entry) if verifier.has_made(&entry.attr) => Ok(entry),
             Ok(entry) => {
-                self.let_go(to_ext2(entry.attr.inode)?, 1, 0)?;
+                self.forget(to_ext2(entry.attr.inode)?, 1)?;
                 Err(Errno::EEXIST)
             }
             // Removed meanwhile.
@@ -262,7 +262,7 @@ impl FileSystem for Tfs {
     fn forget(&self, inode: InodeNumber, count: u64) {
         if let Ok(inode) = to_ext2(inode) {
             // An error ends all changes, and the next call says so.
-            let _ = self.shared.let_go(inode, count, 0);
+            let _ = self.shared.forget(inode, count);
         }
     }
 
