@@ -17,6 +17,7 @@
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
 //! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
 
+mod fault;
 mod fs;
 mod get;
 pub mod history;

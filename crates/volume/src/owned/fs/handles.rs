@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use atoll_vfs::{Errno, InodeNumber, PersistentHandle};
 
-use super::{Fault, PublishedEngine};
+use super::PublishedEngine;
 use crate::format::DirectoryEntry;
 use crate::handle_table::GENERATION;
+use crate::owned::fault::Fault;
 
 /// A lookup that is taken back when this is dropped.
 struct Lookup<'a> {

@@ -26,6 +26,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 
 use self::inodes::{Inodes, Known};
+use super::fault::Fault;
 use super::read::error::shown_path;
 use super::read::snapshot::{Snapshot, joined, read_xattrs};
 use super::read::{ReadError, Volume};
@@ -77,24 +78,6 @@ pub(crate) struct ListedFile {
     entry: DirectoryEntry,
     seen: u64,
     ttl: Duration,
-}
-
-/// What went wrong in one call.
-pub(crate) enum Fault {
-    Errno(Errno),
-    Block(Box<BlockError>),
-}
-
-impl From<Errno> for Fault {
-    fn from(errno: Errno) -> Fault {
-        Fault::Errno(errno)
-    }
-}
-
-impl From<BlockError> for Fault {
-    fn from(error: BlockError) -> Fault {
-        Fault::Block(Box::new(error))
-    }
 }
 
 impl VolumeFs {

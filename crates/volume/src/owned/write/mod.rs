@@ -53,7 +53,6 @@ use atoll_vfs::{Errno, FileTime};
 use futures_channel::oneshot;
 
 pub use self::copy::{Copied, CopyError};
-use self::fs::Fault;
 pub use self::fs::WritableFs;
 pub use self::history::RestoreError;
 pub use self::keep::{LeaseKeeper, NoLeaseKeeper};
@@ -61,6 +60,7 @@ use self::release::UnneededBlocks;
 use self::spool::Spool;
 pub use self::spool::{SPOOL_BASE, SPOOL_RECORDS};
 use self::tree::{Loaded, Need, Tree};
+use super::fault::Fault;
 use super::read::ReadError;
 use super::root::{MountState, Root};
 use super::sealed_root::RootError;

@@ -8,7 +8,7 @@ use atoll_dht::Blocks;
 use atoll_env::Env;
 use atoll_key::{ReadKey, SecretKey, SignedBlock, VolumeCipher};
 
-use super::fs::{Fault, WritableFs};
+use super::fs::WritableFs;
 use super::release::UnneededBlocks;
 use super::spool::{self, Spool, SpoolError};
 use super::tree::{self, Record, Tree};
@@ -16,6 +16,7 @@ use super::{FlushError, Head, LeaseKeeper, NoLeaseKeeper, Shared, WriteError, Wr
 use super::{flush, keep, random_id};
 use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
+use crate::owned::fault::Fault;
 use crate::owned::root::Root;
 use crate::owned::sealed_root;
 use crate::room::LastRoom;

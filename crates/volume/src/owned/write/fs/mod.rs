@@ -16,11 +16,11 @@ use bytes::Bytes;
 
 use super::tree::{Loaded, MAX_LINKS, Stop, Tree};
 use super::{FlushError, Shared, WriteOptions};
-use crate::blocks::error::{BlockError, LoadError};
 use crate::blocks::read_pieces::{Readers, seek_to};
 use crate::counted::counted;
 use crate::handle_table::GENERATION;
 use crate::mount::{About, Birth, Engine, FOREVER, Found, Front, Listed, OpenId, Place};
+use crate::owned::fault::Fault;
 use crate::room;
 
 /// How often a call fetches something stored before it is given up. A rename needs a name, its
@@ -37,35 +37,6 @@ pub type WritableFs = Front<WritableEngine>;
 pub struct WritableEngine {
     pub(super) shared: Arc<Shared>,
     readers: Readers,
-}
-
-pub(crate) enum Fault {
-    Errno(Errno),
-    Block(BlockError),
-}
-
-impl From<Errno> for Fault {
-    fn from(errno: Errno) -> Fault {
-        Fault::Errno(errno)
-    }
-}
-
-impl From<BlockError> for Fault {
-    fn from(error: BlockError) -> Fault {
-        Fault::Block(error)
-    }
-}
-
-impl From<LoadError> for Fault {
-    fn from(error: LoadError) -> Fault {
-        match error {
-            LoadError::Block(error) => Fault::Block(error),
-            LoadError::Swap(why) => {
-                tracing::error!("{why}");
-                Fault::Errno(Errno::EIO)
-            }
-        }
-    }
 }
 
 impl From<FlushError> for Fault {
