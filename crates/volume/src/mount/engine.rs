@@ -47,6 +47,14 @@ pub(crate) struct Listed<F> {
     pub(crate) file: F,
 }
 
+impl<F> Listed<F> {
+    /// The same name, with something else said of its file.
+    pub(crate) fn map<G>(self, file: impl FnOnce(F) -> G) -> Listed<G> {
+        let Listed { name, kind, cookie, file: said } = self;
+        Listed { name, kind, cookie, file: file(said) }
+    }
+}
+
 /// What a name of a listing stands for now.
 pub(crate) enum Found {
     /// A file of this number; its entry was counted as a lookup.
@@ -57,11 +65,14 @@ pub(crate) enum Found {
     Gone,
 }
 
+/// A call under way.
+pub(crate) trait Call<T, F>: Future<Output = Result<T, F>> + Send {}
+
+impl<T, F, C: Future<Output = Result<T, F>> + Send> Call<T, F> for C {}
+
 /// One kind of volume. The calls are those of [`atoll_vfs::FileSystem`], which says what they do;
-/// names have been copied, and numbers and handles are bare. Calls that change something refuse
-/// with [`Errno::EROFS`] unless the engine says otherwise.
-///
-/// Inherent methods of an engine can be called on its [`Front`](super::Front).
+/// names have been copied, and numbers and handles are bare. The default of a call that changes
+/// something refuses with [`Errno::EROFS`].
 pub(crate) trait Engine: Send + Sync + 'static {
     /// Why a call failed.
     type Fault: From<Errno> + Send;
@@ -83,7 +94,8 @@ pub(crate) trait Engine: Send + Sync + 'static {
         let _ = about;
     }
 
-    /// Whether the mount works, and why not: `ok`, or a sentence. It must not wait for blocks.
+    /// Whether the mount works, and why not: `ok`, or a sentence. Answers within seconds, also while blocks cannot be
+    /// read.
     fn status(&self) -> impl Future<Output = String> + Send;
 
     /// See [`atoll_vfs::FileSystem::locks`].
@@ -102,32 +114,22 @@ pub(crate) trait Engine: Send + Sync + 'static {
     }
 
     /// The entry of a name, counted as one lookup.
-    fn lookup(&self, place: Place<'_>) -> impl Future<Output = Result<Entry, Self::Fault>> + Send;
+    fn lookup(&self, place: Place<'_>) -> impl Call<Entry, Self::Fault>;
 
     /// The entry of the directory above one, counted as one lookup.
-    fn parent(&self, inode: u64) -> impl Future<Output = Result<Entry, Self::Fault>> + Send;
+    fn parent(&self, inode: u64) -> impl Call<Entry, Self::Fault>;
 
     /// The persistent handle of an inode.
-    fn handle_of(
-        &self,
-        inode: u64,
-    ) -> impl Future<Output = Result<PersistentHandle, Self::Fault>> + Send;
+    fn handle_of(&self, inode: u64) -> impl Call<PersistentHandle, Self::Fault>;
 
     /// The entry of the file that a persistent handle names, counted as one lookup.
-    fn by_handle(
-        &self,
-        handle: &PersistentHandle,
-    ) -> impl Future<Output = Result<Entry, Self::Fault>> + Send;
+    fn by_handle(&self, handle: &PersistentHandle) -> impl Call<Entry, Self::Fault>;
 
     /// Takes back lookups.
     fn forget(&self, inode: u64, count: u64);
 
     /// Attributes.
-    fn getattr(
-        &self,
-        inode: u64,
-        handle: Option<u64>,
-    ) -> impl Future<Output = Result<AttrReply, Self::Fault>> + Send;
+    fn getattr(&self, inode: u64, handle: Option<u64>) -> impl Call<AttrReply, Self::Fault>;
 
     /// Changes attributes.
     fn setattr(
@@ -135,13 +137,13 @@ pub(crate) trait Engine: Send + Sync + 'static {
         inode: u64,
         handle: Option<u64>,
         changes: SetAttr,
-    ) -> impl Future<Output = Result<AttrReply, Self::Fault>> + Send {
+    ) -> impl Call<AttrReply, Self::Fault> {
         let _ = (inode, handle, changes);
         ready(Err(Errno::EROFS.into()))
     }
 
     /// The target of a symbolic link.
-    fn readlink(&self, inode: u64) -> impl Future<Output = Result<Bytes, Self::Fault>> + Send;
+    fn readlink(&self, inode: u64) -> impl Call<Bytes, Self::Fault>;
 
     /// Makes a file; its entry is counted as one lookup.
     fn make(
@@ -150,7 +152,7 @@ pub(crate) trait Engine: Send + Sync + 'static {
         place: Place<'_>,
         birth: Birth,
         mode: u32,
-    ) -> impl Future<Output = Result<Entry, Self::Fault>> + Send {
+    ) -> impl Call<Entry, Self::Fault> {
         let _ = (caller, place, birth, mode);
         ready(Err(Errno::EROFS.into()))
     }
@@ -162,27 +164,19 @@ pub(crate) trait Engine: Send + Sync + 'static {
         place: Place<'_>,
         mode: u32,
         verifier: CreateVerifier,
-    ) -> impl Future<Output = Result<Entry, Self::Fault>> + Send {
+    ) -> impl Call<Entry, Self::Fault> {
         let _ = (caller, place, mode, verifier);
         ready(Err(Errno::EROFS.into()))
     }
 
     /// Makes another name for a file.
-    fn link(
-        &self,
-        inode: u64,
-        place: Place<'_>,
-    ) -> impl Future<Output = Result<Entry, Self::Fault>> + Send {
+    fn link(&self, inode: u64, place: Place<'_>) -> impl Call<Entry, Self::Fault> {
         let _ = (inode, place);
         ready(Err(Errno::EROFS.into()))
     }
 
     /// Removes the name of an empty directory, or of anything else.
-    fn remove(
-        &self,
-        place: Place<'_>,
-        is_directory: bool,
-    ) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn remove(&self, place: Place<'_>, is_directory: bool) -> impl Call<(), Self::Fault> {
         let _ = (place, is_directory);
         ready(Err(Errno::EROFS.into()))
     }
@@ -193,18 +187,13 @@ pub(crate) trait Engine: Send + Sync + 'static {
         from: Place<'_>,
         to: Place<'_>,
         flags: RenameFlags,
-    ) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    ) -> impl Call<(), Self::Fault> {
         let _ = (from, to, flags);
         ready(Err(Errno::EROFS.into()))
     }
 
     /// Opens a regular file.
-    fn open(
-        &self,
-        caller: Caller,
-        inode: u64,
-        flags: OpenFlags,
-    ) -> impl Future<Output = Result<Opened, Self::Fault>> + Send;
+    fn open(&self, caller: Caller, inode: u64, flags: OpenFlags) -> impl Call<Opened, Self::Fault>;
 
     /// Makes and opens a regular file.
     fn create(
@@ -213,18 +202,13 @@ pub(crate) trait Engine: Send + Sync + 'static {
         place: Place<'_>,
         mode: u32,
         flags: OpenFlags,
-    ) -> impl Future<Output = Result<(Entry, Opened), Self::Fault>> + Send {
+    ) -> impl Call<(Entry, Opened), Self::Fault> {
         let _ = (caller, place, mode, flags);
         ready(Err(Errno::EROFS.into()))
     }
 
     /// Reads from an open file.
-    fn read(
-        &self,
-        open: OpenId,
-        offset: u64,
-        len: u32,
-    ) -> impl Future<Output = Result<Bytes, Self::Fault>> + Send;
+    fn read(&self, open: OpenId, offset: u64, len: u32) -> impl Call<Bytes, Self::Fault>;
 
     /// Writes into an open file.
     fn write(
@@ -233,67 +217,59 @@ pub(crate) trait Engine: Send + Sync + 'static {
         open: OpenId,
         offset: u64,
         data: &Bytes,
-    ) -> impl Future<Output = Result<u32, Self::Fault>> + Send {
+    ) -> impl Call<u32, Self::Fault> {
         let _ = (writer, open, offset, data);
         ready(Err(Errno::EROFS.into()))
     }
 
     /// Reports errors of delayed writes at a `close(2)`. [`Errno::ENOSYS`]: there are none.
-    fn flush(&self, open: OpenId) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn flush(&self, open: OpenId) -> impl Call<(), Self::Fault> {
         let _ = open;
         ready(Err(Errno::ENOSYS.into()))
     }
 
     /// Makes a file durable.
-    fn fsync(&self, open: OpenId) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn fsync(&self, open: OpenId) -> impl Call<(), Self::Fault> {
         let _ = open;
         ready(Ok(()))
     }
 
     /// Makes a directory durable.
-    fn fsyncdir(&self, inode: u64) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn fsyncdir(&self, inode: u64) -> impl Call<(), Self::Fault> {
         let _ = inode;
         ready(Ok(()))
     }
 
     /// Has names and attributes of files survive a crash of this machine.
-    fn persist(
-        &self,
-        inodes: &[InodeNumber],
-    ) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn persist(&self, inodes: &[InodeNumber]) -> impl Call<(), Self::Fault> {
         let _ = inodes;
         ready(Ok(()))
     }
 
     /// Makes everything durable.
-    fn sync(&self) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn sync(&self) -> impl Call<(), Self::Fault> {
         ready(Ok(()))
     }
 
     /// The next data or hole of an open file.
-    fn seek(
-        &self,
-        open: OpenId,
-        offset: u64,
-        to: SeekTo,
-    ) -> impl Future<Output = Result<u64, Self::Fault>> + Send;
+    fn seek(&self, open: OpenId, offset: u64, to: SeekTo) -> impl Call<u64, Self::Fault>;
 
     /// Reserves space for, or punches a hole into, a range of an open file: offset and length.
-    fn fallocate(
-        &self,
-        open: OpenId,
-        range: (u64, u64),
-        mode: i32,
-    ) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    fn fallocate(&self, open: OpenId, range: (u64, u64), mode: i32) -> impl Call<(), Self::Fault> {
         let _ = (open, range, mode);
         ready(Err(Errno::EOPNOTSUPP.into()))
     }
 
-    /// Ends an open, of a file or a directory.
-    fn close(&self, open: OpenId) -> impl Future<Output = Result<(), Self::Fault>> + Send;
+    /// Ends an open of a file.
+    fn close(&self, open: OpenId) -> impl Call<(), Self::Fault>;
+
+    /// Ends an open of a directory.
+    fn closedir(&self, open: OpenId) -> impl Call<(), Self::Fault> {
+        self.close(open)
+    }
 
     /// Opens a directory; returns the handle.
-    fn opendir(&self, inode: u64) -> impl Future<Output = Result<u64, Self::Fault>> + Send;
+    fn opendir(&self, inode: u64) -> impl Call<u64, Self::Fault>;
 
     /// Names of an open directory after a cookie, at most `limit`; none at its end. From cookie 0 on, a
     /// directory that may change is listed as it is now (POSIX, `rewinddir`).
@@ -302,7 +278,7 @@ pub(crate) trait Engine: Send + Sync + 'static {
         open: OpenId,
         cookie: u64,
         limit: usize,
-    ) -> impl Future<Output = Result<Vec<Listed<Self::File>>, Self::Fault>> + Send;
+    ) -> impl Call<Vec<Listed<Self::File>>, Self::Fault>;
 
     /// What a name of a listing stands for; its entry if that is wanted and can be read.
     fn listed(
@@ -316,15 +292,10 @@ pub(crate) trait Engine: Send + Sync + 'static {
     fn statfs(&self) -> impl Future<Output = StatFs> + Send;
 
     /// The value of an extended attribute.
-    fn getxattr(
-        &self,
-        inode: u64,
-        name: &Bytes,
-    ) -> impl Future<Output = Result<Bytes, Self::Fault>> + Send;
+    fn getxattr(&self, inode: u64, name: &Bytes) -> impl Call<Bytes, Self::Fault>;
 
     /// The names of the extended attributes.
-    fn listxattr(&self, inode: u64)
-    -> impl Future<Output = Result<Vec<Bytes>, Self::Fault>> + Send;
+    fn listxattr(&self, inode: u64) -> impl Call<Vec<Bytes>, Self::Fault>;
 
     /// Sets an extended attribute, or removes it if there is no value.
     fn setxattr(
@@ -333,7 +304,7 @@ pub(crate) trait Engine: Send + Sync + 'static {
         name: &Bytes,
         value: Option<Bytes>,
         flags: XattrFlags,
-    ) -> impl Future<Output = Result<(), Self::Fault>> + Send {
+    ) -> impl Call<(), Self::Fault> {
         let _ = (inode, name, value, flags);
         ready(Err(Errno::EROFS.into()))
     }

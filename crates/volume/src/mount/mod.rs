@@ -13,9 +13,8 @@
 //! Invariants:
 //!
 //! - Each call ends within 60 seconds.
-//! - An engine's fault becomes an errno in one place, and only there is it logged.
-//! - A listing never ends with an empty page while names follow, and never because one file's
-//!   attributes cannot be read.
+//! - An engine's fault becomes an errno, and is logged, in one place.
+//! - A listing never ends with an empty page while names follow.
 //! - `user.atoll.status` of the root directory can be read while nothing else can be.
 //!
 //! It does not know what a volume consists of, which version a call sees, or how long an answer
@@ -39,11 +38,11 @@ use atoll_vfs::{
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 
-pub(crate) use self::engine::{About, Birth, Engine, Found, Listed, OpenId, Place};
+pub(crate) use self::engine::{About, Birth, Call, Engine, Found, Listed, OpenId, Place};
 
 /// How long a call may take. Each block has a deadline of its own, but a call may need several, one
 /// after the other; a process that waits for a mount cannot be killed. Guess.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long names and attributes may be believed that never change behind the kernel's back: a day,
 /// since some kernels overflow on more.
@@ -53,8 +52,8 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 /// not listed, so that copies do not take it along.
 const STATUS_XATTR: &[u8] = b"user.atoll.status";
 
-/// A volume as a file system. Cheap to clone. What its kind of volume offers besides is called on it
-/// as well.
+/// A volume as a file system. Cheap to clone. It dereferences to its engine, for what one kind of
+/// volume offers beyond a file system.
 pub struct Front<E> {
     engine: Arc<E>,
 }
@@ -88,7 +87,7 @@ impl<E> Deref for Front<E> {
 async fn answered<E: Engine, T>(
     engine: &E,
     about: About<'_>,
-    call: impl Future<Output = Result<T, E::Fault>> + Send,
+    call: impl Call<T, E::Fault>,
 ) -> Result<T, Errno> {
     let mut call = pin!(call);
     // Most calls find all they need in memory: those need no timer.
@@ -423,7 +422,7 @@ impl<E: Engine> FileSystem for Front<E> {
     }
 
     fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.close(inode, handle)
+        answer!(self, (inode.0, None), engine => engine.closedir((inode.0, handle.0)))
     }
 
     fn fsyncdir(&self, inode: InodeNumber, _: Handle, _: bool) -> Answer<()> {

@@ -10,7 +10,7 @@ use crate::format::FormatError;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     pub(super) errno: Errno,
     /// For the log, unless the errno says all.
     pub(super) why: Option<String>,
@@ -27,6 +27,15 @@ impl Fault {
         let why = "other contents were written at the same time, and cannot be kept as a file of \
                    their own";
         Fault { is_conflict: true, ..Fault::new(Errno::EACCES, why) }
+    }
+
+    /// What a program is told; people find the rest in the log.
+    pub(super) fn logged(self) -> Errno {
+        let Fault { errno, why, .. } = self;
+        if let Some(why) = why {
+            tracing::warn!("{errno}: {why}");
+        }
+        errno
     }
 }
 

@@ -101,10 +101,6 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    pub(super) fn len(&self) -> Result<usize, Errno> {
-        Ok(self.version.names()?.len() + self.newborns.len())
-    }
-
     /// Each name with the inode it stands for.
     pub(super) fn names(&self) -> Result<impl Iterator<Item = (Bytes, InodeKey, FileKind)>, Errno> {
         let named = self.version.names()?.iter();

@@ -69,7 +69,8 @@ use futures_util::future::{Either, join, join_all, select};
 use futures_util::stream::{self, StreamExt};
 
 use super::removals::Removal;
-use super::{CALL_LIMIT, Freshness, Shared};
+use super::{Freshness, Shared};
+use crate::mount::CALL_LIMIT;
 use crate::shared::fault::Fault;
 use crate::shared::inode::InodeKey;
 use crate::shared::lock_lease::Held;
@@ -749,14 +750,7 @@ pub(super) struct SharedLocks(pub(super) Arc<Shared>);
 fn answer<T: Send + 'static>(
     work: impl Future<Output = Result<T, Fault>> + Send + 'static,
 ) -> Answer<T> {
-    Box::pin(async move {
-        work.await.map_err(|Fault { errno, why, .. }| {
-            if let Some(why) = why {
-                tracing::warn!("{errno}: {why}");
-            }
-            errno
-        })
-    })
+    Box::pin(async move { work.await.map_err(Fault::logged) })
 }
 
 impl Locks for SharedLocks {

@@ -37,10 +37,11 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError};
 use atoll_env::{Env, Instant, sleep, timeout};
 use atoll_key::{SecretKey, VolumeId};
-use atoll_vfs::{Answer, Attr, AttrReply, Entry, Errno, FileKind, FileTime, InvalidationQueue};
+use atoll_vfs::{Attr, AttrReply, Entry, Errno, FileKind, FileTime, InvalidationQueue};
 
 use self::ahead::LookupAhead;
 use self::drawn::Drawn;
+use self::history::PastEngine;
 pub use self::history::PastFs;
 use self::locks::FileLocks;
 use self::lost::Looks;
@@ -63,11 +64,9 @@ use crate::blocks::read_pieces::Readers;
 use crate::counted::counted;
 use crate::format::FormatError;
 use crate::keep::Keep;
+use crate::mount::Front;
 use crate::room::LastRoom;
 use crate::spool_directory::SpoolDirectory;
-
-/// How long a call may take; a process that waits for a mount cannot be killed. Guess.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often what could not be written when its file was closed is tried again. Guess.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
@@ -76,8 +75,6 @@ const MOST_ROUNDS_BETWEEN: u32 = 24;
 
 /// How long the status may wait for the ring, to say whether the user may write. A guess.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
-/// The attribute of the root directory that says whether the mount works, and why not.
-const STATUS_XATTR: &[u8] = b"user.atoll.status";
 
 /// How to mount a shared volume.
 #[derive(Clone, Debug)]
@@ -158,17 +155,14 @@ impl EndError {
     }
 }
 
-/// See the module. Cheap to clone.
-#[derive(Clone)]
-pub struct SharedFs {
-    present: Present,
-    past: PastFs,
-}
+/// A shared volume.
+pub type SharedFs = Front<SharedEngine>;
 
-/// All of it but what is below `.atoll`.
-#[derive(Clone)]
-struct Present {
+/// See the module.
+pub struct SharedEngine {
     shared: Arc<Shared>,
+    /// What is below `.atoll`.
+    past: PastEngine,
 }
 
 struct Shared {
@@ -238,7 +232,7 @@ impl SharedFs {
         let spool = SpooledBlocks::open(env.clone(), blocks, owner, files).await;
         let spool = spool.map_err(|error| OpenError::Spool(error.to_string()))?;
         let opened = SharedFs::open_over(env, spool, volume, Some(user), options).await?;
-        let shared = &opened.present.shared;
+        let shared = &opened.shared;
         shared.env.spawn(Box::pin(offline::run(Arc::downgrade(shared))));
         Ok(opened)
     }
@@ -317,18 +311,20 @@ impl SharedFs {
         }));
         shared.env.spawn(Box::pin(retry(Arc::downgrade(&shared))));
         shared.env.spawn(Box::pin(releases::run(Arc::downgrade(&shared))));
-        let past = PastFs::of(shared.clone());
-        Ok(SharedFs { present: Present { shared }, past })
+        let past = PastEngine::of(shared.clone());
+        Ok(Front::over(SharedEngine { shared, past }))
     }
+}
 
+impl SharedEngine {
     /// The volume as it was at a time, milliseconds since 1970, read-only: of each file the newest version
     /// that was there then and is kept. `None` if nothing is kept of that time.
     ///
     /// # Errors
     /// If its root directory of that time cannot be read.
     pub async fn at(&self, unix_ms: u64) -> Result<Option<PastFs>, String> {
-        match PastFs::mounted_at(self.present.shared.clone(), unix_ms).await {
-            Ok(past) => Ok(Some(past)),
+        match PastEngine::mounted_at(self.shared.clone(), unix_ms).await {
+            Ok(past) => Ok(Some(Front::over(past))),
             Err(Fault { errno: Errno::ENOENT, .. }) => Ok(None),
             Err(Fault { errno, why, .. }) => Err(why.unwrap_or_else(|| errno.to_string())),
         }
@@ -341,7 +337,7 @@ impl SharedFs {
 
     /// Whether the user may write the root directory now.
     pub async fn may_write(&self) -> bool {
-        let shared = &self.present.shared;
+        let shared = &self.shared;
         match shared.directory(ROOT, Freshness::Within(Duration::MAX)).await {
             Ok((_, root)) => shared.inodes.credentials.may_write(root.block.groups()).await,
             Err(_) => false,
@@ -351,7 +347,7 @@ impl SharedFs {
     /// Writes what files have that were written and not closed. Called once no call is made any more. What is spooled
     /// is brought to the ring if that is within reach.
     pub async fn end(&self) -> Result<(), EndError> {
-        let shared = &self.present.shared;
+        let shared = &self.shared;
         shared.has_ended.store(true, Ordering::Release);
         if shared.spool.is_offline() {
             self.write_all().await?;
@@ -370,7 +366,7 @@ impl SharedFs {
     }
 
     async fn write_all(&self) -> Result<(), EndError> {
-        let shared = &self.present.shared;
+        let shared = &self.shared;
         shared.publish_all(false).await?;
         shared.check_written().await;
         let removed = shared.put_removals().await;
@@ -381,27 +377,17 @@ impl SharedFs {
 
     /// What waits on disk for the ring, if anything does.
     pub fn spooled(&self) -> Option<Spooled> {
-        self.present.shared.spooled()
+        self.shared.spooled()
     }
 
     /// Changed bytes in memory.
     pub fn held_bytes(&self) -> u64 {
-        self.present.shared.table().held_bytes()
+        self.shared.table().held_bytes()
     }
 
     /// How many files are in memory because the kernel knows them or they have changes.
     pub fn files_in_memory(&self) -> usize {
-        self.present.shared.table().len()
-    }
-}
-
-impl Present {
-    fn answer<T, W>(&self, work: impl FnOnce(Arc<Shared>) -> W) -> Answer<T>
-    where
-        T: Send + 'static,
-        W: Future<Output = Result<T, Fault>> + Send + 'static,
-    {
-        self.shared.answer(work(self.shared.clone()))
+        self.shared.table().len()
     }
 }
 
@@ -438,26 +424,6 @@ async fn retry(shared: Weak<Shared>) {
 }
 
 impl Shared {
-    /// The answer to a call.
-    fn answer<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T, Fault>> + Send + 'static,
-    ) -> Answer<T> {
-        let env = self.env.clone();
-        Box::pin(async move {
-            match timeout(&*env, CALL_LIMIT, work).await {
-                Ok(Ok(value)) => Ok(value),
-                Ok(Err(Fault { errno, why, .. })) => {
-                    if let Some(why) = why {
-                        tracing::warn!("{errno}: {why}");
-                    }
-                    Err(errno)
-                }
-                Err(_) => Err(Errno::ETIMEDOUT),
-            }
-        })
-    }
-
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no holder of this lock panics")
     }

@@ -18,7 +18,6 @@
 //! Numbers of inodes and handles here have their highest bit set, and those of the present do not
 //! ([`Table`](crate::shared::table::Table)).
 
-mod calls;
 mod log;
 mod nodes;
 mod times;
@@ -27,19 +26,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use atoll_env::Env;
 use atoll_vfs::{
-    Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
-    Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, SeekTo, StatFs,
+    Attr, AttrReply, Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
+    Opened, PersistentHandle, SeekTo, StatFs,
 };
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
 
 pub(super) use self::log::LogOf;
-use self::nodes::{Listed, Nodes, Opening, Place};
-use super::{Present, STATUS_XATTR, Shared, entry, reply};
+pub(crate) use self::nodes::Place;
+use self::nodes::{Name, Nodes, Opening};
+use super::listing::READS_AT_ONCE;
+use super::{Shared, entry, reply};
 use crate::blocks::content::{Content, Stored};
 use crate::blocks::edit_file::NoSwap;
 use crate::blocks::read_pieces::seek_to;
+use crate::mount::{self, About, Engine, Found, Front, Listed, OpenId};
 use crate::shared::fault::Fault;
 use crate::shared::inode::{Contents, FileData, InodeKey};
 use crate::shared::inodes::PastInode;
@@ -49,30 +51,30 @@ use crate::shared::table::{ROOT, attr_of};
 /// The name of the directory.
 pub(super) const NAME: &[u8] = b".atoll";
 const HISTORY: &[u8] = b"history";
-/// Inodes of a listing that are read at once.
-const READS_AT_ONCE: usize = 32;
 
 /// Whether a number is one of this module.
-pub(super) fn is_past(inode: InodeNumber) -> bool {
-    inode.0 & nodes::PAST != 0
+pub(super) fn is_past(inode: u64) -> bool {
+    inode & nodes::PAST != 0
 }
 
-/// The past of a volume, read-only. Cheap to clone.
-#[derive(Clone)]
-pub struct PastFs {
+/// A shared volume as it was at a time, read-only.
+pub type PastFs = Front<PastEngine>;
+
+/// The past of a volume.
+pub struct PastEngine {
     shared: Arc<Shared>,
-    nodes: Arc<Mutex<Nodes>>,
+    nodes: Mutex<Nodes>,
 }
 
-impl PastFs {
+impl PastEngine {
     /// What is below `.atoll`.
-    pub(super) fn of(shared: Arc<Shared>) -> PastFs {
-        PastFs { shared, nodes: Arc::default() }
+    pub(super) fn of(shared: Arc<Shared>) -> PastEngine {
+        PastEngine { shared, nodes: Mutex::default() }
     }
 
     /// The tree as it was just before `time_ms`, as a file system of its own.
-    pub(super) async fn mounted_at(shared: Arc<Shared>, time_ms: u64) -> Result<PastFs, Fault> {
-        let past = PastFs::of(shared);
+    pub(super) async fn mounted_at(shared: Arc<Shared>, time_ms: u64) -> Result<PastEngine, Fault> {
+        let past = PastEngine::of(shared);
         past.check_time(time_ms)?;
         let key = past.root_key();
         let found = past.shared.inodes.at(key, time_ms).await?.ok_or(Errno::ENOENT)?;
@@ -177,51 +179,68 @@ impl PastFs {
         Ok((node.place, node.found.clone()))
     }
 
-    /// The entry of the file that a handle names, counted as one lookup.
-    async fn held_by_handle(&self, handle: &PersistentHandle) -> Result<Entry, Fault> {
-        let place = Place::of_handle(handle)?;
-        let own_ms = self.nodes().own_time_ms();
-        let is_here = match place {
-            Place::Top | Place::History => own_ms.is_none(),
-            Place::Inode { time_ms, .. } => own_ms.is_none_or(|own| own == time_ms),
-        };
-        if !is_here {
-            return Err(Errno::ESTALE.into());
-        }
-        if let Place::Inode { time_ms, .. } = place {
-            self.check_time(time_ms).map_err(|_| Errno::ESTALE)?;
-        }
-        self.hold(None, place).await
-    }
-
-    /// The entry of the directory that holds a directory, counted as one lookup.
-    async fn above(&self, number: u64) -> Result<Entry, Fault> {
-        let (place, parent, found) = {
-            let nodes = self.nodes();
-            let node = nodes.node(number)?;
-            (node.place, node.parent, node.found.clone())
-        };
-        let above = match place {
-            _ if number == ROOT => place,
-            Place::Top => {
-                let age = self.shared.names_age();
-                return self.shared.entry(self.root_key(), age).await;
+    /// The names of a directory.
+    fn listing(&self, number: u64) -> Result<Vec<Name>, Errno> {
+        let directory = FileKind::Directory;
+        match self.found(number)? {
+            (Place::Top, _) => {
+                let name = Bytes::from_static(HISTORY);
+                Ok(vec![(name, directory, Place::History)])
             }
-            Place::History => Place::Top,
-            Place::Inode { key, .. } if key == self.root_key() => Place::History,
-            Place::Inode { time_ms, .. } => match parent {
-                Some(parent) => parent,
-                None => {
-                    let links = found.iter().flat_map(|found| &found.inode.links);
-                    let key = links.map(|link| link.directory).next().ok_or(Errno::ESTALE)?;
-                    Place::Inode { time_ms, key }
-                }
-            },
-        };
-        self.hold(None, above).await
+            (Place::History, _) => {
+                let key = self.root_key();
+                let states = self.states().into_iter();
+                let listed = states.map(|time_ms| {
+                    (times::name(time_ms).into(), directory, Place::Inode { time_ms, key })
+                });
+                Ok(listed.collect())
+            }
+            (Place::Inode { time_ms, .. }, found) => {
+                let found = found.ok_or(Errno::EIO)?;
+                let Contents::Directory(entries) = &found.inode.contents else {
+                    return Err(Errno::ENOTDIR);
+                };
+                let names: BTreeMap<Bytes, _> = merged::names(entries);
+                let listed = names.into_iter().map(|(name, entries)| {
+                    let place = Place::Inode { time_ms, key: entries[0].inode };
+                    (name, entries[0].file_kind(), place)
+                });
+                Ok(listed.collect())
+            }
+        }
     }
 
-    async fn lookup_name(&self, parent: u64, name: &[u8]) -> Result<Entry, Fault> {
+    /// What a place in a directory stands for.
+    pub(super) async fn found_at(&self, directory: u64, place: Place, with_entry: bool) -> Found {
+        if with_entry && let Ok((above, _)) = self.found(directory) {
+            // What cannot be read is told when it is used.
+            if let Ok(entry) = self.hold(Some(above), place).await {
+                return Found::Entry(entry);
+            }
+        }
+        Found::Number(self.nodes().number_of(&place))
+    }
+}
+
+impl Engine for PastEngine {
+    type Fault = Fault;
+    type File = Place;
+
+    const READS_AT_ONCE: usize = READS_AT_ONCE;
+
+    fn env(&self) -> &Env {
+        &self.shared.env
+    }
+
+    async fn report(&self, _: About<'_>, fault: Fault) -> Errno {
+        fault.logged()
+    }
+
+    async fn status(&self) -> String {
+        self.shared.status().await
+    }
+
+    async fn lookup(&self, (parent, name): mount::Place<'_>) -> Result<Entry, Fault> {
         let (above, found) = self.found(parent)?;
         let place = match (above, found) {
             (Place::Top, _) if name == HISTORY => Place::History,
@@ -247,70 +266,68 @@ impl PastFs {
         self.hold(Some(above), place).await
     }
 
-    /// The names of a directory.
-    fn listing(&self, number: u64) -> Result<Vec<Listed>, Errno> {
-        let directory = FileKind::Directory;
-        match self.found(number)? {
-            (Place::Top, _) => {
-                let name = Bytes::from_static(HISTORY);
-                Ok(vec![Listed { name, kind: directory, place: Place::History }])
+    async fn parent(&self, number: u64) -> Result<Entry, Fault> {
+        let (place, parent, found) = {
+            let nodes = self.nodes();
+            let node = nodes.node(number)?;
+            (node.place, node.parent, node.found.clone())
+        };
+        let above = match place {
+            _ if number == ROOT => place,
+            Place::Top => {
+                let age = self.shared.names_age();
+                return self.shared.entry(self.root_key(), age).await;
             }
-            (Place::History, _) => {
-                let key = self.root_key();
-                let states = self.states().into_iter();
-                let listed = states.map(|time_ms| Listed {
-                    name: times::name(time_ms).into(),
-                    kind: directory,
-                    place: Place::Inode { time_ms, key },
-                });
-                Ok(listed.collect())
-            }
-            (Place::Inode { time_ms, .. }, found) => {
-                let found = found.ok_or(Errno::EIO)?;
-                let Contents::Directory(entries) = &found.inode.contents else {
-                    return Err(Errno::ENOTDIR);
-                };
-                let names: BTreeMap<Bytes, _> = merged::names(entries);
-                let listed = names.into_iter().map(|(name, entries)| {
-                    let place = Place::Inode { time_ms, key: entries[0].inode };
-                    Listed { name, kind: entries[0].file_kind(), place }
-                });
-                Ok(listed.collect())
-            }
+            Place::History => Place::Top,
+            Place::Inode { key, .. } if key == self.root_key() => Place::History,
+            Place::Inode { time_ms, .. } => match parent {
+                Some(parent) => parent,
+                None => {
+                    let links = found.iter().flat_map(|found| &found.inode.links);
+                    let key = links.map(|link| link.directory).next().ok_or(Errno::ESTALE)?;
+                    Place::Inode { time_ms, key }
+                }
+            },
+        };
+        self.hold(None, above).await
+    }
+
+    async fn handle_of(&self, number: u64) -> Result<PersistentHandle, Fault> {
+        Ok(self.nodes().node(number)?.place.handle()?)
+    }
+
+    async fn by_handle(&self, handle: &PersistentHandle) -> Result<Entry, Fault> {
+        let place = Place::of_handle(handle)?;
+        let own_ms = self.nodes().own_time_ms();
+        let is_here = match place {
+            Place::Top | Place::History => own_ms.is_none(),
+            Place::Inode { time_ms, .. } => own_ms.is_none_or(|own| own == time_ms),
+        };
+        if !is_here {
+            return Err(Errno::ESTALE.into());
+        }
+        if let Place::Inode { time_ms, .. } = place {
+            self.check_time(time_ms).map_err(|_| Errno::ESTALE)?;
+        }
+        self.hold(None, place).await
+    }
+
+    fn forget(&self, number: u64, count: u64) {
+        self.nodes().forget(number, count);
+    }
+
+    async fn getattr(&self, number: u64, _: Option<u64>) -> Result<AttrReply, Fault> {
+        Ok(reply(self.attr(number)?))
+    }
+
+    async fn readlink(&self, number: u64) -> Result<Bytes, Fault> {
+        match self.found(number)?.1.map(|found| found.inode.contents.clone()) {
+            Some(Contents::Symlink(target)) => Ok(target),
+            _ => Err(Errno::EINVAL.into()),
         }
     }
 
-    async fn list(
-        &self,
-        (number, handle): (u64, u64),
-        cookie: u64,
-        limit: usize,
-        with_entries: bool,
-    ) -> Result<Vec<DirEntry>, Fault> {
-        let listing = match self.nodes().opened(number, handle)? {
-            Opening::Directory(listing) => listing.clone(),
-            Opening::File { .. } => return Err(Errno::ENOTDIR.into()),
-        };
-        let from = usize::try_from(cookie).unwrap_or(usize::MAX);
-        let (above, _) = self.found(number)?;
-        let page: Vec<(usize, Listed)> =
-            listing.iter().cloned().enumerate().skip(from).take(limit).collect();
-        let listed = stream::iter(page).map(|(at, Listed { name, kind, place })| async move {
-            // What cannot be read is told when it is used.
-            let entry = match with_entries {
-                true => self.hold(Some(above), place).await.ok(),
-                false => None,
-            };
-            let inode = match &entry {
-                Some(entry) => entry.attr.inode,
-                None => InodeNumber(self.nodes().number_of(&place)),
-            };
-            DirEntry { name, kind, inode, cookie: at as u64 + 1, entry }
-        });
-        Ok(listed.buffered(READS_AT_ONCE).collect().await)
-    }
-
-    async fn open_file(&self, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
+    async fn open(&self, _: Caller, number: u64, flags: OpenFlags) -> Result<Opened, Fault> {
         if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
             return Err(Errno::EROFS.into());
         }
@@ -338,12 +355,7 @@ impl PastFs {
         Ok(Opened { handle: Handle(handle), keep_cache: true, direct_io: false })
     }
 
-    async fn read_file(
-        &self,
-        (number, handle): (u64, u64),
-        offset: u64,
-        len: u32,
-    ) -> Result<Bytes, Fault> {
+    async fn read(&self, (number, handle): OpenId, offset: u64, len: u32) -> Result<Bytes, Fault> {
         let (content, _pin) = self.nodes().opened_file(number, handle)?;
         let end = offset.saturating_add(u64::from(len)).min(content.size_bytes);
         let pieces = if offset < end { content.pieces(offset..end) } else { Vec::new() };
@@ -352,135 +364,71 @@ impl PastFs {
         Ok(found.ok_or(Errno::EIO)?)
     }
 
-    fn close_handle(&self, number: u64, handle: u64) -> Result<(), Errno> {
+    /// Nothing was written. That there is nothing to flush would hold for all of the mount.
+    async fn flush(&self, _: OpenId) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn seek(&self, (number, handle): OpenId, offset: u64, to: SeekTo) -> Result<u64, Fault> {
+        let (content, _pin) = self.nodes().opened_file(number, handle)?;
+        let layout = |at| std::future::ready(Ok::<_, Fault>(content.layout(at)));
+        seek_to(&self.shared.cache, offset, to, layout).await
+    }
+
+    async fn close(&self, (number, handle): OpenId) -> Result<(), Fault> {
         self.shared.readers.close(handle);
-        self.nodes().close(number, handle)
+        Ok(self.nodes().close(number, handle)?)
     }
 
-    fn answer<T, W>(&self, work: impl FnOnce(PastFs) -> W) -> Answer<T>
-    where
-        T: Send + 'static,
-        W: Future<Output = Result<T, Fault>> + Send + 'static,
-    {
-        let work = work(self.clone());
-        self.shared.answer(work)
-    }
-}
-
-impl FileSystem for PastFs {
-    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move { fs.lookup_name(parent.0, &name).await })
+    async fn opendir(&self, number: u64) -> Result<u64, Fault> {
+        let names = Arc::new(self.listing(number)?);
+        Ok(self.nodes().open(number, Opening::Directory(names))?)
     }
 
-    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
-        self.answer(move |fs| async move { fs.above(inode.0).await })
-    }
-
-    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
-        self.answer(move |fs| async move { Ok(fs.nodes().node(inode.0)?.place.handle()?) })
-    }
-
-    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
-        let handle = handle.clone();
-        self.answer(move |fs| async move { fs.held_by_handle(&handle).await })
-    }
-
-    fn forget(&self, inode: InodeNumber, count: u64) {
-        self.nodes().forget(inode.0, count);
-    }
-
-    fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
-        self.answer(move |fs| async move { Ok(reply(fs.attr(inode.0)?)) })
-    }
-
-    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
-        self.answer(move |fs| async move {
-            match fs.found(inode.0)?.1.map(|found| found.inode.contents.clone()) {
-                Some(Contents::Symlink(target)) => Ok(target),
-                _ => Err(Errno::EINVAL.into()),
-            }
-        })
-    }
-
-    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
-        self.answer(move |fs| async move { fs.open_file(inode.0, flags).await })
-    }
-
-    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
-        self.answer(move |fs| async move { fs.read_file((inode.0, handle.0), offset, len).await })
-    }
-
-    fn flush(&self, _: InodeNumber, _: Handle) -> Answer<()> {
-        self.answer(|_| async { Ok(()) })
-    }
-
-    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
-        self.answer(move |fs| async move {
-            let (content, _pin) = fs.nodes().opened_file(inode.0, handle.0)?;
-            let layout = |at| std::future::ready(Ok::<_, Fault>(content.layout(at)));
-            seek_to(&fs.shared.cache, offset, to, layout).await
-        })
-    }
-
-    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        let closed = self.close_handle(inode.0, handle.0);
-        Box::pin(async move { closed })
-    }
-
-    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
-        self.answer(move |fs| async move {
-            let listing = Arc::new(fs.listing(inode.0)?);
-            let handle = fs.nodes().open(inode.0, Opening::Directory(listing))?;
-            Ok(Opened { handle: Handle(handle), keep_cache: false, direct_io: false })
-        })
-    }
-
-    fn readdir(
+    async fn names(
         &self,
-        inode: InodeNumber,
-        handle: Handle,
+        (number, handle): OpenId,
         cookie: u64,
         limit: usize,
-        with_entries: bool,
-    ) -> Answer<Vec<DirEntry>> {
-        self.answer(move |fs| async move {
-            fs.list((inode.0, handle.0), cookie, limit, with_entries).await
-        })
+    ) -> Result<Vec<Listed<Place>>, Fault> {
+        let names = match self.nodes().opened(number, handle)? {
+            Opening::Directory(names) => names.clone(),
+            Opening::File { .. } => return Err(Errno::ENOTDIR.into()),
+        };
+        let from = usize::try_from(cookie).unwrap_or(usize::MAX);
+        let page = names.iter().enumerate().skip(from).take(limit);
+        let listed = |(at, (name, kind, file)): (usize, &Name)| Listed {
+            name: name.clone(),
+            kind: *kind,
+            cookie: at as u64 + 1,
+            file: *file,
+        };
+        Ok(page.map(listed).collect())
     }
 
-    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        let closed = self.close_handle(inode.0, handle.0);
-        Box::pin(async move { closed })
+    async fn listed(&self, directory: u64, listed: &Listed<Place>, with_entry: bool) -> Found {
+        self.found_at(directory, listed.file, with_entry).await
     }
 
-    fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
-        Present { shared: self.shared.clone() }.statfs(inode)
+    async fn statfs(&self) -> StatFs {
+        self.shared.sizes().await
     }
 
-    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
-        let name = Bytes::copy_from_slice(name);
-        self.answer(move |fs| async move {
-            if inode.0 == ROOT && &name[..] == STATUS_XATTR {
-                return Ok(fs.shared.status().await.into());
-            }
-            let (place, found) = fs.found(inode.0)?;
-            if let Place::Inode { key, .. } = place
-                && let Some(of) = LogOf::parse(&name)
-            {
-                return fs.shared.log(key, of).await;
-            }
-            let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
-            let value = all.into_iter().find(|(known, _)| *known == name);
-            Ok(value.ok_or(Errno::ENODATA)?.1)
-        })
+    async fn getxattr(&self, number: u64, name: &Bytes) -> Result<Bytes, Fault> {
+        let (place, found) = self.found(number)?;
+        if let Place::Inode { key, .. } = place
+            && let Some(of) = LogOf::parse(name)
+        {
+            return self.shared.log(key, of).await;
+        }
+        let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
+        let value = all.into_iter().find(|(known, _)| known == name);
+        Ok(value.ok_or(Errno::ENODATA)?.1)
     }
 
-    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
-        self.answer(move |fs| async move {
-            let found = fs.found(inode.0)?.1;
-            let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
-            Ok(all.into_iter().map(|(name, _)| name).collect())
-        })
+    async fn listxattr(&self, number: u64) -> Result<Vec<Bytes>, Fault> {
+        let found = self.found(number)?.1;
+        let all = found.map(|found| found.inode.attributes.xattrs.clone()).unwrap_or_default();
+        Ok(all.into_iter().map(|(name, _)| name).collect())
     }
 }

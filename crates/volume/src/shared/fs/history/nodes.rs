@@ -22,7 +22,7 @@ pub(super) const PAST: u64 = 1 << 63;
 
 /// What a file of the past is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// `.atoll`.
     Top,
     /// The directory of all states.
@@ -75,13 +75,8 @@ pub(super) struct Node {
 
 impl TableInode for Node {}
 
-/// A name of an open directory.
-#[derive(Clone)]
-pub(super) struct Listed {
-    pub(super) name: Bytes,
-    pub(super) kind: FileKind,
-    pub(super) place: Place,
-}
+/// A name of an open directory, with what it stands for.
+pub(super) type Name = (Bytes, FileKind, Place);
 
 /// What a handle is of.
 pub(super) enum Opening {
@@ -90,7 +85,7 @@ pub(super) enum Opening {
         /// Keeps contents readable that lie in the inode.
         pin: Option<Arc<Pin>>,
     },
-    Directory(Arc<Vec<Listed>>),
+    Directory(Arc<Vec<Name>>),
 }
 
 /// See the module.
