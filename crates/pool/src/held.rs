@@ -1,24 +1,30 @@
-//! Files that somebody holds by their number: how often, and their open nodes.
+//! Files that somebody holds by their number, what is open, and open nodes.
 //!
 //! A node that is open is found without a walk, and keeps a file alive whose last name is gone. At most so many are kept as the
 //! disk allows ([`Disk::max_nodes`]); the oldest go first, but never that of a file without a name.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
-use atoll_vfs::{FileTime, Handle, OpenFlags};
+use atoll_vfs::{Errno, FileTime, Handle, InodeTable, OpenFlags, TableInode};
 
 use crate::disk::{Disk, Listed};
 use crate::layout::FileId;
 
-/// A file that somebody holds.
+/// A file that somebody holds, or whose node is open.
 struct HeldFile<N> {
-    lookups: u64,
-    opens: u64,
     node: Option<N>,
     /// Its last name is gone.
     is_nameless: bool,
     /// Length and times when it was last closed: what the kernel has cached is true if they still are.
     closed_as: Option<Contents>,
+}
+
+impl<N> TableInode for HeldFile<N> {
+    /// An open node may be asked for again, and goes when others need its place; but that of a file without a name at once.
+    fn is_needed(&self) -> bool {
+        self.node.is_some() && !self.is_nameless
+    }
 }
 
 /// What changes with a file's bytes.
@@ -27,28 +33,26 @@ pub(crate) type Contents = (u64, FileTime, FileTime);
 /// An open file or directory.
 pub(crate) enum Open<D: Disk> {
     /// A file.
-    File(FileId, D::File, OpenFlags),
-    /// The names of a directory as they were when it was opened, or read again from its beginning.
-    Directory(FileId, std::sync::Arc<Vec<Listed>>),
+    File(D::File, OpenFlags),
+    /// The names of a directory as they were when it was opened.
+    Directory(Arc<Vec<Listed>>),
 }
 
 impl<D: Disk> Clone for Open<D> {
     fn clone(&self) -> Open<D> {
         match self {
-            Open::File(id, file, flags) => Open::File(*id, file.clone(), *flags),
-            Open::Directory(id, names) => Open::Directory(*id, names.clone()),
+            Open::File(file, flags) => Open::File(file.clone(), *flags),
+            Open::Directory(names) => Open::Directory(names.clone()),
         }
     }
 }
 
 /// See the module.
 pub(crate) struct Held<D: Disk> {
-    files: BTreeMap<FileId, HeldFile<D::Node>>,
-    opens: BTreeMap<Handle, Open<D>>,
-    last_handle: u64,
+    table: InodeTable<HeldFile<D::Node>, Open<D>>,
     /// Files whose length was set, which is not durable yet.
     resized: BTreeSet<FileId>,
-    /// Files with an open node, by when it was kept.
+    /// Files with an open node, by when it was kept; and some whose node is gone.
     nodes: VecDeque<FileId>,
     max_nodes: usize,
 }
@@ -56,128 +60,107 @@ pub(crate) struct Held<D: Disk> {
 impl<D: Disk> Held<D> {
     pub(crate) fn new(max_nodes: usize) -> Held<D> {
         Held {
-            files: BTreeMap::new(),
-            opens: BTreeMap::new(),
-            last_handle: 0,
+            table: InodeTable::without_root(1),
             resized: BTreeSet::new(),
             nodes: VecDeque::new(),
             max_nodes,
         }
     }
 
-    fn entry(&mut self, id: FileId) -> &mut HeldFile<D::Node> {
-        self.files.entry(id).or_insert(HeldFile {
-            lookups: 0,
-            opens: 0,
-            node: None,
-            is_nameless: false,
-            closed_as: None,
-        })
+    fn enter(&mut self, id: FileId) {
+        if !self.table.contains(id.0) {
+            let file = HeldFile { node: None, is_nameless: false, closed_as: None };
+            self.table.insert(id.0, None, file);
+        }
     }
 
     /// Counts a lookup.
     pub(crate) fn look_up(&mut self, id: FileId) {
-        self.entry(id).lookups += 1;
+        self.enter(id);
+        self.table.look_up(id.0);
     }
 
     /// Takes lookups back.
     pub(crate) fn forget(&mut self, id: FileId, count: u64) {
-        if let Some(file) = self.files.get_mut(&id) {
-            file.lookups = file.lookups.saturating_sub(count);
-            self.reap(id);
-        }
-    }
-
-    fn reap(&mut self, id: FileId) {
-        let nobody = |file: &HeldFile<_>| file.lookups == 0 && file.opens == 0;
-        // An open node may be asked for again; it goes when others need its place, but a file without a name at once.
-        if self
-            .files
-            .get(&id)
-            .is_some_and(|file| nobody(file) && (file.is_nameless || file.node.is_none()))
-        {
-            self.files.remove(&id);
-        }
+        self.table.forget(id.0, count, |_, _| ());
     }
 
     /// Whether somebody holds the file.
     pub(crate) fn is_held(&self, id: FileId) -> bool {
-        self.files.get(&id).is_some_and(|file| file.lookups > 0 || file.opens > 0)
+        self.table.is_held(id.0)
     }
 
     /// The open node of a file.
     pub(crate) fn node(&self, id: FileId) -> Option<D::Node> {
-        self.files.get(&id)?.node.clone()
+        self.table.get(id.0).ok()?.node.clone()
     }
 
     /// Whether the last name of a file that is held is gone.
     pub(crate) fn is_nameless(&self, id: FileId) -> bool {
-        self.files.get(&id).is_some_and(|file| file.is_nameless)
+        self.table.get(id.0).is_ok_and(|file| file.is_nameless)
     }
 
     /// Keeps a file's node open.
     pub(crate) fn keep_node(&mut self, id: FileId, node: D::Node) {
-        if self.entry(id).node.replace(node).is_none() {
+        self.enter(id);
+        if let Ok(file) = self.table.get_mut(id.0)
+            && file.node.replace(node).is_none()
+        {
             self.nodes.push_back(id);
         }
         let mut passes = self.nodes.len();
         while self.nodes.len() > self.max_nodes && passes > 0 {
             passes -= 1;
             let Some(oldest) = self.nodes.pop_front() else { break };
-            match self.files.get_mut(&oldest) {
-                Some(file) if file.is_nameless || oldest == id => self.nodes.push_back(oldest),
-                Some(file) => {
+            match self.table.get_mut(oldest.0) {
+                Ok(file) if file.is_nameless || oldest == id => self.nodes.push_back(oldest),
+                Ok(file) => {
                     file.node = None;
-                    self.reap(oldest);
+                    self.table.reap(oldest.0, |_, _| ());
                 }
-                None => {}
+                Err(_) => {}
             }
         }
     }
 
     /// The file's last name is gone; whoever holds it keeps it alive by its node.
     pub(crate) fn lose_name(&mut self, id: FileId) {
-        if let Some(file) = self.files.get_mut(&id) {
+        if let Ok(file) = self.table.get_mut(id.0) {
             file.is_nameless = true;
-            self.reap(id);
+            self.table.reap(id.0, |_, _| ());
         }
-        if !self.files.contains_key(&id) {
+        if !self.table.contains(id.0) {
             self.resized.remove(&id);
         }
     }
 
     /// Opens a file or directory.
-    pub(crate) fn open(&mut self, open: Open<D>) -> Handle {
-        let (Open::File(id, ..) | Open::Directory(id, _)) = open;
-        self.entry(id).opens += 1;
-        self.last_handle += 1;
-        let handle = Handle(self.last_handle);
-        self.opens.insert(handle, open);
-        handle
+    pub(crate) fn open(&mut self, id: FileId, open: Open<D>) -> Result<Handle, Errno> {
+        self.enter(id);
+        self.table.open(id.0, open).map(Handle)
     }
 
-    /// What is open under a handle.
-    pub(crate) fn opened(&self, id: FileId, handle: Handle) -> Option<Open<D>> {
-        let open = self.opens.get(&handle)?;
-        let (Open::File(of, ..) | Open::Directory(of, _)) = open;
-        (*of == id).then(|| open.clone())
+    /// What is open under a handle; [`Errno::EBADF`] if it is none of this file.
+    pub(crate) fn opened(&self, id: FileId, handle: Handle) -> Result<Open<D>, Errno> {
+        self.table.opened(id.0, handle.0).cloned()
     }
 
     /// Ends an open.
-    pub(crate) fn close(&mut self, handle: Handle, contents: Option<Contents>) {
-        let Some(Open::File(id, ..) | Open::Directory(id, _)) = self.opens.remove(&handle) else {
-            return;
-        };
-        if let Some(file) = self.files.get_mut(&id) {
-            file.opens = file.opens.saturating_sub(1);
+    pub(crate) fn close(
+        &mut self,
+        id: FileId,
+        handle: Handle,
+        contents: Option<Contents>,
+    ) -> Result<(), Errno> {
+        if let Ok(file) = self.table.get_mut(id.0) {
             file.closed_as = contents;
-            self.reap(id);
         }
+        self.table.close(id.0, handle.0, |_, _| ()).map(|_| ())
     }
 
     /// Whether the file is as it was when it was last closed.
     pub(crate) fn is_as_closed(&self, id: FileId, contents: Contents) -> bool {
-        self.files.get(&id).is_some_and(|file| file.closed_as == Some(contents))
+        self.table.get(id.0).is_ok_and(|file| file.closed_as == Some(contents))
     }
 
     /// Notes that a length was set.

@@ -34,7 +34,8 @@ impl<D: Disk> PoolFs<D> {
         }
         let mut held = self.member.held();
         let keep_cache = held.is_as_closed(id, contents(&stat)) && !flags.has(OpenFlags::TRUNCATE);
-        Ok(Opened { handle: held.open(Open::File(id, file, flags)), keep_cache, direct_io: false })
+        let handle = held.open(id, Open::File(file, flags))?;
+        Ok(Opened { handle, keep_cache, direct_io: false })
     }
 
     pub(super) fn opened_file(
@@ -42,10 +43,9 @@ impl<D: Disk> PoolFs<D> {
         id: FileId,
         handle: Handle,
     ) -> DiskResult<(D::File, OpenFlags)> {
-        match self.member.held().opened(id, handle) {
-            Some(Open::File(_, file, flags)) => Ok((file, flags)),
-            Some(Open::Directory(..)) => Err(Errno::EISDIR),
-            None => Err(Errno::EBADF),
+        match self.member.held().opened(id, handle)? {
+            Open::File(file, flags) => Ok((file, flags)),
+            Open::Directory(_) => Err(Errno::EISDIR),
         }
     }
 
@@ -137,13 +137,12 @@ impl<D: Disk> PoolFs<D> {
     pub(super) async fn close_file(&self, id: FileId, handle: Handle) -> DiskResult<()> {
         let (file, _) = self.opened_file(id, handle)?;
         let stat = self.member.disk.stat_file(&file).await;
-        self.member.held().close(handle, stat.ok().as_ref().map(contents));
-        Ok(())
+        self.member.held().close(id, handle, stat.ok().as_ref().map(contents))
     }
 
     pub(super) async fn open_directory(&self, id: FileId) -> DiskResult<Opened> {
         let names = self.names_of(id).await?;
-        let handle = self.member.held().open(Open::Directory(id, names));
+        let handle = self.member.held().open(id, Open::Directory(names))?;
         Ok(Opened { handle, keep_cache: false, direct_io: false })
     }
 
@@ -167,10 +166,9 @@ impl<D: Disk> PoolFs<D> {
         limit: usize,
         with_entries: bool,
     ) -> DiskResult<Vec<DirEntry>> {
-        let names = match self.member.held().opened(id, handle) {
-            Some(Open::Directory(_, names)) => names,
-            Some(Open::File(..)) => return Err(Errno::ENOTDIR),
-            None => return Err(Errno::EBADF),
+        let names = match self.member.held().opened(id, handle)? {
+            Open::Directory(names) => names,
+            Open::File(..) => return Err(Errno::ENOTDIR),
         };
         let dir = self.member.node(id).await?;
         let from = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());

@@ -348,11 +348,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     }
 
     fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.call(async move |pool| {
-            pool.member.held().opened(inode.into(), handle).ok_or(Errno::EBADF)?;
-            pool.member.held().close(handle, None);
-            Ok(())
-        })
+        self.call(async move |pool| pool.member.held().close(inode.into(), handle, None))
     }
 
     fn fsyncdir(&self, _inode: InodeNumber, _handle: Handle, _data_only: bool) -> Answer<()> {
