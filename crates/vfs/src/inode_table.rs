@@ -118,11 +118,20 @@ impl<T: TableInode, O> InodeTable<T, O> {
     /// # Panics
     /// If the table has an inode of this number, or none of the number `above`.
     pub fn insert(&mut self, number: u64, above: Option<u64>, inode: T) {
+        self.insert_with(number, above, 0, inode);
+    }
+
+    /// As [`insert`](Self::insert), and counts a lookup.
+    pub fn insert_looked_up(&mut self, number: u64, above: Option<u64>, inode: T) {
+        self.insert_with(number, above, 1, inode);
+    }
+
+    fn insert_with(&mut self, number: u64, above: Option<u64>, lookups: u64, inode: T) {
         if let Some(above) = above {
             self.slots.get_mut(&above).expect("the inode above is in the table").below += 1;
         }
         let above = above.unwrap_or_default();
-        let slot = Slot { inode, above, lookups: 0, opens: 0, below: 0 };
+        let slot = Slot { inode, above, lookups, opens: 0, below: 0 };
         let before = self.slots.insert(number, slot);
         assert!(before.is_none(), "inode {number} is in the table");
     }
@@ -159,7 +168,9 @@ impl<T: TableInode, O> InodeTable<T, O> {
     pub fn forget(&mut self, number: u64, count: u64, left: impl FnMut(u64, T)) {
         if let Some(slot) = self.slots.get_mut(&number) {
             slot.lookups = slot.lookups.saturating_sub(count);
-            self.reap(number, left);
+            if slot.is_unused() {
+                self.reap(number, left);
+            }
         }
     }
 
@@ -226,12 +237,16 @@ impl<T: TableInode, O> InodeTable<T, O> {
         handle: u64,
         left: impl FnMut(u64, T),
     ) -> Result<O, Errno> {
-        self.opened(number, handle)?;
-        let (_, open) = self.opens.remove(&handle).ok_or(Errno::EBADF)?;
+        let open = match self.opens.entry(handle) {
+            btree_map::Entry::Occupied(open) if open.get().0 == number => open.remove().1,
+            _ => return Err(Errno::EBADF),
+        };
         if let Some(slot) = self.slots.get_mut(&number) {
             slot.opens -= 1;
+            if slot.is_unused() {
+                self.reap(number, left);
+            }
         }
-        self.reap(number, left);
         Ok(open)
     }
 
@@ -353,9 +368,7 @@ mod tests {
             Step::Insert { number, above } => {
                 let above = Some(above).filter(|above| model.inodes.contains_key(above));
                 model.inodes.entry(number).or_insert_with(|| {
-                    table.insert(number, above, Named(false));
-                    // As a file system does, which answers a lookup.
-                    table.look_up(number);
+                    table.insert_looked_up(number, above, Named(false));
                     (above, false, 1)
                 });
             }

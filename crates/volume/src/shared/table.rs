@@ -198,8 +198,7 @@ impl Table {
         let number = self.number_for(&key);
         self.by_key.insert(key, number);
         if !self.nodes.look_up(number) {
-            self.nodes.insert(number, None, Node::new(key, kind));
-            self.nodes.look_up(number);
+            self.nodes.insert_looked_up(number, None, Node::new(key, kind));
         }
         number
     }

@@ -152,8 +152,7 @@ impl Inodes {
             ..entry.clone()
         };
         let above = Some(parent.0).filter(|parent| self.table.contains(*parent));
-        self.table.insert(number.0, above, Node { parent: parent.0, entry, seen });
-        self.table.look_up(number.0);
+        self.table.insert_looked_up(number.0, above, Node { parent: parent.0, entry, seen });
         number
     }
 

@@ -57,7 +57,7 @@ pub struct PublishedEngine {
 /// What a handle is of.
 enum Open {
     File(OpenFile),
-    Directory(OpenDirectory),
+    Directory(Arc<OpenDirectory>),
 }
 
 #[derive(Clone)]
@@ -66,7 +66,6 @@ struct OpenFile {
     ahead: Arc<Mutex<ReadAhead>>,
 }
 
-#[derive(Clone)]
 struct OpenDirectory {
     entry: DirectoryEntry,
     directory: DirectoryRef,
@@ -234,7 +233,7 @@ impl PublishedEngine {
         }
     }
 
-    fn open_directory(&self, (inode, handle): OpenId) -> Result<OpenDirectory, Fault> {
+    fn open_directory(&self, (inode, handle): OpenId) -> Result<Arc<OpenDirectory>, Fault> {
         match self.inodes().table.opened(inode, handle)? {
             Open::Directory(open) => Ok(open.clone()),
             Open::File(_) => Err(Errno::EBADF.into()),
@@ -334,7 +333,7 @@ impl Engine for PublishedEngine {
         let opened = handle.and_then(|handle| self.open_directory((inode, handle)).ok());
         let inode = InodeNumber(inode);
         let entry = match opened {
-            Some(open) => open.entry,
+            Some(open) => open.entry.clone(),
             None => self.entry(inode).await?.0,
         };
         Ok(AttrReply { attr: self.attr(inode, &entry), ttl: self.attr_ttl(&entry) })
@@ -392,7 +391,7 @@ impl Engine for PublishedEngine {
 
     async fn opendir(&self, inode: u64) -> Result<u64, Fault> {
         let (entry, directory, snapshot) = self.directory(InodeNumber(inode)).await?;
-        let open = Open::Directory(OpenDirectory { entry, directory, snapshot });
+        let open = Open::Directory(Arc::new(OpenDirectory { entry, directory, snapshot }));
         Ok(self.inodes().table.open(inode, open)?)
     }
 

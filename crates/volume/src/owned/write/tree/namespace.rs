@@ -107,8 +107,7 @@ impl Tree {
             changes: 0,
         };
         let is_directory = node.is_directory();
-        self.nodes.insert(inode, Some(parent), node);
-        self.hold(inode);
+        self.nodes.insert_looked_up(inode, Some(parent), node);
         self.count_name(parent, is_directory, true);
         self.set_name(parent, name, Some(inode));
         self.changes += 1;

@@ -148,8 +148,7 @@ impl Nodes {
         }
         let number = self.number_of(&place);
         let found = found.map(Arc::new);
-        self.table.insert(number, None, Node { place, parent, found });
-        self.table.look_up(number);
+        self.table.insert_looked_up(number, None, Node { place, parent, found });
         self.by_place.insert(place, number);
         number
     }
