@@ -33,7 +33,7 @@ use crate::volume_target::Target;
   atoll volume create work && atoll mount work ~/work
   atoll mount work@2026-11-20T12:00 /mnt
   atoll volume join atoll-share:CODE team && atoll mount team ~/team
-  atoll pool create home --dir /srv/home && atoll mount home /mnt/home
+  atoll pool create home /srv/home && atoll mount home /mnt/home
   atoll unmount ~/docs
 
 A mount of an address follows the volume's updates. A mount of a name (`atoll volume create`) is

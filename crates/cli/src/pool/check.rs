@@ -3,7 +3,7 @@
 use atoll_pool::CheckReport;
 use serde::Serialize;
 
-use super::{check_identity, disk, env, failure, known};
+use super::{env, known, when_free};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::{Output, safe_message};
@@ -41,9 +41,8 @@ struct Findings {
 pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot check pool {}", args.name);
     let record = known(&args.name, global, &what)?;
-    let disk = disk(&record.dir, &what)?;
-    check_identity(&disk, &record, &what).await?;
-    let report = atoll_pool::check(env(), disk).await.map_err(|error| failure(&error, &what))?;
+    let checked = when_free(&record, &what, async |disk| atoll_pool::check(env(), disk).await);
+    let report = checked.await?;
     let mut output = Output::new();
     if args.json {
         output.json(&findings(report.clone()))?;

@@ -18,8 +18,8 @@ use crate::tfs::random_bytes;
 /// Arguments of `atoll pool create`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  atoll pool create home --dir /srv/home
-  atoll pool create home --dir /srv/home --level 2
+  atoll pool create home /srv/home
+  atoll pool create home /srv/home --level 2
 
 Directories down to the level can be on different machines once the pool has several: with level 1 each directory in the
 pool's root. Deeper ones stay with their parent.")]
@@ -28,8 +28,8 @@ pub(super) struct CreateArgs {
     name: String,
 
     /// Where its files lie: an empty directory, or a new one
-    #[arg(long, value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(value_name = "FILES")]
+    files: PathBuf,
 
     /// Down to which depth directories are distributed, at most 16
     #[arg(long, value_name = "LEVEL", default_value_t = 1)]
@@ -39,7 +39,7 @@ pub(super) struct CreateArgs {
 /// Arguments of `atoll pool attach`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  atoll pool attach home --dir /mnt/disk/home
+  atoll pool attach home /mnt/disk/home
 
 For a disk that comes from another machine, or when the node's own directory was lost.")]
 pub(super) struct AttachArgs {
@@ -47,8 +47,8 @@ pub(super) struct AttachArgs {
     name: String,
 
     /// Where its files lie
-    #[arg(long, value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(value_name = "FILES")]
+    files: PathBuf,
 }
 
 /// Makes a pool.
@@ -56,10 +56,12 @@ pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Fai
     let what = format!("cannot make pool {}", args.name);
     let node = global.dir()?;
     records::check_free(&node, &args.name, &what)?;
-    let is_new = make_directory(&args.dir, &what)?;
+    // Before the pool is made: it would be one that no node knows.
+    records::make_place(&node, &what)?;
+    let is_new = make_directory(&args.files, &what)?;
     let made = create_in(args, &what).await;
     if made.is_err() && is_new {
-        let _ = std::fs::remove_dir(&args.dir);
+        let _ = std::fs::remove_dir(&args.files);
     }
     let record = made?;
     records::add(&node, &args.name, &record, &what)?;
@@ -71,7 +73,7 @@ pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Fai
 }
 
 async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure> {
-    let dir = canonical(&args.dir, what)?;
+    let dir = canonical(&args.files, what)?;
     let disk = disk(&dir, what)?;
     let settings = PoolSettings { pool: random_bytes()?, level: args.level };
     let made = atoll_pool::create(&disk, settings).await;
@@ -110,7 +112,7 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
     let what = format!("cannot attach pool {}", args.name);
     let node = global.dir()?;
     records::check_free(&node, &args.name, &what)?;
-    let dir = canonical(&args.dir, &what)?;
+    let dir = canonical(&args.files, &what)?;
     let settings = atoll_pool::read_settings(&disk(&dir, &what)?).await;
     let settings = settings.map_err(|error| failure(&error, &what))?;
     let record = PoolRecord { dir, pool: hex(&settings.pool) };

@@ -1,6 +1,6 @@
 //! `atoll pool leave`: a pool's directory as one plain tree. `atoll pool forget`: only off this node.
 
-use super::{check_identity, disk, env, failure, known, records};
+use super::{disk, env, failure, known, records, when_free};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::messages::note;
@@ -57,13 +57,16 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
             Err(error) => return Err(Failure::io(what, &error)),
         }
     }
-    let disk = disk(&record.dir, &what)?;
-    // An interrupted one may have removed the stamp.
-    match check_identity(&disk, &record, &what).await {
-        Err(_) if !record.dir.join(".atoll/stamp").exists() => {}
-        checked => checked?,
-    }
-    let report = atoll_pool::leave(env(), disk).await.map_err(|error| failure(&error, &what))?;
+    let report = match record.dir.join(".atoll/slots").exists() {
+        // An interrupted one has begun to remove what was the pool's, perhaps its stamp.
+        true => {
+            let left = atoll_pool::leave(env(), disk(&record.dir, &what)?).await;
+            left.map_err(|error| failure(&error, &what))?
+        }
+        false => {
+            when_free(&record, &what, async |disk| atoll_pool::leave(env(), disk).await).await?
+        }
+    };
     if !report.names_taken.is_empty() {
         let names = report.names_taken.join(", ");
         return Err(Failure::new(Exit::Failed, what)

@@ -12,6 +12,7 @@ mod status;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
 use atoll_pool::disk::directory::Directory;
@@ -23,10 +24,13 @@ use crate::output::escaped;
 use crate::volume_target::Target;
 use records::PoolRecord;
 
+/// How long a process that has ended a mount may take to let go of the pool.
+const ENDING_LIMIT: Duration = Duration::from_secs(2);
+
 /// Arguments of `atoll pool`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
-  atoll pool create home --dir /srv/home
+  atoll pool create home /srv/home
   atoll mount home /mnt/home
   atoll nfs home
   atoll pool status
@@ -34,7 +38,7 @@ use records::PoolRecord;
   atoll pool leave home
 
 The files of a pool lie in its directory as plain files, with their own names, owners, modes, times and attributes, and can
-be read there without Atoll: begin at DIR/slots/000/0000000000000001. A pool has one machine so far: it is as safe as that
+be read there without Atoll: begin at FILES/slots/000/0000000000000001. A pool has one machine so far: it is as safe as that
 machine's disk. Root makes and serves pools, since files keep their owners.")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -109,11 +113,29 @@ pub(crate) fn is_pool(target: &Target, global: &Global) -> Result<bool, Failure>
 
 /// Opens a pool to be served.
 pub(crate) async fn open(record: &PoolRecord, what: &str) -> Result<PoolFs<Directory>, Failure> {
-    let disk = disk(&record.dir, what)?;
-    check_identity(&disk, record, what).await?;
-    let (fs, report) = PoolFs::open(env(), disk).await.map_err(|error| failure(&error, what))?;
+    let (fs, report) =
+        when_free(record, what, async |disk| PoolFs::open(env(), disk).await).await?;
     tracing::info!(?report, "the pool is open");
     Ok(fs)
+}
+
+/// Does something with a pool's disk. A process that has just ended a mount may have it for a moment.
+async fn when_free<T>(
+    record: &PoolRecord,
+    what: &str,
+    work: impl AsyncFn(Directory) -> Result<T, OpenError>,
+) -> Result<T, Failure> {
+    let deadline = tokio::time::Instant::now() + ENDING_LIMIT;
+    loop {
+        let disk = disk(&record.dir, what)?;
+        check_identity(&disk, record, what).await?;
+        match work(disk).await {
+            Err(OpenError::InUse) if tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(ENDING_LIMIT / 20).await;
+            }
+            outcome => return outcome.map_err(|error| failure(&error, what)),
+        }
+    }
 }
 
 /// That a directory holds the pool that this node knows, and not another one that was put in its place.

@@ -1,7 +1,8 @@
 //! What a node's directory says of pools: `DIR/pools/NAME.json`, one file each.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use atoll_node::{check_name, make_private_dir};
@@ -59,10 +60,16 @@ pub(super) fn all(dir: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
+/// Makes the directory of the records, also where no node has run yet.
+pub(super) fn make_place(dir: &Path, what: &str) -> Result<(), Failure> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|error| Failure::io(what, &error))?;
+    make_private_dir(&place(dir)).map_err(|error| Failure::new(Exit::Failed, what).because(error))
+}
+
 /// Writes a new record; a name that is taken is refused.
 pub(super) fn add(dir: &Path, name: &str, record: &PoolRecord, what: &str) -> Result<(), Failure> {
-    make_private_dir(&place(dir))
-        .map_err(|error| Failure::new(Exit::Failed, what).because(error))?;
+    make_place(dir, what)?;
     let bytes = serde_json::to_vec_pretty(record).expect("text and a path");
     let beside = place(dir).join(format!("{name}.new"));
     let written =

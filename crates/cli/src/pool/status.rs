@@ -52,7 +52,7 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let names = records::all(&node)?;
     let mut output = Output::new();
     if names.is_empty() && !args.json {
-        note!("this node has no pool; `atoll pool create NAME --dir DIR` makes one");
+        note!("this node has no pool; `atoll pool create NAME FILES` makes one");
     }
     for name in names {
         let what = format!("cannot read pool {name}");

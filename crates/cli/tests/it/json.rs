@@ -69,7 +69,7 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
     let tfs = Mounted::new(&image, &at);
 
     let plain = ring.path("plain");
-    let made = run(ring.nodes[0].command(["pool", "create", "plain", "--dir"]).arg(&plain));
+    let made = run(ring.nodes[0].command(["pool", "create", "plain"]).arg(&plain));
     // A pool keeps owners.
     assert!(made.code == Some(0) || !rustix::process::geteuid().is_root(), "{made:?}");
 

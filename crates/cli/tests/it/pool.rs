@@ -29,7 +29,7 @@ impl Pool {
         let temp = tempfile::tempdir().expect("a directory");
         let (dir, files) = (temp.path().join("dir"), temp.path().join("files"));
         let pool = Pool { dir, files, _temp: temp };
-        pool.pool(&["create", "home", "--dir", pool.files.to_str().expect("a text")]).ok();
+        pool.pool(&["create", "home", pool.files.to_str().expect("a text")]).ok();
         Some(pool)
     }
 
@@ -118,17 +118,22 @@ async fn a_pool_is_served_over_nfs_and_survives_kills() {
 fn what_makes_no_sense_is_refused_with_the_reason() {
     let Some(pool) = Pool::new("what_makes_no_sense_is_refused_with_the_reason") else { return };
     let files = pool.files.to_str().expect("a text");
-    pool.pool(&["create", "home", "--dir", "/elsewhere"]).failed(2, &["this node has a pool home"]);
-    pool.pool(&["create", "other", "--dir", files]).failed(2, &["not empty", "atoll pool attach"]);
-    pool.pool(&["create", "a/b", "--dir", files]).failed(2, &[]);
+    let other = pool.files.with_file_name("other");
+    let other = other.to_str().expect("a text");
+    pool.pool(&["create", "home", other]).failed(2, &["this node has a pool home"]);
+    pool.pool(&["create", "other", files]).failed(2, &["not empty", "atoll pool attach"]);
+    pool.pool(&["create", "a/b", files]).failed(2, &[]);
     let deep = pool.files.with_file_name("deep");
     let deep = deep.to_str().expect("a text");
-    pool.pool(&["create", "deep", "--dir", deep, "--level", "17"]).failed(2, &["at most 16"]);
+    pool.pool(&["create", "deep", deep, "--level", "17"]).failed(2, &["at most 16"]);
     assert!(!Path::new(deep).exists(), "nothing is left of what was refused");
     pool.pool(&["check", "nothing"]).failed(4, &["no pool nothing", "atoll pool status"]);
     pool.pool(&["leave", "home"]).failed(2, &["--yes"]);
+    let at = pool.files.with_file_name("mnt");
+    fs::create_dir(&at).expect("made");
+    let at = at.to_str().expect("a text");
     for options in [["--take-over"], ["--sync"]] {
-        run(in_dir(&pool.dir, &["mount", "home", files]).args(options)).failed(2, &["pool"]);
+        run(in_dir(&pool.dir, &["mount", "home", at]).args(options)).failed(2, &["pool"]);
     }
     run(&mut in_dir(&pool.dir, &["nfs", "home@2026-11-20"])).failed(3, &[]);
     // Its disk is not mounted, or another one is.
@@ -140,11 +145,11 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
     assert!(told["fault"].as_str().expect("a text").contains("Is its disk mounted?"), "{told}");
     assert_eq!(fs::read_dir(&pool.files).expect("a directory").count(), 0, "nothing is made there");
     pool.pool(&["forget", "home"]).ok();
-    pool.pool(&["create", "home", "--dir", files]).ok();
+    pool.pool(&["create", "home", files]).ok();
     fs::rename(&pool.files, away.with_file_name("new")).expect("moved");
     fs::rename(&away, &pool.files).expect("moved");
     pool.pool(&["check", "home"]).failed(1, &["holds another pool"]);
     pool.pool(&["forget", "home"]).ok();
-    pool.pool(&["attach", "home", "--dir", files]).ok();
+    pool.pool(&["attach", "home", files]).ok();
     pool.pool(&["check", "home"]).ok();
 }

@@ -6,8 +6,9 @@
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
+use super::opening::STAMP;
 use super::{ID_ATTRIBUTE, Member, OpenError};
-use crate::disk::{Disk, DiskResult, missing_is_none};
+use crate::disk::{Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 
 /// What leaving has left.
@@ -47,10 +48,13 @@ impl<D: Disk> Member<D> {
             let Some(slot) = record.slot.filter(|_| id != FileId::ROOT) else { continue };
             let Some(place) = self.places(id)?.into_iter().next() else { continue };
             let dir = self.node(place.parent).await?;
+            let before = self.disk.stat(&dir).await?;
             let in_slot = self.slot_node(slot).await?;
             let name = id.to_string();
             self.disk.rename((&dir, &place.name), (&in_slot, name.as_bytes()), exchange).await?;
             self.disk.unlink(&in_slot, name.as_bytes()).await?;
+            // Nobody has changed the directory.
+            self.disk.set_times(&dir, None, Some(TimeToSet::To(before.mtime))).await?;
         }
         Ok(())
     }
@@ -93,12 +97,16 @@ async fn finish<D: Disk>(disk: &D, own: &D::Node) -> Result<Vec<String>, OpenErr
 async fn move_up<D: Disk>(disk: &D, own: &D::Node) -> DiskResult<Vec<String>> {
     let top = disk.top();
     let slots = disk.node(own, SLOTS_DIRECTORY.as_bytes()).await?;
-    let in_slot = disk.node(&slots, Slot::ROOT.to_string().as_bytes()).await?;
     let mut taken = Vec::new();
     let plain = RenameFlags { no_replace: true, exchange: false };
-    if let Some(root) =
-        missing_is_none(disk.node(&in_slot, FileId::ROOT.to_string().as_bytes()).await)?
-    {
+    let in_slot = missing_is_none(disk.node(&slots, Slot::ROOT.to_string().as_bytes()).await)?;
+    let root = match in_slot {
+        Some(in_slot) => {
+            missing_is_none(disk.node(&in_slot, FileId::ROOT.to_string().as_bytes()).await)?
+        }
+        None => None,
+    };
+    if let Some(root) = root {
         for listed in disk.list(&root).await? {
             match disk.rename((&root, &listed.name), (&top, &listed.name), plain).await {
                 Ok(()) => {}
@@ -134,7 +142,7 @@ async fn remove_own<D: Disk>(
         }
         disk.rmdir(slots, &slot.name).await?;
     }
-    // The slots last: as long as they are here, leaving can be gone on with.
+    // Slots and stamp last: as long as they are here, leaving can be gone on with.
     let mut is_empty = true;
     for listed in disk.list(own).await? {
         match listed.kind {
@@ -143,9 +151,11 @@ async fn remove_own<D: Disk>(
             FileKind::Directory => {
                 is_empty = disk.rmdir(own, &listed.name).await.is_ok() && is_empty
             }
+            _ if listed.name == STAMP => {}
             _ => disk.unlink(own, &listed.name).await?,
         }
     }
+    missing_is_none(disk.unlink(own, STAMP).await)?;
     disk.rmdir(own, SLOTS_DIRECTORY.as_bytes()).await?;
     if is_empty {
         disk.rmdir(top, OWN_DIRECTORY.as_bytes()).await?;

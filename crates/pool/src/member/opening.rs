@@ -17,7 +17,7 @@ use crate::journal::{HALF_BYTES, Journal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 use crate::turns::Turns;
 
-const STAMP: &[u8] = b"stamp";
+pub(super) const STAMP: &[u8] = b"stamp";
 const INDEX: &[u8] = b"index";
 const LOCK: &[u8] = b"lock";
 /// What a new file system has, and a pool leaves alone.

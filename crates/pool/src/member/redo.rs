@@ -691,6 +691,9 @@ impl<'a, D: Disk> Redo<'a, D> {
 
     /// Removes the names that a file should not have; whether it could: not a directory with something in it.
     async fn remove(&mut self, id: FileId) -> DiskResult<bool> {
+        if id == FileId::ROOT {
+            return Ok(true);
+        }
         let after = self.outcomes.file(id).after.clone();
         let found = self.found.get(&id).cloned().unwrap_or_default();
         let slot = self.slot(id)?;

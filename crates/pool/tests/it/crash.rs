@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use atoll_env::{Env, TokioRuntime};
+use atoll_pool::disk::Disk;
 use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
-use atoll_pool::{CheckReport, PoolFs, PoolSettings, check, create};
+use atoll_pool::{CheckReport, PoolFs, PoolSettings, check, create, leave};
 use atoll_vfs::{
     Caller, Errno, FileKind, FileSystem, FileTime, InodeNumber, OpenFlags, PersistentHandle,
     RenameFlags, SetAttr, SetTime, Writer,
@@ -596,6 +597,62 @@ fn a_crash_while_it_is_opened_loses_nothing() {
                 tree.iter().map(|(path, seen)| (path.clone(), seen.inode)).collect()
             };
             assert_eq!(names(&tree(&fs).await), names(&before), "seed {seed}: {steps:?}");
+        }
+    });
+}
+
+/// All paths below D, and what they are.
+async fn plain(disk: &SimulatedDisk) -> BTreeMap<String, FileKind> {
+    let mut all = BTreeMap::new();
+    let mut open = vec![(disk.top(), String::new())];
+    while let Some((dir, path)) = open.pop() {
+        for listed in disk.list(&dir).await.unwrap() {
+            let path = format!("{path}/{}", String::from_utf8_lossy(&listed.name));
+            if listed.kind == FileKind::Directory {
+                open.push((disk.node(&dir, &listed.name).await.unwrap(), path.clone()));
+            }
+            all.insert(path, listed.kind);
+        }
+    }
+    all
+}
+
+/// Leaving that is cut off anywhere is gone on with, to the same plain tree.
+#[test]
+fn leaving_that_is_cut_off_anywhere_goes_on() {
+    run(async {
+        let (disk, fs) = prepared().await;
+        let tree: BTreeMap<String, FileKind> =
+            tree(&fs).await.into_iter().map(|(path, seen)| (path, seen.kind)).collect();
+        drop(fs);
+        disk.kill(InFlight::Lost);
+        leave(env(), disk.reopen()).await.unwrap();
+        disk.kill(InFlight::Lost);
+        assert_eq!(plain(&disk.reopen()).await, tree);
+        for cut in 0.. {
+            let (disk, fs) = prepared().await;
+            drop(fs);
+            disk.kill(InFlight::Lost);
+            let first = disk.reopen();
+            first.stop_after(cut);
+            let _ = leave(env(), first.clone()).await;
+            if !first.is_stopped() {
+                break;
+            }
+            first.kill(InFlight::Lost);
+            let found = plain(&disk.reopen()).await;
+            if !found.contains_key("/.atoll/slots") && !found.contains_key("/.atoll/stamp") {
+                // All but an empty directory is done.
+                assert!(
+                    found.iter().filter(|(path, _)| *path != "/.atoll").eq(tree.iter()),
+                    "after {cut} calls"
+                );
+                continue;
+            }
+            leave(env(), disk.reopen())
+                .await
+                .unwrap_or_else(|error| panic!("after {cut} calls: {error}"));
+            assert_eq!(plain(&disk.reopen()).await, tree, "after {cut} calls");
         }
     });
 }
