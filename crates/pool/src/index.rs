@@ -42,7 +42,7 @@ pub(crate) struct FileRecord {
     pub(crate) generation: u64,
     /// Where it lies, if it is a distributed directory.
     pub(crate) slot: Option<Slot>,
-    /// How many placeholders are in it, if it is a directory.
+    /// How many placeholders are in it, if it is a directory; of a symbolic link, 1 if it is stored with an escape.
     pub(crate) placeholders: u32,
 }
 

@@ -35,7 +35,7 @@ pub const MAX_TARGET_BYTES: usize = 4095;
 const COUNT_BITS: u32 = 52;
 
 /// What a link of a user begins with where it could be taken for a placeholder.
-const ESCAPE: &[u8] = b"./";
+pub(crate) const ESCAPE: &[u8] = b"./";
 
 /// One of [`SLOTS`] shares of the name space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode)]
@@ -190,7 +190,8 @@ pub fn unescape(stored: &[u8]) -> &[u8] {
     }
 }
 
-fn needs_escape(mut target: &[u8]) -> bool {
+/// Whether a user's link is stored in another form.
+pub fn needs_escape(mut target: &[u8]) -> bool {
     while let Some(rest) = target.strip_prefix(ESCAPE) {
         target = rest;
     }

@@ -15,7 +15,7 @@ impl<D: Disk> PoolFs<D> {
     /// What is known of a file.
     pub(super) async fn stat(&self, id: FileId) -> DiskResult<Stat> {
         let node = self.member.node(id).await?;
-        self.member.stat(&node).await
+        self.member.stat(id, &node).await
     }
 
     pub(super) async fn set_attributes(
@@ -27,7 +27,7 @@ impl<D: Disk> PoolFs<D> {
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
-        let before = self.member.stat(&node).await?;
+        let before = self.member.stat(id, &node).await?;
         let disk = &self.member.disk;
         if let Some(size_bytes) = changes.size_bytes {
             match before.kind {
@@ -81,7 +81,7 @@ impl<D: Disk> PoolFs<D> {
             };
             self.member.logged(change, work).await?;
         }
-        let stat = self.member.stat(&node).await?;
+        let stat = self.member.stat(id, &node).await?;
         Ok(AttrReply { attr: self.attr(id, &stat)?, ttl: TTL })
     }
 

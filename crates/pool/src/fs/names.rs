@@ -174,8 +174,10 @@ impl<D: Disk> PoolFs<D> {
             }
         };
         let (node, stat) = self.member.logged(change, work).await?;
-        let record =
-            FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders: 0 };
+        let is_escaped =
+            matches!(&birth.what, BirthKind::Symlink(target) if layout::needs_escape(target));
+        let placeholders = u32::from(is_escaped);
+        let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
         self.member.index.put_file(id, record);
         self.member.index.add_place(id, &named.place);
         if slot.is_some() {
@@ -229,7 +231,10 @@ impl<D: Disk> PoolFs<D> {
             let time = |time: crate::change::Time| Some(TimeToSet::To(time.into()));
             disk.set_times(&node, time(atime), time(mtime)).await?;
         }
-        let stat = self.member.stat(&node).await?;
+        let mut stat = disk.stat(&node).await?;
+        if let BirthKind::Symlink(target) = &birth.what {
+            stat.size_bytes = target.len() as u64;
+        }
         Ok((node, stat))
     }
 
@@ -258,7 +263,7 @@ impl<D: Disk> PoolFs<D> {
             if birth.mode.is_none() {
                 self.inherit_list(&named.dir, &made.0, mode).await?;
             }
-            let stat = self.member.stat(&made.0).await?;
+            let stat = self.member.disk.stat(&made.0).await?;
             // Last, so that a name leads to all of it.
             let target = Placeholder { slot, id }.target(steps);
             self.member
@@ -347,7 +352,7 @@ impl<D: Disk> PoolFs<D> {
         let work = self.member.disk.link(&node, &named.dir, name);
         self.member.logged(change, work).await?;
         self.member.index.add_place(id, &named.place);
-        let stat = self.member.stat(&node).await?;
+        let stat = self.member.stat(id, &node).await?;
         self.entry(id, &stat)
     }
 

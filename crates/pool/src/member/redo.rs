@@ -776,7 +776,10 @@ impl<'a, D: Disk> Redo<'a, D> {
             return Ok(());
         };
         let stat = member.disk.stat(&node).await?;
-        let placeholders = member.record(id)?.map_or(0, |record| record.placeholders);
+        let placeholders = match outcome.birth.as_ref().map(|birth| &birth.what) {
+            Some(BirthKind::Symlink(target)) => u32::from(layout::needs_escape(target)),
+            _ => member.record(id)?.map_or(0, |record| record.placeholders),
+        };
         let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
         member.index.put_file(id, record);
         for place in &found {

@@ -190,7 +190,13 @@ impl<D: Disk> Member<D> {
             }
             (None, None) => return Err(Errno::EIO),
         };
-        let placeholders = self.record(id)?.map_or(0, |record| record.placeholders);
+        let placeholders = match stat.kind {
+            FileKind::Symlink => {
+                let target = self.disk.read_node(node).await?;
+                u32::from(layout::unescape(&target).len() < target.len())
+            }
+            _ => self.record(id)?.map_or(0, |record| record.placeholders),
+        };
         let record =
             FileRecord { ino: stat.ino, generation: stat.generation, slot: *slot, placeholders };
         self.index.put_file(id, record);

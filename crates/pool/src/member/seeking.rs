@@ -186,22 +186,28 @@ impl<D: Disk> Member<D> {
         name: &[u8],
         mut stat: Stat,
     ) -> DiskResult<Found> {
+        let place = Place::new(parent, name);
+        // A link that is known is no placeholder: reading it would renew its access time.
+        let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
+        if let Some(id) = known
+            && let Some(record) = self.record(id)?
+            && record.generation == stat.generation
+        {
+            self.note_place(id, &place)?;
+            stat.size_bytes = written_size(&stat, &record);
+            return Ok(Found { id, stat, slot: None });
+        }
+        let mut is_escaped = false;
         if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
             let target = self.disk.read_link(dir, name).await?;
             if let Some(place) = Placeholder::parse(&target) {
                 return self.behind(parent, dir, name, place).await;
             }
-            stat.size_bytes = layout::unescape(&target).len() as u64;
+            is_escaped = layout::unescape(&target).len() < target.len();
         }
-        let place = Place::new(parent, name);
-        let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
-        if let Some(id) = known
-            && self.record(id)?.is_some_and(|record| record.generation == stat.generation)
-        {
-            self.note_place(id, &place)?;
-            return Ok(Found { id, stat, slot: None });
-        }
-        let id = self.adopt(dir, &place, stat).await?;
+        let id = self.adopt(dir, &place, stat, is_escaped).await?;
+        let record = self.record(id)?.ok_or(Errno::ESTALE)?;
+        stat.size_bytes = written_size(&stat, &record);
         Ok(Found { id, stat, slot: None })
     }
 
@@ -271,7 +277,13 @@ impl<D: Disk> Member<D> {
     }
 
     /// Gives a number to a file that Atoll has not made, or of which the index has lost the entry.
-    async fn adopt(&self, dir: &D::Node, place: &Place, stat: Stat) -> DiskResult<FileId> {
+    async fn adopt(
+        &self,
+        dir: &D::Node,
+        place: &Place,
+        stat: Stat,
+        is_escaped: bool,
+    ) -> DiskResult<FileId> {
         let _one = self.whole.write(whole::ADOPTION).await;
         let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
         if let Some(id) = known
@@ -291,8 +303,12 @@ impl<D: Disk> Member<D> {
                 id
             }
         };
-        let record =
-            FileRecord { ino: stat.ino, generation: stat.generation, slot: None, placeholders: 0 };
+        let record = FileRecord {
+            ino: stat.ino,
+            generation: stat.generation,
+            slot: None,
+            placeholders: u32::from(is_escaped),
+        };
         self.index.put_file(id, record);
         self.index.add_place(id, place);
         Ok(id)
@@ -363,10 +379,12 @@ impl<D: Disk> Member<D> {
     }
 
     /// What is known of a file by its node; a user's link as long as the user wrote it.
-    pub(crate) async fn stat(&self, node: &D::Node) -> DiskResult<Stat> {
+    pub(crate) async fn stat(&self, id: FileId, node: &D::Node) -> DiskResult<Stat> {
         let mut stat = self.disk.stat(node).await?;
-        if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
-            stat.size_bytes = self.read_link(node).await?.len() as u64;
+        if stat.kind == FileKind::Symlink
+            && let Some(record) = self.record(id)?
+        {
+            stat.size_bytes = written_size(&stat, &record);
         }
         Ok(stat)
     }
@@ -375,5 +393,13 @@ impl<D: Disk> Member<D> {
     pub(crate) async fn read_link(&self, node: &D::Node) -> DiskResult<Bytes> {
         let stored = self.disk.read_node(node).await?;
         Ok(stored.slice_ref(layout::unescape(&stored)))
+    }
+}
+
+/// The length of a file as a user wrote it: a symbolic link may be stored with an escape.
+fn written_size(stat: &Stat, record: &FileRecord) -> u64 {
+    match stat.kind == FileKind::Symlink && record.placeholders > 0 {
+        true => stat.size_bytes.saturating_sub(layout::ESCAPE.len() as u64),
+        false => stat.size_bytes,
     }
 }

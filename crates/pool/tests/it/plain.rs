@@ -9,7 +9,10 @@ use std::sync::Arc;
 use atoll_env::TokioRuntime;
 use atoll_pool::disk::directory::Directory;
 use atoll_pool::{CreateError, OpenError, PoolFs, PoolSettings, check, create, leave};
-use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, Writer};
+use atoll_vfs::{
+    Caller, Errno, FileSystem, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr,
+    SetTime, Writer,
+};
 use bytes::Bytes;
 use tempfile::TempDir;
 
@@ -177,6 +180,30 @@ async fn a_users_link_like_a_placeholder_is_a_link() {
     }
     assert!(fs.unlink(me(), ROOT, b"like").await.is_ok(), "it is no directory");
     assert_eq!(fs.unlink(me(), ROOT, b"home").await, Err(Errno::EISDIR));
+}
+
+/// Looking a symbolic link up is not reading it: its access time stays, however the disk renews those.
+#[tokio::test]
+async fn looking_links_up_leaves_their_access_times() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let target = b"a/target/as/long/as/a/placeholder";
+    let link = fs.symlink(me(), ROOT, b"link", target).await.unwrap().attr.inode;
+    let time = FileTime { secs: 1_960_000_000, nanos: 0 };
+    let (atime, mtime) = (Some(SetTime::To(time)), Some(SetTime::To(time)));
+    fs.setattr(me(), link, None, SetAttr { atime, mtime, ..SetAttr::default() }).await.unwrap();
+    let seen = async |fs: &Fs| {
+        assert_eq!(find(fs, "/link").await, Ok(link));
+        fs.getattr(link, None).await.unwrap().attr.atime
+    };
+    assert_eq!(seen(&fs).await, time);
+    fs.end().await.unwrap();
+    drop(fs);
+    let fs = opened(dir.path()).await;
+    assert_eq!(seen(&fs).await, time);
+    assert_eq!(fs.readlink(link).await.unwrap(), &target[..]);
 }
 
 /// Somebody edits D by hand: files that he puts there, moves and removes are what clients then see.
