@@ -188,17 +188,23 @@ pub(crate) enum Change {
         #[n(5)]
         mtime: Option<Time>,
     },
-    /// The file with all its attributes is durable: what was set before is not set again.
+    /// The file is durable with its bytes: it is not made again, empty. And so are its attributes, unless its bytes alone were
+    /// synced: what was set by changes up to `upto` is not set again.
     #[n(6)]
     Synced {
         #[n(0)]
         id: FileId,
+        #[n(1)]
+        upto: u64,
     },
     /// Everything up to this sequence number is on the disk and in the index.
     #[n(8)]
     Checkpoint {
         #[n(0)]
         sequence: u64,
+        /// Since when the machine runs: attributes need not be set again if it has not stopped.
+        #[n(1)]
+        boot: u64,
     },
     /// The change with this sequence number failed.
     #[n(7)]
@@ -249,8 +255,8 @@ mod tests {
                 atime: None,
                 mtime: None,
             },
-            Change::Synced { id },
-            Change::Checkpoint { sequence: u64::MAX },
+            Change::Synced { id, upto: u64::MAX },
+            Change::Checkpoint { sequence: u64::MAX, boot: u64::MAX },
             Change::Withdrawn { sequence: u64::MAX },
         ];
         for change in changes {

@@ -3,8 +3,8 @@
 //! A node that is open is found without a walk, and keeps a file alive whose last name is gone. At most so many are kept as the
 //! disk allows ([`Disk::max_nodes`]); the oldest go first, but never that of a file without a name.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
 
 use atoll_vfs::{Errno, FileTime, Handle, InodeTable, OpenFlags, TableInode};
 
@@ -18,6 +18,8 @@ struct HeldFile<N> {
     is_nameless: bool,
     /// Length and times when it was last closed: what the kernel has cached is true if they still are.
     closed_as: Option<Contents>,
+    /// A directory's names as somebody has them open, and as of when.
+    listing: Option<(Contents, Weak<Vec<Listed>>)>,
 }
 
 impl<N> TableInode for HeldFile<N> {
@@ -50,8 +52,9 @@ impl<D: Disk> Clone for Open<D> {
 /// See the module.
 pub(crate) struct Held<D: Disk> {
     table: InodeTable<HeldFile<D::Node>, Open<D>>,
-    /// Files whose length was set, which is not durable yet.
-    resized: BTreeSet<FileId>,
+    /// Files whose length was set, which is not durable yet, and when.
+    resized: BTreeMap<FileId, u64>,
+    resizes: u64,
     /// Files with an open node, by when it was kept; and some whose node is gone.
     nodes: VecDeque<FileId>,
     max_nodes: usize,
@@ -61,7 +64,8 @@ impl<D: Disk> Held<D> {
     pub(crate) fn new(max_nodes: usize) -> Held<D> {
         Held {
             table: InodeTable::without_root(1),
-            resized: BTreeSet::new(),
+            resized: BTreeMap::new(),
+            resizes: 0,
             nodes: VecDeque::new(),
             max_nodes,
         }
@@ -69,7 +73,7 @@ impl<D: Disk> Held<D> {
 
     fn enter(&mut self, id: FileId) {
         if !self.table.contains(id.0) {
-            let file = HeldFile { node: None, is_nameless: false, closed_as: None };
+            let file = HeldFile { node: None, is_nameless: false, closed_as: None, listing: None };
             self.table.insert(id.0, None, file);
         }
     }
@@ -123,6 +127,14 @@ impl<D: Disk> Held<D> {
         }
     }
 
+    /// Lets go of a node that leads to nothing any more.
+    pub(crate) fn drop_node(&mut self, id: FileId) {
+        if let Ok(file) = self.table.get_mut(id.0) {
+            file.node = None;
+            self.table.reap(id.0, |_, _| ());
+        }
+    }
+
     /// The file's last name is gone; whoever holds it keeps it alive by its node.
     pub(crate) fn lose_name(&mut self, id: FileId) {
         if let Ok(file) = self.table.get_mut(id.0) {
@@ -163,18 +175,46 @@ impl<D: Disk> Held<D> {
         self.table.get(id.0).is_ok_and(|file| file.closed_as == Some(contents))
     }
 
-    /// Notes that a length was set.
+    /// The names of a directory, if somebody has them open and it has not changed since.
+    pub(crate) fn listing(&self, id: FileId, as_of: Contents) -> Option<Arc<Vec<Listed>>> {
+        let (then, names) = self.table.get(id.0).ok()?.listing.as_ref()?;
+        names.upgrade().filter(|_| *then == as_of)
+    }
+
+    /// Keeps the names of a directory for as long as somebody has them open.
+    pub(crate) fn keep_listing(&mut self, id: FileId, as_of: Contents, names: &Arc<Vec<Listed>>) {
+        if let Ok(file) = self.table.get_mut(id.0) {
+            file.listing = Some((as_of, Arc::downgrade(names)));
+        }
+    }
+
+    /// A directory's names change: clocks are too coarse to tell.
+    pub(crate) fn forget_listing(&mut self, id: FileId) {
+        if let Ok(file) = self.table.get_mut(id.0) {
+            file.listing = None;
+        }
+    }
+
+    /// Notes that a length is set.
     pub(crate) fn note_resized(&mut self, id: FileId) {
-        self.resized.insert(id);
+        self.resizes += 1;
+        self.resized.insert(id, self.resizes);
     }
 
-    /// Whether a length was set that is not durable; the caller makes it durable now.
-    pub(crate) fn take_resized(&mut self, id: FileId) -> bool {
-        self.resized.remove(&id)
+    /// When a length was set last that is not durable.
+    pub(crate) fn resized(&self, id: FileId) -> Option<u64> {
+        self.resized.get(&id).copied()
     }
 
-    /// All files whose length is not durable; the caller makes everything durable now.
-    pub(crate) fn take_all_resized(&mut self) -> BTreeSet<FileId> {
-        std::mem::take(&mut self.resized)
+    /// All of them.
+    pub(crate) fn all_resized(&self) -> BTreeMap<FileId, u64> {
+        self.resized.clone()
+    }
+
+    /// Notes that a length is durable, unless it was set again since.
+    pub(crate) fn end_resized(&mut self, id: FileId, was: Option<u64>) {
+        if was.is_some() && self.resized.get(&id).copied() == was {
+            self.resized.remove(&id);
+        }
     }
 }

@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::ErrorKind;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -113,12 +114,28 @@ pub(crate) struct Index {
 
 /// The database could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("the index: {0}")]
-pub(crate) struct IndexError(String);
+#[error("the index: {text}")]
+pub(crate) struct IndexError {
+    text: String,
+    /// It is no index any more, or of another version: not just a call that failed.
+    pub(crate) is_damaged: bool,
+}
 
 impl IndexError {
-    fn of(error: impl fmt::Display) -> IndexError {
-        IndexError(error.to_string())
+    fn of(error: impl Into<redb::Error>) -> IndexError {
+        let error = error.into();
+        let is_no_database =
+            matches!(&error, redb::Error::Io(error) if error.kind() == ErrorKind::InvalidData);
+        let is_damaged = is_no_database
+            || matches!(
+                error,
+                redb::Error::Corrupted(_)
+                    | redb::Error::UpgradeRequired(_)
+                    | redb::Error::RepairAborted
+                    | redb::Error::TableTypeMismatch { .. }
+                    | redb::Error::TypeDefinitionChanged { .. }
+            );
+        IndexError { text: error.to_string(), is_damaged }
     }
 }
 
@@ -178,7 +195,10 @@ impl Index {
         let Some(found) = found else { return Ok(None) };
         match FileRecord::decode(found.value()) {
             Some(record) => Ok(Some(record)),
-            None => Err(IndexError(format!("the record of file {id} is damaged"))),
+            None => Err(IndexError {
+                text: format!("the record of file {id} is damaged"),
+                is_damaged: true,
+            }),
         }
     }
 
@@ -238,6 +258,12 @@ impl Index {
             state.written.clone()
         };
         Ok(written.names.get(&key[..]).map_err(IndexError::of)?.is_some())
+    }
+
+    /// How many entries wait for a checkpoint.
+    pub(crate) fn pending(&self) -> usize {
+        let state = self.state();
+        state.now.files.len() + state.now.names.len()
     }
 
     /// Says what is known of a file.

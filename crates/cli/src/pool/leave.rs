@@ -70,8 +70,11 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     if !report.names_taken.is_empty() {
         let names = report.names_taken.join(", ");
         return Err(Failure::new(Exit::Failed, what)
-            .because(format!("{} has these names already: {names}", record.dir.display()))
-            .advice("Rename them there, and run it again."));
+            .because(format!(
+                "these names of the pool's root are taken in {}: {names}",
+                record.dir.display()
+            ))
+            .advice("Rename `.atoll` in the pool, others there, and run it again."));
     }
     records::remove(&global.dir()?, &args.name, &what)?;
     if !global.quiet {

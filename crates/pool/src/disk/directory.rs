@@ -35,6 +35,9 @@ pub struct Directory {
     top: Arc<OwnedFd>,
     device: (u32, u32),
     max_nodes: usize,
+    boot: u64,
+    /// D, open to be synced: when there are no descriptors left it must still be possible.
+    synced: Arc<OwnedFd>,
     locks: Mutex<Vec<OwnedFd>>,
 }
 
@@ -44,10 +47,14 @@ impl Directory {
         let top =
             sys::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let found = sys::statx(&top, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let synced = Arc::new(sys::openat(&top, ".", flags, Mode::empty())?);
         Ok(Directory {
             top: Arc::new(top),
             device: (found.stx_dev_major, found.stx_dev_minor),
             max_nodes: raise_descriptors(),
+            boot: boot_of_this_machine(),
+            synced,
             locks: Mutex::default(),
         })
     }
@@ -103,6 +110,13 @@ fn raise_descriptors() -> usize {
     nodes.clamp(16, MAX_NODES) as usize
 }
 
+/// 64 bits of the kernel's boot id. Where it has none, each process takes itself for the first after a crash.
+fn boot_of_this_machine() -> u64 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or_else(|_| u64::from(std::process::id()))
+}
+
 fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
 }
@@ -146,6 +160,10 @@ impl Disk for Directory {
 
     fn top(&self) -> Arc<OwnedFd> {
         self.top.clone()
+    }
+
+    fn boot(&self) -> u64 {
+        self.boot
     }
 
     fn max_nodes(&self) -> usize {
@@ -395,16 +413,15 @@ impl Disk for Directory {
     }
 
     async fn sync_all(&self) -> DiskResult<()> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = sys::openat(&self.top, ".", flags, Mode::empty()).map_err(errno)?;
         let (done, synced) = futures_channel::oneshot::channel();
+        let open = self.synced.clone();
         let work = move || {
-            let _ = done.send(sys::syncfs(open).map_err(errno));
+            let _ = done.send(sys::syncfs(&open).map_err(errno));
         };
-        std::thread::Builder::new()
-            .name("atoll-syncfs".into())
-            .spawn(work)
-            .map_err(|_| Errno::EAGAIN)?;
+        if std::thread::Builder::new().name("atoll-syncfs".into()).spawn(work).is_err() {
+            // No thread is left: the caller waits.
+            return sys::syncfs(&self.synced).map_err(errno);
+        }
         synced.await.unwrap_or(Err(Errno::EIO))
     }
 

@@ -107,6 +107,9 @@ pub trait Disk: Send + Sync + 'static {
     /// D itself.
     fn top(&self) -> Self::Node;
 
+    /// Which run of the machine this is: another one after a crash of the machine, the same after that of a process.
+    fn boot(&self) -> u64;
+
     /// How many nodes may be kept open.
     fn max_nodes(&self) -> usize;
 

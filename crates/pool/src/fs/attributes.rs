@@ -8,6 +8,8 @@ use crate::change::Change;
 use crate::disk::{Disk, DiskResult, Stat, TimeToSet};
 use crate::layout::FileId;
 
+/// The access control list of a file.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 /// Attributes that begin so are Atoll's own.
 const OWN_ATTRIBUTES: &[u8] = b"trusted.atoll.";
 
@@ -15,7 +17,19 @@ impl<D: Disk> PoolFs<D> {
     /// What is known of a file.
     pub(super) async fn stat(&self, id: FileId) -> DiskResult<Stat> {
         let node = self.member.node(id).await?;
-        self.member.stat(id, &node).await
+        let stat = self.member.stat(id, &node).await?;
+        self.check_not_removed(id, &stat)?;
+        Ok(stat)
+    }
+
+    /// That nobody has removed a file by hand whose node is open.
+    pub(super) fn check_not_removed(&self, id: FileId, stat: &Stat) -> DiskResult<()> {
+        let mut held = self.member.held();
+        if stat.nlink > 0 || held.is_nameless(id) {
+            return Ok(());
+        }
+        held.drop_node(id);
+        Err(Errno::ESTALE)
     }
 
     pub(super) async fn set_attributes(
@@ -88,12 +102,10 @@ impl<D: Disk> PoolFs<D> {
     /// Has the names and attributes of these files survive a crash: the journal has them; lengths are on the files.
     pub(super) async fn persist_files(&self, ids: &[FileId]) -> DiskResult<()> {
         for id in ids {
-            if !self.member.held().take_resized(*id) {
-                continue;
-            }
-            if let Err(errno) = self.sync_length(*id).await {
-                self.member.held().note_resized(*id);
-                return Err(errno);
+            let resized = self.member.held().resized(*id);
+            if resized.is_some() {
+                self.sync_length(*id).await?;
+                self.member.held().end_resized(*id, resized);
             }
         }
         self.member.sync_changes().await
@@ -141,8 +153,9 @@ impl<D: Disk> PoolFs<D> {
         let node = self.member.node(id).await?;
         let before = self.member.disk.stat(&node).await?;
         self.member.disk.set_xattr(&node, name, value, flags).await?;
-        if name == b"system.posix_acl_access" {
+        if name == ACCESS_LIST {
             self.keep_set_gid_of_members(caller, &node, &before).await?;
+            self.note_mode(id, &node).await?;
         }
         Ok(())
     }
@@ -172,7 +185,19 @@ impl<D: Disk> PoolFs<D> {
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
-        self.member.disk.remove_xattr(&node, name).await
+        self.member.disk.remove_xattr(&node, name).await?;
+        if name == ACCESS_LIST {
+            self.note_mode(id, &node).await?;
+        }
+        Ok(())
+    }
+
+    /// An access control list has set the mode: an earlier one is not to be set again after a crash.
+    async fn note_mode(&self, id: FileId, node: &D::Node) -> DiskResult<()> {
+        let mode = Some(self.member.disk.stat(node).await?.mode);
+        let change =
+            Change::Attributes { id, mode, uid: None, gid: None, atime: None, mtime: None };
+        self.member.note(change).await
     }
 }
 

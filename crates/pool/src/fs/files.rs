@@ -25,6 +25,7 @@ impl<D: Disk> PoolFs<D> {
             FileKind::Symlink => return Err(Errno::ELOOP),
             _ => return Err(Errno::ENXIO),
         }
+        self.check_not_removed(id, &stat)?;
         let file = self.member.disk.open(&node).await?;
         if flags.has(OpenFlags::TRUNCATE) {
             let _changing = self.member.begin_change().await?;
@@ -100,17 +101,13 @@ impl<D: Disk> PoolFs<D> {
         data_only: bool,
     ) -> DiskResult<()> {
         let (file, _) = self.opened_file(id, handle)?;
-        let was_resized = self.member.held().take_resized(id);
-        if let Err(errno) = self.member.disk.sync_file(&file, data_only).await {
-            if was_resized {
-                self.member.held().note_resized(id);
-            }
-            return Err(errno);
-        }
-        if !data_only {
-            // From now on the file is right as it is: attributes that were set before are not set again after a crash.
+        let resized = self.member.held().resized(id);
+        let upto = if data_only { 0 } else { self.member.changes_so_far() };
+        self.member.disk.sync_file(&file, data_only).await?;
+        self.member.held().end_resized(id, resized);
+        {
             let _changing = self.member.begin_change().await?;
-            self.member.note(Change::Synced { id }).await?;
+            self.member.note(Change::Synced { id, upto }).await?;
         }
         self.member.sync_changes().await
     }
@@ -148,14 +145,21 @@ impl<D: Disk> PoolFs<D> {
 
     async fn names_of(&self, id: FileId) -> DiskResult<Arc<Vec<Listed>>> {
         let _turn = self.member.turns.read(id.0).await;
-        let (dir, _) = self.member.directory(id).await?;
+        let (dir, stat) = self.member.directory(id).await?;
+        // One copy for all who list a directory that does not change.
+        let as_of = contents(&stat);
+        if let Some(names) = self.member.held().listing(id, as_of) {
+            return Ok(names);
+        }
         let mut names = match self.member.disk.list(&dir).await {
             // A directory that was removed has no names.
             Err(Errno::ENOENT) => Vec::new(),
             names => names?,
         };
         names.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        Ok(Arc::new(names))
+        let names = Arc::new(names);
+        self.member.held().keep_listing(id, as_of, &names);
+        Ok(names)
     }
 
     pub(super) async fn list(
@@ -206,6 +210,7 @@ impl<D: Disk> PoolFs<D> {
             };
             listed.push(entry);
         }
+        self.keep_up();
         Ok(listed)
     }
 }

@@ -3,6 +3,8 @@
 //! A call first has the locks of all directories and files that it touches. Which those are depends on what stands under the
 //! names, so it looks, takes the locks, and looks again ([`PoolFs::with_names`]).
 
+use std::time::Duration;
+
 use atoll_vfs::{
     Caller, CreateVerifier, Entry, Errno, FileKind, OpenFlags, Opened, RenameFlags, check_name,
 };
@@ -12,7 +14,7 @@ use crate::change::{Birth, BirthKind, Change, Place};
 use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
 use crate::index::FileRecord;
 use crate::layout::{self, FileId, Placeholder, Slot};
-use crate::member::{Changing, Found};
+use crate::member::{CHECKPOINT_WITHIN, Changing, Found, MAX_PENDING};
 use crate::turns::Turn;
 
 const SET_GID: u32 = 0o2000;
@@ -38,7 +40,17 @@ impl<D: Disk> PoolFs<D> {
             self.look(parent, name).await?
         };
         let found = named.found.ok_or(Errno::ENOENT)?;
+        self.keep_up();
         self.entry(found.id, &found.stat)
+    }
+
+    /// Files that were put there by hand get numbers when they are looked up, which are in memory until a checkpoint.
+    pub(super) fn keep_up(&self) {
+        match self.member.index.pending() {
+            0 => {}
+            pending if pending > MAX_PENDING => self.member.checkpoint_later(Duration::ZERO),
+            _ => self.member.checkpoint_later(CHECKPOINT_WITHIN),
+        }
     }
 
     pub(super) async fn parent_entry(&self, id: FileId) -> DiskResult<Entry> {
@@ -70,6 +82,7 @@ impl<D: Disk> PoolFs<D> {
             let mut all = Vec::with_capacity(names.len());
             for (parent, name) in names {
                 all.push(self.look(*parent, name).await?);
+                self.member.held().forget_listing(*parent);
             }
             let under: Vec<u64> = all.iter().filter_map(|named| Some(named.found?.id.0)).collect();
             if under.iter().all(|id| wanted.contains(id)) {
@@ -117,6 +130,7 @@ impl<D: Disk> PoolFs<D> {
         }
         self.check_lives(named)?;
         let parent = named.place.parent;
+        self.member.held().forget_listing(parent);
         let home = self.member.home(parent)?;
         let what = match making {
             Making::File => BirthKind::Regular,
@@ -226,11 +240,12 @@ impl<D: Disk> PoolFs<D> {
         {
             disk.set_mode(&node, mode).await?;
         }
-        self.member.set_id(&node, id).await;
         if let Some((atime, mtime)) = birth.times {
             let time = |time: crate::change::Time| Some(TimeToSet::To(time.into()));
             disk.set_times(&node, time(atime), time(mtime)).await?;
         }
+        // Last: what has its number is as it was to be.
+        self.member.set_id(&node, id).await;
         let mut stat = disk.stat(&node).await?;
         if let BirthKind::Symlink(target) = &birth.what {
             stat.size_bytes = target.len() as u64;
@@ -388,6 +403,7 @@ impl<D: Disk> PoolFs<D> {
         let _turn = self.member.turns.write(parent.0).await;
         let (dir, _) = self.member.directory(parent).await?;
         let id = self.member.lost_directory(&dir, name).await?.ok_or(Errno::EIO)?;
+        self.member.held().forget_listing(parent);
         let at = Place::new(parent, name);
         let change = Change::Unlink { id, at: at.clone() };
         self.member.logged(change, self.member.disk.unlink(&dir, name)).await?;

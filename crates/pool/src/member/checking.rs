@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_vfs::{Errno, FileKind};
 
+use super::seeking::MAX_DEPTH;
 use super::{Member, OpenError};
 use crate::change::Place;
 use crate::disk::{Disk, DiskResult, Making, missing_is_none};
@@ -55,9 +56,6 @@ impl<D: Disk> Member<D> {
             self.index.all_files().map_err(index_failed)?.into_keys().collect();
         let files = self.index_again().await?;
         let after = self.index.all_files().map_err(index_failed)?;
-        for id in before.iter().filter(|id| !after.contains_key(id)) {
-            eprintln!("GONE {id} {}", id.0);
-        }
         let mut report = CheckReport {
             files,
             files_added: after.keys().filter(|id| !before.contains(id)).count() as u64,
@@ -143,7 +141,8 @@ impl<D: Disk> Member<D> {
     pub(crate) fn path(&self, place: &Place) -> DiskResult<String> {
         let mut names = vec![String::from_utf8_lossy(&place.name).into_owned()];
         let mut at = place.parent;
-        while at != FileId::ROOT {
+        // A damaged index may say that a directory lies in itself.
+        while at != FileId::ROOT && names.len() < MAX_DEPTH {
             let above = self.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
             names.push(String::from_utf8_lossy(&above.name).into_owned());
             at = above.parent;

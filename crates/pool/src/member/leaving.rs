@@ -9,14 +9,17 @@ use atoll_vfs::{Errno, FileKind, RenameFlags};
 use super::opening::STAMP;
 use super::{ID_ATTRIBUTE, Member, OpenError};
 use crate::disk::{Disk, DiskResult, TimeToSet, missing_is_none};
-use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
+use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
+
+/// Files of Atoll's own, beside the stamp.
+const OWN_FILES: [&[u8]; 5] = [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock"];
 
 /// What leaving has left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LeaveReport {
     /// Files and directories, now plain ones.
     pub files: u64,
-    /// Names of the root that D has already; they were left below `.atoll`.
+    /// Names of the root that D has already, or that the pool's own directory has; nothing was lost, and the pool is not left yet.
     pub names_taken: Vec<String>,
 }
 
@@ -24,6 +27,14 @@ impl<D: Disk> Member<D> {
     /// Makes one plain tree of all files. Nobody else may use the member, and it cannot be opened again.
     pub(crate) async fn leave(&self) -> Result<LeaveReport, OpenError> {
         let failed = |doing| move |errno| OpenError::Disk(doing, errno);
+        let root = self.node(FileId::ROOT).await.map_err(failed("cannot open the root"))?;
+        let own = OWN_DIRECTORY.as_bytes();
+        if missing_is_none(self.disk.stat_at(&root, own).await)
+            .map_err(failed("cannot look for .atoll"))?
+            .is_some()
+        {
+            return Ok(LeaveReport { files: 0, names_taken: vec![OWN_DIRECTORY.to_owned()] });
+        }
         // Names and numbers are right, and every directory has a name.
         let checked = self.check().await?;
         let mut report = LeaveReport { files: checked.files, ..LeaveReport::default() };
@@ -31,6 +42,7 @@ impl<D: Disk> Member<D> {
             .await
             .map_err(failed("cannot put a directory into its parent"))?;
         self.remove_numbers().await.map_err(failed("cannot remove the numbers of files"))?;
+        self.hand_root_on().await.map_err(failed("cannot give it the root's owner and mode"))?;
         let slots = SLOTS_DIRECTORY.as_bytes();
         let (top, own) =
             (self.disk.top(), self.own().await.map_err(failed("cannot open its .atoll"))?);
@@ -41,6 +53,14 @@ impl<D: Disk> Member<D> {
         Ok(report)
     }
 
+    /// D protects the files as the pool's root did.
+    async fn hand_root_on(&self) -> DiskResult<()> {
+        let root = self.disk.stat(&self.node(FileId::ROOT).await?).await?;
+        let top = self.disk.top();
+        self.disk.set_owner(&top, Some(root.uid), Some(root.gid)).await?;
+        self.disk.set_mode(&top, root.mode).await
+    }
+
     async fn put_directories_back(&self) -> DiskResult<()> {
         let exchange = RenameFlags { exchange: true, no_replace: false };
         let all = self.index.all_files().map_err(|error| self.index_failed(&error))?;
@@ -48,6 +68,12 @@ impl<D: Disk> Member<D> {
             let Some(slot) = record.slot.filter(|_| id != FileId::ROOT) else { continue };
             let Some(place) = self.places(id)?.into_iter().next() else { continue };
             let dir = self.node(place.parent).await?;
+            let stands = missing_is_none(self.disk.read_link(&dir, &place.name).await)?;
+            if stands.and_then(|target| Placeholder::parse(&target))
+                != Some(Placeholder { slot, id })
+            {
+                return Err(Errno::EEXIST);
+            }
             let before = self.disk.stat(&dir).await?;
             let in_slot = self.slot_node(slot).await?;
             let name = id.to_string();
@@ -137,7 +163,11 @@ async fn remove_own<D: Disk>(
                 // The root, which is empty; any other has its place.
                 FileKind::Directory => disk.rmdir(&dir, &left.name).await?,
                 // A placeholder that was exchanged before a crash.
-                _ => disk.unlink(&dir, &left.name).await?,
+                FileKind::Symlink if layout::parse_id(&left.name).is_some() => {
+                    disk.unlink(&dir, &left.name).await?
+                }
+                // Somebody has put it there.
+                _ => return Err(Errno::ENOTEMPTY),
             }
         }
         disk.rmdir(slots, &slot.name).await?;
@@ -152,7 +182,9 @@ async fn remove_own<D: Disk>(
                 is_empty = disk.rmdir(own, &listed.name).await.is_ok() && is_empty
             }
             _ if listed.name == STAMP => {}
-            _ => disk.unlink(own, &listed.name).await?,
+            _ if OWN_FILES.contains(&&listed.name[..]) => disk.unlink(own, &listed.name).await?,
+            // A file on its way back after a crash, or somebody's.
+            _ => is_empty = false,
         }
     }
     missing_is_none(disk.unlink(own, STAMP).await)?;

@@ -21,8 +21,9 @@ mod seeking;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
-use atoll_env::Env;
+use atoll_env::{Env, Instant};
 use atoll_vfs::Errno;
 
 use crate::change::Change;
@@ -44,6 +45,13 @@ pub(crate) use seeking::Found;
 /// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the
 /// index alone knows.
 pub(crate) const ID_ATTRIBUTE: &[u8] = b"trusted.atoll.id";
+
+/// After a change, all is durable and the index up to date after this time at the latest: so much has to be made again after a
+/// crash, and files that were put there by hand have got their numbers for good.
+pub(crate) const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
+
+/// Entries of the index in memory beyond which a checkpoint is made soon.
+pub(crate) const MAX_PENDING: usize = 200_000;
 
 /// Locks of the whole member.
 mod whole {
@@ -73,6 +81,8 @@ pub(crate) struct Member<D: Disk> {
     /// Numbers that may have been given out between the last checkpoint and the last start.
     unsure: OnceLock<Range<u64>>,
     slots: D::Node,
+    /// When the next checkpoint is made, if one is planned.
+    planned: Mutex<Option<Instant>>,
 }
 
 /// A change between its beginning and its end.
@@ -97,16 +107,35 @@ impl<D: Disk> Member<D> {
         let (soon, now) = self.journal.wants_checkpoint();
         if now {
             self.checkpoint().await?;
-        } else if soon {
-            let member = self.clone();
-            self.env.spawn(Box::pin(async move {
-                if member.journal.wants_checkpoint().0 {
-                    // A failure is kept by the journal, which refuses the next change.
-                    let _ = member.checkpoint().await;
-                }
-            }));
         }
+        self.checkpoint_later(if soon { Duration::ZERO } else { CHECKPOINT_WITHIN });
         Ok(Changing { _barrier: self.whole.read(whole::BARRIER).await })
+    }
+
+    /// Has a checkpoint made after this time at the latest, unless the member is closed before.
+    pub(crate) fn checkpoint_later(self: &Arc<Self>, delay: Duration) {
+        let at = self.env.now() + delay;
+        let mut planned = self.planned.lock().expect("no holder of this lock panics");
+        if planned.is_some_and(|planned| planned <= at) {
+            return;
+        }
+        *planned = Some(at);
+        drop(planned);
+        let (member, env) = (Arc::downgrade(self), self.env.clone());
+        self.env.spawn(Box::pin(async move {
+            env.sleep_until(at).await;
+            let Some(member) = member.upgrade() else { return };
+            {
+                let mut planned = member.planned.lock().expect("no holder of this lock panics");
+                if *planned != Some(at) {
+                    // One was made earlier, or will be.
+                    return;
+                }
+                *planned = None;
+            }
+            // A failure is kept by the journal, which refuses the next change.
+            let _ = member.checkpoint().await;
+        }));
     }
 
     /// The lock for moves of directories to another parent: two at once could make a loop.
@@ -126,6 +155,11 @@ impl<D: Disk> Member<D> {
             self.journal.append(&self.disk, &Change::Withdrawn { sequence }).await?;
         }
         outcome
+    }
+
+    /// The sequence number of the last change.
+    pub(crate) fn changes_so_far(&self) -> u64 {
+        self.journal.written()
     }
 
     /// Notes in the journal what has happened.
@@ -150,12 +184,15 @@ impl<D: Disk> Member<D> {
         self.journal.check()?;
         let sequence = self.journal.written();
         let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+        let resized = self.held().all_resized();
         drop(barrier);
-        self.held().take_all_resized();
         self.disk.sync_all().await.map_err(|_| self.journal.fail())?;
+        for (id, was) in resized {
+            self.held().end_resized(id, Some(was));
+        }
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
-        self.note(Change::Checkpoint { sequence }).await
+        self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await
     }
 
     /// After all changes up to `sequence` are on the disk and in the index: writes both, and begins the journal anew.
@@ -164,7 +201,7 @@ impl<D: Disk> Member<D> {
         self.disk.sync_all().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.begin(&self.disk, sequence, self.env.random_u64()).await?;
-        self.note(Change::Checkpoint { sequence }).await
+        self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await
     }
 
     /// Gives out no number below `next` from now on, nor any that may have been given out since it was known.

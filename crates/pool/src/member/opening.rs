@@ -250,6 +250,7 @@ impl<D: Disk> Member<D> {
             whole: Turns::default(),
             next: AtomicU64::new(FileId::ROOT.0 + 1),
             unsure: OnceLock::new(),
+            planned: Mutex::new(None),
             slots,
             disk,
         };
@@ -268,6 +269,7 @@ async fn open_index<D: Disk>(
         .map_err(|errno| OpenError::Disk("cannot open its index", errno))?;
     match Index::open(file) {
         Ok(opened) => Ok(opened),
+        Err(error) if !error.is_damaged => Err(OpenError::Index(error.to_string())),
         Err(error) => {
             // What the index knows is made again from the files.
             tracing::warn!("{error}; it is made anew");

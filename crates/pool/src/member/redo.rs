@@ -13,7 +13,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
-use futures_util::future::BoxFuture;
 
 use super::{Member, OpenError, OpenReport};
 use crate::change::{Birth, BirthKind, Change, Place, Time};
@@ -44,6 +43,10 @@ struct Outcome {
     /// All names that it ever had.
     ever: BTreeSet<Place>,
     attributes: Attributes,
+    /// The last change that set attributes.
+    attributes_at: u64,
+    /// Its bytes were promised: it is not made again, empty.
+    is_filled: bool,
     /// When it was first named: files are made in this order, directories before what is in them.
     rank: usize,
 }
@@ -79,7 +82,7 @@ impl Outcomes {
                         .insert(id, Outcome { before, after, ever, rank, ..Outcome::default() });
                 }
             }
-            all.add(change, is_withdrawn);
+            all.add(*sequence, change, is_withdrawn);
         }
         Ok(all)
     }
@@ -88,7 +91,7 @@ impl Outcomes {
         self.files.entry(id).or_default()
     }
 
-    fn add(&mut self, change: &Change, is_withdrawn: bool) {
+    fn add(&mut self, sequence: u64, change: &Change, is_withdrawn: bool) {
         let mut gains = |id: FileId, at: &Place, is_lasting: bool| {
             let file = self.file(id);
             file.ever.insert(at.clone());
@@ -126,6 +129,7 @@ impl Outcomes {
                 file.birth = Some(birth.clone());
                 let (atime, mtime) = times.unzip();
                 file.attributes = Attributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
+                file.attributes_at = sequence;
             }
             Change::Unlink { id, at } => {
                 self.file(*id).after.remove(at);
@@ -143,6 +147,7 @@ impl Outcomes {
                 self.file(*other).after.remove(to);
             }
             Change::Attributes { id, mode, uid, gid, atime, mtime } => {
+                self.file(*id).attributes_at = sequence;
                 let now = &mut self.file(*id).attributes;
                 *now = Attributes {
                     mode: mode.or(now.mode),
@@ -152,7 +157,13 @@ impl Outcomes {
                     mtime: mtime.or(now.mtime),
                 };
             }
-            Change::Synced { id } => self.file(*id).attributes = Attributes::default(),
+            Change::Synced { id, upto } => {
+                let file = self.file(*id);
+                file.is_filled = true;
+                if file.attributes_at <= *upto {
+                    file.attributes = Attributes::default();
+                }
+            }
             Change::Link { .. } | Change::Checkpoint { .. } | Change::Withdrawn { .. } => {}
         }
     }
@@ -165,7 +176,7 @@ fn named(change: &Change) -> impl Iterator<Item = FileId> {
         | Change::Link { id, .. }
         | Change::Unlink { id, .. }
         | Change::Attributes { id, .. }
-        | Change::Synced { id } => (Some(*id), None),
+        | Change::Synced { id, .. } => (Some(*id), None),
         Change::Rename { id, replaced, .. } => (Some(*id), *replaced),
         Change::Exchange { id, other, .. } => (Some(*id), Some(*other)),
         Change::Checkpoint { .. } | Change::Withdrawn { .. } => (None, None),
@@ -192,10 +203,15 @@ impl<D: Disk> Member<D> {
         }
         // The journal knows of the last checkpoint, too: an index that is made again is one of what the disk has now.
         let checkpoints = records.iter().filter_map(|record| match record.change {
-            Change::Checkpoint { sequence } => Some(sequence),
+            Change::Checkpoint { sequence, boot } => Some((sequence, boot)),
             _ => None,
         });
-        let known = checkpoints.max().max(meta.map(|meta| meta.sequence)).unwrap_or(0);
+        let last_checkpoint = checkpoints.max();
+        let has_stopped = last_checkpoint.is_none_or(|(_, boot)| boot != self.disk.boot());
+        let known = last_checkpoint
+            .map(|(sequence, _)| sequence)
+            .max(meta.map(|meta| meta.sequence))
+            .unwrap_or(0);
         let newer: Vec<Record> =
             records.into_iter().filter(|record| record.sequence > known).collect();
         let has_gap = meta.is_some_and(|meta| meta.sequence < known);
@@ -208,8 +224,12 @@ impl<D: Disk> Member<D> {
         if report.changes_redone > 0 {
             let outcomes = Outcomes::of(&newer, |id| self.index.places(id));
             let outcomes = outcomes.map_err(|error| OpenError::Index(error.to_string()))?;
-            report.names_mended =
-                Redo::new(self, outcomes).await.map_err(failed)?.run().await.map_err(failed)?;
+            report.names_mended = Redo::new(self, outcomes, has_stopped)
+                .await
+                .map_err(failed)?
+                .run()
+                .await
+                .map_err(failed)?;
         }
         let sequence = last.max(known);
         self.settle(sequence).await.map_err(failed)?;
@@ -228,9 +248,13 @@ enum Likeness {
 struct Redo<'a, D: Disk> {
     member: &'a Member<D>,
     outcomes: Outcomes,
+    /// The machine has stopped since: the disk may have lost what was not synced.
+    has_stopped: bool,
     own: D::Node,
     /// Open nodes of files and directories that were found, or are nowhere.
     nodes: BTreeMap<FileId, Option<D::Node>>,
+    /// Files that were found without their number, or made.
+    unfinished: BTreeSet<FileId>,
     /// Where directories lie that are distributed.
     slots: BTreeMap<FileId, Slot>,
     /// Which files inodes were taken for.
@@ -241,13 +265,19 @@ struct Redo<'a, D: Disk> {
 }
 
 impl<'a, D: Disk> Redo<'a, D> {
-    async fn new(member: &'a Member<D>, outcomes: Outcomes) -> DiskResult<Redo<'a, D>> {
+    async fn new(
+        member: &'a Member<D>,
+        outcomes: Outcomes,
+        has_stopped: bool,
+    ) -> DiskResult<Redo<'a, D>> {
         let own = member.own().await?;
         Ok(Redo {
             member,
             outcomes,
+            has_stopped,
             own,
             nodes: BTreeMap::new(),
+            unfinished: BTreeSet::new(),
             slots: BTreeMap::new(),
             taken: BTreeMap::new(),
             found: BTreeMap::new(),
@@ -267,7 +297,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             }
         }
         for id in &order {
-            self.locate(*id, 0).await?;
+            self.locate(*id).await?;
         }
         self.seek_the_missing().await?;
         for id in &order {
@@ -342,47 +372,72 @@ impl<'a, D: Disk> Redo<'a, D> {
         }
     }
 
-    /// Seeks a file under all its names; its node is kept.
-    fn locate(&mut self, id: FileId, depth: usize) -> BoxFuture<'_, DiskResult<Option<D::Node>>> {
-        Box::pin(async move {
-            if let Some(node) = self.nodes.get(&id) {
-                return Ok(node.clone());
-            }
-            if depth > 4096 {
-                return Err(Errno::EIO);
-            }
-            // A directory that is sought below itself is not there.
-            self.nodes.insert(id, None);
-            let slot = self.slot(id)?;
-            let mut node = match slot {
-                Some(slot) => self.in_slot(id, slot).await?,
-                // A crash while this was done before.
-                None => missing_is_none(self.member.disk.node(&self.own, &Self::aside(id)).await)?,
-            };
-            let mut stands = Vec::new();
-            for place in self.candidates(id)? {
-                let Some(dir) = self.locate(place.parent, depth + 1).await? else { continue };
-                if let Some((found, likeness)) = self.stands(id, slot, &dir, &place.name).await? {
-                    stands.push((likeness, place, found));
+    /// Seeks a file under all its names; its node is kept. The directories of its names are sought first, and theirs: by a stack
+    /// of our own, for there may be thousands above each other.
+    async fn locate(&mut self, id: FileId) -> DiskResult<Option<D::Node>> {
+        let mut stack = vec![id];
+        let mut under_way = BTreeSet::from([id]);
+        while let Some(top) = stack.last().copied() {
+            if !self.nodes.contains_key(&top) {
+                let candidates = self.candidates(top)?;
+                // A directory that is sought below itself is not there.
+                let is_next = |place: &&Place| {
+                    !self.nodes.contains_key(&place.parent) && !under_way.contains(&place.parent)
+                };
+                if let Some(next) = candidates.iter().find(is_next) {
+                    under_way.insert(next.parent);
+                    stack.push(next.parent);
+                    continue;
                 }
+                self.locate_in_known(top, candidates).await?;
             }
-            // A file that may be this one is not, if another one is.
-            let best = stands.iter().map(|(likeness, ..)| *likeness).max();
-            for (_, place, found) in
-                stands.into_iter().filter(|(likeness, ..)| Some(*likeness) == best)
-            {
-                if slot.is_none() {
-                    let ino = self.member.disk.stat(&found).await?.ino;
-                    if *self.taken.entry(ino).or_insert(id) != id {
-                        continue;
-                    }
-                    node = Some(found);
+            stack.pop();
+        }
+        Ok(self.nodes.get(&id).cloned().flatten())
+    }
+
+    /// Seeks a file in directories that were sought.
+    async fn locate_in_known(&mut self, id: FileId, candidates: BTreeSet<Place>) -> DiskResult<()> {
+        let slot = self.slot(id)?;
+        let mut node = match slot {
+            Some(slot) => {
+                let node = self.in_slot(id, slot).await?;
+                if let Some(node) = &node
+                    && self.member.id_of(node).await.is_none()
+                {
+                    self.unfinished.insert(id);
                 }
-                self.found.entry(id).or_default().insert(place);
+                node
             }
-            self.nodes.insert(id, node.clone());
-            Ok(node)
-        })
+            // A crash while this was done before.
+            None => missing_is_none(self.member.disk.node(&self.own, &Self::aside(id)).await)?,
+        };
+        let mut stands = Vec::new();
+        for place in candidates {
+            let Some(Some(dir)) = self.nodes.get(&place.parent) else { continue };
+            if let Some((found, likeness)) = self.stands(id, slot, dir, &place.name).await? {
+                stands.push((likeness, place, found));
+            }
+        }
+        // A file that may be this one is not, if another one is.
+        let best = stands.iter().map(|(likeness, ..)| *likeness).max();
+        for (likeness, place, found) in
+            stands.into_iter().filter(|(likeness, ..)| Some(*likeness) == best)
+        {
+            if slot.is_none() {
+                let ino = self.member.disk.stat(&found).await?.ino;
+                if *self.taken.entry(ino).or_insert(id) != id {
+                    continue;
+                }
+                node = Some(found);
+            }
+            if likeness == Likeness::Possible {
+                self.unfinished.insert(id);
+            }
+            self.found.entry(id).or_default().insert(place);
+        }
+        self.nodes.insert(id, node);
+        Ok(())
     }
 
     async fn in_slot(&self, id: FileId, slot: Slot) -> DiskResult<Option<D::Node>> {
@@ -425,11 +480,20 @@ impl<'a, D: Disk> Redo<'a, D> {
         stat: &Stat,
     ) -> DiskResult<Option<Likeness>> {
         let certain = |is_it: bool| is_it.then_some(Likeness::Certain);
-        if let Some(said) = self.member.id_of(node).await {
+        let said = self.member.id_of(node).await;
+        // What the index knows is that inode, and no copy of it with its attributes.
+        if let Some(record) = self.member.record(id)? {
+            let is_inode = (record.ino, record.generation) == (stat.ino, stat.generation);
+            return Ok(certain(is_inode && said.is_none_or(|said| said == id)));
+        }
+        if let Some(said) = said {
             return Ok(certain(said == id));
         }
-        if let Some(record) = self.member.record(id)? {
-            return Ok(certain((record.ino, record.generation) == (stat.ino, stat.generation)));
+        let is_to_go = self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.is_empty());
+        let is_empty = stat.kind != FileKind::Regular || stat.size_bytes == 0;
+        if is_to_go && !(self.has_stopped && is_empty) {
+            // To be removed: somebody may have put another one there by hand.
+            return Ok(None);
         }
         // Without attributes: a file of this kind that is no other one. It may have been made before it got its attribute.
         if self.taken.get(&stat.ino).is_some_and(|other| *other != id) {
@@ -515,7 +579,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             return Ok(());
         }
         let Some(from) = found.first() else { return Ok(()) };
-        let Some(dir) = self.locate(from.parent, 0).await? else { return Ok(()) };
+        let Some(dir) = self.locate(from.parent).await? else { return Ok(()) };
         let aside = Self::aside(id);
         self.member
             .disk
@@ -539,7 +603,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             if self.found.get(&id).is_some_and(|found| found.contains(&place)) {
                 continue;
             }
-            let Some(dir) = self.locate(place.parent, 0).await? else {
+            let Some(dir) = self.locate(place.parent).await? else {
                 is_whole = false;
                 continue;
             };
@@ -573,6 +637,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         let name = id.to_string();
         disk.make(&in_slot, name.as_bytes(), Making::Directory, 0o700).await?;
         let node = disk.node(&in_slot, name.as_bytes()).await?;
+        self.unfinished.insert(id);
         self.member.set_id(&node, id).await;
         self.nodes.insert(id, Some(node));
         self.mended += 1;
@@ -616,7 +681,8 @@ impl<'a, D: Disk> Redo<'a, D> {
                 Err(errno) => Err(errno),
             };
         }
-        let Some(birth) = self.birth(id).cloned() else { return Ok(false) };
+        let is_filled = self.outcomes.file(id).is_filled;
+        let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
         let mode = birth.mode.unwrap_or(0o600);
         let stored;
         let making = match &birth.what {
@@ -633,6 +699,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         };
         disk.make(dir, &place.name, making, mode).await?;
         let node = disk.node(dir, &place.name).await?;
+        self.unfinished.insert(id);
         self.member.set_id(&node, id).await;
         self.nodes.insert(id, Some(node));
         Ok(true)
@@ -667,7 +734,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             self.nodes.insert(id, None);
             self.remove(id).await?;
         } else if let Some(place) = self.found.remove(&id).unwrap_or_default().first()
-            && let Some(dir) = self.locate(place.parent, 0).await?
+            && let Some(dir) = self.locate(place.parent).await?
         {
             let to = (&old, id.to_string().into_bytes());
             self.member
@@ -714,9 +781,20 @@ impl<'a, D: Disk> Redo<'a, D> {
             };
         }
         for place in found.difference(&after) {
-            let Some(dir) = self.locate(place.parent, 0).await? else { continue };
+            let Some(dir) = self.locate(place.parent).await? else { continue };
+            let is_last_of_file = !is_directory && after.is_empty() && found.len() == 1;
             let removed = match is_directory && slot.is_none() {
                 true => self.member.disk.rmdir(&dir, &place.name).await,
+                false if is_last_of_file && self.has_bytes(id).await? => {
+                    // Somebody may have put it back by hand.
+                    let old = self.old().await?;
+                    let name = id.to_string();
+                    tracing::warn!(
+                        "file {id} was removed and was there again; it is in {OWN_DIRECTORY}/old"
+                    );
+                    let to = (&old, name.as_bytes());
+                    self.member.disk.rename((&dir, &place.name), to, RenameFlags::default()).await
+                }
                 false => self.member.disk.unlink(&dir, &place.name).await,
             };
             match removed {
@@ -732,9 +810,20 @@ impl<'a, D: Disk> Redo<'a, D> {
         Ok(true)
     }
 
+    async fn has_bytes(&self, id: FileId) -> DiskResult<bool> {
+        let Some(Some(node)) = self.nodes.get(&id) else { return Ok(false) };
+        let stat = self.member.disk.stat(node).await?;
+        Ok(stat.kind == FileKind::Regular && stat.size_bytes > 0)
+    }
+
     async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {
         let Attributes { mode, uid, gid, atime, mtime } = self.outcomes.file(id).attributes;
         let Some(Some(node)) = self.nodes.get(&id) else { return Ok(()) };
+        // A process that died has set them, and somebody may have set others by hand since. What it was about to make has no
+        // number yet.
+        if !self.has_stopped && !self.unfinished.contains(&id) {
+            return Ok(());
+        }
         let disk = &self.member.disk;
         let before = disk.stat(node).await?;
         if uid.is_some_and(|uid| uid != before.uid) || gid.is_some_and(|gid| gid != before.gid) {
@@ -808,7 +897,7 @@ impl<'a, D: Disk> Redo<'a, D> {
     async fn mend_placeholder(&mut self, id: FileId) -> DiskResult<()> {
         let Some(slot) = self.slot(id)? else { return Ok(()) };
         for place in self.member.places(id)? {
-            if let Some(dir) = self.locate(place.parent, 0).await? {
+            if let Some(dir) = self.locate(place.parent).await? {
                 self.member.mend_placeholder(&place, &dir, Placeholder { slot, id }).await?;
             }
         }

@@ -1,6 +1,6 @@
 //! Walking through all of a member's files, and making the index again from them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::IntoIter;
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
@@ -126,8 +126,10 @@ impl<D: Disk> Member<D> {
         // No number is given out before all that were are known.
         let mut walk = self.walk().await.map_err(failed)?;
         let mut highest = 0;
+        let mut live = BTreeSet::new();
         while let Some(step) = walk.next().await.map_err(failed)? {
             highest = highest.max(step.said.map_or(0, |id| id.count() + 1));
+            live.extend(known.get(&(step.stat.ino, step.stat.generation)));
             if step.stat.kind == FileKind::Directory {
                 // Numbers do not matter yet.
                 walk.enter(FileId(0), &step.node).await.map_err(failed)?;
@@ -138,7 +140,7 @@ impl<D: Disk> Member<D> {
         let mut walk = self.walk().await.map_err(failed)?;
         while let Some(step) = walk.next().await.map_err(failed)? {
             files += u64::from(step.placeholder.is_none());
-            let id = self.index_step(&step, &known).await.map_err(failed)?;
+            let id = self.index_step(&step, (&known, &live)).await.map_err(failed)?;
             if step.stat.kind == FileKind::Directory {
                 walk.enter(id, &step.node).await.map_err(failed)?;
             }
@@ -161,14 +163,20 @@ impl<D: Disk> Member<D> {
     }
 
     /// Enters one file into the index.
-    async fn index_step(&self, step: &Step<D>, known: &Inodes) -> DiskResult<FileId> {
+    async fn index_step(
+        &self,
+        step: &Step<D>,
+        (known, live): (&Inodes, &BTreeSet<FileId>),
+    ) -> DiskResult<FileId> {
         let Step { place, slot, said, placeholder, node, stat } = step;
         if let (Some(place), Some(Placeholder { id, .. })) = (place, placeholder) {
             self.index.add_place(*id, place);
             self.count_placeholder(place.parent, true)?;
             return Ok(*id);
         }
-        let said = &said.or_else(|| known.get(&(stat.ino, stat.generation)).copied());
+        // An attribute that was copied with a file is that of the other one, whose inode the index knew.
+        let as_known = known.get(&(stat.ino, stat.generation)).copied();
+        let said = &as_known.or(said.filter(|said| slot.is_some() || !live.contains(said)));
         let known = match (slot, said) {
             (Some(_), Some(id)) => Some(*id),
             _ => {

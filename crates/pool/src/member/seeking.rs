@@ -10,7 +10,7 @@ use crate::index::FileRecord;
 use crate::layout::{self, FileId, Placeholder, Slot};
 
 /// More directories above each other than any path has: an index that says so is damaged.
-const MAX_DEPTH: usize = 1 << 16;
+pub(super) const MAX_DEPTH: usize = 1 << 16;
 /// The shortest symbolic link that is a placeholder, bytes.
 const MIN_PLACEHOLDER_BYTES: u64 = 23;
 
@@ -193,7 +193,11 @@ impl<D: Disk> Member<D> {
             && let Some(record) = self.record(id)?
             && record.generation == stat.generation
         {
-            self.note_place(id, &place)?;
+            self.note_place(id, &place, stat.kind)?;
+            if record.slot.is_some() {
+                // It was put into its parent by hand.
+                self.index.put_file(id, FileRecord { slot: None, ..record });
+            }
             stat.size_bytes = written_size(&stat, &record);
             return Ok(Found { id, stat, slot: None });
         }
@@ -244,7 +248,7 @@ impl<D: Disk> Member<D> {
             };
             self.index.put_file(id, record);
         }
-        self.note_place(id, &Place::new(parent, name))?;
+        self.note_place(id, &Place::new(parent, name), stat.kind)?;
         Ok(Found { id, stat, slot: Some(slot) })
     }
 
@@ -268,9 +272,14 @@ impl<D: Disk> Member<D> {
     }
 
     /// Learns a name that somebody else has given, and forgets one of a directory, which has a single name.
-    fn note_place(&self, id: FileId, place: &Place) -> DiskResult<()> {
+    fn note_place(&self, id: FileId, place: &Place, kind: FileKind) -> DiskResult<()> {
         let failed = |error| self.index_failed(&error);
         if !self.index.has_place(id, place).map_err(failed)? {
+            if kind == FileKind::Directory {
+                for before in self.places(id)? {
+                    self.index.remove_place(id, &before);
+                }
+            }
             self.index.add_place(id, place);
         }
         Ok(())
@@ -289,7 +298,7 @@ impl<D: Disk> Member<D> {
         if let Some(id) = known
             && self.record(id)?.is_some_and(|record| record.generation == stat.generation)
         {
-            self.note_place(id, place)?;
+            self.note_place(id, place, stat.kind)?;
             return Ok(id);
         }
         let node = self.disk.node(dir, &place.name).await?;

@@ -345,3 +345,115 @@ async fn what_is_open_outlives_its_name() {
     assert_eq!(fs.read(file, handle, 0, 1).await, Err(Errno::EBADF));
     assert_eq!(fs.read(file, Handle::NONE, 0, 1).await, Err(Errno::EBADF));
 }
+
+/// Somebody puts a file where a client has removed one; a process that dies takes neither it nor what he set.
+#[tokio::test]
+async fn a_kill_undoes_nothing_that_was_done_by_hand() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let by_hand = root_of(dir.path());
+    write(&fs, ROOT, "removed", "by a client").await;
+    fs.unlink(me(), ROOT, b"removed").await.unwrap();
+    write(&fs, ROOT, "kept", "by a client").await;
+    let mode = SetAttr { mode: Some(0o755), ..SetAttr::default() };
+    let kept = find(&fs, "/kept").await.unwrap();
+    fs.setattr(me(), kept, None, mode).await.unwrap();
+    fs::write(by_hand.join("removed"), "by hand").unwrap();
+    fs::set_permissions(by_hand.join("kept"), fs::Permissions::from_mode(0o600)).unwrap();
+    drop(fs);
+    let fs = opened(dir.path()).await;
+    assert_eq!(read(&fs, "/removed").await, "by hand");
+    assert_eq!(fs.getattr(find(&fs, "/kept").await.unwrap(), None).await.unwrap().attr.mode, 0o600);
+}
+
+/// A copy by hand with all attributes does not take the original's number, whichever a check comes across first.
+#[tokio::test]
+async fn a_copy_with_all_attributes_is_another_file() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let (first, last) = (mkdir(&fs, ROOT, "a").await, mkdir(&fs, ROOT, "z").await);
+    let original = write(&fs, last, "original", "text").await;
+    fs.end().await.unwrap();
+    drop(fs);
+    let by_hand = root_of(dir.path());
+    let copied = std::process::Command::new("cp")
+        .args(["-a", "--preserve=all"])
+        .args([by_hand.join("z/original"), by_hand.join("a/copy")])
+        .status();
+    assert!(copied.unwrap().success());
+    let env = Arc::new(TokioRuntime::current());
+    check(env, Directory::open(dir.path()).unwrap()).await.unwrap();
+    let fs = opened(dir.path()).await;
+    assert_eq!(find(&fs, "/z/original").await, Ok(original));
+    assert_ne!(find(&fs, "/a/copy").await, Ok(original));
+    assert_eq!(find(&fs, "/a").await, Ok(first));
+}
+
+/// Directories far below each other, all of which the journal has: opening does not recurse.
+#[tokio::test]
+async fn a_deep_tree_is_opened_after_a_kill() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let mut at = ROOT;
+    for _ in 0..6000 {
+        at = mkdir(&fs, at, "d").await;
+    }
+    write(&fs, at, "file", "deep").await;
+    drop(fs);
+    let fs = opened(dir.path()).await;
+    let entry = fs.lookup(me(), at, b"file").await.unwrap();
+    assert_eq!(entry.attr.size_bytes, 4);
+}
+
+/// A directory that somebody puts back into its parent by hand is a plain one from then on.
+#[tokio::test]
+async fn a_distributed_directory_may_be_made_plain_by_hand() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    write(&fs, home, "file", "text").await;
+    fs.end().await.unwrap();
+    drop(fs);
+    let name = root_of(dir.path()).join("home");
+    let place = fs::canonicalize(&name).unwrap();
+    fs::remove_file(&name).unwrap();
+    fs::rename(place, &name).unwrap();
+    let fs = opened(dir.path()).await;
+    assert_eq!(read(&fs, "/home/file").await, "text");
+    rename(&fs, "/home/file", "/file").await;
+    let root = find(&fs, "/").await.unwrap();
+    fs.rmdir(me(), root, b"home").await.unwrap();
+}
+
+/// The root's protection is D's afterwards.
+#[tokio::test]
+async fn leaving_keeps_the_roots_owner_and_mode() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let private =
+        SetAttr { mode: Some(0o700), uid: Some(1000), gid: Some(1000), ..SetAttr::default() };
+    fs.setattr(me(), ROOT, None, private).await.unwrap();
+    write(&fs, ROOT, ".atoll", "a user's").await;
+    fs.end().await.unwrap();
+    drop(fs);
+    let env = || Arc::new(TokioRuntime::current());
+    let report = leave(env(), Directory::open(dir.path()).unwrap()).await.unwrap();
+    assert_eq!(report.names_taken, [".atoll"], "nothing is done yet");
+    let fs = opened(dir.path()).await;
+    fs.unlink(me(), ROOT, b".atoll").await.unwrap();
+    fs.end().await.unwrap();
+    drop(fs);
+    leave(env(), Directory::open(dir.path()).unwrap()).await.unwrap();
+    let top = fs::metadata(dir.path()).unwrap();
+    assert_eq!((top.mode() & 0o7777, top.uid()), (0o700, 1000));
+}

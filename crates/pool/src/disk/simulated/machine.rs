@@ -16,6 +16,8 @@ use crate::disk::{DiskResult, Making};
 
 /// A machine's disk and the processes that use it.
 pub(super) struct Machine {
+    /// How often it has crashed.
+    pub(super) crashes: u64,
     /// The disk as processes see it.
     pub(super) live: Tree,
     /// The disk when everything was last made durable.
@@ -86,6 +88,7 @@ impl Machine {
     pub(super) fn new(limits: Limits, now: FileTime) -> Machine {
         let live = Tree::new(limits, now, 1);
         Machine {
+            crashes: 0,
             durable: live.clone(),
             live,
             log: Vec::new(),
@@ -338,6 +341,7 @@ impl Machine {
 
     /// Everything is lost that was not durable and is not `kept` by chance.
     pub(super) fn crash(&mut self, loss: Loss, seed: u64) {
+        self.crashes += 1;
         self.kill_all();
         self.live = self.left(loss, Generator(seed));
         self.start_afresh();

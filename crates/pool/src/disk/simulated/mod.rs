@@ -237,6 +237,7 @@ impl SimulatedDisk {
     pub fn rollback(&self, to: &Snapshot) {
         let mut machine = self.machine();
         machine.kill_all();
+        machine.crashes += 1;
         machine.live = to.0.clone();
         machine.start_afresh();
     }
@@ -370,6 +371,10 @@ impl Disk for SimulatedDisk {
     fn top(&self) -> OpenFile {
         let open = self.opener();
         open(&mut self.machine(), TOP)
+    }
+
+    fn boot(&self) -> u64 {
+        self.process.machine().crashes
     }
 
     fn max_nodes(&self) -> usize {
