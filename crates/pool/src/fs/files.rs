@@ -76,6 +76,7 @@ impl<D: Disk> PoolFs<D> {
         if !flags.writes() {
             return Err(Errno::EBADF);
         }
+        self.member.check_room()?;
         let disk = &self.member.disk;
         let written = match writer {
             Writer::AtEnd(_) => {
@@ -126,6 +127,9 @@ impl<D: Disk> PoolFs<D> {
         }
         if len == 0 {
             return Err(Errno::EINVAL);
+        }
+        if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 {
+            self.member.check_room()?;
         }
         let _turn = self.member.turns.write(id.0).await;
         self.member.disk.allocate(&file, mode, offset, len).await

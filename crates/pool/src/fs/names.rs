@@ -129,6 +129,7 @@ impl<D: Disk> PoolFs<D> {
             return Err(Errno::EEXIST);
         }
         self.check_lives(named)?;
+        self.member.check_room()?;
         let parent = named.place.parent;
         self.member.held().forget_listing(parent);
         let home = self.member.home(parent)?;

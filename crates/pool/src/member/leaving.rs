@@ -7,12 +7,14 @@
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
 use super::opening::STAMP;
+use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, Member, OpenError};
 use crate::disk::{Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
 
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 5] = [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock"];
+const OWN_FILES: [&[u8]; 6] =
+    [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock", RESERVE];
 
 /// What leaving has left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

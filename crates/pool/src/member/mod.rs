@@ -15,11 +15,12 @@ mod checking;
 mod leaving;
 mod opening;
 mod redo;
+mod reserve;
 mod scanning;
 mod seeking;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -81,6 +82,8 @@ pub(crate) struct Member<D: Disk> {
     /// Numbers that may have been given out between the last checkpoint and the last start.
     unsure: OnceLock<Range<u64>>,
     slots: D::Node,
+    /// The disk is full: nothing is made that takes room.
+    is_tight: AtomicBool,
     /// When the next checkpoint is made, if one is planned.
     planned: Mutex<Option<Instant>>,
 }
@@ -190,6 +193,7 @@ impl<D: Disk> Member<D> {
         for (id, was) in resized {
             self.held().end_resized(id, Some(was));
         }
+        self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
         self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await
@@ -199,6 +203,7 @@ impl<D: Disk> Member<D> {
     pub(crate) async fn settle(&self, sequence: u64) -> DiskResult<()> {
         let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
         self.disk.sync_all().await?;
+        self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.begin(&self.disk, sequence, self.env.random_u64()).await?;
         self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await

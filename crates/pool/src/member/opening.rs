@@ -3,7 +3,7 @@
 //! `D/.atoll/stamp` says that D belongs to a pool. A D without its stamp is refused, and never made anew: the disk of a pool may
 //! just not be mounted.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 
 use atoll_env::Env;
@@ -250,6 +250,7 @@ impl<D: Disk> Member<D> {
             whole: Turns::default(),
             next: AtomicU64::new(FileId::ROOT.0 + 1),
             unsure: OnceLock::new(),
+            is_tight: AtomicBool::new(false),
             planned: Mutex::new(None),
             slots,
             disk,

@@ -93,7 +93,8 @@ impl Subject for Pools {
             create(&disk, settings).await.map_err(|error| error.to_string())?;
             let (fs, _) = PoolFs::open(env(), disk).await.map_err(|error| error.to_string())?;
             write_tree_to_fs(&tree, &fs).await.map_err(|error| error.to_string())?;
-            self.made.lock().unwrap().push((dir, fs.clone()));
+            // The one of the check before is not used any more; each takes some room.
+            *self.made.lock().unwrap() = vec![(dir, fs.clone())];
             Ok(Arc::new(fs) as Arc<dyn FileSystem>)
         })
     }

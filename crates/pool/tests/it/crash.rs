@@ -656,3 +656,37 @@ fn leaving_that_is_cut_off_anywhere_goes_on() {
         }
     });
 }
+
+/// A disk that fills up: files can be removed, the pool can be opened, and goes on once there is room.
+#[test]
+fn a_full_disk_is_left_again() {
+    run(async {
+        let (disk, fs) = new_pool(1).await;
+        fs.sync().await.unwrap();
+        disk.set_capacity(600 << 20, 10_000);
+        fs.sync().await.unwrap();
+        let (entry, opened) =
+            fs.create(me(), ROOT, b"large", 0o644, OpenFlags::WRITE).await.unwrap();
+        let (inode, chunk) = (entry.attr.inode, Bytes::from(vec![7; 4 << 20]));
+        let mut end = 0;
+        let full = loop {
+            match fs.write(Writer::At(me()), inode, opened.handle, end, chunk.clone()).await {
+                Ok(written) => end += u64::from(written),
+                Err(errno) => break errno,
+            }
+        };
+        assert_eq!(full, Errno::ENOSPC);
+        fs.close(inode, opened.handle).await.unwrap();
+        fs.forget(inode, 1);
+        fs.sync().await.unwrap();
+        assert_eq!(take(&fs, &Step::Mkdir("/more".to_owned())).await, Err(Errno::ENOSPC));
+        take(&fs, &Step::Chmod("/large".to_owned(), 0o600)).await.unwrap();
+        drop(fs);
+        disk.kill(InFlight::Lost);
+        let disk = disk.reopen();
+        let fs = open(&disk).await;
+        take(&fs, &Step::Unlink("/large".to_owned())).await.unwrap();
+        fs.sync().await.unwrap();
+        take(&fs, &Step::Mkdir("/more".to_owned())).await.unwrap();
+    });
+}
