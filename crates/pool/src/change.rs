@@ -7,7 +7,8 @@
 use atoll_vfs::{FileKind, FileTime};
 use minicbor::{Decode, Encode};
 
-use crate::layout::{FileId, Slot};
+use crate::disk::Making;
+use crate::layout::{self, FileId, Slot};
 
 /// The longest encoded change, bytes: two names and a target, with room to spare.
 pub(crate) const MAX_CHANGE_BYTES: usize = 8 << 10;
@@ -70,6 +71,43 @@ impl BirthKind {
             BirthKind::CharDevice(_) => FileKind::CharDevice,
             BirthKind::BlockDevice(_) => FileKind::BlockDevice,
         }
+    }
+
+    /// The kind of a FIFO, socket or device; none for any other.
+    pub(crate) fn special(kind: FileKind, rdev: u64) -> Option<BirthKind> {
+        Some(match kind {
+            FileKind::Fifo => BirthKind::Fifo,
+            FileKind::Socket => BirthKind::Socket,
+            FileKind::CharDevice => BirthKind::CharDevice(rdev),
+            FileKind::BlockDevice => BirthKind::BlockDevice(rdev),
+            FileKind::Regular | FileKind::Directory | FileKind::Symlink => return None,
+        })
+    }
+
+    /// What the disk is asked to make; `stored` is the target of a symbolic link as it is stored.
+    pub(crate) fn making<'a>(&self, stored: &'a [u8]) -> Making<'a> {
+        match self {
+            BirthKind::Regular => Making::File,
+            BirthKind::Directory | BirthKind::Distributed(_) => Making::Directory,
+            BirthKind::Symlink(_) => Making::Symlink(stored),
+            BirthKind::Fifo | BirthKind::Socket => Making::Special(self.kind(), 0),
+            BirthKind::CharDevice(rdev) | BirthKind::BlockDevice(rdev) => {
+                Making::Special(self.kind(), *rdev)
+            }
+        }
+    }
+
+    /// The target of a symbolic link as it is stored, nothing for any other; none if it is too long.
+    pub(crate) fn stored_target(&self) -> Option<Vec<u8>> {
+        match self {
+            BirthKind::Symlink(target) => layout::escape(target),
+            _ => Some(Vec::new()),
+        }
+    }
+
+    /// Whether it is a symbolic link that is stored in another form.
+    pub(crate) fn is_escaped(&self) -> bool {
+        matches!(self, BirthKind::Symlink(target) if layout::needs_escape(target))
     }
 
     /// The slot of a distributed directory.

@@ -1,7 +1,7 @@
 //! What was changed since the index was last written: a log of [`Change`]s on the member's disk.
 //!
 //! Two files of a fixed length, filled with zeros when they are made, so that a sync writes bytes and nothing of the file system
-//! under them (POOL.md, *Ordered*). One is filled; when it is full, the other is begun, whose changes a *checkpoint* has made
+//! under them. One is filled; when it is full, the other is begun, whose changes a *checkpoint* has made
 //! unnecessary by then: all files were synced, and the index was written with the sequence number up to which it knows.
 //!
 //! | offset | bytes | |

@@ -20,16 +20,16 @@ use atoll_vfs::InodeNumber;
 use minicbor::{Decode, Decoder, Encode};
 
 /// How many shares the name space has.
-pub const SLOTS: u16 = 4096;
+pub(crate) const SLOTS: u16 = 4096;
 
 /// The directory of Atoll's own files in D.
 pub const OWN_DIRECTORY: &str = ".atoll";
 
 /// The directory of the slots in D.
-pub const SLOTS_DIRECTORY: &str = "slots";
+pub(crate) const SLOTS_DIRECTORY: &str = "slots";
 
 /// The longest target of a symbolic link, bytes (Linux `PATH_MAX` without its NUL).
-pub const MAX_TARGET_BYTES: usize = 4095;
+pub(crate) const MAX_TARGET_BYTES: usize = 4095;
 
 /// Bits of a file's number below its birth slot.
 const COUNT_BITS: u32 = 52;
@@ -40,7 +40,7 @@ pub(crate) const ESCAPE: &[u8] = b"./";
 /// One of [`SLOTS`] shares of the name space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode)]
 #[cbor(transparent)]
-pub struct Slot(#[n(0)] u16);
+pub(crate) struct Slot(#[n(0)] u16);
 
 /// A number that is none is refused.
 impl<'b, C> Decode<'b, C> for Slot {
@@ -52,16 +52,16 @@ impl<'b, C> Decode<'b, C> for Slot {
 
 impl Slot {
     /// Where the root directory lies.
-    pub const ROOT: Slot = Slot(0);
+    pub(crate) const ROOT: Slot = Slot(0);
 
     /// The slot with this number; none from [`SLOTS`] on.
-    pub fn new(number: u16) -> Option<Slot> {
+    pub(crate) fn new(number: u16) -> Option<Slot> {
         (number < SLOTS).then_some(Slot(number))
     }
 
     /// The slot of a distributed directory: by the hash of its parent's number, its name, and how often a member past its limit
     /// has passed it on (Kosha §3.3). The paper hashes the name alone, which puts every `Documents` on one machine.
-    pub fn of_directory(parent: FileId, name: &[u8], salt: u32) -> Slot {
+    pub(crate) fn of_directory(parent: FileId, name: &[u8], salt: u32) -> Slot {
         let mut hasher = blake3::Hasher::new_derive_key("atoll pool slot 1");
         hasher.update(&parent.0.to_be_bytes()).update(&salt.to_be_bytes()).update(name);
         let hash = hasher.finalize();
@@ -70,7 +70,7 @@ impl Slot {
     }
 
     /// Its number.
-    pub fn number(self) -> u16 {
+    pub(crate) fn number(self) -> u16 {
         self.0
     }
 }
@@ -83,32 +83,27 @@ impl fmt::Display for Slot {
 }
 
 /// Names a file for as long as the pool exists; no number is used again. Its first 12 bits are the file's *birth slot*: the
-/// slot in which it was made, which knows where it is if it has left.
+/// slot in which it was made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode, Decode)]
 #[cbor(transparent)]
-pub struct FileId(#[n(0)] pub u64);
+pub(crate) struct FileId(#[n(0)] pub(crate) u64);
 
 impl FileId {
     /// The root directory.
-    pub const ROOT: FileId = FileId(InodeNumber::ROOT.0);
+    pub(crate) const ROOT: FileId = FileId(InodeNumber::ROOT.0);
 
     /// The file that is made in `slot` as number `count` of the pool; none if there are no numbers left.
-    pub fn new(slot: Slot, count: u64) -> Option<FileId> {
+    pub(crate) fn new(slot: Slot, count: u64) -> Option<FileId> {
         (count >> COUNT_BITS == 0).then_some(FileId(u64::from(slot.0) << COUNT_BITS | count))
     }
 
-    /// Where the file was made.
-    pub fn birth_slot(self) -> Slot {
-        Slot((self.0 >> COUNT_BITS) as u16)
-    }
-
     /// The number without the slot.
-    pub fn count(self) -> u64 {
+    pub(crate) fn count(self) -> u64 {
         self.0 & ((1 << COUNT_BITS) - 1)
     }
 
     /// Its number as file systems say it.
-    pub fn inode(self) -> InodeNumber {
+    pub(crate) fn inode(self) -> InodeNumber {
         InodeNumber(self.0)
     }
 }
@@ -135,27 +130,27 @@ fn parse_hex(text: &[u8], digits: usize) -> Option<u64> {
 }
 
 /// The slot of a directory in `slots`.
-pub fn parse_slot(name: &[u8]) -> Option<Slot> {
+pub(crate) fn parse_slot(name: &[u8]) -> Option<Slot> {
     Slot::new(u16::try_from(parse_hex(name, 3)?).ok()?)
 }
 
 /// The file of a name that is a number.
-pub fn parse_id(name: &[u8]) -> Option<FileId> {
+pub(crate) fn parse_id(name: &[u8]) -> Option<FileId> {
     parse_hex(name, 16).map(FileId)
 }
 
 /// What stands in a parent for a distributed directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Placeholder {
+pub(crate) struct Placeholder {
     /// Where the directory lies.
-    pub slot: Slot,
+    pub(crate) slot: Slot,
     /// Which directory.
-    pub id: FileId,
+    pub(crate) id: FileId,
 }
 
 impl Placeholder {
     /// The target of the symbolic link, in a directory that lies `steps` below a distributed one.
-    pub fn target(self, steps: usize) -> Vec<u8> {
+    pub(crate) fn target(self, steps: usize) -> Vec<u8> {
         let mut target = b"../".repeat(steps + 2);
         target.extend_from_slice(format!("{}/{}", self.slot, self.id).as_bytes());
         target
@@ -163,7 +158,7 @@ impl Placeholder {
 
     /// The placeholder that a symbolic link is; none if it is a user's. How many steps it goes up does not matter: that is
     /// corrected after a directory was moved.
-    pub fn parse(target: &[u8]) -> Option<Placeholder> {
+    pub(crate) fn parse(target: &[u8]) -> Option<Placeholder> {
         let mut rest = target.strip_prefix(b"../")?;
         while let Some(further) = rest.strip_prefix(b"../") {
             rest = further;
@@ -174,7 +169,7 @@ impl Placeholder {
 }
 
 /// The stored form of a user's link; none if it is too long.
-pub fn escape(target: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn escape(target: &[u8]) -> Option<Vec<u8>> {
     let stored = match needs_escape(target) {
         true => [ESCAPE, target].concat(),
         false => target.to_vec(),
@@ -183,7 +178,7 @@ pub fn escape(target: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// What a user wrote, from its stored form, which is no placeholder.
-pub fn unescape(stored: &[u8]) -> &[u8] {
+pub(crate) fn unescape(stored: &[u8]) -> &[u8] {
     match stored.strip_prefix(ESCAPE) {
         Some(target) if needs_escape(target) => target,
         _ => stored,
@@ -191,7 +186,7 @@ pub fn unescape(stored: &[u8]) -> &[u8] {
 }
 
 /// Whether a user's link is stored in another form.
-pub fn needs_escape(mut target: &[u8]) -> bool {
+pub(crate) fn needs_escape(mut target: &[u8]) -> bool {
     while let Some(rest) = target.strip_prefix(ESCAPE) {
         target = rest;
     }
@@ -204,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// "each of the subdirectories is distributed by hashing its name" (Kosha §3.1), here with its parent.
+    /// Kosha §3.1 hashes the name of a directory; here its parent counts, too.
     #[test]
     fn slots_of_directories_are_spread_evenly_and_differ_between_parents() {
         let slots: std::collections::BTreeSet<_> =
@@ -219,7 +214,7 @@ mod tests {
     fn a_number_holds_its_birth_slot() {
         let slot = Slot::new(0xabc).unwrap();
         let id = FileId::new(slot, 7).unwrap();
-        assert_eq!((id.birth_slot(), id.count()), (slot, 7));
+        assert_eq!(id.count(), 7);
         assert_eq!(id.to_string(), "abc0000000000007");
         assert_eq!(parse_id(id.to_string().as_bytes()), Some(id));
         assert_eq!(FileId::new(slot, 1 << 52), None);

@@ -22,11 +22,12 @@ mod fs;
 mod held;
 mod index;
 mod journal;
-pub mod layout;
+mod layout;
 mod member;
 mod turns;
 
 pub use fs::PoolFs;
+pub use layout::OWN_DIRECTORY;
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check, create,
     is_in_use, leave, read_settings,

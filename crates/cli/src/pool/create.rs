@@ -84,7 +84,7 @@ async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure>
         };
         let failure = Failure::new(exit, what).because(format!("{}: {error}", dir.display()));
         match error {
-            CreateError::NotEmpty(name) if name == atoll_pool::layout::OWN_DIRECTORY => {
+            CreateError::NotEmpty(name) if name == atoll_pool::OWN_DIRECTORY => {
                 failure.advice("It may hold a pool: `atoll pool attach` lets this node know it.")
             }
             _ => failure,

@@ -82,6 +82,11 @@ pub enum TimeToSet {
     To(FileTime),
 }
 
+/// The attribute that is a file's access control list.
+pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+/// The attribute of a directory that is the list of what is made in it.
+pub(crate) const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
+
 /// The answer of a call.
 pub type DiskResult<T> = Result<T, Errno>;
 

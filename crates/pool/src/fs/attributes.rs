@@ -5,11 +5,9 @@ use bytes::Bytes;
 
 use super::{PoolFs, TTL};
 use crate::change::Change;
-use crate::disk::{Disk, DiskResult, Stat, TimeToSet};
+use crate::disk::{ACCESS_LIST, Disk, DiskResult, Stat, TimeToSet};
 use crate::layout::FileId;
 
-/// The access control list of a file.
-const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 /// Attributes that begin so are Atoll's own.
 const OWN_ATTRIBUTES: &[u8] = b"trusted.atoll.";
 

@@ -106,7 +106,7 @@ impl<D: Disk> PoolFs<D> {
         let upto = if data_only { 0 } else { self.member.changes_so_far() };
         self.member.disk.sync_file(&file, data_only).await?;
         self.member.held().end_resized(id, resized);
-        {
+        if self.member.is_in_journal(id) {
             let _changing = self.member.begin_change().await?;
             self.member.note(Change::Synced { id, upto }).await?;
         }
@@ -214,7 +214,7 @@ impl<D: Disk> PoolFs<D> {
             };
             listed.push(entry);
         }
-        self.keep_up();
+        self.member.keep_up();
         Ok(listed)
     }
 }

@@ -21,7 +21,8 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use crate::disk::{Disk, DiskResult, Making, Stat};
+use crate::change::BirthKind;
+use crate::disk::{Disk, DiskResult, Stat};
 use crate::layout::FileId;
 use crate::member::{Member, OpenError, OpenReport, PoolSettings};
 
@@ -178,12 +179,11 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<Entry> {
         let name = name.to_vec();
         self.call(async move |pool| {
-            let making = match kind {
-                FileKind::Regular => Making::File,
-                FileKind::Directory | FileKind::Symlink => return Err(Errno::EINVAL),
-                kind => Making::Special(kind, rdev),
+            let what = match kind {
+                FileKind::Regular => BirthKind::Regular,
+                kind => BirthKind::special(kind, rdev).ok_or(Errno::EINVAL)?,
             };
-            pool.make(caller, parent.into(), &name, making, mode, None).await
+            pool.make(caller, parent.into(), &name, what, mode, None).await
         })
     }
 
@@ -197,8 +197,9 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<Entry> {
         let name = name.to_vec();
         self.call(async move |pool| {
-            let made =
-                pool.make(caller, parent.into(), &name, Making::File, mode, Some(verifier)).await;
+            let made = pool
+                .make(caller, parent.into(), &name, BirthKind::Regular, mode, Some(verifier))
+                .await;
             if made != Err(Errno::EEXIST) {
                 return made;
             }
@@ -214,7 +215,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
         let name = name.to_vec();
         self.call(async move |pool| {
-            pool.make(caller, parent.into(), &name, Making::Directory, mode, None).await
+            pool.make(caller, parent.into(), &name, BirthKind::Directory, mode, None).await
         })
     }
 
@@ -227,8 +228,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<Entry> {
         let (name, target) = (name.to_vec(), target.to_vec());
         self.call(async move |pool| {
-            let making = Making::Symlink(&target);
-            pool.make(caller, parent.into(), &name, making, 0o777, None).await
+            pool.make(caller, parent.into(), &name, BirthKind::Symlink(target), 0o777, None).await
         })
     }
 

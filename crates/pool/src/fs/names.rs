@@ -3,18 +3,18 @@
 //! A call first has the locks of all directories and files that it touches. Which those are depends on what stands under the
 //! names, so it looks, takes the locks, and looks again ([`PoolFs::with_names`]).
 
-use std::time::Duration;
-
 use atoll_vfs::{
     Caller, CreateVerifier, Entry, Errno, FileKind, OpenFlags, Opened, RenameFlags, check_name,
 };
 
 use super::PoolFs;
 use crate::change::{Birth, BirthKind, Change, Place};
-use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
+use crate::disk::{
+    ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none,
+};
 use crate::index::FileRecord;
-use crate::layout::{self, FileId, Placeholder, Slot};
-use crate::member::{CHECKPOINT_WITHIN, Changing, Found, MAX_PENDING};
+use crate::layout::{FileId, Placeholder, Slot};
+use crate::member::{Changing, Found};
 use crate::turns::Turn;
 
 const SET_GID: u32 = 0o2000;
@@ -40,17 +40,8 @@ impl<D: Disk> PoolFs<D> {
             self.look(parent, name).await?
         };
         let found = named.found.ok_or(Errno::ENOENT)?;
-        self.keep_up();
+        self.member.keep_up();
         self.entry(found.id, &found.stat)
-    }
-
-    /// Files that were put there by hand get numbers when they are looked up, which are in memory until a checkpoint.
-    pub(super) fn keep_up(&self) {
-        match self.member.index.pending() {
-            0 => {}
-            pending if pending > MAX_PENDING => self.member.checkpoint_later(Duration::ZERO),
-            _ => self.member.checkpoint_later(CHECKPOINT_WITHIN),
-        }
     }
 
     pub(super) async fn parent_entry(&self, id: FileId) -> DiskResult<Entry> {
@@ -106,7 +97,7 @@ impl<D: Disk> PoolFs<D> {
         caller: Caller,
         parent: FileId,
         name: &[u8],
-        making: Making<'_>,
+        what: BirthKind,
         mode: u32,
         verifier: Option<CreateVerifier>,
     ) -> DiskResult<Entry> {
@@ -114,14 +105,14 @@ impl<D: Disk> PoolFs<D> {
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(parent.0).await;
         let named = self.look(parent, name).await?;
-        self.make_named(caller, &named, making, mode, verifier).await
+        self.make_named(caller, &named, what, mode, verifier).await
     }
 
     async fn make_named(
         &self,
         caller: Caller,
         named: &Named<D>,
-        making: Making<'_>,
+        what: BirthKind,
         mode: u32,
         verifier: Option<CreateVerifier>,
     ) -> DiskResult<Entry> {
@@ -133,27 +124,18 @@ impl<D: Disk> PoolFs<D> {
         let parent = named.place.parent;
         self.member.held().forget_listing(parent);
         let home = self.member.home(parent)?;
-        let what = match making {
-            Making::File => BirthKind::Regular,
-            Making::Directory => match self.member.is_to_be_distributed(parent)? {
-                true => BirthKind::Distributed(Slot::of_directory(parent, &named.place.name, 0)),
-                false => BirthKind::Directory,
-            },
-            Making::Symlink(target) if target.len() > layout::MAX_TARGET_BYTES => {
-                return Err(Errno::ENAMETOOLONG);
+        let what = match what {
+            BirthKind::Directory if self.member.is_to_be_distributed(parent)? => {
+                BirthKind::Distributed(Slot::of_directory(parent, &named.place.name, 0))
             }
-            Making::Symlink(target) => BirthKind::Symlink(target.to_vec()),
-            Making::Special(FileKind::Fifo, _) => BirthKind::Fifo,
-            Making::Special(FileKind::Socket, _) => BirthKind::Socket,
-            Making::Special(FileKind::CharDevice, rdev) => BirthKind::CharDevice(rdev),
-            Making::Special(FileKind::BlockDevice, rdev) => BirthKind::BlockDevice(rdev),
-            Making::Special(..) => return Err(Errno::EINVAL),
+            what => what,
         };
+        let stored = what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
         let slot = what.slot();
         let id = self.member.new_id(slot.unwrap_or(home.slot))?;
         let inherits = named.dir_stat.mode & SET_GID != 0;
         let mut mode = mode & 0o7777;
-        if inherits && slot.is_some() | matches!(what, BirthKind::Directory) {
+        if inherits && what.kind() == FileKind::Directory {
             mode |= SET_GID;
         }
         // What has a default list gets its mode from that, and the caller's mode.
@@ -179,6 +161,7 @@ impl<D: Disk> PoolFs<D> {
                     self.make_distributed(named, id, slot, home.steps, &birth, mode).await
                 }
                 None => {
+                    let making = birth.what.making(&stored);
                     let made =
                         self.make_at(&named.dir, &named.place.name, making, id, &birth, mode).await;
                     if made.is_err() {
@@ -189,9 +172,7 @@ impl<D: Disk> PoolFs<D> {
             }
         };
         let (node, stat) = self.member.logged(change, work).await?;
-        let is_escaped =
-            matches!(&birth.what, BirthKind::Symlink(target) if layout::needs_escape(target));
-        let placeholders = u32::from(is_escaped);
+        let placeholders = u32::from(birth.what.is_escaped());
         let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
         self.member.index.put_file(id, record);
         self.member.index.add_place(id, &named.place);
@@ -204,7 +185,7 @@ impl<D: Disk> PoolFs<D> {
     }
 
     async fn has_default_list(&self, dir: &D::Node) -> DiskResult<bool> {
-        match self.member.disk.xattr(dir, b"system.posix_acl_default").await {
+        match self.member.disk.xattr(dir, DEFAULT_LIST).await {
             Ok(_) => Ok(true),
             Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
             Err(errno) => Err(errno),
@@ -222,14 +203,6 @@ impl<D: Disk> PoolFs<D> {
         mode: u32,
     ) -> DiskResult<(D::Node, Stat)> {
         let disk = &self.member.disk;
-        let stored;
-        let making = match making {
-            Making::Symlink(target) => {
-                stored = layout::escape(target).ok_or(Errno::ENAMETOOLONG)?;
-                Making::Symlink(&stored)
-            }
-            making => making,
-        };
         disk.make(dir, name, making, mode).await?;
         let node = disk.node(dir, name).await?;
         let made = disk.stat(&node).await?;
@@ -298,10 +271,10 @@ impl<D: Disk> PoolFs<D> {
     /// Hands a directory's default list on to one that does not lie in it.
     async fn inherit_list(&self, from: &D::Node, to: &D::Node, mode: u32) -> DiskResult<()> {
         let disk = &self.member.disk;
-        let list = disk.xattr(from, b"system.posix_acl_default").await?;
+        let list = disk.xattr(from, DEFAULT_LIST).await?;
         let flags = atoll_vfs::XattrFlags::default();
-        disk.set_xattr(to, b"system.posix_acl_default", &list, flags).await?;
-        disk.set_xattr(to, b"system.posix_acl_access", &list, flags).await?;
+        disk.set_xattr(to, DEFAULT_LIST, &list, flags).await?;
+        disk.set_xattr(to, ACCESS_LIST, &list, flags).await?;
         // The bits of the list that the caller's mode does not have are taken away, as the kernel does it.
         let listed = disk.stat(to).await?.mode;
         disk.set_mode(to, listed & mode & 0o777 | mode & 0o7000).await
@@ -324,7 +297,8 @@ impl<D: Disk> PoolFs<D> {
                 Some(_) if flags.has(OpenFlags::EXCLUSIVE) => return Err(Errno::EEXIST),
                 Some(found) => (self.entry(found.id, &found.stat)?, flags),
                 None => {
-                    let entry = self.make_named(caller, &named, Making::File, mode, None).await?;
+                    let entry =
+                        self.make_named(caller, &named, BirthKind::Regular, mode, None).await?;
                     (entry, OpenFlags(flags.0 & !OpenFlags::TRUNCATE))
                 }
             }

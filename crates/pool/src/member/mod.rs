@@ -19,6 +19,7 @@ mod reserve;
 mod scanning;
 mod seeking;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -49,10 +50,10 @@ pub(crate) const ID_ATTRIBUTE: &[u8] = b"trusted.atoll.id";
 
 /// After a change, all is durable and the index up to date after this time at the latest: so much has to be made again after a
 /// crash, and files that were put there by hand have got their numbers for good.
-pub(crate) const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
+const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
 
 /// Entries of the index in memory beyond which a checkpoint is made soon.
-pub(crate) const MAX_PENDING: usize = 200_000;
+const MAX_PENDING: usize = 200_000;
 
 /// Locks of the whole member.
 mod whole {
@@ -79,6 +80,8 @@ pub(crate) struct Member<D: Disk> {
     whole: Turns,
     /// The next number for a file, without its slot.
     next: AtomicU64,
+    /// Files that changes since the last checkpoint made, or whose attributes they set, and the last of those changes.
+    unsettled: Mutex<BTreeMap<FileId, u64>>,
     /// Numbers that may have been given out between the last checkpoint and the last start.
     unsure: OnceLock<Range<u64>>,
     slots: D::Node,
@@ -116,7 +119,7 @@ impl<D: Disk> Member<D> {
     }
 
     /// Has a checkpoint made after this time at the latest, unless the member is closed before.
-    pub(crate) fn checkpoint_later(self: &Arc<Self>, delay: Duration) {
+    fn checkpoint_later(self: &Arc<Self>, delay: Duration) {
         let at = self.env.now() + delay;
         let mut planned = self.planned.lock().expect("no holder of this lock panics");
         if planned.is_some_and(|planned| planned <= at) {
@@ -141,6 +144,15 @@ impl<D: Disk> Member<D> {
         }));
     }
 
+    /// Files that were put there by hand get numbers when they are looked up, which are in memory until a checkpoint.
+    pub(crate) fn keep_up(self: &Arc<Self>) {
+        match self.index.pending() {
+            0 => {}
+            pending if pending > MAX_PENDING => self.checkpoint_later(Duration::ZERO),
+            _ => self.checkpoint_later(CHECKPOINT_WITHIN),
+        }
+    }
+
     /// The lock for moves of directories to another parent: two at once could make a loop.
     pub(crate) async fn move_turn(&self) -> Turn {
         self.whole.write(whole::MOVES).await
@@ -152,7 +164,7 @@ impl<D: Disk> Member<D> {
         change: Change,
         work: impl Future<Output = DiskResult<T>> + Send,
     ) -> DiskResult<T> {
-        let sequence = self.journal.append(&self.disk, &change).await?;
+        let sequence = self.append(&change).await?;
         let outcome = work.await;
         if outcome.is_err() {
             self.journal.append(&self.disk, &Change::Withdrawn { sequence }).await?;
@@ -167,7 +179,24 @@ impl<D: Disk> Member<D> {
 
     /// Notes in the journal what has happened.
     pub(crate) async fn note(&self, change: Change) -> DiskResult<()> {
-        self.journal.append(&self.disk, &change).await.map(|_| ())
+        self.append(&change).await.map(|_| ())
+    }
+
+    async fn append(&self, change: &Change) -> DiskResult<u64> {
+        let sequence = self.journal.append(&self.disk, change).await?;
+        if let Change::Make { id, .. } | Change::Attributes { id, .. } = change {
+            self.unsettled().insert(*id, sequence);
+        }
+        Ok(sequence)
+    }
+
+    fn unsettled(&self) -> MutexGuard<'_, BTreeMap<FileId, u64>> {
+        self.unsettled.lock().expect("no holder of this lock panics")
+    }
+
+    /// Whether a crash would have a file made again, or its attributes set again.
+    pub(crate) fn is_in_journal(&self, id: FileId) -> bool {
+        self.unsettled().contains_key(&id)
     }
 
     /// Has every change refused from now on: a change is half-made. The journal makes it whole when the pool is opened again.
@@ -196,6 +225,7 @@ impl<D: Disk> Member<D> {
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
+        self.unsettled().retain(|_, at| *at > sequence);
         self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await
     }
 

@@ -249,6 +249,7 @@ impl<D: Disk> Member<D> {
             turns: Turns::default(),
             whole: Turns::default(),
             next: AtomicU64::new(FileId::ROOT.0 + 1),
+            unsettled: Mutex::default(),
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
             planned: Mutex::new(None),

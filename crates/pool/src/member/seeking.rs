@@ -360,8 +360,8 @@ impl<D: Disk> Member<D> {
         Err(Errno::EIO)
     }
 
-    /// Whether a directory that is made in `parent` is a distributed one: "directories beyond the distribution level stay with
-    /// their parent" (Kosha §3.2). The root's own entries are at level 1.
+    /// Whether a directory that is made in `parent` is a distributed one: at most as deep as the distribution level (Kosha §3.2).
+    /// The root's own entries are at level 1.
     pub(crate) fn is_to_be_distributed(&self, parent: FileId) -> DiskResult<bool> {
         let mut at = Some(parent);
         for _ in 0..self.settings.level {

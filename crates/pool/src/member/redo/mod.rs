@@ -10,179 +10,19 @@
 //!
 //! Attributes are set again unless the file was synced since.
 
+mod outcomes;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
+use self::outcomes::{Attributes, Outcome, Outcomes, named};
 use super::{Member, OpenError, OpenReport};
-use crate::change::{Birth, BirthKind, Change, Place, Time};
+use crate::change::{Birth, Change, Place, Time};
 use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
-use crate::index::{FileRecord, IndexError, Meta};
+use crate::index::{FileRecord, Meta};
 use crate::journal::Record;
-use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, Slot};
-
-/// Attributes as the last of several changes has left them.
-#[derive(Clone, Copy, Default, PartialEq, Debug)]
-struct Attributes {
-    mode: Option<u32>,
-    uid: Option<u32>,
-    gid: Option<u32>,
-    atime: Option<Time>,
-    mtime: Option<Time>,
-}
-
-/// What several changes come to for one file.
-#[derive(Clone, Default, PartialEq, Debug)]
-struct Outcome {
-    /// What it was made as, if one of the changes made it.
-    birth: Option<Birth>,
-    /// The names that it had before.
-    before: BTreeSet<Place>,
-    /// The names that it has in the end.
-    after: BTreeSet<Place>,
-    /// All names that it ever had.
-    ever: BTreeSet<Place>,
-    attributes: Attributes,
-    /// The last change that set attributes.
-    attributes_at: u64,
-    /// Its bytes were promised: it is not made again, empty.
-    is_filled: bool,
-    /// When it was first named: files are made in this order, directories before what is in them.
-    rank: usize,
-}
-
-/// What the changes of a journal come to.
-#[derive(Default)]
-struct Outcomes {
-    files: BTreeMap<FileId, Outcome>,
-}
-
-impl Outcomes {
-    /// `places` says which names a file had before all of them.
-    fn of(
-        records: &[Record],
-        mut places: impl FnMut(FileId) -> Result<Vec<Place>, IndexError>,
-    ) -> Result<Outcomes, IndexError> {
-        let withdrawn: BTreeSet<u64> = records
-            .iter()
-            .filter_map(|record| match record.change {
-                Change::Withdrawn { sequence } => Some(sequence),
-                _ => None,
-            })
-            .collect();
-        let mut all = Outcomes::default();
-        for Record { sequence, change } in records {
-            let is_withdrawn = withdrawn.contains(sequence);
-            for id in named(change) {
-                if !all.files.contains_key(&id) {
-                    let before: BTreeSet<Place> = places(id)?.into_iter().collect();
-                    let rank = all.files.len();
-                    let (after, ever) = (before.clone(), before.clone());
-                    all.files
-                        .insert(id, Outcome { before, after, ever, rank, ..Outcome::default() });
-                }
-            }
-            all.add(*sequence, change, is_withdrawn);
-        }
-        Ok(all)
-    }
-
-    fn file(&mut self, id: FileId) -> &mut Outcome {
-        self.files.entry(id).or_default()
-    }
-
-    fn add(&mut self, sequence: u64, change: &Change, is_withdrawn: bool) {
-        let mut gains = |id: FileId, at: &Place, is_lasting: bool| {
-            let file = self.file(id);
-            file.ever.insert(at.clone());
-            if is_lasting && !is_withdrawn {
-                file.after.insert(at.clone());
-            }
-        };
-        // A change that was withdrawn may have been made in part.
-        match change {
-            Change::Make { id, at, .. } | Change::Link { id, at } => gains(*id, at, true),
-            Change::Rename { id, from, to, replaced } => {
-                gains(*id, to, true);
-                // Where a directory and a placeholder are exchanged before one of them goes.
-                if let Some(replaced) = replaced {
-                    gains(*replaced, from, false);
-                }
-            }
-            Change::Exchange { id, from, other, to } => {
-                gains(*id, to, true);
-                gains(*other, from, true);
-            }
-            Change::Unlink { .. }
-            | Change::Attributes { .. }
-            | Change::Synced { .. }
-            | Change::Checkpoint { .. }
-            | Change::Withdrawn { .. } => {}
-        }
-        if is_withdrawn {
-            return;
-        }
-        match change {
-            Change::Make { id, birth, .. } => {
-                let Birth { uid, gid, mode, times, .. } = birth.clone();
-                let file = self.file(*id);
-                file.birth = Some(birth.clone());
-                let (atime, mtime) = times.unzip();
-                file.attributes = Attributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
-                file.attributes_at = sequence;
-            }
-            Change::Unlink { id, at } => {
-                self.file(*id).after.remove(at);
-            }
-            Change::Rename { id, from, to, replaced } => {
-                if from != to {
-                    self.file(*id).after.remove(from);
-                }
-                if let Some(replaced) = replaced.filter(|replaced| replaced != id) {
-                    self.file(replaced).after.remove(to);
-                }
-            }
-            Change::Exchange { id, from, other, to } => {
-                self.file(*id).after.remove(from);
-                self.file(*other).after.remove(to);
-            }
-            Change::Attributes { id, mode, uid, gid, atime, mtime } => {
-                self.file(*id).attributes_at = sequence;
-                let now = &mut self.file(*id).attributes;
-                *now = Attributes {
-                    mode: mode.or(now.mode),
-                    uid: uid.or(now.uid),
-                    gid: gid.or(now.gid),
-                    atime: atime.or(now.atime),
-                    mtime: mtime.or(now.mtime),
-                };
-            }
-            Change::Synced { id, upto } => {
-                let file = self.file(*id);
-                file.is_filled = true;
-                if file.attributes_at <= *upto {
-                    file.attributes = Attributes::default();
-                }
-            }
-            Change::Link { .. } | Change::Checkpoint { .. } | Change::Withdrawn { .. } => {}
-        }
-    }
-}
-
-/// The files that a change names.
-fn named(change: &Change) -> impl Iterator<Item = FileId> {
-    let (first, second) = match change {
-        Change::Make { id, .. }
-        | Change::Link { id, .. }
-        | Change::Unlink { id, .. }
-        | Change::Attributes { id, .. }
-        | Change::Synced { id, .. } => (Some(*id), None),
-        Change::Rename { id, replaced, .. } => (Some(*id), *replaced),
-        Change::Exchange { id, other, .. } => (Some(*id), Some(*other)),
-        Change::Checkpoint { .. } | Change::Withdrawn { .. } => (None, None),
-    };
-    first.into_iter().chain(second)
-}
+use crate::layout::{FileId, OWN_DIRECTORY, Placeholder, Slot};
 
 impl<D: Disk> Member<D> {
     /// Makes the changes again that the index has not, and the index if it is gone. Afterwards disk, index and journal agree.
@@ -242,6 +82,13 @@ impl<D: Disk> Member<D> {
 enum Likeness {
     Possible,
     Certain,
+}
+
+/// What is done with files in rounds.
+#[derive(Clone, Copy, Debug)]
+enum Round {
+    Remove,
+    PutInPlace,
 }
 
 /// Files on their way to where they belong.
@@ -304,39 +151,13 @@ impl<'a, D: Disk> Redo<'a, D> {
             self.take_aside(*id).await?;
         }
         // What is in the way goes first, and what is in a directory before the directory.
-        let mut blocked: Vec<FileId> = order.iter().rev().copied().collect();
-        loop {
-            let before = blocked.len();
-            let mut still = Vec::new();
-            for id in blocked {
-                if !self.remove(id).await? {
-                    still.push(id);
-                }
-            }
-            blocked = still;
-            if blocked.is_empty() || blocked.len() == before {
-                break;
-            }
-        }
-        for id in blocked {
+        let last_first = order.iter().rev().copied().collect();
+        for id in self.in_rounds(last_first, Round::Remove).await? {
             self.set_full_directory_aside(id).await?;
         }
         // A file may have moved into a directory that was made later.
-        let mut waiting = order.clone();
-        loop {
-            let before = waiting.len();
-            let mut still = Vec::new();
-            for id in waiting {
-                if !self.put_in_place(id).await? {
-                    still.push(id);
-                }
-            }
-            waiting = still;
-            if waiting.is_empty() || waiting.len() == before {
-                break;
-            }
-        }
-        for id in waiting {
+        let all = order.clone();
+        for id in self.in_rounds(all, Round::PutInPlace).await? {
             self.give_up_aside(id).await?;
         }
         for id in &order {
@@ -348,6 +169,28 @@ impl<'a, D: Disk> Redo<'a, D> {
             self.mend_placeholder(*id).await?;
         }
         Ok(self.mended)
+    }
+
+    /// Does something with files, again with those for which it could not be done, until it can be done for none of them. Returns
+    /// those.
+    async fn in_rounds(&mut self, mut files: Vec<FileId>, round: Round) -> DiskResult<Vec<FileId>> {
+        loop {
+            let before = files.len();
+            let mut left = Vec::new();
+            for id in files {
+                let is_done = match round {
+                    Round::Remove => self.remove(id).await?,
+                    Round::PutInPlace => self.put_in_place(id).await?,
+                };
+                if !is_done {
+                    left.push(id);
+                }
+            }
+            if left.is_empty() || left.len() == before {
+                return Ok(left);
+            }
+            files = left;
+        }
     }
 
     /// The names under which a file may be.
@@ -684,19 +527,8 @@ impl<'a, D: Disk> Redo<'a, D> {
         let is_filled = self.outcomes.file(id).is_filled;
         let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
         let mode = birth.mode.unwrap_or(0o600);
-        let stored;
-        let making = match &birth.what {
-            BirthKind::Regular => Making::File,
-            BirthKind::Directory | BirthKind::Distributed(_) => Making::Directory,
-            BirthKind::Symlink(target) => {
-                stored = layout::escape(target).ok_or(Errno::ENAMETOOLONG)?;
-                Making::Symlink(&stored)
-            }
-            BirthKind::Fifo | BirthKind::Socket => Making::Special(birth.what.kind(), 0),
-            BirthKind::CharDevice(rdev) | BirthKind::BlockDevice(rdev) => {
-                Making::Special(birth.what.kind(), *rdev)
-            }
-        };
+        let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
+        let making = birth.what.making(&stored);
         disk.make(dir, &place.name, making, mode).await?;
         let node = disk.node(dir, &place.name).await?;
         self.unfinished.insert(id);
@@ -865,8 +697,8 @@ impl<'a, D: Disk> Redo<'a, D> {
             return Ok(());
         };
         let stat = member.disk.stat(&node).await?;
-        let placeholders = match outcome.birth.as_ref().map(|birth| &birth.what) {
-            Some(BirthKind::Symlink(target)) => u32::from(layout::needs_escape(target)),
+        let placeholders = match &outcome.birth {
+            Some(birth) if stat.kind == FileKind::Symlink => u32::from(birth.what.is_escaped()),
             _ => member.record(id)?.map_or(0, |record| record.placeholders),
         };
         let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
