@@ -4,12 +4,12 @@
 //! Each distributed directory is exchanged with its placeholder, which is one call and moves no data. Last, what is in the root
 //! goes up to D. Doing it again after a crash goes on.
 
-use atoll_vfs::{Errno, FileKind, RenameFlags};
+use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
 use super::opening::STAMP;
 use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, Member, OpenError};
-use crate::disk::{Disk, DiskResult, TimeToSet, missing_is_none};
+use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
 
 /// Files of Atoll's own, beside the stamp.
@@ -60,7 +60,17 @@ impl<D: Disk> Member<D> {
         let root = self.disk.stat(&self.node(FileId::ROOT).await?).await?;
         let top = self.disk.top();
         self.disk.set_owner(&top, Some(root.uid), Some(root.gid)).await?;
-        self.disk.set_mode(&top, root.mode).await
+        self.disk.set_mode(&top, root.mode).await?;
+        // With a list the group's bits of the mode are those of its mask: the mode alone would let more in.
+        let node = self.node(FileId::ROOT).await?;
+        for list in [ACCESS_LIST, DEFAULT_LIST] {
+            match self.disk.xattr(&node, list).await {
+                Ok(value) => self.disk.set_xattr(&top, list, &value, XattrFlags::default()).await?,
+                Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
     }
 
     async fn put_directories_back(&self) -> DiskResult<()> {

@@ -13,11 +13,25 @@ use crate::disk::{Disk, DiskResult, Making, missing_is_none};
 /// Of Atoll's own files.
 pub(super) const RESERVE: &[u8] = b"reserve";
 /// More than a checkpoint writes: at most some hundred thousand entries.
-const RESERVE_BYTES: u64 = 32 << 20;
-/// With less than this free the reserve is used.
-const TIGHT_BYTES: u64 = 16 << 20;
-/// With more than this free it is made again.
-const AMPLE_BYTES: u64 = 4 * RESERVE_BYTES;
+const MAX_RESERVE_BYTES: u64 = 32 << 20;
+
+/// What counts as full, on a disk of so many bytes.
+#[derive(Clone, Copy)]
+struct Room {
+    /// A sixteenth of a small disk.
+    reserve_bytes: u64,
+    /// With less than this free the reserve is used.
+    tight_bytes: u64,
+    /// With more than this free it is made again.
+    ample_bytes: u64,
+}
+
+impl Room {
+    fn of(size_bytes: u64) -> Room {
+        let reserve_bytes = (size_bytes / 16).min(MAX_RESERVE_BYTES);
+        Room { reserve_bytes, tight_bytes: reserve_bytes / 2, ample_bytes: reserve_bytes * 4 }
+    }
+}
 
 impl<D: Disk> Member<D> {
     /// Refuses what takes room while the disk is full.
@@ -31,14 +45,15 @@ impl<D: Disk> Member<D> {
     /// Before the index is written: makes room for it if there is none, or takes room for the next time.
     pub(super) async fn make_room(&self) -> DiskResult<()> {
         let found = self.disk.stat_fs().await?;
-        let free = found.blocks_free.saturating_mul(u64::from(found.block_size_bytes));
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.block_size_bytes));
+        let (room, free) = (Room::of(bytes(found.blocks)), bytes(found.blocks_free));
         let own = self.own().await?;
-        if free < TIGHT_BYTES {
+        if free < room.tight_bytes {
             self.is_tight.store(true, Ordering::Relaxed);
             missing_is_none(self.disk.unlink(&own, RESERVE).await)?;
-        } else if free > AMPLE_BYTES {
+        } else if free > room.ample_bytes {
             if missing_is_none(self.disk.stat_at(&own, RESERVE).await)?.is_none()
-                && self.take_reserve(&own).await.is_err()
+                && self.take_reserve(&own, room.reserve_bytes).await.is_err()
             {
                 // Half a reserve is none.
                 missing_is_none(self.disk.unlink(&own, RESERVE).await)?;
@@ -48,10 +63,10 @@ impl<D: Disk> Member<D> {
         Ok(())
     }
 
-    async fn take_reserve(&self, own: &D::Node) -> DiskResult<()> {
+    async fn take_reserve(&self, own: &D::Node, reserve_bytes: u64) -> DiskResult<()> {
         self.disk.make(own, RESERVE, Making::File, 0o600).await?;
         let file = self.disk.open(&self.disk.node(own, RESERVE).await?).await?;
-        match self.disk.allocate(&file, 0, 0, RESERVE_BYTES).await {
+        match self.disk.allocate(&file, 0, 0, reserve_bytes).await {
             // A file system that allocates nothing ahead: the reserve is what it is.
             Err(Errno::EOPNOTSUPP) => Ok(()),
             allocated => allocated,

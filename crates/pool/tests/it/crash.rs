@@ -8,8 +8,8 @@ use atoll_pool::disk::Disk;
 use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
 use atoll_pool::{CheckReport, PoolFs, PoolSettings, check, create, leave};
 use atoll_vfs::{
-    Caller, Errno, FileKind, FileSystem, FileTime, InodeNumber, OpenFlags, PersistentHandle,
-    RenameFlags, SetAttr, SetTime, Writer,
+    Caller, CreateVerifier, Errno, FileKind, FileSystem, FileTime, InodeNumber, OpenFlags,
+    PersistentHandle, RenameFlags, SetAttr, SetTime, Writer,
 };
 use bytes::Bytes;
 
@@ -327,7 +327,7 @@ async fn prepared() -> (SimulatedDisk, Fs) {
     (disk, fs)
 }
 
-/// "Never half-done": a process that dies in the middle of a change, wherever, has made all of it or nothing.
+/// A process that dies in the middle of a change, wherever, has made all of it or nothing.
 #[test]
 fn a_change_that_is_cut_off_anywhere_is_made_or_not() {
     run(async {
@@ -660,10 +660,17 @@ fn leaving_that_is_cut_off_anywhere_goes_on() {
 /// A disk that fills up: files can be removed, the pool can be opened, and goes on once there is room.
 #[test]
 fn a_full_disk_is_left_again() {
+    // Also one that is smaller than what a large one keeps free.
+    for size_mib in [600, 90] {
+        fills_up(size_mib << 20);
+    }
+}
+
+fn fills_up(size_bytes: u64) {
     run(async {
         let (disk, fs) = new_pool(1).await;
         fs.sync().await.unwrap();
-        disk.set_capacity(600 << 20, 10_000);
+        disk.set_capacity(size_bytes, 10_000);
         fs.sync().await.unwrap();
         let (entry, opened) =
             fs.create(me(), ROOT, b"large", 0o644, OpenFlags::WRITE).await.unwrap();
@@ -688,5 +695,56 @@ fn a_full_disk_is_left_again() {
         take(&fs, &Step::Unlink("/large".to_owned())).await.unwrap();
         fs.sync().await.unwrap();
         take(&fs, &Step::Mkdir("/more".to_owned())).await.unwrap();
+    });
+}
+
+/// Half a minute after a change all is in the index: there is nothing to make again.
+#[tokio::test(start_paused = true)]
+async fn half_a_minute_after_a_change_all_is_in_the_index() {
+    let (disk, fs) = new_pool(1).await;
+    take(&fs, &Step::Mkdir("/home".to_owned())).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_secs(31)).await;
+    drop(fs);
+    disk.kill(InFlight::Lost);
+    let (_, report) = PoolFs::open(env(), disk.reopen()).await.unwrap();
+    assert_eq!(report.changes_redone, 0);
+}
+
+/// A client that repeats an exclusive create after the server's machine lost power gets its file (RFC 1813, CREATE).
+#[test]
+fn an_exclusive_create_is_recognised_after_a_loss_of_power() {
+    run(async {
+        for seed in 0..seeds(40) {
+            let (disk, fs) = new_pool(1).await;
+            let verifier = CreateVerifier(*b"verifier");
+            let made = fs.create_exclusive(me(), ROOT, b"file", 0o644, verifier).await.unwrap();
+            fs.persist(&[ROOT, made.attr.inode]).await.unwrap();
+            drop(fs);
+            disk.crash_with(if seed % 2 == 0 { Loss::Ordered } else { Loss::Arbitrary }, seed);
+            let fs = open(&disk.reopen()).await;
+            let again = fs.create_exclusive(me(), ROOT, b"file", 0o644, verifier).await;
+            assert_eq!(again.map(|entry| entry.attr.inode), Ok(made.attr.inode), "seed {seed}");
+            let other =
+                fs.create_exclusive(me(), ROOT, b"file", 0o644, CreateVerifier(*b"another!")).await;
+            assert_eq!(other.err(), Some(Errno::EEXIST), "seed {seed}");
+        }
+    });
+}
+
+/// A file that was written and synced long ago needs one sync, of its own.
+#[test]
+fn a_sync_of_a_settled_file_leaves_the_journal_alone() {
+    run(async {
+        let (disk, fs) = new_pool(1).await;
+        take(&fs, &Step::Create("/file".to_owned())).await.unwrap();
+        take(&fs, &Step::Checkpoint).await.unwrap();
+        take(&fs, &Step::Persist).await.unwrap();
+        let inode = find(&fs, "/file").await.unwrap();
+        let handle = fs.open(me(), inode, OpenFlags::WRITE).await.unwrap().handle;
+        fs.write(Writer::At(me()), inode, handle, 0, Bytes::from_static(b"x")).await.unwrap();
+        // The sync, and nothing else that changes the disk.
+        disk.stop_after(1);
+        fs.fsync(inode, handle, false).await.unwrap();
+        assert!(!disk.is_stopped());
     });
 }

@@ -11,7 +11,7 @@ use atoll_pool::disk::directory::Directory;
 use atoll_pool::{CreateError, OpenError, PoolFs, PoolSettings, check, create, leave};
 use atoll_vfs::{
     Caller, Errno, FileSystem, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr,
-    SetTime, Writer,
+    SetTime, Writer, XattrFlags,
 };
 use bytes::Bytes;
 use tempfile::TempDir;
@@ -105,7 +105,7 @@ fn expected(files: &[(&str, &str)]) -> BTreeMap<PathBuf, String> {
     files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect()
 }
 
-/// "Directories at a depth up to the distribution level are distributed; those below are stored with their parent" (Kosha
+/// "all lower level subdirectories are stored on the same node as the node on which their parent directory is stored" (Kosha
 /// §3.2).
 #[tokio::test]
 async fn directories_down_to_the_level_lie_in_slots_and_deeper_ones_in_their_parents() {
@@ -160,7 +160,7 @@ async fn the_tree_reads_by_hand_also_after_renames_to_other_depths() {
     assert_eq!(files, expected(&[("a/deeper/b/file", "of b")]));
 }
 
-/// "A user's link of that form is escaped": it is a link to the client, and leads by hand where it should.
+/// A link that a user has made like a placeholder is a link to the client, and leads by hand where it should.
 #[tokio::test]
 async fn a_users_link_like_a_placeholder_is_a_link() {
     if !is_root() {
@@ -456,4 +456,82 @@ async fn leaving_keeps_the_roots_owner_and_mode() {
     leave(env(), Directory::open(dir.path()).unwrap()).await.unwrap();
     let top = fs::metadata(dir.path()).unwrap();
     assert_eq!((top.mode() & 0o7777, top.uid()), (0o700, 1000));
+}
+
+/// An access control list as Linux keeps it: version 2, then tag, permissions and number of each entry.
+fn access_list(entries: &[(u16, u16, u32)]) -> Bytes {
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, number) in entries {
+        list.extend(tag.to_le_bytes());
+        list.extend(permissions.to_le_bytes());
+        list.extend(number.to_le_bytes());
+    }
+    list.into()
+}
+
+const NOBODY: u32 = u32::MAX;
+/// The owner and user 1000 everything, the group nothing, others nothing; the mask lets all through.
+const LIST: [(u16, u16, u32); 5] =
+    [(1, 7, NOBODY), (2, 7, 1000), (4, 0, NOBODY), (16, 7, NOBODY), (32, 0, NOBODY)];
+
+/// A directory's default list goes on to what is made in it, wherever that lies.
+#[tokio::test]
+async fn a_distributed_directory_inherits_lists_as_a_plain_one_does() {
+    if !is_root() {
+        return;
+    }
+    let mut inherited = Vec::new();
+    for level in [0, 1] {
+        let (_dir, fs) = new_pool(level).await;
+        let flags = XattrFlags::default();
+        fs.setxattr(me(), ROOT, b"system.posix_acl_default", access_list(&LIST), flags)
+            .await
+            .unwrap();
+        let caller = Caller { umask: 0o022, ..me() };
+        let made = fs.mkdir(caller, ROOT, b"home", 0o750).await.unwrap().attr;
+        let mut lists = Vec::new();
+        for name in ["system.posix_acl_default", "system.posix_acl_access"] {
+            lists.push(fs.getxattr(made.inode, name.as_bytes()).await.unwrap());
+        }
+        inherited.push((made.mode, lists));
+    }
+    assert_eq!(inherited[0], inherited[1]);
+}
+
+/// With a list a mode says less than it seems to: leaving must not open D to the group.
+#[tokio::test]
+async fn leaving_keeps_the_roots_access_list() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let flags = XattrFlags::default();
+    fs.setxattr(me(), ROOT, b"system.posix_acl_access", access_list(&LIST), flags).await.unwrap();
+    let list = fs.getxattr(ROOT, b"system.posix_acl_access").await.unwrap();
+    fs.end().await.unwrap();
+    drop(fs);
+    leave(Arc::new(TokioRuntime::current()), Directory::open(dir.path()).unwrap()).await.unwrap();
+    let mut kept = vec![0; 256];
+    let len = rustix::fs::getxattr(dir.path(), "system.posix_acl_access", &mut kept[..]).unwrap();
+    assert_eq!(&kept[..len], &list[..]);
+}
+
+/// What is in the index's place is no index: it is made again, and the numbers are those of before.
+#[tokio::test]
+async fn an_index_that_is_damaged_is_made_again() {
+    if !is_root() {
+        return;
+    }
+    let (dir, fs) = new_pool(1).await;
+    let home = mkdir(&fs, ROOT, "home").await;
+    let file = write(&fs, home, "file", "text").await;
+    fs.end().await.unwrap();
+    drop(fs);
+    let index = dir.path().join(".atoll/index");
+    for garbage in [vec![0x5a; 70_000], b"short".to_vec()] {
+        fs::write(&index, garbage).unwrap();
+        let fs = opened(dir.path()).await;
+        assert_eq!(find(&fs, "/home/file").await, Ok(file));
+        fs.end().await.unwrap();
+    }
 }
