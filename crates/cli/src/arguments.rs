@@ -82,9 +82,9 @@ pub(crate) enum Command {
     Stat(commands::stat::Args),
     /// Copy a file or a tree out of a volume; run again, it goes on where it stopped
     Get(commands::get::Args),
-    /// Mount a volume as a file system: your own read-write, any other read-only
+    /// Mount a volume or a pool as a file system: your own read-write, any other read-only
     Mount(commands::mount::Args),
-    /// Serve volumes and transparent file systems to clients of NFS
+    /// Serve volumes, pools and transparent file systems to clients of NFS
     Nfs(nfs::Args),
     /// Unmount a mounted volume
     #[command(alias = "umount")]

@@ -1,6 +1,8 @@
 //! The options of every command.
 
-use std::path::PathBuf;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use crate::failure::{Exit, Failure};
 
@@ -43,4 +45,12 @@ impl Global {
         std::path::absolute(&dir)
             .map_err(|error| Failure::io(format!("cannot find {}", dir.display()), &error))
     }
+}
+
+/// Makes a directory below a node's, for its user alone, also where no node has run yet.
+pub(crate) fn make_private(directory: &Path, what: &str) -> Result<(), Failure> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| {
+        Failure::io(format!("{what}: cannot make {}", directory.display()), &error)
+    })
 }

@@ -288,7 +288,7 @@ async fn pool_of(
     Ok(ServedVolume {
         fs: Arc::new(fs.clone()),
         read_only: false,
-        fs_name: format!("{name} (pool)"),
+        fs_name: pool::source(name),
         identity: fs.settings().pool.to_vec(),
         ending: VolumeEnding::Pool(fs),
         what: what.to_owned(),

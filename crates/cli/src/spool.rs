@@ -1,4 +1,4 @@
-//! What waits on this machine for the ring, in words and as JSON.
+//! Text and JSON about spools: the changes of mounts that this machine keeps until the ring has them.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -89,7 +89,7 @@ fn waits(what: &str, why: &str, name: &str) -> Failure {
     ))
 }
 
-/// What becomes of what waits in spools of a shared volume, for people; `None` if nothing waits.
+/// A sentence that tells users what happens to the files in the spools of a shared volume; `None` if the spools are empty.
 pub(crate) fn describe_shared(spools: &[Pending]) -> Option<String> {
     let files: u64 = spools.iter().map(|spool| spool.files).sum();
     let which = units::counted(files, "file of an earlier mount is", "files of earlier mounts are");

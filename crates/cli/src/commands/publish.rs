@@ -22,6 +22,7 @@ use crate::global::Global;
 use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
 use crate::output::Output;
+use crate::pool;
 use crate::progress::Watch;
 use crate::source_filter::{self, WithoutNodes};
 use crate::stat_cache;
@@ -189,9 +190,11 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         false => client.volume(name, &args.source).await,
     };
     let volume = volume.map_err(connection::failure)?;
-    if volume.is_new && user::joined(&global.dir()?, &volume.name)?.is_some() {
+    let pool = pool::check_no_pool(&volume.name, global, &what);
+    if volume.is_new && (pool.is_err() || user::joined(&global.dir()?, &volume.name)?.is_some()) {
         // It was made by this call, and nothing has its key.
         client.forget_volume(&volume.name).await.map_err(connection::failure)?;
+        pool.map_err(|failure| failure.advice("--name calls this one otherwise."))?;
         return Err(Failure::new(Exit::Failed, what)
             .because(format!("this node has joined a shared volume that is called {}", volume.name))
             .advice("--name calls this one otherwise."));

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::failure::{Exit, Failure};
 use crate::messages::note;
 use crate::mount_server;
+use crate::pool;
 use crate::tfs;
 
 /// Arguments of `atoll unmount`.
@@ -96,8 +97,12 @@ fn is_dead(error: &io::Error) -> bool {
 }
 
 fn tell_of_death(mount: &OurMount) {
+    if pool::is_source(&mount.source) {
+        note!(
+            "the process of this mount had died; the next mount of the pool makes again what it was doing"
+        );
     // Of a TFS it is told whether its device was closed in order.
-    if !Path::new(&mount.source).is_absolute() {
+    } else if !Path::new(&mount.source).is_absolute() {
         note!(
             "the process of this mount had died; what its spool has, the node brings to the ring within about a \
              minute, or the next mount does (`atoll status`)"

@@ -23,6 +23,7 @@ use crate::global::Global;
 use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
+use crate::pool;
 use crate::user;
 use crate::waiting::told;
 
@@ -164,6 +165,7 @@ async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
     if args.shared && args.keep.longest_secs() > MAX_KEPT_SECS {
         return Err(Failure::new(Exit::Usage, what).because(TooLong::Kept));
     }
+    pool::check_no_pool(name, global, &what)?;
     let (env, client) = connection::to_node(global).await?;
     if user::joined(&global.dir()?, name)?.is_some() {
         return Err(Failure::new(Exit::Failed, what)

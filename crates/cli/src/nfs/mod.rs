@@ -9,9 +9,7 @@ mod mount_line;
 pub(crate) mod servers;
 
 use std::fmt;
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -26,7 +24,7 @@ use self::export::{Exported, OpenExport};
 use self::servers::{ExportRecord, Server, ServerRecord};
 use crate::connection;
 use crate::failure::{Exit, Failure};
-use crate::global::Global;
+use crate::global::{self, Global};
 use crate::heap;
 use crate::interrupt::Signals;
 use crate::messages::note;
@@ -58,8 +56,8 @@ const NOBODY: u32 = nfs::exports::NOBODY;
   sudo atoll nfs work --install /srv/work
 
 Serves NFS version 3, with which every Unix mounts; the command prints how. WHAT is the name of a
-volume of this node or the address of any volume (as for `atoll mount`), or, with a slash, the image or
-the device of a TFS that is not mounted, which needs no node. A client can mount a directory below it, too.
+volume or a pool of this node or the address of any volume (as for `atoll mount`), or, with a slash, the image or
+the device of a TFS that is not mounted. A pool and a TFS need no node. A client can mount a directory below it, too.
 One process serves them all, until `--stop`; it survives restarts of the node. Without WHAT, what is served
 from this directory is listed.
 
@@ -67,12 +65,12 @@ Only this machine may use it, unless --allow says otherwise. NFS believes the ma
 are, and sends everything in the clear: allow machines that you trust, on a network that you trust. Calls must come
 from ports below 1024, which only root may use, or each user could call as any other. Root of a
 client is nobody unless --squash none is given. What a client has written and not yet synced waits in the server's
-memory; `fsync` on the client makes it durable: on the disk of a TFS, on the ring for a volume. Names and
+memory; `fsync` on the client makes it durable: on the disk of a TFS or a pool, on the ring for a volume. Names and
 attributes survive a crash of this machine as soon as they are changed. Other mounts of a
 shared volume see it after that, or two seconds after the last write. Programs on one client lock each other;
 those on different machines do not: they use `atoll mount`.")]
 pub(crate) struct Args {
-    /// Volumes by name or address, perhaps with @TIME; a TFS by the path of its image or device, with a slash
+    /// Volumes by name or address, perhaps with @TIME; pools by name; a TFS by the path of its image or device, with a slash
     #[arg(value_name = "WHAT", value_parser = Exported::parser())]
     what: Vec<Exported>,
 
@@ -600,11 +598,7 @@ fn install(args: &Args, directory: &Path) -> Result<(), Failure> {
 
 /// Makes the directory where servers tell of themselves.
 fn make_place(dir: &Path, what: &str) -> Result<(), Failure> {
-    // Also where there never was a node.
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(servers::place(dir));
-    made.map_err(|error| {
-        Failure::io(format!("{what}: cannot make {}", servers::place(dir).display()), &error)
-    })
+    global::make_private(&servers::place(dir), what)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(super) struct CreateArgs {
     /// The pool's name on this node
     name: String,
 
-    /// Where its files lie: an empty directory, or a new one
+    /// The directory that holds the pool's files: an empty one, or a new one
     #[arg(value_name = "FILES")]
     files: PathBuf,
 
@@ -46,7 +46,7 @@ pub(super) struct AttachArgs {
     /// The pool's name on this node
     name: String,
 
-    /// Where its files lie
+    /// The directory that holds the pool's files
     #[arg(value_name = "FILES")]
     files: PathBuf,
 }

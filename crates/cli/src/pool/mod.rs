@@ -1,7 +1,7 @@
 //! `atoll pool`: one tree of plain files on the disks of machines (Kosha). A pool of one machine, so far.
 //!
-//! What a node's directory says of pools is in `records`; the files are in each pool's own directory, and are served by
-//! `atoll mount` and `atoll nfs`.
+//! `records` keeps the directory of each pool of this node. `atoll mount` and `atoll nfs` open a pool by its name and serve the files
+//! in that directory.
 
 mod check;
 mod create;
@@ -9,6 +9,7 @@ mod leave;
 pub(crate) mod records;
 mod status;
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -102,6 +103,29 @@ fn failure(error: &OpenError, what: &str) -> Failure {
         }
         OpenError::Index(_) => failure.advice("`atoll pool check` makes the index again."),
         OpenError::NoStamp | OpenError::Stamp | OpenError::Disk(..) => failure,
+    }
+}
+
+/// What the kernel's table of mounts says before a pool's name; before a volume's it says `atoll:`.
+const SOURCE: &str = "pool:";
+
+/// A pool in the kernel's table of mounts.
+pub(crate) fn source(name: &str) -> String {
+    format!("{SOURCE}{name}")
+}
+
+/// Whether an entry of the kernel's table of mounts is a pool.
+pub(crate) fn is_source(source: &OsStr) -> bool {
+    source.as_bytes().starts_with(SOURCE.as_bytes())
+}
+
+/// That no pool of this node has a name: `atoll mount NAME` would not lead to a volume.
+pub(crate) fn check_no_pool(name: &str, global: &Global, what: &str) -> Result<(), Failure> {
+    match records::find(&global.dir()?, name, what)? {
+        Some(_) => Err(Failure::new(Exit::Failed, what)
+            .because("this node has a pool of that name")
+            .advice("`atoll pool status` lists its pools.")),
+        None => Ok(()),
     }
 }
 

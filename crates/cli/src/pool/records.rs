@@ -1,21 +1,22 @@
-//! What a node's directory says of pools: `DIR/pools/NAME.json`, one file each.
+//! Records of the pools of this node: each pool has a file, `DIR/pools/NAME.json`, which names its directory.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use atoll_node::{check_name, make_private_dir};
+use atoll_node::check_name;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
+use crate::global;
+use crate::user;
 
-/// Where a pool is.
+/// The record of a pool.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(crate) struct PoolRecord {
-    /// Its directory on this machine.
+    /// The pool's directory on this machine.
     pub(crate) dir: PathBuf,
-    /// Which pool, in hexadecimal digits.
+    /// The pool's number (`atoll_pool::PoolSettings::pool`), in hexadecimal digits.
     pub(crate) pool: String,
 }
 
@@ -60,11 +61,9 @@ pub(super) fn all(dir: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// Makes the directory of the records, also where no node has run yet.
+/// Makes the directory of the records.
 pub(super) fn make_place(dir: &Path, what: &str) -> Result<(), Failure> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(|error| Failure::io(what, &error))?;
-    make_private_dir(&place(dir)).map_err(|error| Failure::new(Exit::Failed, what).because(error))
+    global::make_private(&place(dir), what)
 }
 
 /// Writes a new record; a name that is taken is refused.
@@ -83,7 +82,19 @@ pub(super) fn add(dir: &Path, name: &str, record: &PoolRecord, what: &str) -> Re
 
 /// That a name is free.
 pub(super) fn check_free(dir: &Path, name: &str, what: &str) -> Result<(), Failure> {
-    check_name(name).map_err(|error| Failure::new(Exit::Usage, what).because(error))?;
+    let refused = |why: String| Err(Failure::new(Exit::Usage, what).because(why));
+    if let Err(error) = check_name(name) {
+        return refused(error.to_string());
+    }
+    if name.contains([':', '#', '@']) {
+        return refused(
+            "a name with ':', '#' or '@' would be taken for an address or a time".into(),
+        );
+    }
+    // The name would lead to the pool, and to the volume no more.
+    if dir.join("volumes").join(name).exists() || user::joined(dir, name)?.is_some() {
+        return refused(format!("this node has a volume {name}"));
+    }
     match find(dir, name, what)? {
         Some(_) => Err(taken(name, what)),
         None => Ok(()),

@@ -35,7 +35,7 @@ struct PoolStatus {
     found: Option<FoundPool>,
 }
 
-/// What its directory says.
+/// The state of a pool whose directory can be read.
 #[derive(Serialize)]
 struct FoundPool {
     level: u8,

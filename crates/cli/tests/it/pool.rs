@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nfs3_client::nfs3_types::nfs3::nfsstat3;
 
 use crate::nfs::{Client, Served, in_dir};
-use crate::processes::{assert_same, atoll, can_mount, make_tree, run};
+use crate::processes::{Ring, assert_same, atoll, can_mount, make_tree, run, until};
 
 /// A pool `home` of its own, without a node.
 struct Pool {
@@ -112,6 +112,49 @@ async fn a_pool_is_served_over_nfs_and_survives_kills() {
     fs::remove_file(pool.root().join("file")).expect("removed by hand");
     assert_eq!(client.lookup(&root, "file").await, Err(nfsstat3::NFS3ERR_NOENT));
     served.stop();
+}
+
+/// The name of one would hide the other.
+#[test]
+fn a_pool_and_a_volume_of_a_node_have_different_names() {
+    let test = "a_pool_and_a_volume_of_a_node_have_different_names";
+    let Some(pool) = Pool::new(test) else { return };
+    drop(pool);
+    let ring = Ring::of(1);
+    let node = &ring.nodes[0];
+    node.atoll(["volume", "create", "work"]).ok();
+    let files = ring.path("files");
+    let files = files.to_str().expect("a text");
+    node.atoll(["pool", "create", "work", files]).failed(2, &["this node has a volume work"]);
+    node.atoll(["pool", "create", "a@b", files]).failed(2, &["taken for an address or a time"]);
+    node.atoll(["pool", "create", "home", files]).ok();
+    node.atoll(["volume", "create", "home"]).failed(1, &["this node has a pool of that name"]);
+    let home = ring.path("home");
+    make_tree(&home);
+    let home = home.to_str().expect("a text");
+    node.atoll(["publish", home]).failed(1, &["this node has a pool of that name", "--name"]);
+    node.atoll(["publish", home, "--name", "other"]).ok();
+}
+
+#[test]
+fn a_mount_whose_process_was_killed_is_taken_away_and_the_next_goes_on() {
+    let test = "a_mount_whose_process_was_killed_is_taken_away_and_the_next_goes_on";
+    let Some(pool) = can_mount(test).then(|| Pool::new(test)).flatten() else { return };
+    let at = pool.files.with_file_name("mnt");
+    fs::create_dir(&at).expect("made");
+    let mut server =
+        in_dir(&pool.dir, &["mount", "home", "--foreground"]).arg(&at).spawn().expect("runs");
+    let device = |path: &Path| fs::metadata(path).expect("it is there").dev();
+    until("it is mounted", || device(&at) != device(&pool.files));
+    fs::create_dir(at.join("anna")).expect("made");
+    fs::write(at.join("anna/file"), "text").expect("written");
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    let said = run(atoll().arg("unmount").arg(&at)).ok();
+    assert!(said.stderr.contains("the next mount of the pool"), "{said:?}");
+    pool.mount(&at);
+    assert_eq!(fs::read_to_string(at.join("anna/file")).expect("a file"), "text");
+    unmount(&at);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::messages::note;
 use crate::output::Output;
 use crate::own_volume;
 use crate::passphrase::PassphraseArgs;
+use crate::pool;
 use crate::shared_volume;
 use crate::spool;
 use crate::units;
@@ -178,6 +179,7 @@ pub(super) async fn import(args: &ImportArgs, global: &Global) -> Result<(), Fai
             .because(format!("{name} would be taken for an address"))
             .advice("Name it otherwise: `atoll volume import NAME`."));
     }
+    pool::check_no_pool(&name, global, &what)?;
     let (env, client) = connection::to_node(global).await?;
     let address = VolumeAddress(secret.key.volume_id()).to_string();
     let volumes = client.volumes().await.map_err(connection::failure)?;

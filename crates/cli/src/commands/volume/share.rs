@@ -22,6 +22,7 @@ use crate::messages::note;
 use crate::moment::Moment;
 use crate::output;
 use crate::own_volume;
+use crate::pool;
 use crate::read_key::read_text;
 use crate::shared_volume;
 use crate::spool;
@@ -194,6 +195,7 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         None => user::key_or_new(&dir, &env)?,
     };
     let joined = Joined { volume, user, is_invited };
+    pool::check_no_pool(name, global, &what)?;
     let volumes = client.volumes().await.map_err(connection::failure)?;
     if volumes.iter().any(|volume| volume.name == *name) {
         return Err(Failure::new(Exit::Failed, what)
