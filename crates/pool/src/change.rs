@@ -15,7 +15,7 @@ pub(crate) const MAX_CHANGE_BYTES: usize = 8 << 10;
 
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
-pub(crate) struct Place {
+pub(crate) struct PoolPlace {
     /// The directory.
     #[n(0)]
     pub(crate) parent: FileId,
@@ -24,9 +24,9 @@ pub(crate) struct Place {
     pub(crate) name: Vec<u8>,
 }
 
-impl Place {
-    pub(crate) fn new(parent: FileId, name: &[u8]) -> Place {
-        Place { parent, name: name.to_vec() }
+impl PoolPlace {
+    pub(crate) fn new(parent: FileId, name: &[u8]) -> PoolPlace {
+        PoolPlace { parent, name: name.to_vec() }
     }
 }
 
@@ -121,7 +121,7 @@ impl BirthKind {
 
 /// What a file is made with.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub(crate) struct Birth {
+pub(crate) struct FileBirth {
     #[n(0)]
     pub(crate) what: BirthKind,
     #[n(1)]
@@ -159,16 +159,16 @@ impl From<Time> for FileTime {
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub(crate) enum Change {
+pub(crate) enum PoolChange {
     /// A new file.
     #[n(0)]
     Make {
         #[n(0)]
         id: FileId,
         #[n(1)]
-        at: Place,
+        at: PoolPlace,
         #[n(2)]
-        birth: Birth,
+        birth: FileBirth,
     },
     /// Another name.
     #[n(1)]
@@ -176,7 +176,7 @@ pub(crate) enum Change {
         #[n(0)]
         id: FileId,
         #[n(1)]
-        at: Place,
+        at: PoolPlace,
     },
     /// A name that is gone.
     #[n(2)]
@@ -184,7 +184,7 @@ pub(crate) enum Change {
         #[n(0)]
         id: FileId,
         #[n(1)]
-        at: Place,
+        at: PoolPlace,
     },
     /// A file under another name; `replaced` had that name before.
     #[n(3)]
@@ -192,9 +192,9 @@ pub(crate) enum Change {
         #[n(0)]
         id: FileId,
         #[n(1)]
-        from: Place,
+        from: PoolPlace,
         #[n(2)]
-        to: Place,
+        to: PoolPlace,
         #[n(3)]
         replaced: Option<FileId>,
     },
@@ -204,11 +204,11 @@ pub(crate) enum Change {
         #[n(0)]
         id: FileId,
         #[n(1)]
-        from: Place,
+        from: PoolPlace,
         #[n(2)]
         other: FileId,
         #[n(3)]
-        to: Place,
+        to: PoolPlace,
     },
     /// Attributes that were set.
     #[n(5)]
@@ -252,13 +252,13 @@ pub(crate) enum Change {
     },
 }
 
-impl Change {
+impl PoolChange {
     pub(crate) fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("a vector takes everything")
     }
 
     /// Reads a change back; none for bytes that are none.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Change> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<PoolChange> {
         minicbor::decode(bytes).ok()
     }
 }
@@ -269,9 +269,9 @@ mod tests {
 
     #[test]
     fn changes_read_back_and_the_longest_fits() {
-        let long = |fill| Place::new(FileId(u64::MAX), &[fill; 255]);
+        let long = |fill| PoolPlace::new(FileId(u64::MAX), &[fill; 255]);
         let target = vec![b't'; crate::layout::MAX_TARGET_BYTES];
-        let birth = Birth {
+        let birth = FileBirth {
             what: BirthKind::Symlink(target),
             uid: u32::MAX,
             gid: u32::MAX,
@@ -280,12 +280,12 @@ mod tests {
         };
         let id = FileId(u64::MAX);
         let changes = [
-            Change::Make { id, at: long(b'a'), birth },
-            Change::Link { id, at: long(b'a') },
-            Change::Unlink { id, at: long(b'a') },
-            Change::Rename { id, from: long(b'a'), to: long(b'b'), replaced: Some(id) },
-            Change::Exchange { id, from: long(b'a'), other: id, to: long(b'b') },
-            Change::Attributes {
+            PoolChange::Make { id, at: long(b'a'), birth },
+            PoolChange::Link { id, at: long(b'a') },
+            PoolChange::Unlink { id, at: long(b'a') },
+            PoolChange::Rename { id, from: long(b'a'), to: long(b'b'), replaced: Some(id) },
+            PoolChange::Exchange { id, from: long(b'a'), other: id, to: long(b'b') },
+            PoolChange::Attributes {
                 id,
                 mode: Some(1),
                 uid: None,
@@ -293,15 +293,15 @@ mod tests {
                 atime: None,
                 mtime: None,
             },
-            Change::Synced { id, upto: u64::MAX },
-            Change::Checkpoint { sequence: u64::MAX, boot: u64::MAX },
-            Change::Withdrawn { sequence: u64::MAX },
+            PoolChange::Synced { id, upto: u64::MAX },
+            PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX },
+            PoolChange::Withdrawn { sequence: u64::MAX },
         ];
         for change in changes {
             let bytes = change.encode();
             assert!(bytes.len() <= MAX_CHANGE_BYTES, "{} bytes", bytes.len());
-            assert_eq!(Change::decode(&bytes), Some(change));
-            assert_eq!(Change::decode(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(PoolChange::decode(&bytes), Some(change));
+            assert_eq!(PoolChange::decode(&bytes[..bytes.len() - 1]), None);
         }
     }
 }

@@ -17,9 +17,9 @@ struct HeldFile<N> {
     /// Its last name is gone.
     is_nameless: bool,
     /// Length and times when it was last closed: what the kernel has cached is true if they still are.
-    closed_as: Option<Contents>,
+    closed_as: Option<ContentsStamp>,
     /// A directory's names as somebody has them open, and as of when.
-    listing: Option<(Contents, Weak<Vec<Listed>>)>,
+    listing: Option<(ContentsStamp, Weak<Vec<Listed>>)>,
 }
 
 impl<N> TableInode for HeldFile<N> {
@@ -30,28 +30,28 @@ impl<N> TableInode for HeldFile<N> {
 }
 
 /// What changes with a file's bytes.
-pub(crate) type Contents = (u64, FileTime, FileTime);
+pub(crate) type ContentsStamp = (u64, FileTime, FileTime);
 
 /// An open file or directory.
-pub(crate) enum Open<D: Disk> {
+pub(crate) enum OpenInPool<D: Disk> {
     /// A file.
     File(D::File, OpenFlags),
     /// The names of a directory as they were when it was opened.
     Directory(Arc<Vec<Listed>>),
 }
 
-impl<D: Disk> Clone for Open<D> {
-    fn clone(&self) -> Open<D> {
+impl<D: Disk> Clone for OpenInPool<D> {
+    fn clone(&self) -> OpenInPool<D> {
         match self {
-            Open::File(file, flags) => Open::File(file.clone(), *flags),
-            Open::Directory(names) => Open::Directory(names.clone()),
+            OpenInPool::File(file, flags) => OpenInPool::File(file.clone(), *flags),
+            OpenInPool::Directory(names) => OpenInPool::Directory(names.clone()),
         }
     }
 }
 
 /// See the module.
-pub(crate) struct Held<D: Disk> {
-    table: InodeTable<HeldFile<D::Node>, Open<D>>,
+pub(crate) struct HeldFiles<D: Disk> {
+    table: InodeTable<HeldFile<D::Node>, OpenInPool<D>>,
     /// Files whose length was set, which is not durable yet, and when.
     resized: BTreeMap<FileId, u64>,
     resizes: u64,
@@ -60,9 +60,9 @@ pub(crate) struct Held<D: Disk> {
     max_nodes: usize,
 }
 
-impl<D: Disk> Held<D> {
-    pub(crate) fn new(max_nodes: usize) -> Held<D> {
-        Held {
+impl<D: Disk> HeldFiles<D> {
+    pub(crate) fn new(max_nodes: usize) -> HeldFiles<D> {
+        HeldFiles {
             table: InodeTable::without_root(1),
             resized: BTreeMap::new(),
             resizes: 0,
@@ -147,13 +147,13 @@ impl<D: Disk> Held<D> {
     }
 
     /// Opens a file or directory.
-    pub(crate) fn open(&mut self, id: FileId, open: Open<D>) -> Result<Handle, Errno> {
+    pub(crate) fn open(&mut self, id: FileId, open: OpenInPool<D>) -> Result<Handle, Errno> {
         self.enter(id);
         self.table.open(id.0, open).map(Handle)
     }
 
     /// What is open under a handle; [`Errno::EBADF`] if it is none of this file.
-    pub(crate) fn opened(&self, id: FileId, handle: Handle) -> Result<Open<D>, Errno> {
+    pub(crate) fn opened(&self, id: FileId, handle: Handle) -> Result<OpenInPool<D>, Errno> {
         self.table.opened(id.0, handle.0).cloned()
     }
 
@@ -162,7 +162,7 @@ impl<D: Disk> Held<D> {
         &mut self,
         id: FileId,
         handle: Handle,
-        contents: Option<Contents>,
+        contents: Option<ContentsStamp>,
     ) -> Result<(), Errno> {
         if let Ok(file) = self.table.get_mut(id.0) {
             file.closed_as = contents;
@@ -171,18 +171,23 @@ impl<D: Disk> Held<D> {
     }
 
     /// Whether the file is as it was when it was last closed.
-    pub(crate) fn is_as_closed(&self, id: FileId, contents: Contents) -> bool {
+    pub(crate) fn is_as_closed(&self, id: FileId, contents: ContentsStamp) -> bool {
         self.table.get(id.0).is_ok_and(|file| file.closed_as == Some(contents))
     }
 
     /// The names of a directory, if somebody has them open and it has not changed since.
-    pub(crate) fn listing(&self, id: FileId, as_of: Contents) -> Option<Arc<Vec<Listed>>> {
+    pub(crate) fn listing(&self, id: FileId, as_of: ContentsStamp) -> Option<Arc<Vec<Listed>>> {
         let (then, names) = self.table.get(id.0).ok()?.listing.as_ref()?;
         names.upgrade().filter(|_| *then == as_of)
     }
 
     /// Keeps the names of a directory for as long as somebody has them open.
-    pub(crate) fn keep_listing(&mut self, id: FileId, as_of: Contents, names: &Arc<Vec<Listed>>) {
+    pub(crate) fn keep_listing(
+        &mut self,
+        id: FileId,
+        as_of: ContentsStamp,
+        names: &Arc<Vec<Listed>>,
+    ) {
         if let Ok(file) = self.table.get_mut(id.0) {
             file.listing = Some((as_of, Arc::downgrade(names)));
         }

@@ -21,7 +21,7 @@ use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
 
-use crate::change::Place;
+use crate::change::PoolPlace;
 use crate::disk::DatabaseFile;
 use crate::layout::{FileId, Slot};
 
@@ -74,55 +74,55 @@ impl FileRecord {
 
 type NameKey = Vec<u8>;
 
-fn name_key(id: FileId, place: &Place) -> NameKey {
+fn name_key(id: FileId, place: &PoolPlace) -> NameKey {
     [&id.0.to_be_bytes(), &place.parent.0.to_be_bytes(), &place.name[..]].concat()
 }
 
-fn place_of(key: &[u8]) -> Option<Place> {
+fn place_of(key: &[u8]) -> Option<PoolPlace> {
     let (parent, name) = key.get(8..)?.split_first_chunk()?;
-    Some(Place::new(FileId(u64::from_be_bytes(*parent)), name))
+    Some(PoolPlace::new(FileId(u64::from_be_bytes(*parent)), name))
 }
 
 /// Entries that are not in the database yet; `None` and `false` are removed ones.
 #[derive(Default, Clone)]
-struct Changed {
+struct PendingEntries {
     files: BTreeMap<FileId, Option<FileRecord>>,
     inodes: BTreeMap<u64, Option<FileId>>,
     names: BTreeMap<NameKey, bool>,
 }
 
 /// What the database holds, as of the last checkpoint.
-struct Snapshot {
+struct WrittenTables {
     files: ReadOnlyTable<u64, &'static [u8]>,
     inodes: ReadOnlyTable<u64, u64>,
     names: ReadOnlyTable<&'static [u8], ()>,
 }
 
-struct State {
+struct IndexState {
     /// Changes since the checkpoint before.
-    now: Changed,
+    now: PendingEntries,
     /// Changes that a checkpoint under way writes.
-    writing: Option<Arc<Changed>>,
-    written: Arc<Snapshot>,
+    writing: Option<Arc<PendingEntries>>,
+    written: Arc<WrittenTables>,
 }
 
 /// See the module.
-pub(crate) struct Index {
+pub(crate) struct PoolIndex {
     database: Database,
-    state: Mutex<State>,
+    state: Mutex<IndexState>,
 }
 
 /// The database could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("the index: {text}")]
-pub(crate) struct IndexError {
+pub(crate) struct PoolIndexError {
     text: String,
     /// It is no index any more, or of another version: not just a call that failed.
     pub(crate) is_damaged: bool,
 }
 
-impl IndexError {
-    fn of(error: impl Into<redb::Error>) -> IndexError {
+impl PoolIndexError {
+    fn of(error: impl Into<redb::Error>) -> PoolIndexError {
         let error = error.into();
         let is_no_database =
             matches!(&error, redb::Error::Io(error) if error.kind() == ErrorKind::InvalidData);
@@ -135,54 +135,58 @@ impl IndexError {
                     | redb::Error::TableTypeMismatch { .. }
                     | redb::Error::TypeDefinitionChanged { .. }
             );
-        IndexError { text: error.to_string(), is_damaged }
+        PoolIndexError { text: error.to_string(), is_damaged }
     }
 }
 
 /// What a checkpoint writes.
-pub(crate) struct Frozen {
-    changed: Arc<Changed>,
+pub(crate) struct FrozenEntries {
+    changed: Arc<PendingEntries>,
     sequence: u64,
     next: u64,
 }
 
 /// The meta entries of an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Meta {
+pub(crate) struct IndexMeta {
     /// The last change of the journal that it has.
     pub(crate) sequence: u64,
     /// The next number for a file, without its slot.
     pub(crate) next: u64,
 }
 
-impl Index {
+impl PoolIndex {
     /// Opens the index in a file; none if it is empty, or no index.
-    pub(crate) fn open(file: Arc<dyn DatabaseFile>) -> Result<(Index, Option<Meta>), IndexError> {
+    pub(crate) fn open(
+        file: Arc<dyn DatabaseFile>,
+    ) -> Result<(PoolIndex, Option<IndexMeta>), PoolIndexError> {
         let database =
-            Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(Backend(file));
-        let database = database.map_err(IndexError::of)?;
-        let work = database.begin_write().map_err(IndexError::of)?;
+            Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(DiskBackend(file));
+        let database = database.map_err(PoolIndexError::of)?;
+        let work = database.begin_write().map_err(PoolIndexError::of)?;
         let meta = {
-            work.open_table(FILES).map_err(IndexError::of)?;
-            work.open_table(INODES).map_err(IndexError::of)?;
-            work.open_table(NAMES).map_err(IndexError::of)?;
-            let meta = work.open_table(META).map_err(IndexError::of)?;
+            work.open_table(FILES).map_err(PoolIndexError::of)?;
+            work.open_table(INODES).map_err(PoolIndexError::of)?;
+            work.open_table(NAMES).map_err(PoolIndexError::of)?;
+            let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
-                |name| Ok(meta.get(name).map_err(IndexError::of)?.map(|value| value.value()));
-            value("sequence")?.zip(value("next")?).map(|(sequence, next)| Meta { sequence, next })
+                |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
+            value("sequence")?
+                .zip(value("next")?)
+                .map(|(sequence, next)| IndexMeta { sequence, next })
         };
-        work.commit().map_err(IndexError::of)?;
+        work.commit().map_err(PoolIndexError::of)?;
         let written = Arc::new(snapshot(&database)?);
-        let state = State { now: Changed::default(), writing: None, written };
-        Ok((Index { database, state: Mutex::new(state) }, meta))
+        let state = IndexState { now: PendingEntries::default(), writing: None, written };
+        Ok((PoolIndex { database, state: Mutex::new(state) }, meta))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IndexState> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
     /// What is known of a file.
-    pub(crate) fn file(&self, id: FileId) -> Result<Option<FileRecord>, IndexError> {
+    pub(crate) fn file(&self, id: FileId) -> Result<Option<FileRecord>, PoolIndexError> {
         let written = {
             let state = self.state();
             let changed = state.layers().find_map(|layer| layer.files.get(&id));
@@ -191,11 +195,11 @@ impl Index {
             }
             state.written.clone()
         };
-        let found = written.files.get(id.0).map_err(IndexError::of)?;
+        let found = written.files.get(id.0).map_err(PoolIndexError::of)?;
         let Some(found) = found else { return Ok(None) };
         match FileRecord::decode(found.value()) {
             Some(record) => Ok(Some(record)),
-            None => Err(IndexError {
+            None => Err(PoolIndexError {
                 text: format!("the record of file {id} is damaged"),
                 is_damaged: true,
             }),
@@ -203,7 +207,7 @@ impl Index {
     }
 
     /// The file of an inode.
-    pub(crate) fn by_inode(&self, ino: u64) -> Result<Option<FileId>, IndexError> {
+    pub(crate) fn by_inode(&self, ino: u64) -> Result<Option<FileId>, PoolIndexError> {
         let written = {
             let state = self.state();
             let changed = state.layers().find_map(|layer| layer.inodes.get(&ino));
@@ -212,12 +216,12 @@ impl Index {
             }
             state.written.clone()
         };
-        let found = written.inodes.get(ino).map_err(IndexError::of)?;
+        let found = written.inodes.get(ino).map_err(PoolIndexError::of)?;
         Ok(found.map(|id| FileId(id.value())))
     }
 
     /// The names of a file, in the order of their directories' numbers.
-    pub(crate) fn places(&self, id: FileId) -> Result<Vec<Place>, IndexError> {
+    pub(crate) fn places(&self, id: FileId) -> Result<Vec<PoolPlace>, PoolIndexError> {
         let from = id.0.to_be_bytes().to_vec();
         let until = id.0.checked_add(1).map(|next| next.to_be_bytes().to_vec());
         let within = |key: &[u8]| key.starts_with(&from);
@@ -238,16 +242,16 @@ impl Index {
             Bound::Included(&from[..]),
             until.as_ref().map_or(Bound::Unbounded, |until| Bound::Excluded(&until[..])),
         );
-        for entry in written.names.range::<&[u8]>(range).map_err(IndexError::of)? {
+        for entry in written.names.range::<&[u8]>(range).map_err(PoolIndexError::of)? {
             let (key, ()) =
-                entry.map(|(key, _)| (key.value().to_vec(), ())).map_err(IndexError::of)?;
+                entry.map(|(key, _)| (key.value().to_vec(), ())).map_err(PoolIndexError::of)?;
             all.entry(key).or_insert(true);
         }
         Ok(all.iter().filter(|(_, is)| **is).filter_map(|(key, _)| place_of(key)).collect())
     }
 
     /// Whether a file has this name.
-    pub(crate) fn has_place(&self, id: FileId, place: &Place) -> Result<bool, IndexError> {
+    pub(crate) fn has_place(&self, id: FileId, place: &PoolPlace) -> Result<bool, PoolIndexError> {
         let key = name_key(id, place);
         let written = {
             let state = self.state();
@@ -257,7 +261,7 @@ impl Index {
             }
             state.written.clone()
         };
-        Ok(written.names.get(&key[..]).map_err(IndexError::of)?.is_some())
+        Ok(written.names.get(&key[..]).map_err(PoolIndexError::of)?.is_some())
     }
 
     /// How many entries wait for a checkpoint.
@@ -274,7 +278,7 @@ impl Index {
     }
 
     /// Forgets a file that is gone; `record` is what was known of it.
-    pub(crate) fn remove_file(&self, id: FileId, record: FileRecord) -> Result<(), IndexError> {
+    pub(crate) fn remove_file(&self, id: FileId, record: FileRecord) -> Result<(), PoolIndexError> {
         // The inode may be another file's by now.
         let is_its_own = self.by_inode(record.ino)? == Some(id);
         let mut state = self.state();
@@ -286,17 +290,17 @@ impl Index {
     }
 
     /// Adds a name.
-    pub(crate) fn add_place(&self, id: FileId, place: &Place) {
+    pub(crate) fn add_place(&self, id: FileId, place: &PoolPlace) {
         self.state().now.names.insert(name_key(id, place), true);
     }
 
     /// Removes a name.
-    pub(crate) fn remove_place(&self, id: FileId, place: &Place) {
+    pub(crate) fn remove_place(&self, id: FileId, place: &PoolPlace) {
         self.state().now.names.insert(name_key(id, place), false);
     }
 
     /// Takes what has changed for a checkpoint, as of the change `sequence`. One is made at a time.
-    pub(crate) fn freeze(&self, sequence: u64, next: u64) -> Frozen {
+    pub(crate) fn freeze(&self, sequence: u64, next: u64) -> FrozenEntries {
         let mut state = self.state();
         let mut changed = std::mem::take(&mut state.now);
         // What a checkpoint could not write is written by the next.
@@ -309,43 +313,43 @@ impl Index {
         }
         let changed = Arc::new(changed);
         state.writing = Some(changed.clone());
-        Frozen { changed, sequence, next }
+        FrozenEntries { changed, sequence, next }
     }
 
     /// Writes a checkpoint, durably. Blocks.
-    pub(crate) fn write(&self, frozen: &Frozen) -> Result<(), IndexError> {
-        let work = self.database.begin_write().map_err(IndexError::of)?;
+    pub(crate) fn write(&self, frozen: &FrozenEntries) -> Result<(), PoolIndexError> {
+        let work = self.database.begin_write().map_err(PoolIndexError::of)?;
         {
-            let mut files = work.open_table(FILES).map_err(IndexError::of)?;
+            let mut files = work.open_table(FILES).map_err(PoolIndexError::of)?;
             for (id, record) in &frozen.changed.files {
                 match record {
                     Some(record) => files.insert(id.0, &record.encode()[..]),
                     None => files.remove(id.0),
                 }
-                .map_err(IndexError::of)?;
+                .map_err(PoolIndexError::of)?;
             }
-            let mut inodes = work.open_table(INODES).map_err(IndexError::of)?;
+            let mut inodes = work.open_table(INODES).map_err(PoolIndexError::of)?;
             for (ino, id) in &frozen.changed.inodes {
                 match id {
                     Some(id) => inodes.insert(ino, id.0),
                     None => inodes.remove(ino),
                 }
-                .map_err(IndexError::of)?;
+                .map_err(PoolIndexError::of)?;
             }
-            let mut names = work.open_table(NAMES).map_err(IndexError::of)?;
+            let mut names = work.open_table(NAMES).map_err(PoolIndexError::of)?;
             for (key, is) in &frozen.changed.names {
                 match is {
                     true => names.insert(&key[..], ()),
                     false => names.remove(&key[..]),
                 }
-                .map_err(IndexError::of)?;
+                .map_err(PoolIndexError::of)?;
             }
-            let mut meta = work.open_table(META).map_err(IndexError::of)?;
+            let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
             for (name, value) in [("sequence", frozen.sequence), ("next", frozen.next)] {
-                meta.insert(name, value).map_err(IndexError::of)?;
+                meta.insert(name, value).map_err(PoolIndexError::of)?;
             }
         }
-        work.commit().map_err(IndexError::of)?;
+        work.commit().map_err(PoolIndexError::of)?;
         let written = Arc::new(snapshot(&self.database)?);
         let mut state = self.state();
         state.written = written;
@@ -354,11 +358,11 @@ impl Index {
     }
 
     /// All files of the last checkpoint, and what changed since, in the order of their numbers.
-    pub(crate) fn all_files(&self) -> Result<BTreeMap<FileId, FileRecord>, IndexError> {
+    pub(crate) fn all_files(&self) -> Result<BTreeMap<FileId, FileRecord>, PoolIndexError> {
         let state = self.state();
         let mut all = BTreeMap::new();
-        for entry in state.written.files.iter().map_err(IndexError::of)? {
-            let (id, record) = entry.map_err(IndexError::of)?;
+        for entry in state.written.files.iter().map_err(PoolIndexError::of)? {
+            let (id, record) = entry.map_err(PoolIndexError::of)?;
             if let Some(record) = FileRecord::decode(record.value()) {
                 all.insert(FileId(id.value()), record);
             }
@@ -376,32 +380,32 @@ impl Index {
     }
 }
 
-impl State {
+impl IndexState {
     /// The newest first.
-    fn layers(&self) -> impl Iterator<Item = &Changed> {
+    fn layers(&self) -> impl Iterator<Item = &PendingEntries> {
         std::iter::once(&self.now).chain(self.writing.as_deref())
     }
 }
 
-fn snapshot(database: &Database) -> Result<Snapshot, IndexError> {
-    let read = database.begin_read().map_err(IndexError::of)?;
-    Ok(Snapshot {
-        files: read.open_table(FILES).map_err(IndexError::of)?,
-        inodes: read.open_table(INODES).map_err(IndexError::of)?,
-        names: read.open_table(NAMES).map_err(IndexError::of)?,
+fn snapshot(database: &Database) -> Result<WrittenTables, PoolIndexError> {
+    let read = database.begin_read().map_err(PoolIndexError::of)?;
+    Ok(WrittenTables {
+        files: read.open_table(FILES).map_err(PoolIndexError::of)?,
+        inodes: read.open_table(INODES).map_err(PoolIndexError::of)?,
+        names: read.open_table(NAMES).map_err(PoolIndexError::of)?,
     })
 }
 
 /// The database's file on the member's disk.
-struct Backend(Arc<dyn DatabaseFile>);
+struct DiskBackend(Arc<dyn DatabaseFile>);
 
-impl fmt::Debug for Backend {
+impl fmt::Debug for DiskBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Backend")
+        f.write_str("DiskBackend")
     }
 }
 
-impl StorageBackend for Backend {
+impl StorageBackend for DiskBackend {
     fn len(&self) -> std::io::Result<u64> {
         self.0.size()
     }

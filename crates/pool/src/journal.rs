@@ -1,4 +1,4 @@
-//! What was changed since the index was last written: a log of [`Change`]s on the member's disk.
+//! What was changed since the index was last written: a log of [`PoolChange`]s on the member's disk.
 //!
 //! Two files of a fixed length, filled with zeros when they are made, so that a sync writes bytes and nothing of the file system
 //! under them. One is filled; when it is full, the other is begun, whose changes a *checkpoint* has made
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use atoll_vfs::Errno;
 use futures_util::lock::Mutex;
 
-use crate::change::{Change, MAX_CHANGE_BYTES};
+use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::{Disk, DiskResult, Making};
 
 const MAGIC: &[u8; 8] = b"atolljn1";
@@ -38,10 +38,10 @@ pub(crate) const HALF_BYTES: u64 = 8 << 20;
 const NAMES: [&[u8]; 2] = [b"journal-0", b"journal-1"];
 
 /// See the module.
-pub(crate) struct Journal<D: Disk> {
+pub(crate) struct PoolJournal<D: Disk> {
     halves: [D::File; 2],
     half_bytes: u64,
-    end: Mutex<End>,
+    end: Mutex<JournalEnd>,
     /// The sequence number of the last record that was written.
     written: AtomicU64,
     /// All records up to this are durable.
@@ -56,7 +56,7 @@ pub(crate) struct Journal<D: Disk> {
 }
 
 /// Where the next record goes.
-struct End {
+struct JournalEnd {
     half: usize,
     offset: u64,
     /// Of the next record.
@@ -68,18 +68,18 @@ struct End {
 
 /// A record as it was read.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Record {
+pub(crate) struct JournalRecord {
     pub(crate) sequence: u64,
-    pub(crate) change: Change,
+    pub(crate) change: PoolChange,
 }
 
-impl<D: Disk> Journal<D> {
+impl<D: Disk> PoolJournal<D> {
     /// Opens the journal in Atoll's own directory, and reads what is in it.
     pub(crate) async fn open(
         disk: &D,
         own: &D::Node,
         half_bytes: u64,
-    ) -> DiskResult<(Journal<D>, Vec<Record>)> {
+    ) -> DiskResult<(PoolJournal<D>, Vec<JournalRecord>)> {
         let mut read = Vec::new();
         let mut halves = Vec::new();
         for name in NAMES {
@@ -96,8 +96,9 @@ impl<D: Disk> Journal<D> {
         }
         read.sort_by_key(|half| half.first().map_or(u64::MAX, |record| record.sequence));
         let mut records = std::mem::take(&mut read[0]);
-        let follows =
-            |last: &Record| read[1].first().is_some_and(|next| next.sequence == last.sequence + 1);
+        let follows = |last: &JournalRecord| {
+            read[1].first().is_some_and(|next| next.sequence == last.sequence + 1)
+        };
         if records.last().is_some_and(follows) {
             records.append(&mut read[1]);
         } else if let Some(next) = read[1].first()
@@ -107,10 +108,10 @@ impl<D: Disk> Journal<D> {
             records = std::mem::take(&mut read[1]);
         }
         let halves = halves.try_into().unwrap_or_else(|_| unreachable!("there are two names"));
-        let journal = Journal {
+        let journal = PoolJournal {
             halves,
             half_bytes,
-            end: Mutex::new(End {
+            end: Mutex::new(JournalEnd {
                 half: 0,
                 offset: half_bytes,
                 sequence: 0,
@@ -130,7 +131,7 @@ impl<D: Disk> Journal<D> {
     /// Begins a life after `sequence`, which the index has, as everything before.
     pub(crate) async fn begin(&self, disk: &D, sequence: u64, life: u64) -> DiskResult<()> {
         let mut end = self.end.lock().await;
-        *end = End {
+        *end = JournalEnd {
             half: 0,
             offset: self.half_bytes,
             sequence: sequence + 1,
@@ -159,8 +160,8 @@ impl<D: Disk> Journal<D> {
         self.written.load(Ordering::SeqCst)
     }
 
-    /// Writes a change. It survives the end of the process when this returns, and that of the machine after a [`Journal::sync`].
-    pub(crate) async fn append(&self, disk: &D, change: &Change) -> DiskResult<u64> {
+    /// Writes a change. It survives the end of the process when this returns, and that of the machine after a [`PoolJournal::sync`].
+    pub(crate) async fn append(&self, disk: &D, change: &PoolChange) -> DiskResult<u64> {
         self.check()?;
         let mut end = self.end.lock().await;
         let sequence = end.sequence;
@@ -182,7 +183,7 @@ impl<D: Disk> Journal<D> {
         Ok(sequence)
     }
 
-    fn count_room(&self, end: &End) {
+    fn count_room(&self, end: &JournalEnd) {
         let other = match end.last_of_other > self.checkpointed.load(Ordering::SeqCst) {
             true => 0,
             false => self.half_bytes - HEADER_BYTES,
@@ -191,7 +192,7 @@ impl<D: Disk> Journal<D> {
     }
 
     /// Begins the other half.
-    async fn switch(&self, disk: &D, end: &mut End) -> DiskResult<()> {
+    async fn switch(&self, disk: &D, end: &mut JournalEnd) -> DiskResult<()> {
         if self.sync_half(disk, end).await.is_err() {
             return Err(self.fail());
         }
@@ -204,12 +205,12 @@ impl<D: Disk> Journal<D> {
         if disk.write(&self.halves[half], 0, &header).await != Ok(header.len()) {
             return Err(self.fail());
         }
-        *end = End { half, offset: HEADER_BYTES, last_of_other: last, ..*end };
+        *end = JournalEnd { half, offset: HEADER_BYTES, last_of_other: last, ..*end };
         self.count_room(end);
         Ok(())
     }
 
-    async fn sync_half(&self, disk: &D, end: &End) -> DiskResult<()> {
+    async fn sync_half(&self, disk: &D, end: &JournalEnd) -> DiskResult<()> {
         disk.sync_file(&self.halves[end.half], true).await
     }
 
@@ -258,7 +259,7 @@ impl<D: Disk> Journal<D> {
     }
 }
 
-fn encode(life: u64, sequence: u64, change: &Change) -> Vec<u8> {
+fn encode(life: u64, sequence: u64, change: &PoolChange) -> Vec<u8> {
     let change = change.encode();
     let mut record = Vec::with_capacity(FRAME_BYTES + change.len());
     record.extend((change.len() as u32).to_be_bytes());
@@ -276,7 +277,7 @@ fn checksum(life: u64, sequence: u64, change: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-fn decode(bytes: &[u8], life: u64, expected: u64) -> Option<(Record, usize)> {
+fn decode(bytes: &[u8], life: u64, expected: u64) -> Option<(JournalRecord, usize)> {
     let (frame, rest) = bytes.split_at_checked(FRAME_BYTES)?;
     let word = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().expect("four bytes"));
     let sequence = u64::from_be_bytes(frame[8..].try_into().expect("eight bytes"));
@@ -288,10 +289,14 @@ fn decode(bytes: &[u8], life: u64, expected: u64) -> Option<(Record, usize)> {
     if checksum(life, sequence, change) != word(4) {
         return None;
     }
-    Some((Record { sequence, change: Change::decode(change)? }, FRAME_BYTES + len))
+    Some((JournalRecord { sequence, change: PoolChange::decode(change)? }, FRAME_BYTES + len))
 }
 
-async fn read_half<D: Disk>(disk: &D, file: &D::File, half_bytes: u64) -> DiskResult<Vec<Record>> {
+async fn read_half<D: Disk>(
+    disk: &D,
+    file: &D::File,
+    half_bytes: u64,
+) -> DiskResult<Vec<JournalRecord>> {
     let mut records = Vec::new();
     let header = disk.read(file, 0, 28).await?;
     if header.len() < 28

@@ -10,27 +10,27 @@ use futures_channel::oneshot;
 
 /// How a lock is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Mode {
+enum TurnMode {
     Read,
     Write,
 }
 
 #[derive(Default)]
-struct Lock {
+struct TurnLock {
     readers: usize,
     has_writer: bool,
-    queue: VecDeque<(Mode, oneshot::Sender<Turn>)>,
+    queue: VecDeque<(TurnMode, oneshot::Sender<Turn>)>,
 }
 
-impl Lock {
-    fn admits(&self, mode: Mode) -> bool {
-        !self.has_writer && (mode == Mode::Read || self.readers == 0)
+impl TurnLock {
+    fn admits(&self, mode: TurnMode) -> bool {
+        !self.has_writer && (mode == TurnMode::Read || self.readers == 0)
     }
 
-    fn admit(&mut self, mode: Mode) {
+    fn admit(&mut self, mode: TurnMode) {
         match mode {
-            Mode::Read => self.readers += 1,
-            Mode::Write => self.has_writer = true,
+            TurnMode::Read => self.readers += 1,
+            TurnMode::Write => self.has_writer = true,
         }
     }
 }
@@ -38,25 +38,25 @@ impl Lock {
 /// See the module.
 #[derive(Clone, Default)]
 pub(crate) struct Turns {
-    locks: Arc<Mutex<BTreeMap<u64, Lock>>>,
+    locks: Arc<Mutex<BTreeMap<u64, TurnLock>>>,
 }
 
 /// A lock that is held until this is dropped.
 pub(crate) struct Turn {
     turns: Turns,
     number: u64,
-    mode: Mode,
+    mode: TurnMode,
 }
 
 impl Turns {
     /// Shares the lock of `number`.
     pub(crate) async fn read(&self, number: u64) -> Turn {
-        self.take(number, Mode::Read).await
+        self.take(number, TurnMode::Read).await
     }
 
     /// Has the lock of `number` alone.
     pub(crate) async fn write(&self, number: u64) -> Turn {
-        self.take(number, Mode::Write).await
+        self.take(number, TurnMode::Write).await
     }
 
     /// Has the locks of all these numbers alone.
@@ -71,7 +71,7 @@ impl Turns {
         all
     }
 
-    async fn take(&self, number: u64, mode: Mode) -> Turn {
+    async fn take(&self, number: u64, mode: TurnMode) -> Turn {
         let waiting = {
             let mut locks = self.locked();
             let lock = locks.entry(number).or_default();
@@ -86,11 +86,11 @@ impl Turns {
         waiting.await.expect("a queue is kept until all in it were served")
     }
 
-    fn turn(&self, number: u64, mode: Mode) -> Turn {
+    fn turn(&self, number: u64, mode: TurnMode) -> Turn {
         Turn { turns: self.clone(), number, mode }
     }
 
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, Lock>> {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, TurnLock>> {
         self.locks.lock().expect("no holder of this lock panics")
     }
 }
@@ -102,8 +102,8 @@ impl Drop for Turn {
             let mut locks = self.turns.locked();
             let Some(lock) = locks.get_mut(&self.number) else { return };
             match self.mode {
-                Mode::Read => lock.readers -= 1,
-                Mode::Write => lock.has_writer = false,
+                TurnMode::Read => lock.readers -= 1,
+                TurnMode::Write => lock.has_writer = false,
             }
             while let Some((mode, sender)) = lock.queue.pop_front() {
                 if sender.is_canceled() {

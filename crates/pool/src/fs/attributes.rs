@@ -4,7 +4,7 @@ use atoll_vfs::{AttrReply, Caller, Errno, FileKind, Handle, SetAttr, SetTime, Xa
 use bytes::Bytes;
 
 use super::{PoolFs, TTL};
-use crate::change::Change;
+use crate::change::PoolChange;
 use crate::disk::{ACCESS_LIST, Disk, DiskResult, Stat, TimeToSet};
 use crate::layout::FileId;
 
@@ -71,7 +71,7 @@ impl<D: Disk> PoolFs<D> {
                 Some(TimeToSet::To(time)) => Some(time.into()),
                 _ => None,
             };
-            let change = Change::Attributes {
+            let change = PoolChange::Attributes {
                 id,
                 mode,
                 uid,
@@ -194,7 +194,7 @@ impl<D: Disk> PoolFs<D> {
     async fn note_mode(&self, id: FileId, node: &D::Node) -> DiskResult<()> {
         let mode = Some(self.member.disk.stat(node).await?.mode);
         let change =
-            Change::Attributes { id, mode, uid: None, gid: None, atime: None, mtime: None };
+            PoolChange::Attributes { id, mode, uid: None, gid: None, atime: None, mtime: None };
         self.member.note(change).await
     }
 }

@@ -6,12 +6,12 @@ use atoll_vfs::{DirEntry, Errno, FileKind, Handle, OpenFlags, Opened, Writer};
 use bytes::Bytes;
 
 use super::PoolFs;
-use crate::change::Change;
+use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult, Listed, Stat};
-use crate::held::{Contents, Open};
+use crate::held::{ContentsStamp, OpenInPool};
 use crate::layout::FileId;
 
-fn contents(stat: &Stat) -> Contents {
+fn contents(stat: &Stat) -> ContentsStamp {
     (stat.size_bytes, stat.mtime, stat.ctime)
 }
 
@@ -35,7 +35,7 @@ impl<D: Disk> PoolFs<D> {
         }
         let mut held = self.member.held();
         let keep_cache = held.is_as_closed(id, contents(&stat)) && !flags.has(OpenFlags::TRUNCATE);
-        let handle = held.open(id, Open::File(file, flags))?;
+        let handle = held.open(id, OpenInPool::File(file, flags))?;
         Ok(Opened { handle, keep_cache, direct_io: false })
     }
 
@@ -45,8 +45,8 @@ impl<D: Disk> PoolFs<D> {
         handle: Handle,
     ) -> DiskResult<(D::File, OpenFlags)> {
         match self.member.held().opened(id, handle)? {
-            Open::File(file, flags) => Ok((file, flags)),
-            Open::Directory(_) => Err(Errno::EISDIR),
+            OpenInPool::File(file, flags) => Ok((file, flags)),
+            OpenInPool::Directory(_) => Err(Errno::EISDIR),
         }
     }
 
@@ -108,7 +108,7 @@ impl<D: Disk> PoolFs<D> {
         self.member.held().end_resized(id, resized);
         if self.member.is_in_journal(id) {
             let _changing = self.member.begin_change().await?;
-            self.member.note(Change::Synced { id, upto }).await?;
+            self.member.note(PoolChange::Synced { id, upto }).await?;
         }
         self.member.sync_changes().await
     }
@@ -143,7 +143,7 @@ impl<D: Disk> PoolFs<D> {
 
     pub(super) async fn open_directory(&self, id: FileId) -> DiskResult<Opened> {
         let names = self.names_of(id).await?;
-        let handle = self.member.held().open(id, Open::Directory(names))?;
+        let handle = self.member.held().open(id, OpenInPool::Directory(names))?;
         Ok(Opened { handle, keep_cache: false, direct_io: false })
     }
 
@@ -175,8 +175,8 @@ impl<D: Disk> PoolFs<D> {
         with_entries: bool,
     ) -> DiskResult<Vec<DirEntry>> {
         let names = match self.member.held().opened(id, handle)? {
-            Open::Directory(names) => names,
-            Open::File(..) => return Err(Errno::ENOTDIR),
+            OpenInPool::Directory(names) => names,
+            OpenInPool::File(..) => return Err(Errno::ENOTDIR),
         };
         let dir = self.member.node(id).await?;
         let from = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());

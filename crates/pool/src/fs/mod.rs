@@ -24,14 +24,14 @@ use bytes::Bytes;
 use crate::change::BirthKind;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::layout::FileId;
-use crate::member::{Member, OpenError, OpenReport, PoolSettings};
+use crate::member::{OpenError, OpenReport, PoolMember, PoolSettings};
 
 /// How long names and attributes may be believed: somebody may change the plain files by hand.
 const TTL: Duration = Duration::from_secs(1);
 
 /// See the module. Clones are handles to the same one.
 pub struct PoolFs<D: Disk> {
-    member: Arc<Member<D>>,
+    member: Arc<PoolMember<D>>,
 }
 
 impl<D: Disk> Clone for PoolFs<D> {
@@ -43,7 +43,7 @@ impl<D: Disk> Clone for PoolFs<D> {
 impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
-        let (member, report) = Member::open(env, disk).await?;
+        let (member, report) = PoolMember::open(env, disk).await?;
         Ok((PoolFs { member: Arc::new(member) }, report))
     }
 

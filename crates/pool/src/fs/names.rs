@@ -8,27 +8,27 @@ use atoll_vfs::{
 };
 
 use super::PoolFs;
-use crate::change::{Birth, BirthKind, Change, Place};
+use crate::change::{BirthKind, FileBirth, PoolChange, PoolPlace};
 use crate::disk::{
     ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none,
 };
 use crate::index::FileRecord;
 use crate::layout::{FileId, Placeholder, Slot};
-use crate::member::{Changing, Found};
+use crate::member::{Changing, FoundFile};
 use crate::turns::Turn;
 
 const SET_GID: u32 = 0o2000;
 
 /// A name in a directory whose lock the caller has.
-struct Named<D: Disk> {
-    place: Place,
+struct NamedFile<D: Disk> {
+    place: PoolPlace,
     dir: D::Node,
     dir_stat: Stat,
-    found: Option<Found>,
+    found: Option<FoundFile>,
 }
 
 /// Locks that are held until a change is made.
-struct Locked {
+struct LockedNames {
     _changing: Changing,
     _turns: Vec<Turn>,
 }
@@ -52,11 +52,11 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// What stands under a name, under the directory's lock.
-    async fn look(&self, parent: FileId, name: &[u8]) -> DiskResult<Named<D>> {
+    async fn look(&self, parent: FileId, name: &[u8]) -> DiskResult<NamedFile<D>> {
         let (dir, dir_stat) = self.member.directory(parent).await?;
         check_name(name)?;
         let found = missing_is_none(self.member.find(parent, &dir, name).await)?;
-        Ok(Named { place: Place::new(parent, name), dir, dir_stat, found })
+        Ok(NamedFile { place: PoolPlace::new(parent, name), dir, dir_stat, found })
     }
 
     /// Looks at names with the locks of their directories, of the files under them, and of `also`.
@@ -64,7 +64,7 @@ impl<D: Disk> PoolFs<D> {
         &self,
         names: &[(FileId, &[u8])],
         also: &[FileId],
-    ) -> DiskResult<(Vec<Named<D>>, Locked)> {
+    ) -> DiskResult<(Vec<NamedFile<D>>, LockedNames)> {
         let changing = self.member.begin_change().await?;
         let mut wanted: Vec<u64> = also.iter().map(|id| id.0).collect();
         wanted.extend(names.iter().map(|(parent, _)| parent.0));
@@ -77,7 +77,7 @@ impl<D: Disk> PoolFs<D> {
             }
             let under: Vec<u64> = all.iter().filter_map(|named| Some(named.found?.id.0)).collect();
             if under.iter().all(|id| wanted.contains(id)) {
-                return Ok((all, Locked { _changing: changing, _turns: turns }));
+                return Ok((all, LockedNames { _changing: changing, _turns: turns }));
             }
             wanted.truncate(also.len() + names.len());
             wanted.extend(under);
@@ -85,7 +85,7 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// A directory that may get a name: not one that was removed.
-    fn check_lives(&self, named: &Named<D>) -> DiskResult<()> {
+    fn check_lives(&self, named: &NamedFile<D>) -> DiskResult<()> {
         match named.dir_stat.nlink == 0 || self.member.held().is_nameless(named.place.parent) {
             true => Err(Errno::ENOENT),
             false => Ok(()),
@@ -111,7 +111,7 @@ impl<D: Disk> PoolFs<D> {
     async fn make_named(
         &self,
         caller: Caller,
-        named: &Named<D>,
+        named: &NamedFile<D>,
         what: BirthKind,
         mode: u32,
         verifier: Option<CreateVerifier>,
@@ -144,7 +144,7 @@ impl<D: Disk> PoolFs<D> {
         if !is_listed {
             mode &= !(caller.umask & 0o777);
         }
-        let birth = Birth {
+        let birth = FileBirth {
             uid: caller.uid,
             gid: if inherits { named.dir_stat.gid } else { caller.gid },
             mode: (!is_listed && !matches!(what, BirthKind::Symlink(_))).then_some(mode),
@@ -154,7 +154,7 @@ impl<D: Disk> PoolFs<D> {
             }),
             what,
         };
-        let change = Change::Make { id, at: named.place.clone(), birth: birth.clone() };
+        let change = PoolChange::Make { id, at: named.place.clone(), birth: birth.clone() };
         let work = async {
             match slot {
                 Some(slot) => {
@@ -199,7 +199,7 @@ impl<D: Disk> PoolFs<D> {
         name: &[u8],
         making: Making<'_>,
         id: FileId,
-        birth: &Birth,
+        birth: &FileBirth,
         mode: u32,
     ) -> DiskResult<(D::Node, Stat)> {
         let disk = &self.member.disk;
@@ -237,11 +237,11 @@ impl<D: Disk> PoolFs<D> {
 
     async fn make_distributed(
         &self,
-        named: &Named<D>,
+        named: &NamedFile<D>,
         id: FileId,
         slot: Slot,
         steps: usize,
-        birth: &Birth,
+        birth: &FileBirth,
         mode: u32,
     ) -> DiskResult<(D::Node, Stat)> {
         let in_slot = self.member.slot_to_fill(slot).await?;
@@ -338,7 +338,7 @@ impl<D: Disk> PoolFs<D> {
         if stat.nlink == 0 {
             return Err(Errno::ENOENT);
         }
-        let change = Change::Link { id, at: named.place.clone() };
+        let change = PoolChange::Link { id, at: named.place.clone() };
         let work = self.member.disk.link(&node, &named.dir, name);
         self.member.logged(change, work).await?;
         self.member.index.add_place(id, &named.place);
@@ -366,7 +366,7 @@ impl<D: Disk> PoolFs<D> {
         if is_rmdir {
             self.check_empty(found.id).await?;
         }
-        let change = Change::Unlink { id: found.id, at: named.place.clone() };
+        let change = PoolChange::Unlink { id: found.id, at: named.place.clone() };
         let ending = self.begin_ending(&found).await?;
         self.member.logged(change, self.take_away(named, &found)).await?;
         self.lose_place(&found, &named.place, ending)
@@ -379,8 +379,8 @@ impl<D: Disk> PoolFs<D> {
         let (dir, _) = self.member.directory(parent).await?;
         let id = self.member.lost_directory(&dir, name).await?.ok_or(Errno::EIO)?;
         self.member.held().forget_listing(parent);
-        let at = Place::new(parent, name);
-        let change = Change::Unlink { id, at: at.clone() };
+        let at = PoolPlace::new(parent, name);
+        let change = PoolChange::Unlink { id, at: at.clone() };
         self.member.logged(change, self.member.disk.unlink(&dir, name)).await?;
         self.member.index.remove_place(id, &at);
         self.member.count_placeholder(parent, false)?;
@@ -400,7 +400,7 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// Removes a name from the disk, and what is behind a placeholder.
-    async fn take_away(&self, named: &Named<D>, found: &Found) -> DiskResult<()> {
+    async fn take_away(&self, named: &NamedFile<D>, found: &FoundFile) -> DiskResult<()> {
         let disk = &self.member.disk;
         let name = &named.place.name;
         match (found.slot, found.stat.kind) {
@@ -415,7 +415,7 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// Before a name goes: keeps a file alive that somebody holds. Whether its last name goes.
-    async fn begin_ending(&self, found: &Found) -> DiskResult<bool> {
+    async fn begin_ending(&self, found: &FoundFile) -> DiskResult<bool> {
         let is_last = found.stat.kind == FileKind::Directory || found.stat.nlink <= 1;
         if is_last && self.member.held().is_held(found.id) {
             self.member.node(found.id).await?;
@@ -424,8 +424,8 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// After a name is gone.
-    fn lose_place(&self, found: &Found, place: &Place, is_last: bool) -> DiskResult<()> {
-        let Found { id, slot, .. } = *found;
+    fn lose_place(&self, found: &FoundFile, place: &PoolPlace, is_last: bool) -> DiskResult<()> {
+        let FoundFile { id, slot, .. } = *found;
         self.member.index.remove_place(id, place);
         if slot.is_some() {
             self.member.count_placeholder(place.parent, false)?;
@@ -464,7 +464,7 @@ impl<D: Disk> PoolFs<D> {
                 return Err(Errno::ENOENT);
             }
             let (from, to) = (old.place.clone(), new.place.clone());
-            let change = Change::Rename { id: moved.id, from, to, replaced: None };
+            let change = PoolChange::Rename { id: moved.id, from, to, replaced: None };
             self.member.logged(change, self.move_on_disk(old, new, RenameFlags::default())).await?;
             return self.moved(&moved, old, new).await;
         };
@@ -478,7 +478,7 @@ impl<D: Disk> PoolFs<D> {
         if flags.exchange {
             self.check_loop(&other, old)?;
             let (from, to) = (old.place.clone(), new.place.clone());
-            let change = Change::Exchange { id: moved.id, from, other: other.id, to };
+            let change = PoolChange::Exchange { id: moved.id, from, other: other.id, to };
             self.member.logged(change, self.move_on_disk(old, new, flags)).await?;
             self.moved(&moved, old, new).await?;
             return self.moved(&other, new, old).await;
@@ -490,7 +490,7 @@ impl<D: Disk> PoolFs<D> {
             (false, false) => {}
         }
         let (from, to) = (old.place.clone(), new.place.clone());
-        let change = Change::Rename { id: moved.id, from, to, replaced: Some(other.id) };
+        let change = PoolChange::Rename { id: moved.id, from, to, replaced: Some(other.id) };
         let is_last = self.begin_ending(&other).await?;
         let work = self.replace_on_disk((old, &moved), (new, &other));
         self.member.logged(change, work).await?;
@@ -501,8 +501,8 @@ impl<D: Disk> PoolFs<D> {
     /// Moves a file over another one, which the caller has found to be replaceable. Both are as they were if that fails.
     async fn replace_on_disk(
         &self,
-        (old, moved): (&Named<D>, &Found),
-        (new, other): (&Named<D>, &Found),
+        (old, moved): (&NamedFile<D>, &FoundFile),
+        (new, other): (&NamedFile<D>, &FoundFile),
     ) -> DiskResult<()> {
         let disk = &self.member.disk;
         let exchange = RenameFlags { exchange: true, no_replace: false };
@@ -541,7 +541,7 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// A directory does not go into itself.
-    fn check_loop(&self, moved: &Found, into: &Named<D>) -> DiskResult<()> {
+    fn check_loop(&self, moved: &FoundFile, into: &NamedFile<D>) -> DiskResult<()> {
         match moved.stat.kind == FileKind::Directory
             && self.member.is_within(into.place.parent, moved.id)?
         {
@@ -552,8 +552,8 @@ impl<D: Disk> PoolFs<D> {
 
     async fn move_on_disk(
         &self,
-        old: &Named<D>,
-        new: &Named<D>,
+        old: &NamedFile<D>,
+        new: &NamedFile<D>,
         flags: RenameFlags,
     ) -> DiskResult<()> {
         self.member
@@ -563,7 +563,12 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// Tells the index of a file that has moved, and lets placeholders go up as far as they lie deep.
-    async fn moved(&self, moved: &Found, old: &Named<D>, new: &Named<D>) -> DiskResult<()> {
+    async fn moved(
+        &self,
+        moved: &FoundFile,
+        old: &NamedFile<D>,
+        new: &NamedFile<D>,
+    ) -> DiskResult<()> {
         let id = moved.id;
         self.member.index.remove_place(id, &old.place);
         self.member.index.add_place(id, &new.place);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use atoll_vfs::{Errno, FileKind};
 
 use super::seeking::MAX_DEPTH;
-use super::{Member, OpenError};
-use crate::change::Place;
+use super::{OpenError, PoolMember};
+use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Making, missing_is_none};
 use crate::layout::{FileId, Placeholder, Slot};
 
@@ -47,11 +47,12 @@ impl CheckReport {
     }
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     /// Walks through all files, makes the index again, and puts right what can be. Nobody else may use the member.
     pub(crate) async fn check(&self) -> Result<CheckReport, OpenError> {
         let failed = |errno| OpenError::Disk("cannot check it", errno);
-        let index_failed = |error: crate::index::IndexError| OpenError::Index(error.to_string());
+        let index_failed =
+            |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
         let before: BTreeSet<FileId> =
             self.index.all_files().map_err(index_failed)?.into_keys().collect();
         let files = self.index_again().await?;
@@ -95,7 +96,7 @@ impl<D: Disk> Member<D> {
             Err(errno) => return Err(errno),
         }
         let root = self.node(FileId::ROOT).await?;
-        let place = Place::new(FileId::ROOT, format!("orphan-{id}").as_bytes());
+        let place = PoolPlace::new(FileId::ROOT, format!("orphan-{id}").as_bytes());
         let target = Placeholder { slot, id }.target(0);
         match self.disk.make(&root, &place.name, Making::Symlink(&target), 0o777).await {
             Ok(()) | Err(Errno::EEXIST) => {}
@@ -138,7 +139,7 @@ impl<D: Disk> Member<D> {
     }
 
     /// A name as people see it.
-    pub(crate) fn path(&self, place: &Place) -> DiskResult<String> {
+    pub(crate) fn path(&self, place: &PoolPlace) -> DiskResult<String> {
         let mut names = vec![String::from_utf8_lossy(&place.name).into_owned()];
         let mut at = place.parent;
         // A damaged index may say that a directory lies in itself.

@@ -8,7 +8,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
 use super::opening::STAMP;
 use super::reserve::RESERVE;
-use super::{ID_ATTRIBUTE, Member, OpenError};
+use super::{ID_ATTRIBUTE, OpenError, PoolMember};
 use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
 
@@ -25,7 +25,7 @@ pub struct LeaveReport {
     pub names_taken: Vec<String>,
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     /// Makes one plain tree of all files. Nobody else may use the member, and it cannot be opened again.
     pub(crate) async fn leave(&self) -> Result<LeaveReport, OpenError> {
         let failed = |doing| move |errno| OpenError::Disk(doing, errno);
@@ -112,7 +112,7 @@ impl<D: Disk> Member<D> {
     }
 }
 
-/// Goes on where [`Member::leave`] was interrupted after it had moved its slots away; none if it was not.
+/// Goes on where [`PoolMember::leave`] was interrupted after it had moved its slots away; none if it was not.
 pub(super) async fn resume<D: Disk>(disk: &D) -> Result<Option<LeaveReport>, OpenError> {
     let failed = |errno| OpenError::Disk("cannot open its .atoll", errno);
     let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;

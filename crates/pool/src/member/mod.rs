@@ -2,7 +2,7 @@
 //!
 //! **A change** is checked, written to the journal, made on the disk, and noted in the index, under the locks of the directories
 //! and files that it names ([`Turns`]); what the disk refuses after all is withdrawn in the journal. It is acknowledged without
-//! waiting for the device; [`Member::sync_changes`] waits.
+//! waiting for the device; [`PoolMember::sync_changes`] waits.
 //!
 //! **A checkpoint** makes all files durable, then the index, and lets the journal begin anew. It is begun while no change is
 //! between journal and index.
@@ -28,11 +28,11 @@ use std::time::Duration;
 use atoll_env::{Env, Instant};
 use atoll_vfs::Errno;
 
-use crate::change::Change;
+use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
-use crate::held::Held;
-use crate::index::{Index, IndexError};
-use crate::journal::Journal;
+use crate::held::HeldFiles;
+use crate::index::{PoolIndex, PoolIndexError};
+use crate::journal::PoolJournal;
 use crate::layout::{FileId, Slot};
 use crate::turns::{Turn, Turns};
 
@@ -42,7 +42,7 @@ pub use opening::{
     CreateError, OpenError, OpenReport, PoolSettings, check, create, is_in_use, leave,
     read_settings,
 };
-pub(crate) use seeking::Found;
+pub(crate) use seeking::FoundFile;
 
 /// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the
 /// index alone knows.
@@ -68,13 +68,13 @@ mod whole {
 }
 
 /// See the module.
-pub(crate) struct Member<D: Disk> {
+pub(crate) struct PoolMember<D: Disk> {
     pub(crate) env: Env,
     pub(crate) disk: D,
     pub(crate) settings: PoolSettings,
-    pub(crate) index: Index,
-    journal: Journal<D>,
-    held: Mutex<Held<D>>,
+    pub(crate) index: PoolIndex,
+    journal: PoolJournal<D>,
+    held: Mutex<HeldFiles<D>>,
     /// Locks of directories and files, by their numbers.
     pub(crate) turns: Turns,
     whole: Turns,
@@ -96,13 +96,13 @@ pub(crate) struct Changing {
     _barrier: Turn,
 }
 
-impl<D: Disk> Member<D> {
-    pub(crate) fn held(&self) -> MutexGuard<'_, Held<D>> {
+impl<D: Disk> PoolMember<D> {
+    pub(crate) fn held(&self) -> MutexGuard<'_, HeldFiles<D>> {
         self.held.lock().expect("no holder of this lock panics")
     }
 
     /// An error of the index: nothing can be changed any more.
-    pub(crate) fn index_failed(&self, error: &IndexError) -> Errno {
+    pub(crate) fn index_failed(&self, error: &PoolIndexError) -> Errno {
         tracing::error!("{error}");
         self.journal.fail()
     }
@@ -161,13 +161,13 @@ impl<D: Disk> Member<D> {
     /// Writes a change to the journal, makes it by `work`, and withdraws it if that fails.
     pub(crate) async fn logged<T>(
         &self,
-        change: Change,
+        change: PoolChange,
         work: impl Future<Output = DiskResult<T>> + Send,
     ) -> DiskResult<T> {
         let sequence = self.append(&change).await?;
         let outcome = work.await;
         if outcome.is_err() {
-            self.journal.append(&self.disk, &Change::Withdrawn { sequence }).await?;
+            self.journal.append(&self.disk, &PoolChange::Withdrawn { sequence }).await?;
         }
         outcome
     }
@@ -178,13 +178,13 @@ impl<D: Disk> Member<D> {
     }
 
     /// Notes in the journal what has happened.
-    pub(crate) async fn note(&self, change: Change) -> DiskResult<()> {
+    pub(crate) async fn note(&self, change: PoolChange) -> DiskResult<()> {
         self.append(&change).await.map(|_| ())
     }
 
-    async fn append(&self, change: &Change) -> DiskResult<u64> {
+    async fn append(&self, change: &PoolChange) -> DiskResult<u64> {
         let sequence = self.journal.append(&self.disk, change).await?;
-        if let Change::Make { id, .. } | Change::Attributes { id, .. } = change {
+        if let PoolChange::Make { id, .. } | PoolChange::Attributes { id, .. } = change {
             self.unsettled().insert(*id, sequence);
         }
         Ok(sequence)
@@ -226,7 +226,7 @@ impl<D: Disk> Member<D> {
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
         self.unsettled().retain(|_, at| *at > sequence);
-        self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await
+        self.note(PoolChange::Checkpoint { sequence, boot: self.disk.boot() }).await
     }
 
     /// After all changes up to `sequence` are on the disk and in the index: writes both, and begins the journal anew.
@@ -236,7 +236,7 @@ impl<D: Disk> Member<D> {
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.begin(&self.disk, sequence, self.env.random_u64()).await?;
-        self.note(Change::Checkpoint { sequence, boot: self.disk.boot() }).await
+        self.note(PoolChange::Checkpoint { sequence, boot: self.disk.boot() }).await
     }
 
     /// Gives out no number below `next` from now on, nor any that may have been given out since it was known.

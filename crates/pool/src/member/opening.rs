@@ -9,11 +9,11 @@ use std::sync::{Mutex, OnceLock};
 use atoll_env::Env;
 use atoll_vfs::Errno;
 
-use super::{CheckReport, LeaveReport, Member, leaving};
+use super::{CheckReport, LeaveReport, PoolMember, leaving};
 use crate::disk::{Disk, DiskResult, Making};
-use crate::held::Held;
-use crate::index::Index;
-use crate::journal::{HALF_BYTES, Journal};
+use crate::held::HeldFiles;
+use crate::index::PoolIndex;
+use crate::journal::{HALF_BYTES, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 use crate::turns::Turns;
 
@@ -127,14 +127,14 @@ pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
 
 /// Compares index and files of the only member, and puts right what can be.
 pub async fn check<D: Disk>(env: Env, disk: D) -> Result<CheckReport, OpenError> {
-    Member::open(env, disk).await?.0.check().await
+    PoolMember::open(env, disk).await?.0.check().await
 }
 
 /// Makes one plain tree of the only member's files, without Atoll.
 pub async fn leave<D: Disk>(env: Env, disk: D) -> Result<LeaveReport, OpenError> {
     match leaving::resume(&disk).await? {
         Some(report) => Ok(report),
-        None => Member::open(env, disk).await?.0.leave().await,
+        None => PoolMember::open(env, disk).await?.0.leave().await,
     }
 }
 
@@ -219,9 +219,9 @@ async fn probe<D: Disk>(disk: &D) -> Result<(), CreateError> {
     outcome
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     /// Opens a member's disk, and brings it in order.
-    pub(crate) async fn open(env: Env, disk: D) -> Result<(Member<D>, OpenReport), OpenError> {
+    pub(crate) async fn open(env: Env, disk: D) -> Result<(PoolMember<D>, OpenReport), OpenError> {
         let failed = |doing| move |errno| OpenError::Disk(doing, errno);
         let top = disk.top();
         let own = match disk.node(&top, OWN_DIRECTORY.as_bytes()).await {
@@ -235,17 +235,17 @@ impl<D: Disk> Member<D> {
         }
         let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await;
         let slots = slots.map_err(failed("cannot open its slots"))?;
-        let (journal, records) = Journal::open(&disk, &own, HALF_BYTES)
+        let (journal, records) = PoolJournal::open(&disk, &own, HALF_BYTES)
             .await
             .map_err(failed("cannot read its journal"))?;
         let (index, meta) = open_index(&disk, &own).await?;
         let max_nodes = disk.max_nodes();
-        let member = Member {
+        let member = PoolMember {
             env,
             settings,
             index,
             journal,
-            held: Mutex::new(Held::new(max_nodes)),
+            held: Mutex::new(HeldFiles::new(max_nodes)),
             turns: Turns::default(),
             whole: Turns::default(),
             next: AtomicU64::new(FileId::ROOT.0 + 1),
@@ -264,12 +264,12 @@ impl<D: Disk> Member<D> {
 async fn open_index<D: Disk>(
     disk: &D,
     own: &D::Node,
-) -> Result<(Index, Option<crate::index::Meta>), OpenError> {
+) -> Result<(PoolIndex, Option<crate::index::IndexMeta>), OpenError> {
     let file = disk
         .database(own, INDEX)
         .await
         .map_err(|errno| OpenError::Disk("cannot open its index", errno))?;
-    match Index::open(file) {
+    match PoolIndex::open(file) {
         Ok(opened) => Ok(opened),
         Err(error) if !error.is_damaged => Err(OpenError::Index(error.to_string())),
         Err(error) => {
@@ -280,7 +280,7 @@ async fn open_index<D: Disk>(
                 .map_err(|errno| OpenError::Disk("cannot remove its index", errno))?;
             let file = disk.database(own, INDEX).await;
             let file = file.map_err(|errno| OpenError::Disk("cannot open its index", errno))?;
-            Index::open(file).map_err(|error| OpenError::Index(error.to_string()))
+            PoolIndex::open(file).map_err(|error| OpenError::Index(error.to_string()))
         }
     }
 }

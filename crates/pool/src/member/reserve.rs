@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use atoll_vfs::Errno;
 
-use super::Member;
+use super::PoolMember;
 use crate::disk::{Disk, DiskResult, Making, missing_is_none};
 
 /// Of Atoll's own files.
@@ -33,7 +33,7 @@ impl Room {
     }
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     /// Refuses what takes room while the disk is full.
     pub(crate) fn check_room(&self) -> DiskResult<()> {
         match self.is_tight.load(Ordering::Relaxed) {

@@ -5,19 +5,19 @@ use std::vec::IntoIter;
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
-use super::{Member, OpenError};
-use crate::change::Place;
+use super::{OpenError, PoolMember};
+use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Listed, Making, Stat, missing_is_none};
 use crate::index::FileRecord;
 use crate::layout::{self, FileId, Placeholder, Slot};
 
 /// Which inodes, by their generations, are which files.
-type Inodes = BTreeMap<(u64, u64), FileId>;
+type KnownInodes = BTreeMap<(u64, u64), FileId>;
 
 /// One file that a walk came across.
-pub(crate) struct Step<D: Disk> {
+pub(crate) struct WalkStep<D: Disk> {
     /// Where it is; none for a distributed directory, which has no name where it lies.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<PoolPlace>,
     /// The slot, if it is a distributed directory.
     pub(crate) slot: Option<Slot>,
     /// The number by its attribute, or by the name of a distributed directory.
@@ -28,24 +28,24 @@ pub(crate) struct Step<D: Disk> {
     pub(crate) stat: Stat,
 }
 
-/// A walk through all of D, slot by slot. Directories are entered by [`Walk::enter`] when they were seen.
-pub(crate) struct Walk<'a, D: Disk> {
-    member: &'a Member<D>,
+/// A walk through all of D, slot by slot. Directories are entered by [`FileWalk::enter`] when they were seen.
+pub(crate) struct FileWalk<'a, D: Disk> {
+    member: &'a PoolMember<D>,
     slots: VecDeque<Slot>,
     distributed: Option<(Slot, D::Node, IntoIter<Listed>)>,
     stack: Vec<(FileId, D::Node, IntoIter<Listed>)>,
 }
 
-impl<D: Disk> Walk<'_, D> {
+impl<D: Disk> FileWalk<'_, D> {
     /// The next file; none at the end.
-    pub(crate) async fn next(&mut self) -> DiskResult<Option<Step<D>>> {
+    pub(crate) async fn next(&mut self) -> DiskResult<Option<WalkStep<D>>> {
         loop {
             if let Some((parent, dir, names)) = self.stack.last_mut() {
                 let Some(listed) = names.next() else {
                     self.stack.pop();
                     continue;
                 };
-                let place = Place::new(*parent, &listed.name);
+                let place = PoolPlace::new(*parent, &listed.name);
                 let Some(node) = missing_is_none(self.member.disk.node(dir, &listed.name).await)?
                 else {
                     continue;
@@ -58,7 +58,7 @@ impl<D: Disk> Walk<'_, D> {
                     _ => None,
                 };
                 let said = self.member.id_of(&node).await;
-                return Ok(Some(Step {
+                return Ok(Some(WalkStep {
                     place: Some(place),
                     slot: None,
                     said,
@@ -82,7 +82,7 @@ impl<D: Disk> Walk<'_, D> {
                 if stat.kind != FileKind::Directory {
                     continue;
                 }
-                return Ok(Some(Step {
+                return Ok(Some(WalkStep {
                     place: None,
                     slot: Some(slot),
                     said: Some(id),
@@ -106,14 +106,14 @@ impl<D: Disk> Walk<'_, D> {
     }
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     /// Begins a walk through all files.
-    pub(crate) async fn walk(&self) -> DiskResult<Walk<'_, D>> {
+    pub(crate) async fn walk(&self) -> DiskResult<FileWalk<'_, D>> {
         let listed = self.disk.list(&self.slots).await?;
         let mut slots: Vec<Slot> =
             listed.iter().filter_map(|listed| layout::parse_slot(&listed.name)).collect();
         slots.sort_unstable();
-        Ok(Walk { member: self, slots: slots.into(), distributed: None, stack: Vec::new() })
+        Ok(FileWalk { member: self, slots: slots.into(), distributed: None, stack: Vec::new() })
     }
 
     /// Makes the index again from the files; returns how many there are.
@@ -149,9 +149,9 @@ impl<D: Disk> Member<D> {
     }
 
     /// Returns which inodes were which files.
-    fn clear_index(&self) -> Result<Inodes, OpenError> {
-        let mut known = Inodes::new();
-        let failed = |error: crate::index::IndexError| OpenError::Index(error.to_string());
+    fn clear_index(&self) -> Result<KnownInodes, OpenError> {
+        let mut known = KnownInodes::new();
+        let failed = |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
         for (id, record) in self.index.all_files().map_err(failed)? {
             for place in self.index.places(id).map_err(failed)? {
                 self.index.remove_place(id, &place);
@@ -165,10 +165,10 @@ impl<D: Disk> Member<D> {
     /// Enters one file into the index.
     async fn index_step(
         &self,
-        step: &Step<D>,
-        (known, live): (&Inodes, &BTreeSet<FileId>),
+        step: &WalkStep<D>,
+        (known, live): (&KnownInodes, &BTreeSet<FileId>),
     ) -> DiskResult<FileId> {
-        let Step { place, slot, said, placeholder, node, stat } = step;
+        let WalkStep { place, slot, said, placeholder, node, stat } = step;
         if let (Some(place), Some(Placeholder { id, .. })) = (place, placeholder) {
             self.index.add_place(*id, place);
             self.count_placeholder(place.parent, true)?;
@@ -217,7 +217,7 @@ impl<D: Disk> Member<D> {
     /// Lets a placeholder go up as far as its directory lies deep; one that does already is left alone.
     pub(crate) async fn mend_placeholder(
         &self,
-        place: &Place,
+        place: &PoolPlace,
         dir: &D::Node,
         placeholder: Placeholder,
     ) -> DiskResult<bool> {

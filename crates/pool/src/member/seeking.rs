@@ -3,8 +3,8 @@
 use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 
-use super::{ID_ATTRIBUTE, Member, whole};
-use crate::change::Place;
+use super::{ID_ATTRIBUTE, PoolMember, whole};
+use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::index::FileRecord;
 use crate::layout::{self, FileId, Placeholder, Slot};
@@ -16,7 +16,7 @@ const MIN_PLACEHOLDER_BYTES: u64 = 23;
 
 /// What stands under a name.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundFile {
     /// Which file.
     pub(crate) id: FileId,
     /// What is known of it; of a distributed directory, not of its placeholder.
@@ -34,12 +34,12 @@ pub(crate) struct Home {
     pub(crate) steps: usize,
 }
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     pub(crate) fn record(&self, id: FileId) -> DiskResult<Option<FileRecord>> {
         self.index.file(id).map_err(|error| self.index_failed(&error))
     }
 
-    pub(crate) fn places(&self, id: FileId) -> DiskResult<Vec<Place>> {
+    pub(crate) fn places(&self, id: FileId) -> DiskResult<Vec<PoolPlace>> {
         self.index.places(id).map_err(|error| self.index_failed(&error))
     }
 
@@ -174,7 +174,7 @@ impl<D: Disk> Member<D> {
         parent: FileId,
         dir: &D::Node,
         name: &[u8],
-    ) -> DiskResult<Found> {
+    ) -> DiskResult<FoundFile> {
         let stat = self.disk.stat_at(dir, name).await?;
         self.found(parent, dir, name, stat).await
     }
@@ -185,8 +185,8 @@ impl<D: Disk> Member<D> {
         dir: &D::Node,
         name: &[u8],
         mut stat: Stat,
-    ) -> DiskResult<Found> {
-        let place = Place::new(parent, name);
+    ) -> DiskResult<FoundFile> {
+        let place = PoolPlace::new(parent, name);
         // A link that is known is no placeholder: reading it would renew its access time.
         let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
         if let Some(id) = known
@@ -199,7 +199,7 @@ impl<D: Disk> Member<D> {
                 self.index.put_file(id, FileRecord { slot: None, ..record });
             }
             stat.size_bytes = written_size(&stat, &record);
-            return Ok(Found { id, stat, slot: None });
+            return Ok(FoundFile { id, stat, slot: None });
         }
         let mut is_escaped = false;
         if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
@@ -212,7 +212,7 @@ impl<D: Disk> Member<D> {
         let id = self.adopt(dir, &place, stat, is_escaped).await?;
         let record = self.record(id)?.ok_or(Errno::ESTALE)?;
         stat.size_bytes = written_size(&stat, &record);
-        Ok(Found { id, stat, slot: None })
+        Ok(FoundFile { id, stat, slot: None })
     }
 
     /// The distributed directory of a placeholder.
@@ -222,7 +222,7 @@ impl<D: Disk> Member<D> {
         dir: &D::Node,
         name: &[u8],
         place: Placeholder,
-    ) -> DiskResult<Found> {
+    ) -> DiskResult<FoundFile> {
         let Placeholder { slot, id } = place;
         let open = self.held().node(id);
         let node = match open {
@@ -248,8 +248,8 @@ impl<D: Disk> Member<D> {
             };
             self.index.put_file(id, record);
         }
-        self.note_place(id, &Place::new(parent, name), stat.kind)?;
-        Ok(Found { id, stat, slot: Some(slot) })
+        self.note_place(id, &PoolPlace::new(parent, name), stat.kind)?;
+        Ok(FoundFile { id, stat, slot: Some(slot) })
     }
 
     /// Whether a name is that of a directory which is gone from its slot.
@@ -272,7 +272,7 @@ impl<D: Disk> Member<D> {
     }
 
     /// Learns a name that somebody else has given, and forgets one of a directory, which has a single name.
-    fn note_place(&self, id: FileId, place: &Place, kind: FileKind) -> DiskResult<()> {
+    fn note_place(&self, id: FileId, place: &PoolPlace, kind: FileKind) -> DiskResult<()> {
         let failed = |error| self.index_failed(&error);
         if !self.index.has_place(id, place).map_err(failed)? {
             if kind == FileKind::Directory {
@@ -289,7 +289,7 @@ impl<D: Disk> Member<D> {
     async fn adopt(
         &self,
         dir: &D::Node,
-        place: &Place,
+        place: &PoolPlace,
         stat: Stat,
         is_escaped: bool,
     ) -> DiskResult<FileId> {

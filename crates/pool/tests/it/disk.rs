@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::disk::simulated::{Call, InFlight, Loss, SimulatedDisk};
+use atoll_pool::disk::simulated::{DiskCall, InFlight, Loss, SimulatedDisk};
 use atoll_pool::disk::{Disk, DiskResult, Making, TimeToSet};
 use atoll_vfs::{Errno, FileKind, FileTime, RenameFlags, SeekTo, XattrFlags};
 use bytes::Bytes;
@@ -609,7 +609,7 @@ fn a_killed_process_loses_nothing_and_its_late_calls_hold_its_locks() {
 fn calls_fail_and_processes_stop_where_a_test_says() {
     run(async {
         let disk = simulated();
-        disk.fail_next(Call::Make, Errno::EIO);
+        disk.fail_next(DiskCall::Make, Errno::EIO);
         assert!(disk.stat(&disk.top()).await.is_ok());
         assert_eq!(make_file(&disk, "a").await, Err(Errno::EIO));
         disk.fail_after(1, Errno::ENOSPC);

@@ -20,12 +20,12 @@ type Block = Arc<[u8; BLOCK as usize]>;
 
 /// A file's length and its blocks. A block of `None` has space and was never written.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct FileContents {
     pub(super) size: u64,
     blocks: BTreeMap<u64, Option<Block>>,
 }
 
-impl Contents {
+impl FileContents {
     /// Space taken, blocks.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks.len() as u64
@@ -190,11 +190,11 @@ impl Contents {
 
     /// What a crash leaves of a file that was `self` when it was last synced and `new` in memory: each sector old or new, the
     /// length old or new.
-    pub(super) fn torn(&self, new: &Contents, dice: &mut Generator) -> Contents {
+    pub(super) fn torn(&self, new: &FileContents, dice: &mut Generator) -> FileContents {
         let mut left = match dice.below(4) {
             0 => return self.clone(),
             1 => return new.clone(),
-            _ => Contents { size: self.size.max(new.size), ..Contents::default() },
+            _ => FileContents { size: self.size.max(new.size), ..FileContents::default() },
         };
         let mut numbers: Vec<u64> = self.blocks.keys().chain(new.blocks.keys()).copied().collect();
         numbers.sort_unstable();

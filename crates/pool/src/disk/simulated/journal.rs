@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use atoll_vfs::FileTime;
 use bytes::Bytes;
 
-use super::contents::Contents;
+use super::contents::FileContents;
 use super::generator::Generator;
 use super::machine::Machine;
-use super::tree::{Body, Change, Effect, Id, Inode, Limits, Tree};
+use super::tree::{DiskLimits, DiskTree, Effect, Id, Inode, InodeBody, TreeChange};
 use crate::disk::DiskResult;
 
 /// What of the changes of names and attributes that were not synced a power loss takes.
@@ -22,8 +22,8 @@ pub enum Loss {
 }
 
 /// A change that may not be durable.
-pub(super) struct Entry {
-    change: Change,
+pub(super) struct LogEntry {
+    change: TreeChange,
     effect: Effect,
     now: FileTime,
     /// The inode numbers that it took or may have freed.
@@ -32,7 +32,7 @@ pub(super) struct Entry {
 
 /// The bytes of a file when it was synced, with the times that go with them.
 pub(super) struct Synced {
-    contents: Contents,
+    contents: FileContents,
     mtime: FileTime,
     ctime: FileTime,
     /// How many changes were in the log.
@@ -41,7 +41,7 @@ pub(super) struct Synced {
 
 /// What a change depends on, or changes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+enum ChangeKey {
     /// That a file exists, and under which names.
     File(Id),
     Attributes(Id),
@@ -52,46 +52,54 @@ enum Key {
     Number(u64),
 }
 
-impl Entry {
-    pub(super) fn new(tree: &Tree, change: Change, effect: Effect, now: FileTime) -> Entry {
+impl LogEntry {
+    pub(super) fn new(
+        tree: &DiskTree,
+        change: TreeChange,
+        effect: Effect,
+        now: FileTime,
+    ) -> LogEntry {
         let ids = [effect.file, effect.other].into_iter().flatten();
         let numbers = ids.filter_map(|id| Some(tree.inode(id).ok()?.number)).collect();
-        Entry { change, effect, now, numbers }
+        LogEntry { change, effect, now, numbers }
     }
 
     /// What it changes.
-    fn changes(&self) -> Vec<Key> {
+    fn changes(&self) -> Vec<ChangeKey> {
         let places = match &self.change {
-            Change::Make { place, .. }
-            | Change::Link { place, .. }
-            | Change::Unlink(place)
-            | Change::Rmdir(place) => vec![place],
-            Change::Rename { from, to, .. } => vec![from, to],
-            Change::SetMode(id, ..)
-            | Change::SetOwner(id, ..)
-            | Change::SetTimes(id, ..)
-            | Change::SetXattr(id, ..) => return vec![Key::Attributes(*id)],
+            TreeChange::Make { place, .. }
+            | TreeChange::Link { place, .. }
+            | TreeChange::Unlink(place)
+            | TreeChange::Rmdir(place) => vec![place],
+            TreeChange::Rename { from, to, .. } => vec![from, to],
+            TreeChange::SetMode(id, ..)
+            | TreeChange::SetOwner(id, ..)
+            | TreeChange::SetTimes(id, ..)
+            | TreeChange::SetXattr(id, ..) => return vec![ChangeKey::Attributes(*id)],
         };
-        let mut keys: Vec<Key> = self.numbers.iter().map(|number| Key::Number(*number)).collect();
-        keys.extend([self.effect.file, self.effect.other].into_iter().flatten().map(Key::File));
+        let mut keys: Vec<ChangeKey> =
+            self.numbers.iter().map(|number| ChangeKey::Number(*number)).collect();
+        keys.extend(
+            [self.effect.file, self.effect.other].into_iter().flatten().map(ChangeKey::File),
+        );
         for (dir, name) in places {
-            keys.extend([Key::Name(*dir, name.clone()), Key::Names(*dir)]);
+            keys.extend([ChangeKey::Name(*dir, name.clone()), ChangeKey::Names(*dir)]);
         }
         keys
     }
 
     /// What must be as it was for this change to have had the same outcome.
-    fn needs(&self) -> Vec<Key> {
+    fn needs(&self) -> Vec<ChangeKey> {
         let mut keys = self.changes();
         for key in &mut keys {
-            if let Key::Names(dir) = key {
-                *key = Key::File(*dir);
+            if let ChangeKey::Names(dir) = key {
+                *key = ChangeKey::File(*dir);
             }
         }
         match self.change {
-            Change::Rmdir(_) => keys.extend(self.effect.file.map(Key::Names)),
-            Change::Rename { flags, .. } if !flags.exchange => {
-                keys.extend(self.effect.other.map(Key::Names));
+            TreeChange::Rmdir(_) => keys.extend(self.effect.file.map(ChangeKey::Names)),
+            TreeChange::Rename { flags, .. } if !flags.exchange => {
+                keys.extend(self.effect.other.map(ChangeKey::Names));
             }
             _ => {}
         }
@@ -99,13 +107,15 @@ impl Entry {
     }
 
     /// Whether the change still means what it meant.
-    fn makes_sense(&self, tree: &Tree) -> bool {
+    fn makes_sense(&self, tree: &DiskTree) -> bool {
         match &self.change {
-            Change::Make { inode, .. } => tree.is_free(inode.number),
-            Change::Unlink(place) | Change::Rmdir(place) | Change::Rename { from: place, .. } => {
+            TreeChange::Make { inode, .. } => tree.is_free(inode.number),
+            TreeChange::Unlink(place)
+            | TreeChange::Rmdir(place)
+            | TreeChange::Rename { from: place, .. } => {
                 tree.at(place).ok().flatten() == self.effect.file
             }
-            Change::Link { id, .. } => tree.inode(*id).is_ok_and(|inode| inode.nlink > 0),
+            TreeChange::Link { id, .. } => tree.inode(*id).is_ok_and(|inode| inode.nlink > 0),
             _ => true,
         }
     }
@@ -119,9 +129,9 @@ impl Machine {
         let (mtime, ctime) = (inode.mtime, inode.ctime);
         let synced = Synced { contents, mtime, ctime, at: self.log.len() };
         self.synced.insert(id, synced);
-        let mut needed = BTreeSet::from([Key::File(id)]);
+        let mut needed = BTreeSet::from([ChangeKey::File(id)]);
         if !data_only {
-            needed.insert(Key::Attributes(id));
+            needed.insert(ChangeKey::Attributes(id));
         }
         for (at, entry) in self.log.iter().enumerate().rev() {
             if self.required.contains(&at) || entry.changes().iter().any(|key| needed.contains(key))
@@ -134,9 +144,9 @@ impl Machine {
     }
 
     /// What a power loss leaves.
-    pub(super) fn left(&self, loss: Loss, mut dice: Generator) -> Tree {
+    pub(super) fn left(&self, loss: Loss, mut dice: Generator) -> DiskTree {
         let mut left = self.durable.clone();
-        left.limits = Limits { blocks: u64::MAX, inodes: u64::MAX, links: u32::MAX };
+        left.limits = DiskLimits { blocks: u64::MAX, inodes: u64::MAX, links: u32::MAX };
         let least = self.required.last().map_or(0, |last| last + 1);
         let prefix = least + dice.below((self.log.len() - least) as u64 + 1) as usize;
         for (at, entry) in self.log.iter().enumerate() {
@@ -165,23 +175,24 @@ impl Machine {
     }
 
     /// Puts in what was synced when the log had the length `at`.
-    fn put_synced(&self, left: &mut Tree, at: usize) {
+    fn put_synced(&self, left: &mut DiskTree, at: usize) {
         for (id, synced) in self.synced.iter().filter(|(_, synced)| synced.at == at) {
             // One that had no names any more is gone.
             let _ = left.edit(*id, |inode| {
-                inode.body = Body::Regular(synced.contents.clone());
+                inode.body = InodeBody::Regular(synced.contents.clone());
                 (inode.mtime, inode.ctime) = (synced.mtime, synced.ctime);
             });
         }
     }
 
     /// Decides what is left of the bytes of a file.
-    fn tear(&self, left: &mut Tree, id: Id, dice: &mut Generator) {
-        let Some(Body::Regular(new)) = self.live.inode(id).ok().map(|inode| &inode.body) else {
+    fn tear(&self, left: &mut DiskTree, id: Id, dice: &mut Generator) {
+        let Some(InodeBody::Regular(new)) = self.live.inode(id).ok().map(|inode| &inode.body)
+        else {
             return;
         };
         let torn = |inode: &mut Inode| {
-            if let Body::Regular(contents) = &mut inode.body {
+            if let InodeBody::Regular(contents) = &mut inode.body {
                 *contents = contents.torn(new, dice);
             }
         };

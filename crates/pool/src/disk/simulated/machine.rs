@@ -7,11 +7,11 @@ use std::time::Duration;
 use atoll_vfs::{Errno, FileKind, FileTime};
 use bytes::Bytes;
 
-use super::Call;
-use super::contents::Contents;
+use super::DiskCall;
+use super::contents::FileContents;
 use super::generator::Generator;
-use super::journal::{Entry, Loss, Synced};
-use super::tree::{Body, Change, Id, Inode, Limits, Place, Tree};
+use super::journal::{LogEntry, Loss, Synced};
+use super::tree::{DiskLimits, DiskTree, Id, Inode, InodeBody, TreeChange, TreePlace};
 use crate::disk::{DiskResult, Making};
 
 /// A machine's disk and the processes that use it.
@@ -19,11 +19,11 @@ pub(super) struct Machine {
     /// How often it has crashed.
     pub(super) crashes: u64,
     /// The disk as processes see it.
-    pub(super) live: Tree,
+    pub(super) live: DiskTree,
     /// The disk when everything was last made durable.
-    pub(super) durable: Tree,
+    pub(super) durable: DiskTree,
     /// Changes of names and attributes since.
-    pub(super) log: Vec<Entry>,
+    pub(super) log: Vec<LogEntry>,
     /// Which of them must outlive a crash.
     pub(super) required: BTreeSet<usize>,
     /// Files that were made durable since.
@@ -52,14 +52,14 @@ struct Process {
 /// What is to go wrong with the calls of a process.
 #[derive(Default)]
 pub(super) struct Faults {
-    pub(super) next: Vec<(Call, Errno)>,
+    pub(super) next: Vec<(DiskCall, Errno)>,
     pub(super) after: Option<(u64, Errno)>,
     pub(super) stop_after: Option<u64>,
     pub(super) is_stopped: bool,
 }
 
 impl Faults {
-    fn meet(&mut self, call: Call) -> DiskResult<()> {
+    fn meet(&mut self, call: DiskCall) -> DiskResult<()> {
         if let Some(left) = self.stop_after.filter(|_| call.is_change() && !self.is_stopped) {
             self.is_stopped = left == 0;
             self.stop_after = Some(left.saturating_sub(1));
@@ -85,8 +85,8 @@ impl Faults {
 }
 
 impl Machine {
-    pub(super) fn new(limits: Limits, now: FileTime) -> Machine {
-        let live = Tree::new(limits, now, 1);
+    pub(super) fn new(limits: DiskLimits, now: FileTime) -> Machine {
+        let live = DiskTree::new(limits, now, 1);
         Machine {
             crashes: 0,
             durable: live.clone(),
@@ -152,7 +152,7 @@ impl Machine {
     }
 
     /// A call is about to be made.
-    pub(super) fn arrive(&mut self, process: u64, call: Call) -> DiskResult<()> {
+    pub(super) fn arrive(&mut self, process: u64, call: DiskCall) -> DiskResult<()> {
         match self.processes.get_mut(&process) {
             Some(process) if !process.is_dead || process.is_late => process.faults.meet(call),
             _ => Err(Errno::EIO),
@@ -232,9 +232,9 @@ impl Machine {
     // --- changes
 
     /// Makes a change of names or attributes, and notes it for a crash.
-    pub(super) fn change(&mut self, change: Change, now: FileTime) -> DiskResult<()> {
+    pub(super) fn change(&mut self, change: TreeChange, now: FileTime) -> DiskResult<()> {
         if let Some(effect) = self.live.apply(&change, now)? {
-            let entry = Entry::new(&self.live, change, effect, now);
+            let entry = LogEntry::new(&self.live, change, effect, now);
             self.log.push(entry);
             for id in [effect.file, effect.other].into_iter().flatten() {
                 self.remove_if_unused(id);
@@ -245,7 +245,7 @@ impl Machine {
 
     pub(super) fn make(
         &mut self,
-        place: Place,
+        place: TreePlace,
         making: Making<'_>,
         mode: u32,
         now: FileTime,
@@ -265,13 +265,13 @@ impl Machine {
         let is_group_kept = parent.mode & 0o2000 != 0;
         let gid = if is_group_kept { parent.gid } else { 0 };
         let (mode, body) = match making {
-            Making::File => (mode & 0o7777, Body::Regular(Contents::default())),
+            Making::File => (mode & 0o7777, InodeBody::Regular(FileContents::default())),
             Making::Directory => (
                 mode & 0o1777 | if is_group_kept { 0o2000 } else { 0 },
-                Body::Directory { names: BTreeMap::new(), parent: place.0 },
+                InodeBody::Directory { names: BTreeMap::new(), parent: place.0 },
             ),
-            Making::Symlink(target) => (0o777, Body::Symlink(Bytes::copy_from_slice(target))),
-            Making::Special(kind, rdev) => (mode & 0o7777, Body::Special(kind, rdev)),
+            Making::Symlink(target) => (0o777, InodeBody::Symlink(Bytes::copy_from_slice(target))),
+            Making::Special(kind, rdev) => (mode & 0o7777, InodeBody::Special(kind, rdev)),
         };
         let nanos = (now.secs as u64).wrapping_mul(1_000_000_000).wrapping_add(now.nanos.into());
         let generation = nanos.max(self.last_generation + 1);
@@ -289,13 +289,13 @@ impl Machine {
             xattrs: BTreeMap::new(),
             body,
         });
-        self.change(Change::Make { place, id, inode }, now)?;
+        self.change(TreeChange::Make { place, id, inode }, now)?;
         (self.next_id, self.last_generation) = (id + 1, generation);
         Ok(id)
     }
 
     /// `open(2)` with `O_CREAT` and `O_NOFOLLOW` for a file of Atoll's own.
-    pub(super) fn make_or_find(&mut self, place: Place, now: FileTime) -> DiskResult<Id> {
+    pub(super) fn make_or_find(&mut self, place: TreePlace, now: FileTime) -> DiskResult<Id> {
         match self.live.find(&place) {
             Ok(id) => {
                 self.check_openable(id)?;
@@ -316,9 +316,9 @@ impl Machine {
         }
     }
 
-    pub(super) fn contents(&self, id: Id) -> DiskResult<&Contents> {
+    pub(super) fn contents(&self, id: Id) -> DiskResult<&FileContents> {
         match &self.live.inode(id)?.body {
-            Body::Regular(contents) => Ok(contents),
+            InodeBody::Regular(contents) => Ok(contents),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -328,11 +328,11 @@ impl Machine {
         &mut self,
         id: Id,
         now: FileTime,
-        edit: impl FnOnce(&mut Contents, u64) -> DiskResult<T>,
+        edit: impl FnOnce(&mut FileContents, u64) -> DiskResult<T>,
     ) -> DiskResult<T> {
         let room = self.live.free_blocks();
         self.live.edit(id, |inode| {
-            let Body::Regular(contents) = &mut inode.body else { return Err(Errno::EINVAL) };
+            let InodeBody::Regular(contents) = &mut inode.body else { return Err(Errno::EINVAL) };
             let done = edit(contents, room)?;
             (inode.mtime, inode.ctime) = (now, now);
             Ok(done)

@@ -26,23 +26,23 @@ use atoll_env::Env;
 use atoll_vfs::{Errno, FileTime, RenameFlags, SeekTo, StatFs, XattrFlags};
 use bytes::Bytes;
 
-use contents::{BLOCK, Contents, MAX_BYTES};
+use contents::{BLOCK, FileContents, MAX_BYTES};
 use generator::Generator;
 pub use journal::Loss;
 use machine::{Faults, Machine};
-use tree::{Body, Change, Id, Limits, Place, TOP, Tree};
+use tree::{DiskLimits, DiskTree, Id, InodeBody, TOP, TreeChange, TreePlace};
 
 use super::{DatabaseFile, Disk, DiskResult, Listed, Making, Stat, TimeToSet};
 
 /// Room of a disk of which nothing was said: 16 GiB, a million files, as many links as a real disk promises.
-const ROOM: Limits = Limits { blocks: 1 << 22, inodes: 1 << 20, links: 32_000 };
+const ROOM: DiskLimits = DiskLimits { blocks: 1 << 22, inodes: 1 << 20, links: 32_000 };
 /// Nodes that may be kept open.
 const MAX_NODES: usize = 1024;
 
 /// Kinds of calls, for faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs)]
-pub enum Call {
+pub enum DiskCall {
     Node,
     Stat,
     Make,
@@ -74,21 +74,21 @@ pub enum Call {
     Lock,
 }
 
-impl Call {
+impl DiskCall {
     /// Whether it changes the disk, or what is durable of it.
     fn is_change(self) -> bool {
         !matches!(
             self,
-            Call::Node
-                | Call::Stat
-                | Call::List
-                | Call::ReadLink
-                | Call::Xattr
-                | Call::Open
-                | Call::Read
-                | Call::Seek
-                | Call::StatFs
-                | Call::DatabaseRead
+            DiskCall::Node
+                | DiskCall::Stat
+                | DiskCall::List
+                | DiskCall::ReadLink
+                | DiskCall::Xattr
+                | DiskCall::Open
+                | DiskCall::Read
+                | DiskCall::Seek
+                | DiskCall::StatFs
+                | DiskCall::DatabaseRead
         )
     }
 }
@@ -105,7 +105,7 @@ pub enum InFlight {
 
 /// A disk as it once was.
 #[derive(Clone)]
-pub struct Snapshot(Tree);
+pub struct Snapshot(DiskTree);
 
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -139,15 +139,15 @@ impl Drop for Process {
 
 /// An open file of a [`SimulatedDisk`].
 #[derive(Clone)]
-pub struct OpenFile(Arc<Held>);
+pub struct OpenFile(Arc<HeldNode>);
 
-struct Held {
+struct HeldNode {
     machine: Arc<Mutex<Machine>>,
     process: u64,
     id: Id,
 }
 
-impl Drop for Held {
+impl Drop for HeldNode {
     fn drop(&mut self) {
         let mut machine = self.machine.lock().expect("no holder of this lock panics");
         machine.let_go(self.process, self.id);
@@ -175,7 +175,7 @@ impl Drop for Underway {
     }
 }
 
-fn place(dir: &OpenFile, name: &[u8]) -> Place {
+fn place(dir: &OpenFile, name: &[u8]) -> TreePlace {
     (dir.0.id, Bytes::copy_from_slice(name))
 }
 
@@ -265,7 +265,7 @@ impl SimulatedDisk {
     }
 
     /// The next call of this kind by this process fails; several at one call after the other.
-    pub fn fail_next(&self, call: Call, errno: Errno) {
+    pub fn fail_next(&self, call: DiskCall, errno: Errno) {
         self.faults(|faults| faults.next.push((call, errno)));
     }
 
@@ -292,7 +292,7 @@ impl SimulatedDisk {
     /// Makes a call: at once, or in a task of its own once its time has come.
     async fn call<T: Send + 'static>(
         &self,
-        call: Call,
+        call: DiskCall,
         files: &[&OpenFile],
         work: impl FnOnce(&mut Machine, FileTime) -> DiskResult<T> + Send + 'static,
     ) -> DiskResult<T> {
@@ -332,7 +332,12 @@ impl SimulatedDisk {
     }
 
     /// A call that changes names or attributes.
-    async fn change(&self, call: Call, files: &[&OpenFile], change: Change) -> DiskResult<()> {
+    async fn change(
+        &self,
+        call: DiskCall,
+        files: &[&OpenFile],
+        change: TreeChange,
+    ) -> DiskResult<()> {
         self.call(call, files, move |machine, now| machine.change(change, now)).await
     }
 
@@ -341,13 +346,13 @@ impl SimulatedDisk {
         let (shared, process) = (self.process.machine.clone(), self.process.number);
         move |machine, id| {
             machine.hold(process, id);
-            OpenFile(Arc::new(Held { machine: shared, process, id }))
+            OpenFile(Arc::new(HeldNode { machine: shared, process, id }))
         }
     }
 
     async fn change_xattr(
         &self,
-        call: Call,
+        call: DiskCall,
         node: &OpenFile,
         name: &[u8],
         value: Option<&[u8]>,
@@ -355,7 +360,7 @@ impl SimulatedDisk {
     ) -> DiskResult<()> {
         let name = Bytes::copy_from_slice(name);
         let value = value.map(Bytes::copy_from_slice);
-        let change = Change::SetXattr(node.0.id, name, value, flags);
+        let change = TreeChange::SetXattr(node.0.id, name, value, flags);
         let work = move |machine: &mut Machine, now| {
             machine.check_xattrs()?;
             machine.change(change, now)
@@ -387,12 +392,13 @@ impl Disk for SimulatedDisk {
             let id = machine.live.find(&place)?;
             Ok(open(machine, id))
         };
-        self.call(Call::Node, &[dir], work).await
+        self.call(DiskCall::Node, &[dir], work).await
     }
 
     async fn stat(&self, node: &OpenFile) -> DiskResult<Stat> {
         let id = node.0.id;
-        self.call(Call::Stat, &[node], move |machine, _| Ok(machine.live.inode(id)?.stat())).await
+        self.call(DiskCall::Stat, &[node], move |machine, _| Ok(machine.live.inode(id)?.stat()))
+            .await
     }
 
     async fn stat_at(&self, dir: &OpenFile, name: &[u8]) -> DiskResult<Stat> {
@@ -401,7 +407,7 @@ impl Disk for SimulatedDisk {
             let id = if place.1.is_empty() { place.0 } else { machine.live.find(&place)? };
             Ok(machine.live.inode(id)?.stat())
         };
-        self.call(Call::Stat, &[dir], work).await
+        self.call(DiskCall::Stat, &[dir], work).await
     }
 
     async fn make(
@@ -425,12 +431,12 @@ impl Disk for SimulatedDisk {
             };
             machine.make(place, making, mode, now).map(drop)
         };
-        self.call(Call::Make, &[dir], work).await
+        self.call(DiskCall::Make, &[dir], work).await
     }
 
     async fn link(&self, node: &OpenFile, dir: &OpenFile, name: &[u8]) -> DiskResult<()> {
-        let change = Change::Link { id: node.0.id, place: place(dir, name) };
-        self.change(Call::Link, &[node, dir], change).await
+        let change = TreeChange::Link { id: node.0.id, place: place(dir, name) };
+        self.change(DiskCall::Link, &[node, dir], change).await
     }
 
     async fn rename(
@@ -439,21 +445,22 @@ impl Disk for SimulatedDisk {
         (new_dir, new_name): (&OpenFile, &[u8]),
         flags: RenameFlags,
     ) -> DiskResult<()> {
-        let change = Change::Rename { from: place(dir, name), to: place(new_dir, new_name), flags };
-        self.change(Call::Rename, &[dir, new_dir], change).await
+        let change =
+            TreeChange::Rename { from: place(dir, name), to: place(new_dir, new_name), flags };
+        self.change(DiskCall::Rename, &[dir, new_dir], change).await
     }
 
     async fn unlink(&self, dir: &OpenFile, name: &[u8]) -> DiskResult<()> {
-        self.change(Call::Unlink, &[dir], Change::Unlink(place(dir, name))).await
+        self.change(DiskCall::Unlink, &[dir], TreeChange::Unlink(place(dir, name))).await
     }
 
     async fn rmdir(&self, dir: &OpenFile, name: &[u8]) -> DiskResult<()> {
-        self.change(Call::Rmdir, &[dir], Change::Rmdir(place(dir, name))).await
+        self.change(DiskCall::Rmdir, &[dir], TreeChange::Rmdir(place(dir, name))).await
     }
 
     async fn list(&self, dir: &OpenFile) -> DiskResult<Vec<Listed>> {
         let id = dir.0.id;
-        self.call(Call::List, &[dir], move |machine, _| machine.live.list(id)).await
+        self.call(DiskCall::List, &[dir], move |machine, _| machine.live.list(id)).await
     }
 
     async fn read_link(&self, dir: &OpenFile, name: &[u8]) -> DiskResult<Bytes> {
@@ -464,11 +471,11 @@ impl Disk for SimulatedDisk {
                 false => (machine.live.find(&place)?, Errno::EINVAL),
             };
             match &machine.live.inode(id)?.body {
-                Body::Symlink(target) => Ok(target.clone()),
+                InodeBody::Symlink(target) => Ok(target.clone()),
                 _ => Err(otherwise),
             }
         };
-        self.call(Call::ReadLink, &[dir], work).await
+        self.call(DiskCall::ReadLink, &[dir], work).await
     }
 
     async fn read_node(&self, node: &OpenFile) -> DiskResult<Bytes> {
@@ -476,7 +483,7 @@ impl Disk for SimulatedDisk {
     }
 
     async fn set_mode(&self, node: &OpenFile, mode: u32) -> DiskResult<()> {
-        self.change(Call::SetMode, &[node], Change::SetMode(node.0.id, mode)).await
+        self.change(DiskCall::SetMode, &[node], TreeChange::SetMode(node.0.id, mode)).await
     }
 
     async fn set_owner(
@@ -485,7 +492,7 @@ impl Disk for SimulatedDisk {
         uid: Option<u32>,
         gid: Option<u32>,
     ) -> DiskResult<()> {
-        self.change(Call::SetOwner, &[node], Change::SetOwner(node.0.id, uid, gid)).await
+        self.change(DiskCall::SetOwner, &[node], TreeChange::SetOwner(node.0.id, uid, gid)).await
     }
 
     async fn set_times(
@@ -500,9 +507,9 @@ impl Disk for SimulatedDisk {
                 TimeToSet::Now => now,
                 TimeToSet::To(time) => FileTime { nanos: time.nanos.min(999_999_999), ..time },
             };
-            machine.change(Change::SetTimes(id, atime.map(time), mtime.map(time)), now)
+            machine.change(TreeChange::SetTimes(id, atime.map(time), mtime.map(time)), now)
         };
-        self.call(Call::SetTimes, &[node], work).await
+        self.call(DiskCall::SetTimes, &[node], work).await
     }
 
     async fn xattr(&self, node: &OpenFile, name: &[u8]) -> DiskResult<Bytes> {
@@ -511,7 +518,7 @@ impl Disk for SimulatedDisk {
             machine.check_xattrs()?;
             machine.live.xattr(id, &name)
         };
-        self.call(Call::Xattr, &[node], work).await
+        self.call(DiskCall::Xattr, &[node], work).await
     }
 
     async fn xattrs(&self, node: &OpenFile) -> DiskResult<Vec<Bytes>> {
@@ -520,7 +527,7 @@ impl Disk for SimulatedDisk {
             machine.check_xattrs()?;
             Ok(machine.live.inode(id)?.xattrs.keys().cloned().collect())
         };
-        self.call(Call::Xattr, &[node], work).await
+        self.call(DiskCall::Xattr, &[node], work).await
     }
 
     async fn set_xattr(
@@ -530,11 +537,11 @@ impl Disk for SimulatedDisk {
         value: &[u8],
         flags: XattrFlags,
     ) -> DiskResult<()> {
-        self.change_xattr(Call::SetXattr, node, name, Some(value), flags).await
+        self.change_xattr(DiskCall::SetXattr, node, name, Some(value), flags).await
     }
 
     async fn remove_xattr(&self, node: &OpenFile, name: &[u8]) -> DiskResult<()> {
-        self.change_xattr(Call::RemoveXattr, node, name, None, XattrFlags::default()).await
+        self.change_xattr(DiskCall::RemoveXattr, node, name, None, XattrFlags::default()).await
     }
 
     async fn open(&self, node: &OpenFile) -> DiskResult<OpenFile> {
@@ -543,7 +550,7 @@ impl Disk for SimulatedDisk {
             machine.check_openable(id)?;
             Ok(open(machine, id))
         };
-        self.call(Call::Open, &[node], work).await
+        self.call(DiskCall::Open, &[node], work).await
     }
 
     async fn stat_file(&self, file: &OpenFile) -> DiskResult<Stat> {
@@ -553,7 +560,7 @@ impl Disk for SimulatedDisk {
     async fn read(&self, file: &OpenFile, offset: u64, len: usize) -> DiskResult<Bytes> {
         let id = file.0.id;
         let work = move |machine: &mut Machine, _| Ok(machine.contents(id)?.read(offset, len));
-        self.call(Call::Read, &[file], work).await
+        self.call(DiskCall::Read, &[file], work).await
     }
 
     async fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> DiskResult<usize> {
@@ -564,7 +571,7 @@ impl Disk for SimulatedDisk {
         let work = move |machine: &mut Machine, now| {
             machine.edit_contents(id, now, |contents, room| contents.write(offset, &data, room))
         };
-        self.call(Call::Write, &[file], work).await
+        self.call(DiskCall::Write, &[file], work).await
     }
 
     async fn set_len(&self, file: &OpenFile, size_bytes: u64) -> DiskResult<()> {
@@ -572,28 +579,29 @@ impl Disk for SimulatedDisk {
         let work = move |machine: &mut Machine, now| {
             machine.edit_contents(id, now, |contents, _| contents.set_len(size_bytes))
         };
-        self.call(Call::SetLen, &[file], work).await
+        self.call(DiskCall::SetLen, &[file], work).await
     }
 
     async fn allocate(&self, file: &OpenFile, mode: i32, offset: u64, len: u64) -> DiskResult<()> {
         let id = file.0.id;
         let work = move |machine: &mut Machine, now| {
             let allocate =
-                |contents: &mut Contents, room| contents.allocate(mode, offset, len, room);
+                |contents: &mut FileContents, room| contents.allocate(mode, offset, len, room);
             machine.edit_contents(id, now, allocate)
         };
-        self.call(Call::Allocate, &[file], work).await
+        self.call(DiskCall::Allocate, &[file], work).await
     }
 
     async fn seek(&self, file: &OpenFile, offset: u64, to: SeekTo) -> DiskResult<u64> {
         let id = file.0.id;
-        self.call(Call::Seek, &[file], move |machine, _| machine.contents(id)?.seek(offset, to))
+        self.call(DiskCall::Seek, &[file], move |machine, _| machine.contents(id)?.seek(offset, to))
             .await
     }
 
     async fn sync_file(&self, file: &OpenFile, data_only: bool) -> DiskResult<()> {
         let id = file.0.id;
-        self.call(Call::SyncFile, &[file], move |machine, _| machine.sync_file(id, data_only)).await
+        self.call(DiskCall::SyncFile, &[file], move |machine, _| machine.sync_file(id, data_only))
+            .await
     }
 
     async fn sync_all(&self) -> DiskResult<()> {
@@ -601,7 +609,7 @@ impl Disk for SimulatedDisk {
             machine.start_afresh();
             Ok(())
         };
-        self.call(Call::SyncAll, &[], work).await
+        self.call(DiskCall::SyncAll, &[], work).await
     }
 
     async fn stat_fs(&self) -> DiskResult<StatFs> {
@@ -619,7 +627,7 @@ impl Disk for SimulatedDisk {
                 ..StatFs::default()
             })
         };
-        self.call(Call::StatFs, &[], work).await
+        self.call(DiskCall::StatFs, &[], work).await
     }
 
     async fn database(&self, dir: &OpenFile, name: &[u8]) -> DiskResult<Arc<dyn DatabaseFile>> {
@@ -628,7 +636,7 @@ impl Disk for SimulatedDisk {
             let id = machine.make_or_find(place, now)?;
             Ok(open(machine, id))
         };
-        let file = self.call(Call::Database, &[dir], work).await?;
+        let file = self.call(DiskCall::Database, &[dir], work).await?;
         Ok(Arc::new(Database { env: self.env.clone(), file }))
     }
 
@@ -638,7 +646,7 @@ impl Disk for SimulatedDisk {
             let id = machine.make_or_find(place, now)?;
             machine.lock(process, id)
         };
-        self.call(Call::Lock, &[dir], work).await
+        self.call(DiskCall::Lock, &[dir], work).await
     }
 }
 
@@ -651,7 +659,7 @@ struct Database {
 impl Database {
     fn call<T>(
         &self,
-        call: Call,
+        call: DiskCall,
         work: impl FnOnce(&mut Machine, Id, FileTime) -> DiskResult<T>,
     ) -> io::Result<T> {
         let now = FileTime::from_unix_ms(self.env.unix_ms());
@@ -665,13 +673,13 @@ impl Database {
 
 impl DatabaseFile for Database {
     fn size(&self) -> io::Result<u64> {
-        self.call(Call::DatabaseRead, |machine, id, _| Ok(machine.contents(id)?.size))
+        self.call(DiskCall::DatabaseRead, |machine, id, _| Ok(machine.contents(id)?.size))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let len = out.len();
         let read = |machine: &mut Machine, id, _| Ok(machine.contents(id)?.read(offset, len));
-        let bytes = self.call(Call::DatabaseRead, read)?;
+        let bytes = self.call(DiskCall::DatabaseRead, read)?;
         if bytes.len() < len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -683,19 +691,19 @@ impl DatabaseFile for Database {
         let write = |machine: &mut Machine, id, now| {
             machine.edit_contents(id, now, |contents, room| contents.write(offset, data, room))
         };
-        match self.call(Call::DatabaseWrite, write)? {
+        match self.call(DiskCall::DatabaseWrite, write)? {
             written if written < data.len() => Err(Errno::ENOSPC.into()),
             _ => Ok(()),
         }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.call(Call::DatabaseWrite, |machine, id, now| {
+        self.call(DiskCall::DatabaseWrite, |machine, id, now| {
             machine.edit_contents(id, now, |contents, _| contents.set_len(len))
         })
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.call(Call::DatabaseSync, |machine, id, _| machine.sync_file(id, true))
+        self.call(DiskCall::DatabaseSync, |machine, id, _| machine.sync_file(id, true))
     }
 }

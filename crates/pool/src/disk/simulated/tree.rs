@@ -1,7 +1,7 @@
 //! Names, attributes and bytes of a simulated file system, and how calls of Linux change them.
 //!
 //! Files have an identity of their own that is never used again ([`Id`]), beside the inode number that is. Every change of names
-//! and attributes is a [`Change`], which a crash can apply again to an older state, or leave out: it is refused there if it makes
+//! and attributes is a [`TreeChange`], which a crash can apply again to an older state, or leave out: it is refused there if it makes
 //! no sense, so that no state has a name without a file or a file with a wrong count of names.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use atoll_vfs::{Errno, FileKind, FileTime, MAX_NAME_BYTES, RenameFlags, XattrFlags};
 use bytes::Bytes;
 
-use super::contents::{BLOCK, Contents};
+use super::contents::{BLOCK, FileContents};
 use crate::disk::{DiskResult, Listed, Stat};
 
 /// Which file, for as long as the simulation runs.
@@ -32,8 +32,8 @@ const XATTR_BYTES: usize = 64 << 10;
 
 /// What a file is.
 #[derive(Clone, Debug)]
-pub(super) enum Body {
-    Regular(Contents),
+pub(super) enum InodeBody {
+    Regular(FileContents),
     Directory { names: BTreeMap<Bytes, Id>, parent: Id },
     Symlink(Bytes),
     Special(FileKind, u64),
@@ -51,26 +51,26 @@ pub(super) struct Inode {
     pub(super) mtime: FileTime,
     pub(super) ctime: FileTime,
     pub(super) xattrs: BTreeMap<Bytes, Bytes>,
-    pub(super) body: Body,
+    pub(super) body: InodeBody,
 }
 
 impl Inode {
     pub(super) fn kind(&self) -> FileKind {
         match &self.body {
-            Body::Regular(_) => FileKind::Regular,
-            Body::Directory { .. } => FileKind::Directory,
-            Body::Symlink(_) => FileKind::Symlink,
-            Body::Special(kind, _) => *kind,
+            InodeBody::Regular(_) => FileKind::Regular,
+            InodeBody::Directory { .. } => FileKind::Directory,
+            InodeBody::Symlink(_) => FileKind::Symlink,
+            InodeBody::Special(kind, _) => *kind,
         }
     }
 
     fn is_directory(&self) -> bool {
-        matches!(self.body, Body::Directory { .. })
+        matches!(self.body, InodeBody::Directory { .. })
     }
 
     fn names_mut(&mut self) -> &mut BTreeMap<Bytes, Id> {
         match &mut self.body {
-            Body::Directory { names, .. } => names,
+            InodeBody::Directory { names, .. } => names,
             _ => unreachable!("the caller has checked that it is a directory"),
         }
     }
@@ -78,10 +78,10 @@ impl Inode {
     /// Space taken, blocks.
     fn blocks(&self) -> u64 {
         let own = match &self.body {
-            Body::Regular(contents) => contents.blocks(),
-            Body::Directory { names, .. } => 1 + names.len() as u64 / NAMES_PER_BLOCK,
-            Body::Symlink(target) => u64::from(target.len() > INLINE_BYTES),
-            Body::Special(..) => 0,
+            InodeBody::Regular(contents) => contents.blocks(),
+            InodeBody::Directory { names, .. } => 1 + names.len() as u64 / NAMES_PER_BLOCK,
+            InodeBody::Symlink(target) => u64::from(target.len() > INLINE_BYTES),
+            InodeBody::Special(..) => 0,
         };
         let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         match xattrs > INLINE_BYTES {
@@ -92,13 +92,15 @@ impl Inode {
 
     pub(super) fn stat(&self) -> Stat {
         let size_bytes = match &self.body {
-            Body::Regular(contents) => contents.size,
-            Body::Directory { names, .. } => (1 + names.len() as u64 / NAMES_PER_BLOCK) * BLOCK,
-            Body::Symlink(target) => target.len() as u64,
-            Body::Special(..) => 0,
+            InodeBody::Regular(contents) => contents.size,
+            InodeBody::Directory { names, .. } => {
+                (1 + names.len() as u64 / NAMES_PER_BLOCK) * BLOCK
+            }
+            InodeBody::Symlink(target) => target.len() as u64,
+            InodeBody::Special(..) => 0,
         };
         let rdev = match self.body {
-            Body::Special(FileKind::CharDevice | FileKind::BlockDevice, rdev) => rdev,
+            InodeBody::Special(FileKind::CharDevice | FileKind::BlockDevice, rdev) => rdev,
             _ => 0,
         };
         Stat {
@@ -121,16 +123,16 @@ impl Inode {
 }
 
 /// A name of a directory.
-pub(super) type Place = (Id, Bytes);
+pub(super) type TreePlace = (Id, Bytes);
 
 /// A change of names or attributes.
 #[derive(Clone, Debug)]
-pub(super) enum Change {
-    Make { place: Place, id: Id, inode: Box<Inode> },
-    Link { id: Id, place: Place },
-    Rename { from: Place, to: Place, flags: RenameFlags },
-    Unlink(Place),
-    Rmdir(Place),
+pub(super) enum TreeChange {
+    Make { place: TreePlace, id: Id, inode: Box<Inode> },
+    Link { id: Id, place: TreePlace },
+    Rename { from: TreePlace, to: TreePlace, flags: RenameFlags },
+    Unlink(TreePlace),
+    Rmdir(TreePlace),
     SetMode(Id, u32),
     SetOwner(Id, Option<u32>, Option<u32>),
     SetTimes(Id, Option<FileTime>, Option<FileTime>),
@@ -146,20 +148,20 @@ pub(super) struct Effect {
 
 /// Most of everything.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct DiskLimits {
     pub(super) blocks: u64,
     pub(super) inodes: u64,
     pub(super) links: u32,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Tree {
+pub(super) struct DiskTree {
     inodes: BTreeMap<Id, Arc<Inode>>,
     numbers: BTreeMap<u64, Id>,
     /// All numbers below this one are taken.
     lowest_number: u64,
     used_blocks: u64,
-    pub(super) limits: Limits,
+    pub(super) limits: DiskLimits,
 }
 
 fn is_dots(name: &[u8]) -> bool {
@@ -175,9 +177,9 @@ fn check_bytes(name: &[u8]) -> DiskResult<()> {
     }
 }
 
-impl Tree {
-    pub(super) fn new(limits: Limits, now: FileTime, generation: u64) -> Tree {
-        let mut tree = Tree {
+impl DiskTree {
+    pub(super) fn new(limits: DiskLimits, now: FileTime, generation: u64) -> DiskTree {
+        let mut tree = DiskTree {
             inodes: BTreeMap::new(),
             numbers: BTreeMap::new(),
             lowest_number: FIRST_NUMBER,
@@ -195,7 +197,7 @@ impl Tree {
             mtime: now,
             ctime: now,
             xattrs: BTreeMap::new(),
-            body: Body::Directory { names: BTreeMap::new(), parent: TOP },
+            body: InodeBody::Directory { names: BTreeMap::new(), parent: TOP },
         };
         tree.insert(TOP, top);
         tree
@@ -278,20 +280,20 @@ impl Tree {
 
     fn names(&self, dir: Id) -> DiskResult<&BTreeMap<Bytes, Id>> {
         match &self.inode(dir)?.body {
-            Body::Directory { names, .. } => Ok(names),
+            InodeBody::Directory { names, .. } => Ok(names),
             _ => Err(Errno::ENOTDIR),
         }
     }
 
     fn parent(&self, dir: Id) -> Option<Id> {
         match self.inode(dir).ok()?.body {
-            Body::Directory { parent, .. } => Some(parent),
+            InodeBody::Directory { parent, .. } => Some(parent),
             _ => None,
         }
     }
 
     /// The file at a name that is no dot.
-    pub(super) fn at(&self, (dir, name): &Place) -> DiskResult<Option<Id>> {
+    pub(super) fn at(&self, (dir, name): &TreePlace) -> DiskResult<Option<Id>> {
         let names = self.names(*dir)?;
         if self.inode(*dir)?.nlink == 0 {
             return Err(Errno::ENOENT);
@@ -303,7 +305,7 @@ impl Tree {
     }
 
     /// What can be told of a name without looking for it: that it is one, and its directory a directory.
-    fn check_place(&self, (dir, name): &Place) -> DiskResult<()> {
+    fn check_place(&self, (dir, name): &TreePlace) -> DiskResult<()> {
         if name.is_empty() {
             return Err(Errno::ENOENT);
         }
@@ -311,7 +313,7 @@ impl Tree {
     }
 
     /// The file at a name, `.` and `..` too.
-    pub(super) fn find(&self, place: &Place) -> DiskResult<Id> {
+    pub(super) fn find(&self, place: &TreePlace) -> DiskResult<Id> {
         check_bytes(&place.1)?;
         self.check_place(place)?;
         match &place.1[..] {
@@ -324,7 +326,7 @@ impl Tree {
     }
 
     /// Checks that a name can be made.
-    pub(super) fn check_vacant(&self, place: &Place) -> DiskResult<()> {
+    pub(super) fn check_vacant(&self, place: &TreePlace) -> DiskResult<()> {
         check_bytes(&place.1)?;
         self.check_place(place)?;
         match is_dots(&place.1) || self.at(place)?.is_some() {
@@ -366,28 +368,32 @@ impl Tree {
     // --- changes
 
     /// Makes a change, or says why it cannot be made and makes nothing. `None`: nothing was to be changed.
-    pub(super) fn apply(&mut self, change: &Change, now: FileTime) -> DiskResult<Option<Effect>> {
+    pub(super) fn apply(
+        &mut self,
+        change: &TreeChange,
+        now: FileTime,
+    ) -> DiskResult<Option<Effect>> {
         let ids = |file, other| Ok(Some(Effect { file, other }));
         match change {
-            Change::Make { place, id, inode } => {
+            TreeChange::Make { place, id, inode } => {
                 self.make(place, *id, inode, now)?;
                 ids(Some(*id), None)
             }
-            Change::Link { id, place } => {
+            TreeChange::Link { id, place } => {
                 self.link(*id, place, now)?;
                 ids(Some(*id), None)
             }
-            Change::Rename { from, to, flags } => self.rename(from, to, *flags, now),
-            Change::Unlink(place) => ids(Some(self.unlink(place, now)?), None),
-            Change::Rmdir(place) => ids(Some(self.rmdir(place, now)?), None),
-            Change::SetMode(id, mode) => {
+            TreeChange::Rename { from, to, flags } => self.rename(from, to, *flags, now),
+            TreeChange::Unlink(place) => ids(Some(self.unlink(place, now)?), None),
+            TreeChange::Rmdir(place) => ids(Some(self.rmdir(place, now)?), None),
+            TreeChange::SetMode(id, mode) => {
                 if self.inode(*id)?.kind() == FileKind::Symlink {
                     return Err(Errno::EOPNOTSUPP);
                 }
                 self.edit(*id, |inode| (inode.mode, inode.ctime) = (mode & 0o7777, now))?;
                 ids(Some(*id), None)
             }
-            Change::SetOwner(id, uid, gid) => {
+            TreeChange::SetOwner(id, uid, gid) => {
                 self.edit(*id, |inode| {
                     // -1 leaves it, as no value does.
                     inode.uid = uid.filter(|uid| *uid != u32::MAX).unwrap_or(inode.uid);
@@ -403,7 +409,7 @@ impl Tree {
                 })?;
                 ids(Some(*id), None)
             }
-            Change::SetTimes(id, atime, mtime) => {
+            TreeChange::SetTimes(id, atime, mtime) => {
                 if atime.is_none() && mtime.is_none() {
                     return Ok(None);
                 }
@@ -414,14 +420,14 @@ impl Tree {
                 })?;
                 ids(Some(*id), None)
             }
-            Change::SetXattr(id, name, value, flags) => {
+            TreeChange::SetXattr(id, name, value, flags) => {
                 self.set_xattr(*id, name, value.as_ref(), *flags, now)?;
                 ids(Some(*id), None)
             }
         }
     }
 
-    fn make(&mut self, place: &Place, id: Id, inode: &Inode, now: FileTime) -> DiskResult<()> {
+    fn make(&mut self, place: &TreePlace, id: Id, inode: &Inode, now: FileTime) -> DiskResult<()> {
         self.check_vacant(place)?;
         let parent = self.inode(place.0)?;
         if inode.is_directory() && parent.nlink >= self.limits.links {
@@ -434,14 +440,20 @@ impl Tree {
     }
 
     /// Puts a name into its directory.
-    fn put(&mut self, (dir, name): &Place, id: Id, now: FileTime, subdirs: u32) -> DiskResult<()> {
+    fn put(
+        &mut self,
+        (dir, name): &TreePlace,
+        id: Id,
+        now: FileTime,
+        subdirs: u32,
+    ) -> DiskResult<()> {
         self.edit(*dir, |dir| {
             dir.names_mut().insert(name.clone(), id);
             dir.nlink += subdirs;
             (dir.mtime, dir.ctime) = (now, now);
         })?;
         self.edit(id, |inode| {
-            if let Body::Directory { parent, .. } = &mut inode.body {
+            if let InodeBody::Directory { parent, .. } = &mut inode.body {
                 *parent = *dir;
             }
             inode.ctime = now;
@@ -449,7 +461,7 @@ impl Tree {
     }
 
     /// Takes a name away.
-    fn take(&mut self, (dir, name): &Place, now: FileTime, subdirs: u32) -> DiskResult<()> {
+    fn take(&mut self, (dir, name): &TreePlace, now: FileTime, subdirs: u32) -> DiskResult<()> {
         self.edit(*dir, |dir| {
             dir.names_mut().remove(name);
             dir.nlink -= subdirs;
@@ -457,7 +469,7 @@ impl Tree {
         })
     }
 
-    fn link(&mut self, id: Id, place: &Place, now: FileTime) -> DiskResult<()> {
+    fn link(&mut self, id: Id, place: &TreePlace, now: FileTime) -> DiskResult<()> {
         self.check_vacant(place)?;
         let inode = self.inode(id)?;
         match inode.nlink {
@@ -479,7 +491,7 @@ impl Tree {
         })
     }
 
-    fn unlink(&mut self, place: &Place, now: FileTime) -> DiskResult<Id> {
+    fn unlink(&mut self, place: &TreePlace, now: FileTime) -> DiskResult<Id> {
         check_bytes(&place.1)?;
         self.check_place(place)?;
         if is_dots(&place.1) {
@@ -494,7 +506,7 @@ impl Tree {
         Ok(id)
     }
 
-    fn rmdir(&mut self, place: &Place, now: FileTime) -> DiskResult<Id> {
+    fn rmdir(&mut self, place: &TreePlace, now: FileTime) -> DiskResult<Id> {
         check_bytes(&place.1)?;
         self.check_place(place)?;
         match &place.1[..] {
@@ -514,8 +526,8 @@ impl Tree {
     /// The order of the checks is that of Linux' `do_renameat2`.
     fn rename(
         &mut self,
-        from: &Place,
-        to: &Place,
+        from: &TreePlace,
+        to: &TreePlace,
         flags: RenameFlags,
         now: FileTime,
     ) -> DiskResult<Option<Effect>> {
@@ -554,7 +566,7 @@ impl Tree {
             Some(over) => self.inode(over)?.is_directory(),
             None => false,
         };
-        let is_full = |tree: &Tree, dir: Id| -> DiskResult<bool> {
+        let is_full = |tree: &DiskTree, dir: Id| -> DiskResult<bool> {
             Ok(tree.inode(dir)?.nlink >= tree.limits.links)
         };
         if from.0 != to.0

@@ -1,7 +1,7 @@
 //! What a crash has left, and what is to be done about it: the changes in the journal that the index has not are made again.
 //!
 //! The disk may have any of them or none, and some that the journal has lost. So they are not made one after the other: the
-//! *outcome* of all is computed ([`Outcomes`]), and each file that they name is sought by its number and brought there. What is
+//! *outcome* of all is computed ([`FileOutcomes`]), and each file that they name is sought by its number and brought there. What is
 //! there already is left alone, so doing it twice changes nothing.
 //!
 //! Where the disk knows something newer, it is right: a file that stands under a name that the journal does not know stays, and
@@ -16,20 +16,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
-use self::outcomes::{Attributes, Outcome, Outcomes, named};
-use super::{Member, OpenError, OpenReport};
-use crate::change::{Birth, Change, Place, Time};
+use self::outcomes::{FileOutcome, FileOutcomes, LastAttributes, named};
+use super::{OpenError, OpenReport, PoolMember};
+use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
 use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
-use crate::index::{FileRecord, Meta};
-use crate::journal::Record;
+use crate::index::{FileRecord, IndexMeta};
+use crate::journal::JournalRecord;
 use crate::layout::{FileId, OWN_DIRECTORY, Placeholder, Slot};
 
-impl<D: Disk> Member<D> {
+impl<D: Disk> PoolMember<D> {
     /// Makes the changes again that the index has not, and the index if it is gone. Afterwards disk, index and journal agree.
     pub(crate) async fn recover(
         &self,
-        records: Vec<Record>,
-        meta: Option<Meta>,
+        records: Vec<JournalRecord>,
+        meta: Option<IndexMeta>,
     ) -> Result<OpenReport, OpenError> {
         let mut report = OpenReport::default();
         let last = records.last().map_or(0, |record| record.sequence);
@@ -43,7 +43,7 @@ impl<D: Disk> Member<D> {
         }
         // The journal knows of the last checkpoint, too: an index that is made again is one of what the disk has now.
         let checkpoints = records.iter().filter_map(|record| match record.change {
-            Change::Checkpoint { sequence, boot } => Some((sequence, boot)),
+            PoolChange::Checkpoint { sequence, boot } => Some((sequence, boot)),
             _ => None,
         });
         let last_checkpoint = checkpoints.max();
@@ -52,17 +52,18 @@ impl<D: Disk> Member<D> {
             .map(|(sequence, _)| sequence)
             .max(meta.map(|meta| meta.sequence))
             .unwrap_or(0);
-        let newer: Vec<Record> =
+        let newer: Vec<JournalRecord> =
             records.into_iter().filter(|record| record.sequence > known).collect();
         let has_gap = meta.is_some_and(|meta| meta.sequence < known);
         if meta.is_none() || has_gap {
             report.files_indexed = self.index_again().await?;
         }
-        let is_change = |record: &&Record| !matches!(record.change, Change::Checkpoint { .. });
+        let is_change =
+            |record: &&JournalRecord| !matches!(record.change, PoolChange::Checkpoint { .. });
         report.changes_redone = newer.iter().filter(is_change).count();
         let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
         if report.changes_redone > 0 {
-            let outcomes = Outcomes::of(&newer, |id| self.index.places(id));
+            let outcomes = FileOutcomes::of(&newer, |id| self.index.places(id));
             let outcomes = outcomes.map_err(|error| OpenError::Index(error.to_string()))?;
             report.names_mended = Redo::new(self, outcomes, has_stopped)
                 .await
@@ -93,8 +94,8 @@ enum Round {
 
 /// Files on their way to where they belong.
 struct Redo<'a, D: Disk> {
-    member: &'a Member<D>,
-    outcomes: Outcomes,
+    member: &'a PoolMember<D>,
+    outcomes: FileOutcomes,
     /// The machine has stopped since: the disk may have lost what was not synced.
     has_stopped: bool,
     own: D::Node,
@@ -107,14 +108,14 @@ struct Redo<'a, D: Disk> {
     /// Which files inodes were taken for.
     taken: BTreeMap<u64, FileId>,
     /// Where each file was found.
-    found: BTreeMap<FileId, BTreeSet<Place>>,
+    found: BTreeMap<FileId, BTreeSet<PoolPlace>>,
     mended: usize,
 }
 
 impl<'a, D: Disk> Redo<'a, D> {
     async fn new(
-        member: &'a Member<D>,
-        outcomes: Outcomes,
+        member: &'a PoolMember<D>,
+        outcomes: FileOutcomes,
         has_stopped: bool,
     ) -> DiskResult<Redo<'a, D>> {
         let own = member.own().await?;
@@ -194,14 +195,14 @@ impl<'a, D: Disk> Redo<'a, D> {
     }
 
     /// The names under which a file may be.
-    fn candidates(&self, id: FileId) -> DiskResult<BTreeSet<Place>> {
+    fn candidates(&self, id: FileId) -> DiskResult<BTreeSet<PoolPlace>> {
         match self.outcomes.files.get(&id) {
             Some(outcome) => Ok(outcome.ever.clone()),
             None => Ok(self.member.places(id)?.into_iter().collect()),
         }
     }
 
-    fn birth(&self, id: FileId) -> Option<&Birth> {
+    fn birth(&self, id: FileId) -> Option<&FileBirth> {
         self.outcomes.files.get(&id)?.birth.as_ref()
     }
 
@@ -224,7 +225,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             if !self.nodes.contains_key(&top) {
                 let candidates = self.candidates(top)?;
                 // A directory that is sought below itself is not there.
-                let is_next = |place: &&Place| {
+                let is_next = |place: &&PoolPlace| {
                     !self.nodes.contains_key(&place.parent) && !under_way.contains(&place.parent)
                 };
                 if let Some(next) = candidates.iter().find(is_next) {
@@ -240,7 +241,11 @@ impl<'a, D: Disk> Redo<'a, D> {
     }
 
     /// Seeks a file in directories that were sought.
-    async fn locate_in_known(&mut self, id: FileId, candidates: BTreeSet<Place>) -> DiskResult<()> {
+    async fn locate_in_known(
+        &mut self,
+        id: FileId,
+        candidates: BTreeSet<PoolPlace>,
+    ) -> DiskResult<()> {
         let slot = self.slot(id)?;
         let mut node = match slot {
             Some(slot) => {
@@ -360,7 +365,7 @@ impl<'a, D: Disk> Redo<'a, D> {
     /// Walks through all of D if a file that should be there is under none of its names: then it was renamed in a change that
     /// the journal has lost, and the disk not.
     async fn seek_the_missing(&mut self) -> DiskResult<()> {
-        let is_missing = |(id, outcome): (&FileId, &Outcome)| {
+        let is_missing = |(id, outcome): (&FileId, &FileOutcome)| {
             let is_aside =
                 !self.slots.contains_key(id) && self.nodes.get(id).is_some_and(Option::is_some);
             let is_away = self.found.get(id).is_none_or(BTreeSet::is_empty) && !is_aside;
@@ -492,7 +497,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         id: FileId,
         slot: Slot,
         dir: &D::Node,
-        place: &Place,
+        place: &PoolPlace,
     ) -> DiskResult<bool> {
         let disk = &self.member.disk;
         if self.nodes.get(&id).is_none_or(Option::is_none) {
@@ -504,7 +509,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         Ok(true)
     }
 
-    async fn put_file(&mut self, id: FileId, dir: &D::Node, place: &Place) -> DiskResult<bool> {
+    async fn put_file(&mut self, id: FileId, dir: &D::Node, place: &PoolPlace) -> DiskResult<bool> {
         let disk = &self.member.disk;
         let aside = Self::aside(id);
         let to = (dir, &place.name[..]);
@@ -649,7 +654,7 @@ impl<'a, D: Disk> Redo<'a, D> {
     }
 
     async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {
-        let Attributes { mode, uid, gid, atime, mtime } = self.outcomes.file(id).attributes;
+        let LastAttributes { mode, uid, gid, atime, mtime } = self.outcomes.file(id).attributes;
         let Some(Some(node)) = self.nodes.get(&id) else { return Ok(()) };
         // A process that died has set them, and somebody may have set others by hand since. What it was about to make has no
         // number yet.

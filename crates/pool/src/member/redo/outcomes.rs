@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::change::{Birth, Change, Place, Time};
-use crate::index::IndexError;
-use crate::journal::Record;
+use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
+use crate::index::PoolIndexError;
+use crate::journal::JournalRecord;
 use crate::layout::FileId;
 
 /// Attributes as the last of several changes has left them.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
-pub(super) struct Attributes {
+pub(super) struct LastAttributes {
     pub(super) mode: Option<u32>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -20,16 +20,16 @@ pub(super) struct Attributes {
 
 /// What several changes come to for one file.
 #[derive(Clone, Default, PartialEq, Debug)]
-pub(super) struct Outcome {
+pub(super) struct FileOutcome {
     /// What it was made as, if one of the changes made it.
-    pub(super) birth: Option<Birth>,
+    pub(super) birth: Option<FileBirth>,
     /// The names that it had before.
-    pub(super) before: BTreeSet<Place>,
+    pub(super) before: BTreeSet<PoolPlace>,
     /// The names that it has in the end.
-    pub(super) after: BTreeSet<Place>,
+    pub(super) after: BTreeSet<PoolPlace>,
     /// All names that it ever had.
-    pub(super) ever: BTreeSet<Place>,
-    pub(super) attributes: Attributes,
+    pub(super) ever: BTreeSet<PoolPlace>,
+    pub(super) attributes: LastAttributes,
     /// The last change that set attributes.
     attributes_at: u64,
     /// Its bytes were promised: it is not made again, empty.
@@ -40,33 +40,35 @@ pub(super) struct Outcome {
 
 /// What the changes of a journal come to.
 #[derive(Default)]
-pub(super) struct Outcomes {
-    pub(super) files: BTreeMap<FileId, Outcome>,
+pub(super) struct FileOutcomes {
+    pub(super) files: BTreeMap<FileId, FileOutcome>,
 }
 
-impl Outcomes {
+impl FileOutcomes {
     /// `places` says which names a file had before all of them.
     pub(super) fn of(
-        records: &[Record],
-        mut places: impl FnMut(FileId) -> Result<Vec<Place>, IndexError>,
-    ) -> Result<Outcomes, IndexError> {
+        records: &[JournalRecord],
+        mut places: impl FnMut(FileId) -> Result<Vec<PoolPlace>, PoolIndexError>,
+    ) -> Result<FileOutcomes, PoolIndexError> {
         let withdrawn: BTreeSet<u64> = records
             .iter()
             .filter_map(|record| match record.change {
-                Change::Withdrawn { sequence } => Some(sequence),
+                PoolChange::Withdrawn { sequence } => Some(sequence),
                 _ => None,
             })
             .collect();
-        let mut all = Outcomes::default();
-        for Record { sequence, change } in records {
+        let mut all = FileOutcomes::default();
+        for JournalRecord { sequence, change } in records {
             let is_withdrawn = withdrawn.contains(sequence);
             for id in named(change) {
                 if !all.files.contains_key(&id) {
-                    let before: BTreeSet<Place> = places(id)?.into_iter().collect();
+                    let before: BTreeSet<PoolPlace> = places(id)?.into_iter().collect();
                     let rank = all.files.len();
                     let (after, ever) = (before.clone(), before.clone());
-                    all.files
-                        .insert(id, Outcome { before, after, ever, rank, ..Outcome::default() });
+                    all.files.insert(
+                        id,
+                        FileOutcome { before, after, ever, rank, ..FileOutcome::default() },
+                    );
                 }
             }
             all.add(*sequence, change, is_withdrawn);
@@ -74,12 +76,12 @@ impl Outcomes {
         Ok(all)
     }
 
-    pub(super) fn file(&mut self, id: FileId) -> &mut Outcome {
+    pub(super) fn file(&mut self, id: FileId) -> &mut FileOutcome {
         self.files.entry(id).or_default()
     }
 
-    fn add(&mut self, sequence: u64, change: &Change, is_withdrawn: bool) {
-        let mut gains = |id: FileId, at: &Place, is_lasting: bool| {
+    fn add(&mut self, sequence: u64, change: &PoolChange, is_withdrawn: bool) {
+        let mut gains = |id: FileId, at: &PoolPlace, is_lasting: bool| {
             let file = self.file(id);
             file.ever.insert(at.clone());
             if is_lasting && !is_withdrawn {
@@ -88,40 +90,41 @@ impl Outcomes {
         };
         // A change that was withdrawn may have been made in part.
         match change {
-            Change::Make { id, at, .. } | Change::Link { id, at } => gains(*id, at, true),
-            Change::Rename { id, from, to, replaced } => {
+            PoolChange::Make { id, at, .. } | PoolChange::Link { id, at } => gains(*id, at, true),
+            PoolChange::Rename { id, from, to, replaced } => {
                 gains(*id, to, true);
                 // Where a directory and a placeholder are exchanged before one of them goes.
                 if let Some(replaced) = replaced {
                     gains(*replaced, from, false);
                 }
             }
-            Change::Exchange { id, from, other, to } => {
+            PoolChange::Exchange { id, from, other, to } => {
                 gains(*id, to, true);
                 gains(*other, from, true);
             }
-            Change::Unlink { .. }
-            | Change::Attributes { .. }
-            | Change::Synced { .. }
-            | Change::Checkpoint { .. }
-            | Change::Withdrawn { .. } => {}
+            PoolChange::Unlink { .. }
+            | PoolChange::Attributes { .. }
+            | PoolChange::Synced { .. }
+            | PoolChange::Checkpoint { .. }
+            | PoolChange::Withdrawn { .. } => {}
         }
         if is_withdrawn {
             return;
         }
         match change {
-            Change::Make { id, birth, .. } => {
-                let Birth { uid, gid, mode, times, .. } = birth.clone();
+            PoolChange::Make { id, birth, .. } => {
+                let FileBirth { uid, gid, mode, times, .. } = birth.clone();
                 let file = self.file(*id);
                 file.birth = Some(birth.clone());
                 let (atime, mtime) = times.unzip();
-                file.attributes = Attributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
+                file.attributes =
+                    LastAttributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
                 file.attributes_at = sequence;
             }
-            Change::Unlink { id, at } => {
+            PoolChange::Unlink { id, at } => {
                 self.file(*id).after.remove(at);
             }
-            Change::Rename { id, from, to, replaced } => {
+            PoolChange::Rename { id, from, to, replaced } => {
                 if from != to {
                     self.file(*id).after.remove(from);
                 }
@@ -129,14 +132,14 @@ impl Outcomes {
                     self.file(replaced).after.remove(to);
                 }
             }
-            Change::Exchange { id, from, other, to } => {
+            PoolChange::Exchange { id, from, other, to } => {
                 self.file(*id).after.remove(from);
                 self.file(*other).after.remove(to);
             }
-            Change::Attributes { id, mode, uid, gid, atime, mtime } => {
+            PoolChange::Attributes { id, mode, uid, gid, atime, mtime } => {
                 self.file(*id).attributes_at = sequence;
                 let now = &mut self.file(*id).attributes;
-                *now = Attributes {
+                *now = LastAttributes {
                     mode: mode.or(now.mode),
                     uid: uid.or(now.uid),
                     gid: gid.or(now.gid),
@@ -144,29 +147,31 @@ impl Outcomes {
                     mtime: mtime.or(now.mtime),
                 };
             }
-            Change::Synced { id, upto } => {
+            PoolChange::Synced { id, upto } => {
                 let file = self.file(*id);
                 file.is_filled = true;
                 if file.attributes_at <= *upto {
-                    file.attributes = Attributes::default();
+                    file.attributes = LastAttributes::default();
                 }
             }
-            Change::Link { .. } | Change::Checkpoint { .. } | Change::Withdrawn { .. } => {}
+            PoolChange::Link { .. }
+            | PoolChange::Checkpoint { .. }
+            | PoolChange::Withdrawn { .. } => {}
         }
     }
 }
 
 /// The files that a change names.
-pub(super) fn named(change: &Change) -> impl Iterator<Item = FileId> {
+pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
     let (first, second) = match change {
-        Change::Make { id, .. }
-        | Change::Link { id, .. }
-        | Change::Unlink { id, .. }
-        | Change::Attributes { id, .. }
-        | Change::Synced { id, .. } => (Some(*id), None),
-        Change::Rename { id, replaced, .. } => (Some(*id), *replaced),
-        Change::Exchange { id, other, .. } => (Some(*id), Some(*other)),
-        Change::Checkpoint { .. } | Change::Withdrawn { .. } => (None, None),
+        PoolChange::Make { id, .. }
+        | PoolChange::Link { id, .. }
+        | PoolChange::Unlink { id, .. }
+        | PoolChange::Attributes { id, .. }
+        | PoolChange::Synced { id, .. } => (Some(*id), None),
+        PoolChange::Rename { id, replaced, .. } => (Some(*id), *replaced),
+        PoolChange::Exchange { id, other, .. } => (Some(*id), Some(*other)),
+        PoolChange::Checkpoint { .. } | PoolChange::Withdrawn { .. } => (None, None),
     };
     first.into_iter().chain(second)
 }
