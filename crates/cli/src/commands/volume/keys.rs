@@ -179,7 +179,7 @@ pub(super) async fn import(args: &ImportArgs, global: &Global) -> Result<(), Fai
             .because(format!("{name} would be taken for an address"))
             .advice("Name it otherwise: `atoll volume import NAME`."));
     }
-    pool::check_no_pool(&name, global, &what)?;
+    pool::check_no_pool(&name, global, what)?;
     let (env, client) = connection::to_node(global).await?;
     let address = VolumeAddress(secret.key.volume_id()).to_string();
     let volumes = client.volumes().await.map_err(connection::failure)?;
