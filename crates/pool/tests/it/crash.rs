@@ -703,7 +703,7 @@ fn fills_up(size_bytes: u64) {
 async fn half_a_minute_after_a_change_all_is_in_the_index() {
     let (disk, fs) = new_pool(1).await;
     take(&fs, &Step::Mkdir("/home".to_owned())).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_secs(31)).await;
+    atoll_env::sleep(&*env(), std::time::Duration::from_secs(31)).await;
     drop(fs);
     disk.kill(InFlight::Lost);
     let (_, report) = PoolFs::open(env(), disk.reopen()).await.unwrap();
