@@ -35,11 +35,13 @@ struct LockedNames {
 
 impl<D: Disk> PoolFs<D> {
     pub(super) async fn look_up(&self, parent: FileId, name: &[u8]) -> DiskResult<Entry> {
-        let named = {
+        check_name(name)?;
+        let found = {
             let _turn = self.member.turns.read(parent.0).await;
-            self.look(parent, name).await?
+            let dir = self.member.node(parent).await?;
+            // The disk says whether it is a directory at all.
+            self.member.find(parent, &dir, name).await?
         };
-        let found = named.found.ok_or(Errno::ENOENT)?;
         self.member.keep_up();
         self.entry(found.id, &found.stat)
     }
