@@ -5,7 +5,7 @@
 //! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4); big-endian |
 //! | `inodes` | inode number | number of the file |
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
-//! | `meta` | `sequence`, `next` | the last change that is in it; the next number for a file |
+//! | `meta` | `sequence`, `order`, `next` | the last record of the journal that is in it; the last change of the pool; the next number for a file |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
 //!
@@ -142,15 +142,16 @@ impl PoolIndexError {
 /// What a checkpoint writes.
 pub(crate) struct FrozenEntries {
     changed: Arc<PendingEntries>,
-    sequence: u64,
-    next: u64,
+    meta: IndexMeta,
 }
 
 /// The meta entries of an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexMeta {
-    /// The last change of the journal that it has.
+    /// The last record of the journal that it has.
     pub(crate) sequence: u64,
+    /// The last change of the pool that was decided by then.
+    pub(crate) order: u64,
     /// The next number for a file, without its slot.
     pub(crate) next: u64,
 }
@@ -171,9 +172,12 @@ impl PoolIndex {
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
-            value("sequence")?
-                .zip(value("next")?)
-                .map(|(sequence, next)| IndexMeta { sequence, next })
+            match (value("sequence")?, value("order")?, value("next")?) {
+                (Some(sequence), Some(order), Some(next)) => {
+                    Some(IndexMeta { sequence, order, next })
+                }
+                _ => None,
+            }
         };
         work.commit().map_err(PoolIndexError::of)?;
         let written = Arc::new(snapshot(&database)?);
@@ -299,8 +303,8 @@ impl PoolIndex {
         self.state().now.names.insert(name_key(id, place), false);
     }
 
-    /// Takes what has changed for a checkpoint, as of the change `sequence`. One is made at a time.
-    pub(crate) fn freeze(&self, sequence: u64, next: u64) -> FrozenEntries {
+    /// Takes what has changed for a checkpoint. One is made at a time.
+    pub(crate) fn freeze(&self, meta: IndexMeta) -> FrozenEntries {
         let mut state = self.state();
         let mut changed = std::mem::take(&mut state.now);
         // What a checkpoint could not write is written by the next.
@@ -313,7 +317,7 @@ impl PoolIndex {
         }
         let changed = Arc::new(changed);
         state.writing = Some(changed.clone());
-        FrozenEntries { changed, sequence, next }
+        FrozenEntries { changed, meta }
     }
 
     /// Writes a checkpoint, durably. Blocks.
@@ -345,7 +349,8 @@ impl PoolIndex {
                 .map_err(PoolIndexError::of)?;
             }
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
-            for (name, value) in [("sequence", frozen.sequence), ("next", frozen.next)] {
+            let IndexMeta { sequence, order, next } = frozen.meta;
+            for (name, value) in [("sequence", sequence), ("order", order), ("next", next)] {
                 meta.insert(name, value).map_err(PoolIndexError::of)?;
             }
         }

@@ -108,7 +108,7 @@ impl<D: Disk> PoolFs<D> {
         self.member.held().end_resized(id, resized);
         if self.member.is_in_journal(id) {
             let _changing = self.member.begin_change().await?;
-            self.member.note(PoolChange::Synced { id, upto }).await?;
+            self.member.change(PoolChange::Synced { id, upto }).await?;
         }
         self.member.sync_changes().await
     }

@@ -11,6 +11,7 @@
 //! that is known or that lies in a slot. What stands under a name must be the inode that the index has; where it is not, the
 //! disk is right, and the index learns.
 
+mod applying;
 mod checking;
 mod leaving;
 mod opening;
@@ -31,11 +32,12 @@ use atoll_vfs::Errno;
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
-use crate::index::{PoolIndex, PoolIndexError};
-use crate::journal::PoolJournal;
+use crate::index::{IndexMeta, PoolIndex, PoolIndexError};
+use crate::journal::{PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
 use crate::turns::{Turn, Turns};
 
+pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
 pub use opening::{
@@ -158,36 +160,38 @@ impl<D: Disk> PoolMember<D> {
         self.whole.write(whole::MOVES).await
     }
 
-    /// Writes a change to the journal, makes it by `work`, and withdraws it if that fails.
-    pub(crate) async fn logged<T>(
-        &self,
-        change: PoolChange,
-        work: impl Future<Output = DiskResult<T>> + Send,
-    ) -> DiskResult<T> {
-        let sequence = self.append(&change).await?;
-        let outcome = work.await;
-        if outcome.is_err() {
-            self.journal.append(&self.disk, &PoolChange::Withdrawn { sequence }).await?;
+    /// Decides a change, makes it, and withdraws it if that fails. Returns the file that it made.
+    pub(crate) async fn change(&self, change: PoolChange) -> DiskResult<Option<MadeFile<D>>> {
+        let order = self.decide(&change).await?;
+        let made = self.apply(&change, Decided::Here).await;
+        if made.is_err() {
+            self.decide(&PoolChange::Withdrawn { order }).await?;
         }
-        outcome
+        made
     }
 
-    /// The sequence number of the last change.
+    /// The order of the last change.
     pub(crate) fn changes_so_far(&self) -> u64 {
-        self.journal.written()
+        self.journal.last_order()
     }
 
-    /// Notes in the journal what has happened.
-    pub(crate) async fn note(&self, change: PoolChange) -> DiskResult<()> {
-        self.append(&change).await.map(|_| ())
-    }
-
-    async fn append(&self, change: &PoolChange) -> DiskResult<u64> {
-        let sequence = self.journal.append(&self.disk, change).await?;
-        if let PoolChange::Make { id, .. } | PoolChange::Attributes { id, .. } = change {
-            self.unsettled().insert(*id, sequence);
+    /// Writes a change to the journal; returns its order.
+    async fn decide(&self, change: &PoolChange) -> DiskResult<u64> {
+        let appended = self.journal.append(&self.disk, RecordOrder::Next, change).await?;
+        if let PoolChange::Make { id, .. }
+        | PoolChange::Attributes { id, .. }
+        | PoolChange::Extended { id, .. } = change
+        {
+            self.unsettled().insert(*id, appended.sequence);
         }
-        Ok(sequence)
+        Ok(appended.order)
+    }
+
+    /// Notes in the journal that the index has everything up to `meta`.
+    async fn note_checkpoint(&self, meta: IndexMeta) -> DiskResult<()> {
+        let IndexMeta { sequence, order, .. } = meta;
+        let checkpoint = PoolChange::Checkpoint { sequence, boot: self.disk.boot(), order };
+        self.journal.append(&self.disk, RecordOrder::Own, &checkpoint).await.map(|_| ())
     }
 
     fn unsettled(&self) -> MutexGuard<'_, BTreeMap<FileId, u64>> {
@@ -215,7 +219,8 @@ impl<D: Disk> PoolMember<D> {
         let barrier = self.whole.write(whole::BARRIER).await;
         self.journal.check()?;
         let sequence = self.journal.written();
-        let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+        let meta = self.meta(sequence, self.journal.last_order());
+        let frozen = self.index.freeze(meta);
         let resized = self.held().all_resized();
         drop(barrier);
         self.disk.sync_all().await.map_err(|_| self.journal.fail())?;
@@ -226,17 +231,22 @@ impl<D: Disk> PoolMember<D> {
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
         self.unsettled().retain(|_, at| *at > sequence);
-        self.note(PoolChange::Checkpoint { sequence, boot: self.disk.boot() }).await
+        self.note_checkpoint(meta).await
     }
 
-    /// After all changes up to `sequence` are on the disk and in the index: writes both, and begins the journal anew.
-    pub(crate) async fn settle(&self, sequence: u64) -> DiskResult<()> {
-        let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+    fn meta(&self, sequence: u64, order: u64) -> IndexMeta {
+        IndexMeta { sequence, order, next: self.next.load(Ordering::SeqCst) }
+    }
+
+    /// After all changes up to record `sequence`, the last of which has this order, are on the disk and in the index: writes both, and begins the journal anew.
+    pub(crate) async fn settle(&self, sequence: u64, order: u64) -> DiskResult<()> {
+        let meta = self.meta(sequence, order);
+        let frozen = self.index.freeze(meta);
         self.disk.sync_all().await?;
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
-        self.journal.begin(&self.disk, sequence, self.env.random_u64()).await?;
-        self.note(PoolChange::Checkpoint { sequence, boot: self.disk.boot() }).await
+        self.journal.begin(&self.disk, (sequence, order), self.env.random_u64()).await?;
+        self.note_checkpoint(meta).await
     }
 
     /// Gives out no number below `next` from now on, nor any that may have been given out since it was known.

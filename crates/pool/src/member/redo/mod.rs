@@ -43,13 +43,18 @@ impl<D: Disk> PoolMember<D> {
         }
         // The journal knows of the last checkpoint, too: an index that is made again is one of what the disk has now.
         let checkpoints = records.iter().filter_map(|record| match record.change {
-            PoolChange::Checkpoint { sequence, boot } => Some((sequence, boot)),
+            PoolChange::Checkpoint { sequence, boot, order } => Some((sequence, boot, order)),
             _ => None,
         });
         let last_checkpoint = checkpoints.max();
-        let has_stopped = last_checkpoint.is_none_or(|(_, boot)| boot != self.disk.boot());
+        let has_stopped = last_checkpoint.is_none_or(|(_, boot, _)| boot != self.disk.boot());
+        let last_order = records.iter().map(|record| record.order).max().unwrap_or(0);
+        let order = last_checkpoint
+            .map_or(0, |(_, _, order)| order)
+            .max(meta.map_or(0, |meta| meta.order))
+            .max(last_order);
         let known = last_checkpoint
-            .map(|(sequence, _)| sequence)
+            .map(|(sequence, ..)| sequence)
             .max(meta.map(|meta| meta.sequence))
             .unwrap_or(0);
         let newer: Vec<JournalRecord> =
@@ -73,7 +78,7 @@ impl<D: Disk> PoolMember<D> {
                 .map_err(failed)?;
         }
         let sequence = last.max(known);
-        self.settle(sequence).await.map_err(failed)?;
+        self.settle(sequence, order).await.map_err(failed)?;
         Ok(report)
     }
 }
@@ -531,10 +536,10 @@ impl<'a, D: Disk> Redo<'a, D> {
         }
         let is_filled = self.outcomes.file(id).is_filled;
         let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
-        let mode = birth.mode.unwrap_or(0o600);
         let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
         let making = birth.what.making(&stored);
-        disk.make(dir, &place.name, making, mode).await?;
+        // A default access control list of the directory has its effect again.
+        disk.make(dir, &place.name, making, birth.mode).await?;
         let node = disk.node(dir, &place.name).await?;
         self.unfinished.insert(id);
         self.member.set_id(&node, id).await;
@@ -662,6 +667,17 @@ impl<'a, D: Disk> Redo<'a, D> {
             return Ok(());
         }
         let disk = &self.member.disk;
+        for (name, value) in self.outcomes.files.get(&id).iter().flat_map(|file| &file.extended) {
+            let flags = atoll_vfs::XattrFlags::default();
+            let set = match value {
+                Some(value) => disk.set_xattr(node, name, value, flags).await,
+                None => disk.remove_xattr(node, name).await,
+            };
+            match set {
+                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
         let before = disk.stat(node).await?;
         if uid.is_some_and(|uid| uid != before.uid) || gid.is_some_and(|gid| gid != before.gid) {
             disk.set_owner(node, uid, gid).await?;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
+use crate::change::{FileBirth, NewTime, PoolChange, PoolPlace, Time};
 use crate::index::PoolIndexError;
 use crate::journal::JournalRecord;
 use crate::layout::FileId;
@@ -30,6 +30,8 @@ pub(super) struct FileOutcome {
     /// All names that it ever had.
     pub(super) ever: BTreeSet<PoolPlace>,
     pub(super) attributes: LastAttributes,
+    /// Extended attributes that were set, or removed.
+    pub(super) extended: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     /// The last change that set attributes.
     attributes_at: u64,
     /// Its bytes were promised: it is not made again, empty.
@@ -53,13 +55,13 @@ impl FileOutcomes {
         let withdrawn: BTreeSet<u64> = records
             .iter()
             .filter_map(|record| match record.change {
-                PoolChange::Withdrawn { sequence } => Some(sequence),
+                PoolChange::Withdrawn { order } => Some(order),
                 _ => None,
             })
             .collect();
         let mut all = FileOutcomes::default();
-        for JournalRecord { sequence, change } in records {
-            let is_withdrawn = withdrawn.contains(sequence);
+        for JournalRecord { order, change, .. } in records {
+            let is_withdrawn = withdrawn.contains(order);
             for id in named(change) {
                 if !all.files.contains_key(&id) {
                     let before: BTreeSet<PoolPlace> = places(id)?.into_iter().collect();
@@ -71,7 +73,7 @@ impl FileOutcomes {
                     );
                 }
             }
-            all.add(*sequence, change, is_withdrawn);
+            all.add(*order, change, is_withdrawn);
         }
         Ok(all)
     }
@@ -80,7 +82,7 @@ impl FileOutcomes {
         self.files.entry(id).or_default()
     }
 
-    fn add(&mut self, sequence: u64, change: &PoolChange, is_withdrawn: bool) {
+    fn add(&mut self, order: u64, change: &PoolChange, is_withdrawn: bool) {
         let mut gains = |id: FileId, at: &PoolPlace, is_lasting: bool| {
             let file = self.file(id);
             file.ever.insert(at.clone());
@@ -104,6 +106,7 @@ impl FileOutcomes {
             }
             PoolChange::Unlink { .. }
             | PoolChange::Attributes { .. }
+            | PoolChange::Extended { .. }
             | PoolChange::Synced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Withdrawn { .. } => {}
@@ -113,13 +116,14 @@ impl FileOutcomes {
         }
         match change {
             PoolChange::Make { id, birth, .. } => {
-                let FileBirth { uid, gid, mode, times, .. } = birth.clone();
+                let FileBirth { uid, gid, times, .. } = birth.clone();
+                let mode = birth.sets_mode().then_some(birth.mode);
                 let file = self.file(*id);
                 file.birth = Some(birth.clone());
                 let (atime, mtime) = times.unzip();
                 file.attributes =
                     LastAttributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
-                file.attributes_at = sequence;
+                file.attributes_at = order;
             }
             PoolChange::Unlink { id, at } => {
                 self.file(*id).after.remove(at);
@@ -137,21 +141,27 @@ impl FileOutcomes {
                 self.file(*other).after.remove(to);
             }
             PoolChange::Attributes { id, mode, uid, gid, atime, mtime } => {
-                self.file(*id).attributes_at = sequence;
+                self.file(*id).attributes_at = order;
                 let now = &mut self.file(*id).attributes;
                 *now = LastAttributes {
                     mode: mode.or(now.mode),
                     uid: uid.or(now.uid),
                     gid: gid.or(now.gid),
-                    atime: atime.or(now.atime),
-                    mtime: mtime.or(now.mtime),
+                    atime: atime.map(NewTime::time).or(now.atime),
+                    mtime: mtime.map(NewTime::time).or(now.mtime),
                 };
+            }
+            PoolChange::Extended { id, name, value } => {
+                let file = self.file(*id);
+                file.attributes_at = order;
+                file.extended.insert(name.clone(), value.clone());
             }
             PoolChange::Synced { id, upto } => {
                 let file = self.file(*id);
                 file.is_filled = true;
                 if file.attributes_at <= *upto {
                     file.attributes = LastAttributes::default();
+                    file.extended.clear();
                 }
             }
             PoolChange::Link { .. }
@@ -168,6 +178,7 @@ pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         | PoolChange::Link { id, .. }
         | PoolChange::Unlink { id, .. }
         | PoolChange::Attributes { id, .. }
+        | PoolChange::Extended { id, .. }
         | PoolChange::Synced { id, .. } => (Some(*id), None),
         PoolChange::Rename { id, replaced, .. } => (Some(*id), *replaced),
         PoolChange::Exchange { id, other, .. } => (Some(*id), Some(*other)),
