@@ -274,6 +274,23 @@ pub(crate) enum PoolChange {
         /// The order of a change.
         #[n(1)]
         upto: u64,
+        /// The marks that the file keeps, on all members of a group ([`crate::marks`]).
+        #[n(2)]
+        kept: Vec<u64>,
+    },
+    /// Ranges of a file may differ between members from now on.
+    #[n(10)]
+    Marked {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        marks: Vec<u64>,
+    },
+    /// All files are durable on all members, but for what these marks say.
+    #[n(11)]
+    AllSynced {
+        #[n(0)]
+        kept: Vec<(FileId, Vec<u64>)>,
     },
     /// Everything up to this sequence number of the journal is on the disk and in the index.
     #[n(8)]
@@ -339,7 +356,9 @@ mod tests {
             },
             PoolChange::Extended { id, name: vec![b'n'; 255], value: Some(vec![0; 64 << 10]) },
             PoolChange::Extended { id, name: b"user.n".to_vec(), value: None },
-            PoolChange::Synced { id, upto: u64::MAX },
+            PoolChange::Synced { id, upto: u64::MAX, kept: vec![u64::MAX; 256] },
+            PoolChange::Marked { id, marks: vec![u64::MAX; 256] },
+            PoolChange::AllSynced { kept: vec![(id, vec![u64::MAX; 3]); 256] },
             PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX, order: u64::MAX },
             PoolChange::Withdrawn { order: u64::MAX },
         ];

@@ -196,6 +196,11 @@ impl<D: Disk> PoolJournal<D> {
         self.order.load(Ordering::SeqCst)
     }
 
+    /// The orders after this one are given to other changes.
+    pub(crate) fn forget_orders_after(&self, last: u64) {
+        self.order.fetch_min(last, Ordering::SeqCst);
+    }
+
     /// Writes a change. It survives the end of the process when this returns, and that of the machine after a [`PoolJournal::sync`].
     pub(crate) async fn append(
         &self,

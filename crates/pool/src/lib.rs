@@ -16,19 +16,24 @@
 //! A pool of one member is what is built: no peers yet, so that nothing here knows a network. Files lie in D with their own
 //! names, owners, modes, times and attributes. Everything else in D can be made again from them.
 
+mod backups;
 mod change;
 pub mod disk;
 mod fs;
+mod group;
 mod held;
 mod index;
 mod journal;
 mod layout;
+mod marks;
 mod member;
+mod messages;
 mod turns;
 
 pub use fs::PoolFs;
+pub use group::{GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
-    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check, create,
-    is_in_use, leave, read_settings,
+    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolMembers, PoolSettings, check,
+    create, create_member, is_in_use, leave, read_settings,
 };

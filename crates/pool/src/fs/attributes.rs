@@ -55,8 +55,7 @@ impl<D: Disk> PoolFs<D> {
                 Some((file, _)) => file,
                 None => disk.open(&node).await?,
             };
-            self.member.held().note_resized(id);
-            disk.set_len(&file, size_bytes).await?;
+            self.member.set_length(id, &file, size_bytes).await?;
         }
         let (uid, gid) = (changes.uid, changes.gid);
         let mode = changes.mode.map(|mode| mode & 0o7777);
@@ -79,10 +78,8 @@ impl<D: Disk> PoolFs<D> {
     /// Has the names and attributes of these files survive a crash: the journal has them; lengths are on the files.
     pub(super) async fn persist_files(&self, ids: &[FileId]) -> DiskResult<()> {
         for id in ids {
-            let resized = self.member.held().resized(*id);
-            if resized.is_some() {
+            if self.member.held().resized(*id).is_some() {
                 self.sync_length(*id).await?;
-                self.member.held().end_resized(*id, resized);
             }
         }
         self.member.sync_changes().await
@@ -95,7 +92,7 @@ impl<D: Disk> PoolFs<D> {
             node => node?,
         };
         let file = self.member.disk.open(&node).await?;
-        self.member.disk.sync_file(&file, true).await
+        self.member.sync_bytes(id, &file, true).await
     }
 
     pub(super) async fn attribute(&self, id: FileId, name: &[u8]) -> DiskResult<Bytes> {

@@ -110,6 +110,8 @@ impl<D: Disk> PoolMember<D> {
                 }
             }
             PoolChange::Synced { .. }
+            | PoolChange::Marked { .. }
+            | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Withdrawn { .. } => {}
         }

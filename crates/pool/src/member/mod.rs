@@ -13,7 +13,10 @@
 
 mod applying;
 mod checking;
+mod file_bytes;
+mod following;
 mod leaving;
+mod members;
 mod opening;
 mod redo;
 mod reserve;
@@ -26,24 +29,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use atoll_env::{Env, Instant};
+use atoll_env::{Env, Instant, timeout};
 use atoll_vfs::Errno;
+use bytes::Bytes;
 
+use self::following::FollowedChanges;
+use crate::backups::Backups;
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
-use crate::index::{IndexMeta, PoolIndex, PoolIndexError};
-use crate::journal::{PoolJournal, RecordOrder};
+use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
+use crate::journal::{Appended, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
+use crate::marks::Marks;
+use crate::messages::ItemKind;
 use crate::turns::{Turn, Turns};
 
 pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
+pub use members::PoolMembers;
+pub(crate) use opening::UnrecoveredMember;
 pub use opening::{
-    CreateError, OpenError, OpenReport, PoolSettings, check, create, is_in_use, leave,
-    read_settings,
+    CreateError, OpenError, OpenReport, PoolSettings, check, create, create_member, is_in_use,
+    leave, read_settings,
 };
+pub(crate) use redo::Makes;
 pub(crate) use seeking::FoundFile;
 
 /// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the
@@ -53,6 +64,9 @@ pub(crate) const ID_ATTRIBUTE: &[u8] = b"trusted.atoll.id";
 /// After a change, all is durable and the index up to date after this time at the latest: so much has to be made again after a
 /// crash, and files that were put there by hand have got their numbers for good.
 const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
+
+/// A change that cannot be begun for so long, since a backup cannot be reached, is refused.
+const ALL_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Entries of the index in memory beyond which a checkpoint is made soon.
 const MAX_PENDING: usize = 200_000;
@@ -67,6 +81,10 @@ mod whole {
     pub(super) const CHECKPOINT: u64 = 2;
     /// Giving numbers to files that Atoll has not made.
     pub(super) const ADOPTION: u64 = 3;
+    /// Writing changes of the primary to the journal.
+    pub(super) const FOLLOWING: u64 = 4;
+    /// Making them.
+    pub(super) const RELEASING: u64 = 5;
 }
 
 /// See the module.
@@ -89,6 +107,16 @@ pub(crate) struct PoolMember<D: Disk> {
     slots: D::Node,
     /// The disk is full: nothing is made that takes room.
     is_tight: AtomicBool,
+    /// The members of the pool, if there are several.
+    pub(crate) members: Option<PoolMembers>,
+    /// Those that follow this one.
+    pub(crate) backups: OnceLock<Arc<Backups>>,
+    /// What this one follows.
+    followed: Mutex<Option<FollowedChanges>>,
+    /// Changes that some backup may not have.
+    retained: Mutex<BTreeMap<u64, PoolChange>>,
+    /// Where bytes of members may differ; nowhere in a pool of one.
+    marks: Mutex<Marks>,
     /// When the next checkpoint is made, if one is planned.
     planned: Mutex<Option<Instant>>,
 }
@@ -112,6 +140,10 @@ impl<D: Disk> PoolMember<D> {
     /// Begins a change. No checkpoint is made before it ends.
     pub(crate) async fn begin_change(self: &Arc<Self>) -> DiskResult<Changing> {
         self.journal.check()?;
+        if let Some(backups) = self.backups.get() {
+            let up = timeout(&*self.env, ALL_UP_LIMIT, backups.all_up()).await;
+            up.map_err(|_| Errno::ETIMEDOUT)?;
+        }
         let (soon, now) = self.journal.wants_checkpoint();
         if now {
             self.checkpoint().await?;
@@ -141,6 +173,8 @@ impl<D: Disk> PoolMember<D> {
                 }
                 *planned = None;
             }
+            // What cannot be synced everywhere keeps its marks.
+            let _ = member.sync_members().await;
             // A failure is kept by the journal, which refuses the next change.
             let _ = member.checkpoint().await;
         }));
@@ -165,9 +199,17 @@ impl<D: Disk> PoolMember<D> {
         let order = self.decide(&change).await?;
         let made = self.apply(&change, Decided::Here).await;
         if made.is_err() {
-            self.decide(&PoolChange::Withdrawn { order }).await?;
+            let withdrawal = self.decide(&PoolChange::Withdrawn { order }).await?;
+            self.finish(withdrawal);
         }
+        self.finish(order);
         made
+    }
+
+    fn finish(&self, order: u64) {
+        if let Some(backups) = self.backups.get() {
+            backups.finish(order);
+        }
     }
 
     /// The order of the last change.
@@ -175,16 +217,43 @@ impl<D: Disk> PoolMember<D> {
         self.journal.last_order()
     }
 
-    /// Writes a change to the journal; returns its order.
+    /// Writes a change to the journal, and returns its order; where others follow, once it is durable on all members.
     async fn decide(&self, change: &PoolChange) -> DiskResult<u64> {
-        let appended = self.journal.append(&self.disk, RecordOrder::Next, change).await?;
+        let Appended { sequence, order } =
+            self.journal.append(&self.disk, RecordOrder::Next, change).await?;
+        self.note_decided(change, sequence);
+        if let Some(backups) = self.backups.get() {
+            if let PoolChange::Make { id, .. } = change {
+                backups.note_made(*id, order);
+            }
+            let append = ItemKind::Append { order, change: change.encode() };
+            let handed = backups.hand(append, Bytes::new());
+            let ((), synced) = futures_util::join!(handed, self.journal.sync(&self.disk));
+            synced?;
+        }
+        Ok(order)
+    }
+
+    /// A change is in the journal.
+    fn note_decided(&self, change: &PoolChange, sequence: u64) {
         if let PoolChange::Make { id, .. }
         | PoolChange::Attributes { id, .. }
         | PoolChange::Extended { id, .. } = change
         {
-            self.unsettled().insert(*id, appended.sequence);
+            self.unsettled().insert(*id, sequence);
         }
-        Ok(appended.order)
+        if self.members.is_some() {
+            self.marks().note(change);
+        }
+    }
+
+    /// Changes made by an earlier run, until all backups have them.
+    pub(crate) fn retained(&self) -> MutexGuard<'_, BTreeMap<u64, PoolChange>> {
+        self.retained.lock().expect("no holder of this lock panics")
+    }
+
+    pub(crate) fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().expect("no holder of this lock panics")
     }
 
     /// Notes in the journal that the index has everything up to `meta`.
@@ -219,8 +288,14 @@ impl<D: Disk> PoolMember<D> {
         let barrier = self.whole.write(whole::BARRIER).await;
         self.journal.check()?;
         let sequence = self.journal.written();
-        let meta = self.meta(sequence, self.journal.last_order());
-        let frozen = self.index.freeze(meta);
+        let followed = self.followed.lock().expect("no holder of this lock panics").clone();
+        let (order, pending) = match followed {
+            Some(FollowedChanges { applied, pending }) => (applied, pending),
+            None => (self.journal.last_order(), self.retained().clone()),
+        };
+        let meta = self.meta(sequence, order);
+        let group = GroupEntries { pending, marks: self.marks().all() };
+        let frozen = self.index.freeze(meta, group);
         let resized = self.held().all_resized();
         drop(barrier);
         self.disk.sync_all().await.map_err(|_| self.journal.fail())?;
@@ -238,14 +313,21 @@ impl<D: Disk> PoolMember<D> {
         IndexMeta { sequence, order, next: self.next.load(Ordering::SeqCst) }
     }
 
-    /// After all changes up to record `sequence`, the last of which has this order, are on the disk and in the index: writes both, and begins the journal anew.
-    pub(crate) async fn settle(&self, sequence: u64, order: u64) -> DiskResult<()> {
+    /// After all changes up to record `sequence` are on the disk and in the index, those up to `order` made and the others in
+    /// `pending`: writes both, and begins the journal anew.
+    pub(crate) async fn settle(
+        &self,
+        sequence: u64,
+        order: u64,
+        pending: BTreeMap<u64, PoolChange>,
+    ) -> DiskResult<()> {
         let meta = self.meta(sequence, order);
-        let frozen = self.index.freeze(meta);
+        let last = pending.keys().next_back().copied().unwrap_or(0).max(order);
+        let frozen = self.index.freeze(meta, GroupEntries { pending, marks: self.marks().all() });
         self.disk.sync_all().await?;
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
-        self.journal.begin(&self.disk, (sequence, order), self.env.random_u64()).await?;
+        self.journal.begin(&self.disk, (sequence, last), self.env.random_u64()).await?;
         self.note_checkpoint(meta).await
     }
 

@@ -3,4 +3,5 @@
 mod conformance;
 mod crash;
 mod disk;
+mod group;
 mod plain;

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::change::{FileBirth, NewTime, PoolChange, PoolPlace, Time};
 use crate::index::PoolIndexError;
-use crate::journal::JournalRecord;
 use crate::layout::FileId;
 
 /// Attributes as the last of several changes has left them.
@@ -47,20 +46,14 @@ pub(super) struct FileOutcomes {
 }
 
 impl FileOutcomes {
-    /// `places` says which names a file had before all of them.
+    /// Of these changes, but for those that were withdrawn. `places` says which names a file had before all of them.
     pub(super) fn of(
-        records: &[JournalRecord],
+        changes: &BTreeMap<u64, PoolChange>,
+        withdrawn: &BTreeSet<u64>,
         mut places: impl FnMut(FileId) -> Result<Vec<PoolPlace>, PoolIndexError>,
     ) -> Result<FileOutcomes, PoolIndexError> {
-        let withdrawn: BTreeSet<u64> = records
-            .iter()
-            .filter_map(|record| match record.change {
-                PoolChange::Withdrawn { order } => Some(order),
-                _ => None,
-            })
-            .collect();
         let mut all = FileOutcomes::default();
-        for JournalRecord { order, change, .. } in records {
+        for (order, change) in changes {
             let is_withdrawn = withdrawn.contains(order);
             for id in named(change) {
                 if !all.files.contains_key(&id) {
@@ -108,6 +101,8 @@ impl FileOutcomes {
             | PoolChange::Attributes { .. }
             | PoolChange::Extended { .. }
             | PoolChange::Synced { .. }
+            | PoolChange::Marked { .. }
+            | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
@@ -156,7 +151,7 @@ impl FileOutcomes {
                 file.attributes_at = order;
                 file.extended.insert(name.clone(), value.clone());
             }
-            PoolChange::Synced { id, upto } => {
+            PoolChange::Synced { id, upto, .. } => {
                 let file = self.file(*id);
                 file.is_filled = true;
                 if file.attributes_at <= *upto {
@@ -165,6 +160,8 @@ impl FileOutcomes {
                 }
             }
             PoolChange::Link { .. }
+            | PoolChange::Marked { .. }
+            | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
@@ -182,7 +179,10 @@ pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         | PoolChange::Synced { id, .. } => (Some(*id), None),
         PoolChange::Rename { id, replaced, .. } => (Some(*id), *replaced),
         PoolChange::Exchange { id, other, .. } => (Some(*id), Some(*other)),
-        PoolChange::Checkpoint { .. } | PoolChange::Withdrawn { .. } => (None, None),
+        PoolChange::Marked { .. }
+        | PoolChange::AllSynced { .. }
+        | PoolChange::Checkpoint { .. }
+        | PoolChange::Withdrawn { .. } => (None, None),
     };
     first.into_iter().chain(second)
 }
