@@ -102,7 +102,13 @@ fn failure(error: &OpenError, what: &str) -> Failure {
             failure.advice("`atoll unmount` ends a mount, `atoll nfs --stop` a server.")
         }
         OpenError::Index(_) => failure.advice("`atoll pool check` makes the index again."),
-        OpenError::NoStamp | OpenError::Stamp | OpenError::Disk(..) => failure,
+        OpenError::HasMembers
+        | OpenError::NotAMember
+        | OpenError::Members
+        | OpenError::PrimaryIsOlder
+        | OpenError::NoStamp
+        | OpenError::Stamp
+        | OpenError::Disk(..) => failure,
     }
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! atoll pool members 1
 //! KEY ADDRESS
+//! end
 //! ```
 //!
 //! KEY is 64 hexadecimal digits, a node's public key; ADDRESS is where it listens.
@@ -17,6 +18,7 @@ use crate::disk::{Disk, DiskResult, Making};
 pub(super) const MEMBERS: &[u8] = b"members";
 const MEMBERS_BESIDE: &[u8] = b"members.new";
 const FIRST_LINE: &str = "atoll pool members 1";
+const LAST_LINE: &str = "end\n";
 /// A list is no longer, bytes.
 const MAX_BYTES: usize = 64 << 10;
 
@@ -61,11 +63,11 @@ impl PoolMembers {
                 [high, low].map(|half| u128::from_be_bytes(half.try_into().expect("16 bytes")));
             text.push_str(&format!("{high:032x}{low:032x} {addr}\n"));
         }
-        text
+        text + LAST_LINE
     }
 
     fn from_text(text: &str) -> Option<PoolMembers> {
-        let mut lines = text.lines();
+        let mut lines = text.strip_suffix(LAST_LINE)?.lines();
         if lines.next()? != FIRST_LINE {
             return None;
         }
@@ -131,11 +133,8 @@ mod tests {
         let members = PoolMembers::new(vec![peer(1), peer(2), peer(255)]).unwrap();
         let text = members.to_text();
         assert_eq!(PoolMembers::from_text(&text), Some(members));
-        for len in 0..text.len() - 1 {
-            assert!(
-                PoolMembers::from_text(&text[..len]).is_none_or(|read| read.peers.len() < 3),
-                "{len}"
-            );
+        for len in 0..text.len() {
+            assert_eq!(PoolMembers::from_text(&text[..len]), None, "{len}");
         }
         assert_eq!(PoolMembers::new(vec![peer(1)]), None, "a pool of one has no list");
         assert_eq!(PoolMembers::new(vec![peer(1), peer(2), peer(1)]), None, "one is named twice");

@@ -60,14 +60,12 @@ fn what_is_written_is_on_all_members() {
     let fs = group.fs();
     let me = Caller { uid: 1000, gid: 1000, ..Caller::default() };
     let work = async {
-        let home = fs.mkdir(me.clone(), InodeNumber::ROOT, b"home", 0o755).await.unwrap();
-        let (file, opened) = fs
-            .create(me.clone(), home.attr.inode, b"file", 0o644, OpenFlags::READ_WRITE)
-            .await
-            .unwrap();
+        let home = fs.mkdir(me, InodeNumber::ROOT, b"home", 0o755).await.unwrap();
+        let (file, opened) =
+            fs.create(me, home.attr.inode, b"file", 0o644, OpenFlags::READ_WRITE).await.unwrap();
         let inode = file.attr.inode;
         let data = Bytes::from_static(b"some bytes");
-        assert_eq!(fs.write(Writer::At(me.clone()), inode, opened.handle, 0, data).await, Ok(10));
+        assert_eq!(fs.write(Writer::At(me), inode, opened.handle, 0, data).await, Ok(10));
         fs.fsync(inode, opened.handle, false).await.unwrap();
         fs.close(inode, opened.handle).await.unwrap();
     };
