@@ -25,6 +25,7 @@ use crate::layout::FileId;
 use crate::messages::{
     self, BEAT, BackupReport, Beat, GroupSession, ITEM, ItemHeader, ItemKind, refused,
 };
+use crate::routing::{PoolId, addressed};
 
 /// A call that takes so long is made again: it may have been lost. A backup whose disk is slow is still at work on the first one.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
@@ -68,6 +69,7 @@ struct LinkState {
 /// What a primary has with one backup.
 pub(crate) struct BackupLink {
     pub(crate) peer: Peer,
+    pool: PoolId,
     env: Env,
     transport: Arc<dyn Transport>,
     state: Mutex<LinkState>,
@@ -97,13 +99,14 @@ impl Backups {
     pub(crate) fn new(
         env: &Env,
         transport: &Arc<dyn Transport>,
-        peers: &[Peer],
+        (pool, peers): (PoolId, &[Peer]),
         released: u64,
     ) -> Backups {
         let released = Arc::new(AtomicU64::new(released));
         let link = |peer: &Peer| {
             Arc::new(BackupLink {
                 peer: *peer,
+                pool,
                 env: env.clone(),
                 transport: transport.clone(),
                 state: Mutex::default(),
@@ -226,7 +229,8 @@ impl BackupLink {
                 let (what, released) = (what.clone(), link.released.load(Ordering::SeqCst));
                 let header = ItemHeader { session, number, answered, released, what };
                 let parts = if bytes.is_empty() { Vec::new() } else { vec![bytes.clone()] };
-                let request = Request { method: ITEM, header: messages::encode(&header), parts };
+                let header = addressed(&link.pool, &messages::encode(&header));
+                let request = Request { method: ITEM, header, parts };
                 match link.transport.call(link.peer, request, CALL_LIMIT).await {
                     Ok(reply) => match messages::decode::<BackupReport>(&reply.header) {
                         Some(report) => return link.answered(number, report),
@@ -401,6 +405,7 @@ impl BackupLink {
 
     async fn beat_once(&self, session: GroupSession, released: u64) {
         let header = messages::encode(&Beat { session, released });
+        let header = addressed(&self.pool, &header);
         let request = Request { method: BEAT, header, parts: Vec::new() };
         match self.transport.call(self.peer, request, BEAT_LIMIT).await {
             Ok(reply) => {

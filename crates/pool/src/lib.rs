@@ -28,6 +28,7 @@ mod layout;
 mod marks;
 mod member;
 mod messages;
+mod routing;
 mod turns;
 
 pub use fs::PoolFs;
@@ -37,3 +38,4 @@ pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolMembers, PoolSettings, check,
     create, create_member, is_in_use, leave, read_settings,
 };
+pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

@@ -1,6 +1,7 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0400` to `0x0403`. A backup answers its pool's primary alone.
+//! Methods `0x0400` to `0x0403`. A backup answers its pool's primary alone. The headers of all calls of the family `0x04` begin with
+//! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
@@ -44,12 +45,6 @@ pub(crate) struct GroupSession {
     /// The backup's run.
     #[n(2)]
     pub(crate) backup_run: u64,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub(crate) struct Hello {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub(crate) pool: [u8; 16],
 }
 
 /// Where a backup stands.

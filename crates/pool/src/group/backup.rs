@@ -23,7 +23,7 @@ use crate::change::PoolChange;
 use crate::disk::Disk;
 use crate::member::{Makes, OpenError, PoolMember, UnrecoveredMember};
 use crate::messages::{
-    self, BEAT, BEGIN, BackupReport, Beat, Begin, GroupSession, HELLO, Hello, HelloReply, ITEM,
+    self, BEAT, BEGIN, BackupReport, Beat, Begin, GroupSession, HELLO, HelloReply, ITEM,
     ItemHeader, ItemKind, refused,
 };
 use crate::turns::Turns;
@@ -69,7 +69,6 @@ pub(super) struct Backup<D: Disk> {
     env: Env,
     local: Peer,
     primary: PeerId,
-    pool: [u8; 16],
     run: u64,
     boot: u64,
     /// The last change that is durable here, and the last that is made, before the first session.
@@ -90,7 +89,6 @@ impl<D: Disk> Backup<D> {
     ) -> Result<Arc<Backup<D>>, OpenError> {
         let found = unrecovered.orders()?;
         let backup = Arc::new_cyclic(|own| Backup {
-            pool: unrecovered.settings().pool,
             run: env.random_u64(),
             boot: unrecovered.boot(),
             env,
@@ -157,10 +155,7 @@ impl<D: Disk> Backup<D> {
         Refusal::new(refused::DISK, problem)
     }
 
-    fn hello(&self, hello: &Hello) -> Result<Reply, Refusal> {
-        if hello.pool != self.pool {
-            return Err(Refusal::new(refused::NOT_PRIMARY, "it is another pool's member"));
-        }
+    fn hello(&self) -> Result<Reply, Refusal> {
         let state = self.state();
         let (applied, last) = match &state.phase {
             Phase::Serving(member) => member.followed().unwrap_or_default(),
@@ -435,7 +430,7 @@ impl<D: Disk> Service for Backup<D> {
             }
             let Request { method, header, parts } = request;
             match method {
-                HELLO => backup.hello(&malformed(messages::decode(&header))?),
+                HELLO => backup.hello(),
                 BEGIN => {
                     let begin = malformed(messages::decode(&header))?;
                     let (sender, answer) = oneshot::channel();

@@ -18,7 +18,8 @@ use super::MemberStatus;
 use crate::backups::{BackupLink, Backups, Item};
 use crate::disk::Disk;
 use crate::member::PoolMember;
-use crate::messages::{self, BEGIN, Begin, GroupSession, HELLO, Hello, HelloReply, ItemKind};
+use crate::messages::{self, BEGIN, Begin, GroupSession, HELLO, HelloReply, ItemKind};
+use crate::routing::{PoolId, addressed};
 
 /// Between beats.
 const BEAT_EVERY: Duration = Duration::from_millis(250);
@@ -33,7 +34,7 @@ pub(super) struct Primary<D: Disk> {
     pub(super) member: Arc<PoolMember<D>>,
     backups: Arc<Backups>,
     transport: Arc<dyn Transport>,
-    pool: [u8; 16],
+    pool: PoolId,
     /// Random bits.
     run: u64,
     /// Backups that have all changes of earlier runs.
@@ -48,7 +49,12 @@ impl<D: Disk> Primary<D> {
         member: Arc<PoolMember<D>>,
         peers: &[Peer],
     ) -> Arc<Primary<D>> {
-        let backups = Arc::new(Backups::new(env, transport, peers, member.changes_so_far()));
+        let backups = Arc::new(Backups::new(
+            env,
+            transport,
+            (member.settings.pool, peers),
+            member.changes_so_far(),
+        ));
         // The member is new, and has none.
         let _ = member.backups.set(backups.clone());
         let primary = Arc::new(Primary {
@@ -86,8 +92,7 @@ impl<D: Disk> Primary<D> {
 
     /// Begins a session with a backup.
     async fn begin(self: &Arc<Self>, link: &Arc<BackupLink>) -> Result<(), String> {
-        let hello = messages::encode(&Hello { pool: self.pool });
-        let reply = self.call(link.peer, HELLO, hello, HELLO_LIMIT).await?;
+        let reply = self.call(link.peer, HELLO, Bytes::new(), HELLO_LIMIT).await?;
         let stands: HelloReply =
             messages::decode(&reply).ok_or_else(|| "its answer cannot be read".to_owned())?;
         // No change that is decided from here on is on its way: the link is down.
@@ -142,6 +147,7 @@ impl<D: Disk> Primary<D> {
         header: Bytes,
         limit: Duration,
     ) -> Result<Bytes, String> {
+        let header = addressed(&self.pool, &header);
         let request = Request { method, header, parts: Vec::new() };
         match self.transport.call(peer, request, limit).await {
             Ok(reply) => Ok(reply.header),

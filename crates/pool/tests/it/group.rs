@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use atoll_net::{Router, Transport};
 use atoll_pool::disk::simulated::SimulatedDisk;
-use atoll_pool::{GroupMember, PoolFs, PoolMembers, PoolSettings, create_member};
+use atoll_pool::{
+    FAMILY, GroupMember, PoolFs, PoolMembers, PoolRouter, PoolSettings, create_member,
+};
 use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
 use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags, Writer};
 use bytes::Bytes;
@@ -44,7 +46,9 @@ impl Group {
         let start = GroupMember::start(env, transport.clone(), self.disks[at].clone());
         let (member, _) = self.sim.block_on(LIMIT, start).unwrap().expect("it opens");
         if let Some(service) = member.service() {
-            transport.serve(Arc::new(Router::new().route(0x04, service)));
+            let pools = PoolRouter::default();
+            pools.add(member.settings().pool, service);
+            transport.serve(Arc::new(Router::new().route(FAMILY, Arc::new(pools))));
         }
         self.members[at] = Some(member);
     }
