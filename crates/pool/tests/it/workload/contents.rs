@@ -77,7 +77,8 @@ impl Change {
     fn of(called: &Called) -> Option<Change> {
         match called {
             Called::Write { offset, data, .. } => {
-                let is_whole = offset % CELL_BYTES == 0 && data.len() as u64 % CELL_BYTES == 0;
+                let is_whole =
+                    [*offset, data.len() as u64].iter().all(|n| n.is_multiple_of(CELL_BYTES));
                 assert!(is_whole, "clients write whole cells");
                 Some(Change::Cells { first: offset / CELL_BYTES, data: data.clone() })
             }
@@ -514,4 +515,141 @@ fn end(
         file.sync();
     }
     Ok(())
+}
+
+mod tests {
+    use super::*;
+    use crate::workload::history::History;
+    use crate::workload::steps::Stamp;
+    use crate::workload::{ROOT, env, run};
+
+    const FILE: InodeNumber = InodeNumber(7);
+
+    fn attr(size_bytes: u64) -> Attr {
+        let time = FileTime::default();
+        Attr {
+            inode: FILE,
+            kind: FileKind::Regular,
+            mode: 0o644,
+            nlink: 1,
+            uid: me().uid,
+            gid: me().gid,
+            rdev: 0,
+            size_bytes,
+            blocks_512: 0,
+            block_size_bytes: 4096,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }
+    }
+
+    fn cells(number: u64, first_cell: u64, count: u64) -> Bytes {
+        Stamp { client: 0, number }.cells(FILE, first_cell, count)
+    }
+
+    /// What happens to one file.
+    #[derive(Clone)]
+    enum Told {
+        /// Two cells are written by the write with this number.
+        Write(u64),
+        /// That write has no answer.
+        Lost(u64),
+        /// The first two cells are those of these writes; 0: zeros.
+        Read(u64, u64),
+        /// A read of those, which begins before a write and ends before it.
+        ReadWhile(u64, (u64, u64)),
+        Length(u64),
+        Sync,
+        Settled,
+        PowerLost,
+    }
+    use Told::{Length as Long, Lost, PowerLost, Read, ReadWhile, Settled, Sync, Write};
+
+    fn told(told: &[Told]) -> Result<(), String> {
+        run(async {
+            let history = History::new(env());
+            let call = |called, reply| history.end(history.begin(0, 1, called), Ok(reply));
+            let write =
+                |number| Called::Write { inode: FILE, offset: 0, data: cells(number, 0, 2) };
+            let read = Called::Read { inode: FILE, offset: 0, len: 128 };
+            let bytes = |(first, second): (u64, u64)| {
+                let cell =
+                    |number, cell| if number == 0 { zeros() } else { cells(number, cell, 1) };
+                Reply::Bytes([cell(first, 0), cell(second, 1)].concat().into())
+            };
+            let (kind, mode, target) = (FileKind::Regular, 0o644, Bytes::new());
+            let at = (ROOT, Bytes::from_static(b"file"));
+            call(Called::Make { at, kind, mode, target }, Reply::Attr(attr(0)));
+            for told in told.iter().cloned() {
+                match told {
+                    Write(number) => call(write(number), Reply::Written(128)),
+                    Lost(number) => drop(history.begin(0, 1, write(number))),
+                    Read(first, second) => call(read.clone(), bytes((first, second))),
+                    ReadWhile(number, found) => {
+                        let reading = history.begin(1, 1, read.clone());
+                        let writing = history.begin(0, 1, write(number));
+                        history.end(reading, Ok(bytes(found)));
+                        history.end(writing, Ok(Reply::Written(128)));
+                    }
+                    Long(size_bytes) => call(Called::GetAttr(FILE), Reply::Attr(attr(size_bytes))),
+                    Sync => call(Called::Sync(FILE), Reply::Nothing),
+                    Settled => history.settled(),
+                    PowerLost => history.power_lost(),
+                }
+            }
+            let (calls, moments) = history.read();
+            explain((&calls, &moments))
+        })
+    }
+
+    #[test]
+    fn a_read_finds_the_last_bytes_that_were_written() {
+        assert_eq!(told(&[Write(1), Write(2), Read(2, 2), Long(128)]), Ok(()));
+        for wrong in [
+            &[Write(1), Write(2), Read(1, 1)][..],
+            &[Write(1), Write(2), Read(2, 1)],
+            &[Write(1), Read(1, 0)],
+            &[Write(1), Read(3, 3)],
+            &[Write(1), Long(64)],
+            &[Long(1)],
+        ] {
+            assert!(told(wrong).is_err());
+        }
+        let wrong = told(&[Write(1), Write(2), Read(2, 1)]).unwrap_err();
+        assert!(
+            wrong.contains("cell 1 is \"client 000 file 0000000000000007 write 0000001"),
+            "{wrong}"
+        );
+    }
+
+    #[test]
+    fn a_read_beside_a_write_finds_some_of_it() {
+        assert_eq!(told(&[Write(1), ReadWhile(2, (1, 2)), Read(2, 2)]), Ok(()));
+        assert_eq!(told(&[Write(1), ReadWhile(2, (1, 1)), Read(2, 2)]), Ok(()));
+        assert!(told(&[Write(1), ReadWhile(2, (1, 2)), Read(1, 2)]).is_err());
+        assert!(told(&[Write(1), Write(2), ReadWhile(3, (1, 2))]).is_err());
+    }
+
+    #[test]
+    fn a_write_without_an_answer_may_be_made_in_part_and_late() {
+        assert_eq!(told(&[Write(1), Lost(2), Read(1, 1), Read(1, 2), Read(2, 2)]), Ok(()));
+        assert_eq!(told(&[Write(1), Lost(2), Settled, Read(1, 2), Read(1, 2)]), Ok(()));
+        assert!(told(&[Write(1), Lost(2), Settled, Read(1, 1), Read(1, 2)]).is_err());
+        assert!(told(&[Write(1), Lost(2), Read(2, 2), Read(1, 2)]).is_err());
+        assert_eq!(told(&[Lost(1), Long(0), Long(128)]), Ok(()));
+        assert!(told(&[Lost(1), Long(129)]).is_err());
+    }
+
+    #[test]
+    fn a_loss_of_power_takes_what_was_not_synced() {
+        assert_eq!(told(&[Write(1), Sync, Write(2), Write(3), PowerLost, Read(1, 2)]), Ok(()));
+        assert_eq!(told(&[Write(1), PowerLost, Long(0)]), Ok(()));
+        assert!(told(&[Write(1), Write(2), Sync, PowerLost, Read(1, 2)]).is_err());
+        assert!(told(&[Write(1), Sync, PowerLost, Long(0)]).is_err());
+        assert!(told(&[Write(1), Sync, Write(2), PowerLost, Read(0, 2)]).is_err());
+        // What was found once stays.
+        assert!(told(&[Write(1), Sync, Write(2), PowerLost, Read(1, 2), Read(2, 2)]).is_err());
+        assert!(told(&[Write(1), Write(2), Read(1, 2)]).is_err());
+    }
 }

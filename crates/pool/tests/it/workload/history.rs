@@ -220,7 +220,8 @@ impl History {
         self.events().calls.iter_mut().for_each(edit);
     }
 
-    fn begin(&self, client: u32, arena: usize, called: Called) -> usize {
+    /// A call begins.
+    pub(crate) fn begin(&self, client: u32, arena: usize, called: Called) -> usize {
         let began_at = self.env.now();
         let mut events = self.events();
         let (index, begun) = (events.calls.len(), events.moments.len() as u64);
@@ -230,7 +231,8 @@ impl History {
         index
     }
 
-    fn end(&self, index: usize, answer: Result<Reply, Errno>) {
+    /// A call has its answer.
+    pub(crate) fn end(&self, index: usize, answer: Result<Reply, Errno>) {
         let mut events = self.events();
         let ended = events.moments.len() as u64;
         events.moments.push(Moment::End(index));

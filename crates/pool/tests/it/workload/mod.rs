@@ -47,6 +47,30 @@ pub(crate) fn seeds(usual: u64) -> u64 {
     usual * times.unwrap_or(1)
 }
 
+/// Tries seeds: the usual number, or as many times as many as `ATOLL_SEEDS` says, or the one that `ATOLL_SEED` names. Says how to
+/// replay one that fails, whether by an error or a panic.
+pub(crate) fn for_each_seed(usual: u64, test: impl Fn(u64) -> Result<(), String>) {
+    let chosen = std::env::var("ATOLL_SEED").ok();
+    let chosen = chosen.map(|seed| seed.parse::<u64>().expect("ATOLL_SEED is a number"));
+    for seed in chosen.map_or(0..seeds(usual), |seed| seed..seed + 1) {
+        let _replay = Replay(seed);
+        test(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+/// Tells how to replay a seed if the test panics.
+struct Replay(u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let test = std::thread::current().name().unwrap_or_default().to_owned();
+            let seed = self.0;
+            eprintln!("ATOLL_SEED={seed} cargo test -p atoll-pool --test it {test} replays it");
+        }
+    }
+}
+
 /// Numbers of a seed (splitmix64).
 #[derive(Clone)]
 pub(crate) struct Dice(pub(crate) u64);

@@ -272,11 +272,10 @@ impl Names {
             None if flags.exchange => errors.push(Errno::ENOENT),
             Some(_) if flags.no_replace => errors.push(Errno::EEXIST),
             Some(other) if other == moved => return refuse_by(errors),
-            Some(other) if flags.exchange => {
-                if is_dir(other) && self.is_above(other, from_dir) {
-                    errors.push(Errno::EINVAL);
-                }
+            Some(other) if flags.exchange && is_dir(other) && self.is_above(other, from_dir) => {
+                errors.push(Errno::EINVAL);
             }
+            Some(_) if flags.exchange => {}
             Some(other) => match (is_dir(moved), is_dir(other)) {
                 (true, false) => errors.push(Errno::ENOTDIR),
                 // The directory may be the one that the file is in.
@@ -467,4 +466,167 @@ fn alone(calls: &[Call], moments: &[Moment], is_judged: impl Fn(usize) -> bool) 
         }
     }
     alone
+}
+
+mod tests {
+    use atoll_vfs::FileTime;
+
+    use super::*;
+    use crate::workload::history::History;
+    use crate::workload::{env, run};
+
+    const FILE: InodeNumber = InodeNumber(7);
+
+    fn at(name: &'static str) -> (InodeNumber, Bytes) {
+        (ROOT, Bytes::from_static(name.as_bytes()))
+    }
+
+    fn found(inode: InodeNumber, nlink: u32) -> Result<Reply, Errno> {
+        let time = FileTime::default();
+        Ok(Reply::Attr(Attr {
+            inode,
+            kind: FileKind::Regular,
+            mode: 0o644,
+            nlink,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size_bytes: 0,
+            blocks_512: 0,
+            block_size_bytes: 4096,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }))
+    }
+
+    fn create(name: &'static str) -> Called {
+        let kind = FileKind::Regular;
+        Called::Make { at: at(name), kind, mode: 0o644, target: Bytes::new() }
+    }
+
+    fn lookup(name: &'static str) -> Called {
+        Called::Lookup(at(name))
+    }
+
+    fn unlink(name: &'static str) -> Called {
+        Called::Unlink(at(name))
+    }
+
+    fn rename(from: &'static str, to: &'static str) -> Called {
+        Called::Rename { from: at(from), to: at(to), flags: RenameFlags::default() }
+    }
+
+    /// One thing in a small history.
+    enum Told {
+        /// A call that ends before the next begins.
+        Ended(Called, Result<Reply, Errno>),
+        /// A call that never ends.
+        Lost(Called),
+        /// Calls at the same time.
+        Together(Vec<(Called, Result<Reply, Errno>)>),
+        Settled,
+    }
+    use Told::{Ended, Lost, Settled, Together};
+
+    const NOTHING: Result<Reply, Errno> = Ok(Reply::Nothing);
+    const MISSING: Result<Reply, Errno> = Err(Errno::ENOENT);
+
+    fn is_explained(told: Vec<Told>) -> bool {
+        run(async {
+            let history = History::new(env());
+            for told in told {
+                match told {
+                    Ended(called, answer) => history.end(history.begin(0, 1, called), answer),
+                    Lost(called) => drop(history.begin(0, 1, called)),
+                    Together(calls) => {
+                        let begun: Vec<_> = calls
+                            .into_iter()
+                            .map(|(called, answer)| (history.begin(0, 1, called), answer))
+                            .collect();
+                        begun.into_iter().for_each(|(index, answer)| history.end(index, answer));
+                    }
+                    Settled => history.settled(),
+                }
+            }
+            let (calls, moments) = history.read();
+            explain(1, (&calls, &moments), &[]).is_ok()
+        })
+    }
+
+    #[test]
+    fn a_call_sees_all_that_ended_before_it() {
+        let made = || Ended(create("a"), found(FILE, 1));
+        assert!(is_explained(vec![made(), Ended(lookup("a"), found(FILE, 1))]));
+        assert!(!is_explained(vec![made(), Ended(lookup("a"), MISSING)]));
+        assert!(!is_explained(vec![made(), Ended(lookup("a"), found(InodeNumber(8), 1))]));
+        assert!(!is_explained(vec![made(), Ended(lookup("a"), found(FILE, 2))]));
+        let removed = || Ended(unlink("a"), NOTHING);
+        assert!(is_explained(vec![made(), removed(), Ended(lookup("a"), MISSING)]));
+        assert!(!is_explained(vec![made(), removed(), Ended(lookup("a"), found(FILE, 1))]));
+        assert!(!is_explained(vec![made(), removed(), removed()]));
+        // No number is another file's.
+        assert!(!is_explained(vec![made(), Ended(create("b"), found(FILE, 1))]));
+    }
+
+    #[test]
+    fn of_calls_at_the_same_time_one_is_first() {
+        let other = InodeNumber(8);
+        let exists = || Err(Errno::EEXIST);
+        let race =
+            |one, two| is_explained(vec![Together(vec![(create("a"), one), (create("a"), two)])]);
+        assert!(race(found(FILE, 1), exists()));
+        assert!(race(exists(), found(FILE, 1)));
+        assert!(!race(found(FILE, 1), found(other, 1)), "exclusive means one of them");
+        assert!(!race(exists(), exists()));
+        // A name is moved to one place.
+        let moves = |one, two| {
+            is_explained(vec![
+                Ended(create("a"), found(FILE, 1)),
+                Together(vec![(rename("a", "b"), one), (rename("a", "c"), two)]),
+            ])
+        };
+        assert!(moves(NOTHING, MISSING) && moves(MISSING, NOTHING));
+        assert!(!moves(NOTHING, NOTHING) && !moves(MISSING, MISSING));
+    }
+
+    #[test]
+    fn a_call_without_an_answer_is_made_once_at_any_time_or_never() {
+        let lost = || Lost(create("a"));
+        let (seen, missing) =
+            (|| Ended(lookup("a"), found(FILE, 1)), || Ended(lookup("a"), MISSING));
+        assert!(is_explained(vec![lost(), missing(), missing()]));
+        assert!(is_explained(vec![lost(), missing(), seen(), seen()]));
+        assert!(!is_explained(vec![lost(), seen(), missing()]));
+        assert!(!is_explained(vec![lost(), seen(), Ended(unlink("a"), NOTHING), seen()]));
+        assert!(is_explained(vec![lost(), Settled, seen()]));
+        assert!(is_explained(vec![lost(), Settled, missing()]));
+        assert!(!is_explained(vec![lost(), missing(), Settled, seen(), missing()]));
+        assert!(
+            !is_explained(vec![lost(), Settled, missing(), seen()]),
+            "not after it was settled"
+        );
+        // It is refused like any other if its directory is gone.
+        assert!(is_explained(vec![
+            Lost(unlink("a")),
+            Ended(create("a"), found(FILE, 1)),
+            missing()
+        ]));
+    }
+
+    #[test]
+    fn a_refusal_has_a_reason() {
+        assert!(!is_explained(vec![Ended(create("a"), Err(Errno::EEXIST))]));
+        assert!(!is_explained(vec![Ended(create("a"), Err(Errno::ENOSPC))]));
+        assert!(is_explained(vec![Ended(rename("a", "b"), MISSING)]));
+        let made = || Ended(create("a"), found(FILE, 1));
+        assert!(!is_explained(vec![made(), Ended(rename("a", "b"), MISSING)]));
+        assert!(!is_explained(vec![
+            made(),
+            Ended(Called::Read { inode: FILE, offset: 0, len: 1 }, MISSING)
+        ]));
+        let gone = Ended(unlink("a"), NOTHING);
+        let read = Called::Read { inode: FILE, offset: 0, len: 1 };
+        assert!(is_explained(vec![made(), gone, Ended(read, Err(Errno::ESTALE))]));
+    }
 }

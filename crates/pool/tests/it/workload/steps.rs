@@ -276,13 +276,32 @@ impl Dice {
         }
     }
 
+    /// A path that is mostly a file's.
+    fn file_path(&mut self) -> String {
+        ["/b", "/c", "/a/b", "/a/c", "/a/a/b"][self.below(5) as usize].to_owned()
+    }
+
+    /// A path that is mostly a directory's.
+    fn directory_path(&mut self) -> String {
+        ["/a", "/a/a", "/d"][self.below(3) as usize].to_owned()
+    }
+
     /// A change of files that are one client's own. `stamp` is new.
     pub(crate) fn own_step(&mut self, stamp: Stamp) -> Step {
-        let path = self.path_of(2);
+        let path = self.file_path();
         let xattr = XATTRS[self.below(2) as usize];
-        match self.below(20) {
-            0..=5 => self.name_step(),
-            6..=10 => {
+        match self.below(40) {
+            0..=2 => self.name_step(),
+            3..=6 => Step::Mkdir(self.directory_path()),
+            7..=12 => Step::Create(path),
+            13 => Step::Symlink(path),
+            14 => Step::Link(path, self.file_path()),
+            15 => Step::Unlink(path),
+            16 => Step::Rmdir(self.directory_path()),
+            17 => Step::Rename(self.directory_path(), self.directory_path()),
+            18 => Step::Rename(path, self.file_path()),
+            19 => Step::Exchange(self.directory_path(), path),
+            20..=26 => {
                 let first_cell = self.below(200);
                 // Most are small, some take several messages.
                 let cells = 1 + match self.below(8) {
@@ -291,13 +310,13 @@ impl Dice {
                 };
                 Step::Stamp { path, first_cell, cells, stamp }
             }
-            11 => Step::Truncate(path, self.below(100)),
-            12 | 13 => Step::Sync(path),
-            14 => Step::Read(path),
-            15 => Step::Chmod(path, [0o600, 0o640, 0o755][self.below(3) as usize]),
-            16 => Step::Chown(path, 1000 + self.below(3) as u32),
-            17 => Step::SetTimes(path, 1_000_000 + self.below(1000) as i64),
-            18 => Step::SetXattr(path, xattr, format!("{}/{}", stamp.client, stamp.number)),
+            27 | 28 => Step::Truncate(path, self.below(100)),
+            29 | 30 => Step::Sync(path),
+            31 | 32 => Step::Read(path),
+            33 => Step::Chmod(path, [0o600, 0o640, 0o755][self.below(3) as usize]),
+            34 => Step::Chown(path, 1000 + self.below(3) as u32),
+            35 => Step::SetTimes(path, 1_000_000 + self.below(1000) as i64),
+            36..=38 => Step::SetXattr(path, xattr, format!("{}/{}", stamp.client, stamp.number)),
             _ => Step::RemoveXattr(path, xattr),
         }
     }
