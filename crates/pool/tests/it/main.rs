@@ -5,3 +5,4 @@ mod crash;
 mod disk;
 mod group;
 mod plain;
+mod workload;
