@@ -2,6 +2,7 @@
 //! (Kosha, SC 2004).
 //!
 //! ```text
+//! remote    calls of a file system over the network: a gateway works on a member's
 //! fs        vfs::FileSystem over one member's disk
 //! member    a member's D: made, opened, brought in order after a crash, walked through
 //! held      files that somebody holds, and open nodes
@@ -24,6 +25,7 @@ mod index;
 mod journal;
 mod layout;
 mod member;
+pub mod remote;
 mod turns;
 
 pub use fs::PoolFs;

@@ -4,3 +4,4 @@ mod conformance;
 mod crash;
 mod disk;
 mod plain;
+mod remote;
