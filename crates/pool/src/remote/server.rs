@@ -303,10 +303,7 @@ impl ServerShared {
         let open = SessionOpen { inode, handle: opened.handle, is_directory };
         let kept = self.locked().get(session).ok_or(Errno::EIO).and_then(|one| one.open(open));
         match kept {
-            Ok(handle) => {
-                let Opened { keep_cache, direct_io, .. } = opened;
-                Ok(wire::WireOpened { handle, keep_cache, direct_io })
-            }
+            Ok(handle) => Ok(wire::WireOpened { handle, direct_io: opened.direct_io }),
             Err(errno) => {
                 self.give_back(Leftover { opens: vec![open], held: Vec::new() }).await;
                 Err(errno)

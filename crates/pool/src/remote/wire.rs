@@ -520,15 +520,14 @@ impl From<&WireStatFs> for StatFs {
     }
 }
 
-/// An open file or directory: its number in the session, and what the kernel may cache.
+/// An open file or directory: its number in the session, and whether the kernel must not cache it. What it cached at earlier opens
+/// is not known to be true: another gateway may have written since.
 #[derive(Clone, Copy, PartialEq, Debug, Encode, Decode)]
 #[cbor(map)]
 pub(super) struct WireOpened {
     #[n(0)]
     pub(super) handle: u64,
     #[n(1)]
-    pub(super) keep_cache: bool,
-    #[n(2)]
     pub(super) direct_io: bool,
 }
 

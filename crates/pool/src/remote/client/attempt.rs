@@ -100,6 +100,11 @@ impl Attempt {
         client.exchange.call(session, (call, data), forgotten, patience).await
     }
 
+    /// Waits as long as the call goes on.
+    pub(super) async fn wait<T>(&self, wait: impl Future<Output = T>) -> Result<T, Stop> {
+        self.client.exchange.while_patient(&self.patience, wait).await
+    }
+
     /// A call before the one that matters, which has not been made if this brings no answer.
     async fn prepare(
         &self,
@@ -116,7 +121,7 @@ impl Attempt {
     /// earlier one. [`Errno::ESTALE`] if it was removed meanwhile.
     pub(super) async fn handle(&self, open: &OpenAtClient) -> Result<(u64, u64), Stop> {
         let serial = self.session.serial;
-        let mut at_server = open.at_server.lock().await;
+        let mut at_server = self.wait(open.at_server.lock()).await?;
         if let Some((of, handle)) = *at_server
             && of == serial
         {
@@ -149,8 +154,13 @@ impl Attempt {
         }
     }
 
-    /// Makes a file durable that may not be open.
-    pub(super) async fn sync_unopened(&self, inode: u64) -> Result<(), Stop> {
+    /// Makes a file durable, through an open one if it is.
+    pub(super) async fn sync_file(&self, inode: u64) -> Result<(), Stop> {
+        if let Some(open) = self.client.open_file_of(inode) {
+            let handle = self.handle(&open).await?.1;
+            let sync = FileCall::Fsync { inode, handle, data_only: false };
+            return self.prepare(sync, None).await.map(drop);
+        }
         let handle = self.open(inode, OpenFlags::READ).await?;
         let sync = FileCall::Fsync { inode, handle, data_only: false };
         let synced = self.prepare(sync, None).await;
@@ -166,13 +176,15 @@ impl Attempt {
         if let Some(up_to) = sent_up_to() {
             return Ok(up_to);
         }
-        let _turn = self.client.sending.write(inode).await;
+        let _turn = self.wait(self.client.sending.write(inode)).await?;
         loop {
             if let Some(up_to) = sent_up_to() {
                 return Ok(up_to);
             }
             match self.send_missing(inode).await {
                 Ok(()) => {}
+                // It has too much open at this moment.
+                Err(Stop::Errno(Errno::EMFILE | Errno::ENFILE)) => return Err(Stop::OutOfTime),
                 Err(Stop::Errno(errno)) => self.client.lose_unstable(inode, errno),
                 Err(stop) => return Err(stop),
             }

@@ -117,7 +117,10 @@ impl CallNumbers {
         self.awaited.remove(&number);
         if self.lowest() > lowest {
             // They ask again; what does not fit waits again.
-            self.waiting.drain(..).for_each(|waiting| drop(waiting.send(())));
+            for waiting in self.waiting.drain(..) {
+                // It may have been given up.
+                let _ = waiting.send(());
+            }
         }
     }
 }
@@ -227,13 +230,21 @@ impl Exchange {
         if let Some(session) = self.current_session() {
             return Ok(session);
         }
-        let left = patience.left(self.env.now()).ok_or(Stop::OutOfTime)?;
-        let turn = atoll_env::timeout(&*self.env, left, self.beginning.lock()).await;
-        let _turn = turn.map_err(|_| Stop::OutOfTime)?;
+        let _turn = self.while_patient(patience, self.beginning.lock()).await?;
         if let Some(session) = self.current_session() {
             return Ok(session);
         }
         Ok(self.begin(patience).await?.0)
+    }
+
+    /// Waits for something as long as a call goes on.
+    pub(super) async fn while_patient<T>(
+        &self,
+        patience: &Patience,
+        wait: impl Future<Output = T>,
+    ) -> Result<T, Stop> {
+        let left = patience.left(self.env.now()).ok_or(Stop::OutOfTime)?;
+        atoll_env::timeout(&*self.env, left, wait).await.map_err(|_| Stop::OutOfTime)
     }
 
     /// Begins a session, also if there is one.
@@ -287,14 +298,12 @@ impl Exchange {
     pub(super) async fn call(
         &self,
         session: &Arc<ClientSession>,
-        (call, data): (FileCall, Option<Bytes>),
+        (call, mut data): (FileCall, Option<Bytes>),
         forgotten: impl FnOnce() -> Vec<Forgotten>,
         patience: &Patience,
     ) -> Result<(FileReply, Option<Bytes>), Stop> {
         let number = if call.is_numbered() {
-            let left = patience.left(self.env.now()).ok_or(Stop::OutOfTime)?;
-            let number = atoll_env::timeout(&*self.env, left, session.take_number()).await;
-            Some(number.map_err(|_| Stop::OutOfTime)?)
+            Some(self.while_patient(patience, session.take_number()).await?)
         } else {
             None
         };
@@ -326,6 +335,8 @@ impl Exchange {
                         possibly_done = true;
                         patience.hear(self.env.now());
                         attempts.heard();
+                        // The server has it.
+                        data = None;
                         continue;
                     }
                     // Before any service has seen the call.
@@ -416,7 +427,9 @@ impl<'a> Attempts<'a> {
         match again {
             Again::Now => self.limit = (2 * self.limit).min(LAST_LIMIT),
             Again::Later => {
-                atoll_env::sleep(&**self.env, jittered(&**self.env, self.pause)).await;
+                let left = self.patience.left(self.env.now()).unwrap_or_default();
+                let pause = jittered(&**self.env, self.pause).min(left);
+                atoll_env::sleep(&**self.env, pause).await;
                 self.pause = (2 * self.pause).min(LAST_PAUSE);
             }
         }

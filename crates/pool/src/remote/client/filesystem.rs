@@ -19,7 +19,7 @@ use super::super::wire::{
 use super::attempt::{Asked, errno};
 use super::exchange::Stop;
 use super::unstable::UnstableChange;
-use super::{Client, OpenAtClient, OpenKind, RemoteFs};
+use super::{Client, OpenAtClient, OpenKind, RemoteFs, WAIT_LIMIT};
 
 /// The most entries that one call lists, whatever its caller would take.
 const MAX_ENTRIES: usize = 1 << 20;
@@ -155,7 +155,7 @@ impl Client {
     ) -> Opened {
         let at_server = (&*asked.session, opened.handle);
         let handle = self.keep_open(inode.0, kind, caller, at_server);
-        Opened { handle, keep_cache: opened.keep_cache, direct_io: opened.direct_io }
+        Opened { handle, keep_cache: false, direct_io: opened.direct_io }
     }
 
     async fn open(
@@ -170,7 +170,7 @@ impl Client {
         let open = FileCall::Open { caller: alone.clone(), inode: inode.0, flags: kept.0 };
         let asked = self.ask(open, None, Some(inode.0), None).await?;
         let FileReply::Opened(opened) = asked.reply else { return Err(Errno::EPROTO) };
-        let mut opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, opened);
+        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, opened);
         if flags.has(OpenFlags::TRUNCATE) {
             let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             if let Err(errno) = self.set_attr(caller, inode, None, empty).await {
@@ -178,7 +178,6 @@ impl Client {
                 let _ = self.close(inode, opened.handle).await;
                 return Err(errno);
             }
-            opened.keep_cache = false;
         }
         Ok(opened)
     }
@@ -197,7 +196,7 @@ impl Client {
         self.refresh(&asked, &mut entry).await;
         let inode = entry.attr.inode;
         let kept = OpenFlags(flags.0 & !(OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE));
-        let mut opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, *opened);
+        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, *opened);
         if flags.has(OpenFlags::TRUNCATE) && entry.attr.size_bytes > 0 {
             let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             match self.set_attr(caller, inode, None, empty).await {
@@ -209,7 +208,6 @@ impl Client {
                     return Err(errno);
                 }
             }
-            opened.keep_cache = false;
         }
         Ok((entry, opened))
     }
@@ -224,7 +222,7 @@ impl Client {
         let closed = self.run(CallClass::Reads, true, move |attempt| {
             let open = open.clone();
             async move {
-                let at_server = *open.at_server.lock().await;
+                let at_server = *attempt.wait(open.at_server.lock()).await?;
                 let handle = match at_server {
                     Some((serial, handle)) if serial == attempt.session.serial => handle,
                     // The session that had it open is gone.
@@ -249,8 +247,8 @@ impl Client {
         changes: SetAttr,
     ) -> Result<AttrReply, Errno> {
         let _order = match changes.size_bytes {
-            Some(_) => self.order.write(inode.0).await,
-            None => self.order.read(inode.0).await,
+            Some(_) => self.within(WAIT_LIMIT, self.order.write(inode.0)).await?,
+            None => self.within(WAIT_LIMIT, self.order.read(inode.0)).await?,
         };
         let set = FileCall::SetAttr { caller, inode: inode.0, handle: 0, changes: changes.into() };
         let asked = self.ask(set, None, Some(inode.0), open).await?;
@@ -327,7 +325,7 @@ impl Client {
         data: Bytes,
     ) -> Result<usize, Errno> {
         let inode = open.inode;
-        let order = self.order.read(inode).await;
+        let order = self.within(WAIT_LIMIT, self.order.read(inode)).await?;
         let write = FileCall::Write { writer, inode, handle: 0, offset };
         let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone())).await?;
         let FileReply::Written(taken, begins) = asked.reply else { return Err(Errno::EPROTO) };
@@ -396,7 +394,7 @@ impl Client {
         (offset, len, mode): (u64, u64, i32),
     ) -> Result<(), Errno> {
         let inode = open.inode;
-        let _order = self.order.write(inode).await;
+        let _order = self.within(WAIT_LIMIT, self.order.write(inode)).await?;
         let allocate = FileCall::Allocate { caller, inode, handle: 0, offset, len, mode };
         let asked = self.ask(allocate, None, Some(inode), Some(open)).await?;
         let change = UnstableChange::Allocate(offset, len, mode);
@@ -436,7 +434,7 @@ impl Client {
             false => Some(self.opened_directory(inode, handle)?),
         };
         let _alone = match &open {
-            Some(open) => Some(open.listing.lock().await),
+            Some(open) => Some(self.within(WAIT_LIMIT, open.listing.lock()).await?),
             None => None,
         };
         let limit = limit.min(MAX_ENTRIES);
@@ -444,6 +442,7 @@ impl Client {
         let mut after = cookie;
         // Where the server goes on, of the session of this serial number, if all it has listed was listed before.
         let mut go_on = None;
+        let mut left_out = 0;
         while listed.len() < limit {
             let wanted = (limit - listed.len()).min(MAX_LISTED) as u32;
             let place = (inode.0, after, go_on);
@@ -456,6 +455,10 @@ impl Client {
             let (asked, entries) = piece;
             let Some(last) = entries.last() else { break };
             go_on = Some((asked.session.serial, last.cookie));
+            if left_out > cookie {
+                // More than were listed before.
+                return Err(Errno::EPROTO);
+            }
             for mut entry in entries {
                 if let Some(found) = &mut entry.entry {
                     self.look_up(&asked.session, found);
@@ -467,7 +470,10 @@ impl Client {
                         after = entry.cookie;
                         listed.push(entry);
                     }
-                    None => lookup.into_iter().for_each(|inode| self.forget(inode, 1)),
+                    None => {
+                        lookup.into_iter().for_each(|inode| self.forget(inode, 1));
+                        left_out += 1;
+                    }
                 }
             }
         }

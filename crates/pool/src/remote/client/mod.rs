@@ -42,6 +42,8 @@ use crate::turns::Turns;
 const RENEW_PERIOD: Duration = Duration::from_secs(30);
 /// How often the client looks what it has to do.
 const TICK: Duration = Duration::from_secs(5);
+/// How long a call waits for others of its file before it begins.
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
 /// How long numbers wait to be forgotten, for more of them.
 const FORGET_DELAY: Duration = Duration::from_millis(100);
 
@@ -227,7 +229,13 @@ impl Client {
 
     /// Whether somebody has the file open, and so asks whether its bytes were lost.
     fn has_open(&self, inode: u64) -> bool {
-        self.opens().opens.values().any(|open| open.inode == inode)
+        self.open_file_of(inode).is_some()
+    }
+
+    fn open_file_of(&self, inode: u64) -> Option<Arc<OpenAtClient>> {
+        let opens = self.opens();
+        let mut files = opens.opens.values().filter(|open| open.kind != OpenKind::Directory);
+        files.find(|open| open.inode == inode).cloned()
     }
 
     /// Takes lookups back, at the server before long.
@@ -292,12 +300,17 @@ impl Client {
         }
     }
 
+    /// Waits for others; [`Errno::EIO`] if that takes too long.
+    async fn within<T>(&self, limit: Duration, wait: impl Future<Output = T>) -> Result<T, Errno> {
+        atoll_env::timeout(&*self.exchange.env, limit, wait).await.map_err(|_| Errno::EIO)
+    }
+
     /// Has changes made durable until few enough are kept.
     async fn make_room(self: &Arc<Self>) {
         if self.unstable().too_much().is_none() {
             return;
         }
-        let _turn = self.making_room.lock().await;
+        let Ok(_turn) = self.within(WAIT_LIMIT, self.making_room.lock()).await else { return };
         loop {
             let Some(inode) = self.unstable().too_much() else { return };
             if self.sync_file(inode).await == Err(Stop::OutOfTime) {
@@ -310,7 +323,7 @@ impl Client {
     async fn sync_file(self: &Arc<Self>, inode: u64) -> Result<(), Stop> {
         let synced = self.run(CallClass::Syncs, true, move |attempt| async move {
             let up_to = attempt.send_unstable(inode).await?;
-            attempt.sync_unopened(inode).await?;
+            attempt.sync_file(inode).await?;
             Ok(up_to)
         });
         match synced.await {
@@ -318,6 +331,7 @@ impl Client {
                 self.unstable().end(inode, up_to);
                 Ok(())
             }
+            Err(Stop::Errno(Errno::EMFILE | Errno::ENFILE)) => Err(Stop::OutOfTime),
             Err(Stop::Errno(errno)) => {
                 self.lose_unstable(inode, errno);
                 Err(Stop::Errno(errno))
