@@ -2,6 +2,7 @@
 //! (Kosha, SC 2004).
 //!
 //! ```text
+//! remote    calls of a file system over the network: a gateway works on a member's
 //! fs        vfs::FileSystem over one member's disk
 //! member    a member's D: made, opened, brought in order after a crash, walked through
 //! held      files that somebody holds, and open nodes
@@ -28,6 +29,7 @@ mod layout;
 mod marks;
 mod member;
 mod messages;
+pub mod remote;
 mod routing;
 mod turns;
 

@@ -390,6 +390,14 @@ macro_rules! errnos {
     };
 }
 
+impl Errno {
+    /// The error that another machine calls by this number; [`Errno::EIO`] for one that is not in this crate's table.
+    pub fn from_number(number: i32) -> Errno {
+        let errno = Errno(number);
+        if errno.known().is_some() { errno } else { Errno::EIO }
+    }
+}
+
 errnos! {
     EPERM = 1, "Operation not permitted";
     ENOENT = 2, "No such file or directory";
@@ -407,6 +415,8 @@ errnos! {
     ENOTDIR = 20, "Not a directory";
     EISDIR = 21, "Is a directory";
     EINVAL = 22, "Invalid argument";
+    ENFILE = 23, "Too many open files in system";
+    EMFILE = 24, "Too many open files";
     ENOTTY = 25, "Inappropriate ioctl for device";
     EFBIG = 27, "File too large";
     ENOSPC = 28, "No space left on device";

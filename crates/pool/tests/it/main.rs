@@ -5,4 +5,5 @@ mod crash;
 mod disk;
 mod group;
 mod plain;
+mod remote;
 mod workload;

@@ -1,0 +1,972 @@
+//! [`FileSystem`] by calls of the server.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use atoll_vfs::{
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeFlags, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo,
+    SetAttr, StatFs, Writer, XattrFlags, check_name,
+};
+use bytes::{Bytes, BytesMut};
+use futures_channel::oneshot;
+
+use super::super::wire::{
+    CallClass, FileCall, FileReply, MAX_DATA_BYTES, MAX_LIST, MAX_LISTED, WireCaller, WireOpened,
+    WireWriter, kind_number,
+};
+use super::attempt::{Asked, errno};
+use super::exchange::Stop;
+use super::unstable::UnstableChange;
+use super::{Client, OpenAtClient, OpenKind, RemoteFs, WAIT_LIMIT};
+
+/// The most entries that one call lists, whatever its caller would take.
+const MAX_ENTRIES: usize = 1 << 20;
+/// The longest name of an extended attribute that is sent (Linux allows 255 bytes).
+const MAX_XATTR_NAME_BYTES: usize = 1024;
+
+impl RemoteFs {
+    /// Runs a call as a task. If nobody waits for its answer any more, `undo` takes back what it was given.
+    fn call<T: Send + 'static, F>(
+        &self,
+        work: impl FnOnce(Arc<Client>) -> F + Send + 'static,
+        undo: fn(&Arc<Client>, T),
+    ) -> Answer<T>
+    where
+        F: Future<Output = Result<T, Errno>> + Send + 'static,
+    {
+        let client = self.client.clone();
+        Box::pin(async move {
+            let (sender, receiver) = oneshot::channel();
+            let env = client.exchange.env.clone();
+            env.spawn(Box::pin(async move {
+                let answer = work(client.clone()).await;
+                if let Err(Ok(given)) = sender.send(answer) {
+                    undo(&client, given);
+                }
+            }));
+            receiver.await.unwrap_or(Err(Errno::EIO))
+        })
+    }
+
+    /// A call that answers an entry.
+    fn entry_call(
+        &self,
+        call: FileCall,
+        data: Option<Bytes>,
+        names: Result<(), Errno>,
+    ) -> Answer<Entry> {
+        let work = async move |client: Arc<Client>| {
+            names?;
+            let asked = client.ask(call, data, None, None).await?;
+            client.entry(asked).await
+        };
+        self.call(work, |client, entry| client.forget(entry.attr.inode, 1))
+    }
+
+    /// A call that answers nothing.
+    fn plain_call(&self, call: FileCall, names: Result<(), Errno>) -> Answer<()> {
+        let work = async move |client: Arc<Client>| {
+            names?;
+            client.ask(call, None, None, None).await.and_then(nothing)
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    /// A call that answers bytes.
+    fn bytes_call(&self, call: FileCall, names: Result<(), Errno>) -> Answer<Bytes> {
+        let work = async move |client: Arc<Client>| {
+            names?;
+            client.ask(call, None, None, None).await.and_then(bytes)
+        };
+        self.call(work, |_, _| ())
+    }
+}
+
+fn nothing(asked: Asked) -> Result<(), Errno> {
+    if asked.reply == FileReply::Nothing { Ok(()) } else { Err(Errno::EPROTO) }
+}
+
+fn bytes(asked: Asked) -> Result<Bytes, Errno> {
+    match asked.reply {
+        FileReply::Bytes => asked.data.ok_or(Errno::EPROTO),
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+fn attr(asked: &Asked) -> Result<AttrReply, Errno> {
+    match &asked.reply {
+        FileReply::Attr(reply) => Ok(reply.try_into()?),
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Errno> {
+    if name.len() > MAX_XATTR_NAME_BYTES { Err(Errno::ERANGE) } else { Ok(()) }
+}
+
+fn close_later(client: &Arc<Client>, inode: InodeNumber, handle: Handle) {
+    let env = client.exchange.env.clone();
+    let client = client.clone();
+    env.spawn(Box::pin(async move {
+        // Nobody is left who could be told that it failed.
+        let _ = client.close(inode, handle).await;
+    }));
+}
+
+impl Client {
+    /// Counts the lookup of an entry that was answered. Its attributes are those after the client's unstable changes.
+    async fn entry(self: &Arc<Self>, asked: Asked) -> Result<Entry, Errno> {
+        match &asked.reply {
+            FileReply::Entry(entry) => {
+                let mut entry = Entry::try_from(entry)?;
+                self.look_up(&asked.session, &entry);
+                self.refresh(&asked, &mut entry).await;
+                Ok(entry)
+            }
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Asks for the attributes of a file again if the server that has told them lacks bytes of it.
+    async fn refresh(self: &Arc<Self>, asked: &Asked, entry: &mut Entry) {
+        let inode = entry.attr.inode;
+        if self.unstable().sent_up_to(inode.0, asked.session.boot).is_some() {
+            return;
+        }
+        let get = FileCall::GetAttr { inode: inode.0, handle: 0 };
+        // If this fails, so does what the front end does with the file.
+        if let Ok(asked) = self.ask(get, None, Some(inode.0), None).await
+            && let Ok(now) = attr(&asked)
+            && now.attr.inode == inode
+        {
+            (entry.attr, entry.attr_ttl) = (now.attr, now.ttl);
+        }
+    }
+
+    fn keep_opened(
+        &self,
+        inode: InodeNumber,
+        kind: OpenKind,
+        caller: WireCaller,
+        asked: &Asked,
+        opened: WireOpened,
+    ) -> Opened {
+        let at_server = (&*asked.session, opened.handle);
+        let handle = self.keep_open(inode.0, kind, caller, at_server);
+        Opened { handle, keep_cache: false, direct_io: opened.direct_io }
+    }
+
+    async fn open(
+        self: &Arc<Self>,
+        inode: InodeNumber,
+        flags: OpenFlags,
+        caller: (WireCaller, WireCaller),
+    ) -> Result<Opened, Errno> {
+        let (alone, caller) = caller;
+        // The length is set by a call of its own, which is kept until it is durable.
+        let kept = OpenFlags(flags.0 & !(OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE));
+        let open = FileCall::Open { caller: alone.clone(), inode: inode.0, flags: kept.0 };
+        let asked = self.ask(open, None, Some(inode.0), None).await?;
+        let FileReply::Opened(opened) = asked.reply else { return Err(Errno::EPROTO) };
+        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, opened);
+        if flags.has(OpenFlags::TRUNCATE) {
+            let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            if let Err(errno) = self.set_attr(caller, inode, None, empty).await {
+                // The call has failed, whatever becomes of the handle.
+                let _ = self.close(inode, opened.handle).await;
+                return Err(errno);
+            }
+        }
+        Ok(opened)
+    }
+
+    async fn create(
+        self: &Arc<Self>,
+        create: FileCall,
+        flags: OpenFlags,
+        caller: (WireCaller, WireCaller),
+    ) -> Result<(Entry, Opened), Errno> {
+        let (alone, caller) = caller;
+        let asked = self.ask(create, None, None, None).await?;
+        let FileReply::Created(entry, opened) = &asked.reply else { return Err(Errno::EPROTO) };
+        let mut entry = Entry::try_from(entry)?;
+        self.look_up(&asked.session, &entry);
+        self.refresh(&asked, &mut entry).await;
+        let inode = entry.attr.inode;
+        let kept = OpenFlags(flags.0 & !(OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE));
+        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, *opened);
+        if flags.has(OpenFlags::TRUNCATE) && entry.attr.size_bytes > 0 {
+            let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            match self.set_attr(caller, inode, None, empty).await {
+                Ok(now) => (entry.attr, entry.attr_ttl) = (now.attr, now.ttl),
+                Err(errno) => {
+                    // The call has failed, whatever becomes of the handle.
+                    let _ = self.close(inode, opened.handle).await;
+                    self.forget(inode, 1);
+                    return Err(errno);
+                }
+            }
+        }
+        Ok((entry, opened))
+    }
+
+    async fn close(self: &Arc<Self>, inode: InodeNumber, handle: Handle) -> Result<(), Errno> {
+        let open = self.opened(inode, handle)?;
+        self.opens().opens.remove(&handle.0);
+        if !self.has_open(inode.0) {
+            // Nobody is left who could be told.
+            self.unstable().take_failure(inode.0);
+        }
+        let closed = self.run(CallClass::Reads, true, move |attempt| {
+            let open = open.clone();
+            async move {
+                let at_server = *attempt.wait(open.at_server.lock()).await?;
+                let handle = match at_server {
+                    Some((serial, handle)) if serial == attempt.session.serial => handle,
+                    // The session that had it open is gone.
+                    _ => return Ok(()),
+                };
+                let inode = open.inode;
+                let close = match open.kind {
+                    OpenKind::File(_) => FileCall::Close { inode, handle },
+                    OpenKind::Directory => FileCall::CloseDirectory { inode, handle },
+                };
+                attempt.call(close, None).await.map(drop)
+            }
+        });
+        closed.await.map_err(|stop| errno(stop, CallClass::Reads))
+    }
+
+    async fn set_attr(
+        self: &Arc<Self>,
+        caller: WireCaller,
+        inode: InodeNumber,
+        open: Option<Arc<OpenAtClient>>,
+        changes: SetAttr,
+    ) -> Result<AttrReply, Errno> {
+        let _order = match changes.size_bytes {
+            Some(_) => self.within(WAIT_LIMIT, self.order.write(inode.0)).await?,
+            None => self.within(WAIT_LIMIT, self.order.read(inode.0)).await?,
+        };
+        let set = FileCall::SetAttr { caller, inode: inode.0, handle: 0, changes: changes.into() };
+        let asked = self.ask(set, None, Some(inode.0), open).await?;
+        let SetAttr { size_bytes, atime, mtime, .. } = changes;
+        let is_time = atime.is_some() || mtime.is_some();
+        if size_bytes.is_some() || (is_time && self.unstable().has(inode.0)) {
+            let kept = SetAttr { size_bytes, atime, mtime, ..SetAttr::default() };
+            self.keep_unstable(inode.0, &asked.session, UnstableChange::Set(kept));
+        }
+        attr(&asked)
+    }
+
+    async fn read(
+        self: &Arc<Self>,
+        open: Arc<OpenAtClient>,
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes, Errno> {
+        let inode = open.inode;
+        let mut all = BytesMut::new();
+        let mut left = len as usize;
+        loop {
+            let wanted = left.min(MAX_DATA_BYTES);
+            let offset = offset.checked_add(all.len() as u64).ok_or(Errno::EINVAL)?;
+            let read = FileCall::Read { inode, handle: 0, offset, len: wanted as u32 };
+            let piece = self.ask(read, None, Some(inode), Some(open.clone())).await;
+            let piece = piece.and_then(bytes)?;
+            if piece.len() > wanted {
+                return Err(Errno::EPROTO);
+            }
+            left -= piece.len();
+            if all.is_empty() && (left == 0 || piece.len() < wanted) {
+                return Ok(piece);
+            }
+            all.extend_from_slice(&piece);
+            if left == 0 || piece.len() < wanted {
+                return Ok(all.freeze());
+            }
+        }
+    }
+
+    async fn write(
+        self: &Arc<Self>,
+        open: Arc<OpenAtClient>,
+        writer: WireWriter,
+        offset: u64,
+        mut data: Bytes,
+    ) -> Result<u32, Errno> {
+        let mut written = 0;
+        loop {
+            let piece = data.split_to(data.len().min(MAX_DATA_BYTES));
+            let wanted = piece.len();
+            let at = offset.checked_add(written as u64).ok_or(Errno::EFBIG)?;
+            match self.write_piece(&open, writer.clone(), at, piece).await {
+                Ok(taken) if taken == wanted && !data.is_empty() => written += taken,
+                Ok(taken) => {
+                    written += taken;
+                    break;
+                }
+                // What was written before counts.
+                Err(_) if written > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.make_room().await;
+        u32::try_from(written).map_err(|_| Errno::EINVAL)
+    }
+
+    async fn write_piece(
+        self: &Arc<Self>,
+        open: &Arc<OpenAtClient>,
+        writer: WireWriter,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<usize, Errno> {
+        let inode = open.inode;
+        let order = self.within(WAIT_LIMIT, self.order.read(inode)).await?;
+        let write = FileCall::Write { writer, inode, handle: 0, offset };
+        let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone())).await?;
+        let FileReply::Written(taken, begins) = asked.reply else { return Err(Errno::EPROTO) };
+        let taken = taken as usize;
+        if taken > data.len() {
+            return Err(Errno::EPROTO);
+        }
+        match begins {
+            _ if taken == 0 => {}
+            Some(begins) => {
+                // A copy: the front end's bytes may be part of a large buffer.
+                let bytes = Bytes::copy_from_slice(&data[..taken]);
+                self.keep_unstable(inode, &asked.session, UnstableChange::Write(begins, bytes));
+            }
+            None => {
+                // Nobody knows where the bytes went: they could not be sent again.
+                drop(order);
+                if self.sync_file(inode).await.is_err() {
+                    self.unstable().fail(inode);
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn fsync(
+        self: &Arc<Self>,
+        open: Arc<OpenAtClient>,
+        data_only: bool,
+    ) -> Result<(), Errno> {
+        let inode = open.inode;
+        let fsync = FileCall::Fsync { inode, handle: 0, data_only };
+        let synced = match self.ask(fsync, None, Some(inode), Some(open)).await {
+            Ok(asked) => {
+                self.unstable().end(inode, asked.up_to);
+                nothing(asked)
+            }
+            Err(errno) => {
+                // A disk that has failed to write bytes may take them for written from now on.
+                self.unstable().distrust(inode);
+                Err(errno)
+            }
+        };
+        if self.unstable().take_failure(inode) { Err(Errno::EIO) } else { synced }
+    }
+
+    async fn flush(self: &Arc<Self>, open: Arc<OpenAtClient>) -> Result<(), Errno> {
+        let inode = open.inode;
+        let mut flushed = Ok(());
+        if !self.has_no_flush.load(Ordering::Relaxed) {
+            let flush = FileCall::Flush { inode, handle: 0 };
+            flushed = self.ask(flush, None, Some(inode), Some(open)).await.and_then(nothing);
+        }
+        if flushed == Err(Errno::ENOSYS) {
+            // The server's writes are not delayed; those of this client may be lost.
+            self.has_no_flush.store(true, Ordering::Relaxed);
+            flushed = Ok(());
+        }
+        if self.unstable().take_failure(inode) { Err(Errno::EIO) } else { flushed }
+    }
+
+    async fn allocate(
+        self: &Arc<Self>,
+        open: Arc<OpenAtClient>,
+        caller: WireCaller,
+        (offset, len, mode): (u64, u64, i32),
+    ) -> Result<(), Errno> {
+        let inode = open.inode;
+        let _order = self.within(WAIT_LIMIT, self.order.write(inode)).await?;
+        let allocate = FileCall::Allocate { caller, inode, handle: 0, offset, len, mode };
+        let asked = self.ask(allocate, None, Some(inode), Some(open)).await?;
+        let change = UnstableChange::Allocate(offset, len, mode);
+        self.keep_unstable(inode, &asked.session, change);
+        nothing(asked)
+    }
+
+    async fn sync(self: &Arc<Self>) -> Result<(), Errno> {
+        let synced = self.run(CallClass::Syncs, true, |attempt| {
+            let client = self.clone();
+            async move {
+                let mut marks = Vec::new();
+                let inodes = client.unstable().all();
+                for inode in inodes {
+                    marks.push((inode, attempt.send_unstable(inode).await?));
+                }
+                attempt.call(FileCall::Sync, None).await?;
+                Ok(marks)
+            }
+        });
+        let marks = synced.await.map_err(|stop| errno(stop, CallClass::Syncs))?;
+        let mut unstable = self.unstable();
+        marks.into_iter().for_each(|(inode, up_to)| unstable.end(inode, up_to));
+        Ok(())
+    }
+
+    async fn list(
+        self: &Arc<Self>,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Result<Vec<DirEntry>, Errno> {
+        let open = match handle == Handle::NONE && self.features.has_stateless_directories {
+            true => None,
+            false => Some(self.opened_directory(inode, handle)?),
+        };
+        let _alone = match &open {
+            Some(open) => Some(self.within(WAIT_LIMIT, open.listing.lock()).await?),
+            None => None,
+        };
+        let limit = limit.min(MAX_ENTRIES);
+        let mut listed = Vec::new();
+        let mut after = cookie;
+        // Where the server goes on, of the session of this serial number, if all it has listed was listed before.
+        let mut go_on = None;
+        let mut left_out = 0;
+        while listed.len() < limit {
+            let wanted = (limit - listed.len()).min(MAX_LISTED) as u32;
+            let place = (inode.0, after, go_on);
+            let piece = match self.list_piece(open.clone(), place, wanted, with_entries).await {
+                Ok(piece) => piece,
+                Err(errno) if listed.is_empty() => return Err(errno),
+                // The next call says it.
+                Err(_) => break,
+            };
+            let (asked, entries) = piece;
+            let Some(last) = entries.last() else { break };
+            go_on = Some((asked.session.serial, last.cookie));
+            if left_out > cookie {
+                // More than were listed before.
+                return Err(Errno::EPROTO);
+            }
+            for mut entry in entries {
+                if let Some(found) = &mut entry.entry {
+                    self.look_up(&asked.session, found);
+                    self.refresh(&asked, found).await;
+                }
+                let lookup = entry.entry.map(|found| found.attr.inode);
+                match self.cookie(open.as_deref(), after, entry) {
+                    Some(entry) => {
+                        after = entry.cookie;
+                        listed.push(entry);
+                    }
+                    None => {
+                        lookup.into_iter().for_each(|inode| self.forget(inode, 1));
+                        left_out += 1;
+                    }
+                }
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Gives an entry the cookie that the front end sees. None if it was listed before the directory was opened again.
+    fn cookie(&self, open: Option<&OpenAtClient>, after: u64, entry: DirEntry) -> Option<DirEntry> {
+        match open {
+            Some(open) if !self.features.has_lasting_cookies => {
+                let mut half_read = open.half_read.lock().expect("no holder of this lock panics");
+                half_read.1.list(after, entry)
+            }
+            _ => Some(entry),
+        }
+    }
+
+    async fn list_piece(
+        self: &Arc<Self>,
+        open: Option<Arc<OpenAtClient>>,
+        (inode, after, go_on): (u64, u64, Option<(u64, u64)>),
+        limit: u32,
+        with_entries: bool,
+    ) -> Result<(Asked, Vec<DirEntry>), Errno> {
+        let lasting = self.features.has_lasting_cookies;
+        let asked = self.run(CallClass::Reads, true, move |attempt| {
+            let open = open.clone();
+            async move {
+                let (mut handle, mut cookie) = (0, after);
+                if let Some(open) = open {
+                    let (serial, number) = attempt.handle(&open).await?;
+                    handle = number;
+                    let mut half_read =
+                        open.half_read.lock().expect("no holder of this lock panics");
+                    let (opened_in, half_read) = &mut *half_read;
+                    if std::mem::replace(opened_in, serial) != serial {
+                        half_read.reopen();
+                    }
+                    cookie = match go_on {
+                        Some((of, cookie)) if of == serial => cookie,
+                        _ if lasting => after,
+                        _ => half_read.seek(after).ok_or(Errno::EINVAL)?,
+                    };
+                }
+                let list = FileCall::ReadDirectory { inode, handle, cookie, limit, with_entries };
+                let (reply, data) = attempt.call(list, None).await?;
+                Ok(Asked { reply, data, session: attempt.session.clone(), up_to: 0 })
+            }
+        });
+        let mut asked = asked.await.map_err(|stop: Stop| errno(stop, CallClass::Reads))?;
+        let reply = std::mem::replace(&mut asked.reply, FileReply::Nothing);
+        let FileReply::Listing(entries) = reply else { return Err(Errno::EPROTO) };
+        let entries: Result<Vec<DirEntry>, _> =
+            entries.0.into_iter().map(DirEntry::try_from).collect();
+        Ok((asked, entries?))
+    }
+}
+
+impl FileSystem for RemoteFs {
+    fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        let (caller, parent, names) = (WireCaller::alone(&caller), parent.0, check_name(name));
+        let name = name.to_vec();
+        self.entry_call(FileCall::Lookup { caller, parent, name }, None, names)
+    }
+
+    fn parent(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {
+        let (caller, inode) = (WireCaller::alone(&caller), inode.0);
+        self.entry_call(FileCall::Parent { caller, inode }, None, Ok(()))
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        let work = async move |client: Arc<Client>| {
+            let call = FileCall::HandleOf { inode: inode.0 };
+            match client.ask(call, None, None, None).await?.reply {
+                FileReply::Handle(handle) => {
+                    PersistentHandle::new(Bytes::from(handle)).map_err(|_| Errno::EPROTO)
+                }
+                _ => Err(Errno::EPROTO),
+            }
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn by_handle(&self, caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let (caller, handle) = (WireCaller::alone(&caller), handle.as_bytes().to_vec());
+        self.entry_call(FileCall::ByHandle { caller, handle }, None, Ok(()))
+    }
+
+    fn has_acls(&self) -> bool {
+        self.client.features.has_acls
+    }
+
+    fn missing_ttl(&self) -> Duration {
+        Duration::from_nanos(self.client.features.missing_ttl_nanos)
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.client.forget(inode, count);
+    }
+
+    fn getattr(&self, inode: InodeNumber, handle: Option<Handle>) -> Answer<AttrReply> {
+        let work = async move |client: Arc<Client>| {
+            let open = handle.and_then(|handle| client.opened_file(inode, handle).ok());
+            let call = FileCall::GetAttr { inode: inode.0, handle: 0 };
+            attr(&client.ask(call, None, Some(inode.0), open).await?)
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn setattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        let caller = WireCaller::with_groups(&caller);
+        let work = async move |client: Arc<Client>| {
+            let open = handle.and_then(|handle| client.opened_file(inode, handle).ok());
+            client.set_attr(caller, inode, open, changes).await
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.bytes_call(FileCall::ReadLink { inode: inode.0 }, Ok(()))
+    }
+
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        let (caller, parent) = (WireCaller::with_groups(&caller), parent.0);
+        let (names, name, kind) = (check_name(name), name.to_vec(), kind_number(kind));
+        let call = FileCall::MakeNode { caller, parent, name, kind, mode, rdev };
+        self.entry_call(call, None, names)
+    }
+
+    fn create_exclusive(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        verifier: CreateVerifier,
+    ) -> Answer<Entry> {
+        let (caller, parent) = (WireCaller::with_groups(&caller), parent.0);
+        let (names, name, verifier) = (check_name(name), name.to_vec(), verifier.0);
+        let call = FileCall::CreateExclusive { caller, parent, name, mode, verifier };
+        self.entry_call(call, None, names)
+    }
+
+    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
+        let (caller, parent) = (WireCaller::with_groups(&caller), parent.0);
+        let (names, name) = (check_name(name), name.to_vec());
+        self.entry_call(FileCall::MakeDirectory { caller, parent, name, mode }, None, names)
+    }
+
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let (caller, parent) = (WireCaller::with_groups(&caller), parent.0);
+        let is_long = target.len() > MAX_DATA_BYTES;
+        let names = if is_long { Err(Errno::ENAMETOOLONG) } else { check_name(name) };
+        let (name, target) = (name.to_vec(), Bytes::copy_from_slice(target));
+        self.entry_call(FileCall::Symlink { caller, parent, name }, Some(target), names)
+    }
+
+    fn link(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Answer<Entry> {
+        let (caller, inode, parent) = (WireCaller::with_groups(&caller), inode.0, new_parent.0);
+        let (names, name) = (check_name(new_name), new_name.to_vec());
+        self.entry_call(FileCall::Link { caller, inode, parent, name }, None, names)
+    }
+
+    fn unlink(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let (caller, parent) = (WireCaller::with_groups(&caller), parent.0);
+        let (names, name) = (check_name(name), name.to_vec());
+        self.plain_call(FileCall::Unlink { caller, parent, name }, names)
+    }
+
+    fn rmdir(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let (caller, parent) = (WireCaller::with_groups(&caller), parent.0);
+        let (names, name) = (check_name(name), name.to_vec());
+        self.plain_call(FileCall::RemoveDirectory { caller, parent, name }, names)
+    }
+
+    fn rename(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let RenameFlags { no_replace, exchange } = flags;
+        let names = check_name(name).and_then(|()| check_name(new_name));
+        let call = FileCall::Rename {
+            caller: WireCaller::with_groups(&caller),
+            parent: parent.0,
+            name: name.to_vec(),
+            new_parent: new_parent.0,
+            new_name: new_name.to_vec(),
+            no_replace,
+            exchange,
+        };
+        self.plain_call(call, names)
+    }
+
+    fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        let alone = WireCaller::alone(&caller);
+        let caller = match flags.has(OpenFlags::TRUNCATE) {
+            true => WireCaller::with_groups(&caller),
+            false => alone.clone(),
+        };
+        let work = async move |client: Arc<Client>| {
+            let opened = client.open(inode, flags, (alone, caller)).await?;
+            Ok((inode, opened))
+        };
+        let opened = self.call(work, |client, (inode, opened): (InodeNumber, Opened)| {
+            close_later(client, inode, opened.handle);
+        });
+        Box::pin(async move { Ok(opened.await?.1) })
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let alone = WireCaller::alone(&caller);
+        let caller = WireCaller::with_groups(&caller);
+        let names = check_name(name);
+        let call = FileCall::Create {
+            caller: caller.clone(),
+            parent: parent.0,
+            name: name.to_vec(),
+            mode,
+            flags: flags.0 & !OpenFlags::TRUNCATE,
+        };
+        let work = async move |client: Arc<Client>| {
+            names?;
+            client.create(call, flags, (alone, caller)).await
+        };
+        self.call(work, |client, (entry, opened): (Entry, Opened)| {
+            client.forget(entry.attr.inode, 1);
+            close_later(client, entry.attr.inode, opened.handle);
+        })
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        let work = async move |client: Arc<Client>| {
+            client.read(client.opened_file(inode, handle)?, offset, len).await
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn write(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        let writer = WireWriter::from(&writer);
+        let work = async move |client: Arc<Client>| {
+            let open = client.opened_file(inode, handle)?;
+            client.write(open, writer, offset, data).await
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let work =
+            async move |client: Arc<Client>| client.flush(client.opened_file(inode, handle)?).await;
+        self.call(work, |_, ()| ())
+    }
+
+    fn fsync(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        let work = async move |client: Arc<Client>| {
+            client.fsync(client.opened_file(inode, handle)?, data_only).await
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        let work = async move |client: Arc<Client>| {
+            let open = client.opened_file(inode, handle)?;
+            let (inode, to_hole) = (inode.0, to == SeekTo::Hole);
+            let call = FileCall::Seek { inode, handle: 0, offset, to_hole };
+            match client.ask(call, None, Some(inode), Some(open)).await?.reply {
+                FileReply::Offset(offset) => Ok(offset),
+                _ => Err(Errno::EPROTO),
+            }
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn fallocate(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        let caller = WireCaller::with_groups(&caller);
+        let work = async move |client: Arc<Client>| {
+            let open = client.opened_file(inode, handle)?;
+            client.allocate(open, caller, (offset, len, mode)).await
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let work = async move |client: Arc<Client>| {
+            client.opened_file(inode, handle)?;
+            client.close(inode, handle).await
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn has_stateless_directories(&self) -> bool {
+        self.client.features.has_stateless_directories
+    }
+
+    fn has_lasting_cookies(&self) -> bool {
+        self.client.features.has_lasting_cookies
+    }
+
+    fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened> {
+        let caller = WireCaller::alone(&caller);
+        let work = async move |client: Arc<Client>| {
+            let call = FileCall::OpenDirectory { caller: caller.clone(), inode: inode.0 };
+            let asked = client.ask(call, None, None, None).await?;
+            let FileReply::Opened(opened) = asked.reply else { return Err(Errno::EPROTO) };
+            let opened = client.keep_opened(inode, OpenKind::Directory, caller, &asked, opened);
+            Ok((inode, opened))
+        };
+        let opened = self.call(work, |client, (inode, opened): (InodeNumber, Opened)| {
+            close_later(client, inode, opened.handle);
+        });
+        Box::pin(async move { Ok(opened.await?.1) })
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        let work = async move |client: Arc<Client>| {
+            client.list(inode, handle, cookie, limit, with_entries).await
+        };
+        self.call(work, |client, listed| {
+            for entry in listed.into_iter().filter_map(|listed| listed.entry) {
+                client.forget(entry.attr.inode, 1);
+            }
+        })
+    }
+
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let work = async move |client: Arc<Client>| {
+            client.opened_directory(inode, handle)?;
+            client.close(inode, handle).await
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn fsyncdir(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        let work = async move |client: Arc<Client>| {
+            let open = match handle == Handle::NONE && client.features.has_stateless_directories {
+                true => None,
+                false => Some(client.opened_directory(inode, handle)?),
+            };
+            let call = FileCall::FsyncDirectory { inode: inode.0, handle: 0, data_only };
+            client.ask(call, None, None, open).await.and_then(nothing)
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn persist(&self, inodes: &[InodeNumber]) -> Answer<()> {
+        let inodes: Vec<u64> = inodes.iter().map(|inode| inode.0).collect();
+        let work = async move |client: Arc<Client>| {
+            let mut rest = inodes.as_slice();
+            loop {
+                let (some, others) = rest.split_at(rest.len().min(MAX_LIST));
+                let call = FileCall::Persist { inodes: some.to_vec().into() };
+                client.ask(call, None, None, None).await.and_then(nothing)?;
+                rest = others;
+                if rest.is_empty() {
+                    return Ok(());
+                }
+            }
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn sync(&self) -> Answer<()> {
+        self.call(async move |client: Arc<Client>| client.sync().await, |_, ()| ())
+    }
+
+    fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
+        let work = async move |client: Arc<Client>| {
+            let call = FileCall::StatFs { inode: inode.0 };
+            match &client.ask(call, None, None, None).await?.reply {
+                FileReply::StatFs(stat) => Ok(stat.into()),
+                _ => Err(Errno::EPROTO),
+            }
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn inode_flags(&self, inode: InodeNumber) -> Answer<InodeFlags> {
+        let work = async move |client: Arc<Client>| {
+            let call = FileCall::InodeFlags { inode: inode.0 };
+            match client.ask(call, None, None, None).await?.reply {
+                FileReply::Flags(flags) => Ok(InodeFlags(flags)),
+                _ => Err(Errno::EPROTO),
+            }
+        };
+        self.call(work, |_, _| ())
+    }
+
+    fn set_inode_flags(&self, caller: Caller, inode: InodeNumber, flags: InodeFlags) -> Answer<()> {
+        let (caller, inode, flags) = (WireCaller::with_groups(&caller), inode.0, flags.0);
+        self.plain_call(FileCall::SetInodeFlags { caller, inode, flags }, Ok(()))
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        let (inode, names, name) = (inode.0, check_xattr_name(name), name.to_vec());
+        self.bytes_call(FileCall::GetXattr { inode, name }, names)
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        let names = self.bytes_call(FileCall::ListXattr { inode: inode.0 }, Ok(()));
+        Box::pin(async move {
+            let mut all = names.await?;
+            let mut names = Vec::new();
+            while !all.is_empty() {
+                let end = all.iter().position(|byte| *byte == 0).ok_or(Errno::EPROTO)?;
+                names.push(all.split_to(end));
+                let _nul = all.split_to(1);
+            }
+            Ok(names)
+        })
+    }
+
+    fn setxattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Bytes,
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        let (caller, inode) = (WireCaller::with_groups(&caller), inode.0);
+        let is_long = value.len() > MAX_DATA_BYTES;
+        let names = if is_long { Err(Errno::E2BIG) } else { check_xattr_name(name) };
+        let XattrFlags { create, replace } = flags;
+        let call = FileCall::SetXattr { caller, inode, name: name.to_vec(), create, replace };
+        let work = async move |client: Arc<Client>| {
+            names?;
+            client.ask(call, Some(value), None, None).await.and_then(nothing)
+        };
+        self.call(work, |_, ()| ())
+    }
+
+    fn removexattr(&self, caller: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        let (caller, inode) = (WireCaller::with_groups(&caller), inode.0);
+        let (names, name) = (check_xattr_name(name), name.to_vec());
+        self.plain_call(FileCall::RemoveXattr { caller, inode, name }, names)
+    }
+}

@@ -1,0 +1,24 @@
+//! The calls of a [`vfs::FileSystem`](atoll_vfs::FileSystem) over the network: a *gateway*, which mounts a pool or serves it over
+//! NFS, works on the file system of the member that serves it.
+//!
+//! ```text
+//! client    RemoteFs: a file system whose calls are made by the server; goes on over lost calls and restarts
+//! server    RemoteServer: makes the calls of clients, each change once
+//! sessions  what each client has open and holds, and the replies that are kept for it
+//! route     how calls reach the server
+//! wire      methods and messages
+//! ```
+//!
+//! Three promises, in `docs/design/pool-calls.md`: a change is made once, however often its message arrives; after a restart of
+//! the server a client goes on with what it had open; and bytes that were written and not yet made durable survive the server.
+
+mod client;
+mod route;
+mod server;
+mod sessions;
+mod wire;
+
+pub use client::RemoteFs;
+pub use route::{PeerRoute, Route};
+pub use server::RemoteServer;
+pub use wire::METHODS;

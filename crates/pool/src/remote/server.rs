@@ -1,0 +1,570 @@
+//! Serves a file system to clients on other machines, for as long as their sessions last.
+//!
+//! A call that is numbered runs as a task: it goes on when the attempt that brought it is given up, and further attempts wait for
+//! it. While it takes long they are told so ([`wire::AT_WORK`]), so that a client can tell a slow disk from a dead server.
+//!
+//! It does not know who may call: the owner of the pool asks that before.
+
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Env};
+use atoll_key::PeerId;
+use atoll_net::header::{from_header, to_header};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_vfs::{
+    DirEntry, Entry, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Opened, PersistentHandle,
+    Writer,
+};
+use bytes::Bytes;
+use minicbor::Encode;
+
+use super::sessions::{Attempt, Leftover, SessionOpen, SessionTable};
+use super::wire::{self, Answer, Begin, Begun, CallHeader, FileCall, FileReply, SessionCall};
+
+/// How long an attempt waits for its call before it is told that it is at work: below the time that a client gives its first one.
+const AT_WORK_AFTER: Duration = Duration::from_millis(500);
+/// How often silent sessions are looked for.
+const LOOK_PERIOD: Duration = Duration::from_secs(30);
+
+/// What a call answers: its reply, and bytes beside it.
+type Outcome = Result<(FileReply, Option<Bytes>), Errno>;
+
+/// See the module. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct RemoteServer {
+    shared: Arc<ServerShared>,
+}
+
+struct ServerShared {
+    env: Env,
+    fs: Arc<dyn FileSystem>,
+    boot: u64,
+    table: Mutex<SessionTable>,
+}
+
+impl RemoteServer {
+    /// Serves `fs`. Sessions are of this server alone: clients of an earlier one begin new ones.
+    pub fn new(env: Env, fs: Arc<dyn FileSystem>) -> RemoteServer {
+        let (boot, table) = (env.random_u64(), Mutex::default());
+        let shared = Arc::new(ServerShared { env: env.clone(), fs, boot, table });
+        let weak = Arc::downgrade(&shared);
+        env.spawn(Box::pin(end_silent_sessions(env.clone(), weak)));
+        RemoteServer { shared }
+    }
+
+    /// How many sessions there are, and what they have open in all.
+    pub fn counts(&self) -> (usize, usize) {
+        self.shared.locked().counts()
+    }
+
+    /// # Panics
+    /// If what is counted is not what is there.
+    pub fn check_invariants(&self) {
+        self.shared.locked().check_invariants();
+    }
+}
+
+async fn end_silent_sessions(env: Env, server: Weak<ServerShared>) {
+    loop {
+        atoll_env::sleep(&*env, LOOK_PERIOD).await;
+        let Some(server) = server.upgrade() else { return };
+        let ended = server.locked().end_silent(env.now());
+        for leftover in ended {
+            server.give_back(leftover).await;
+        }
+    }
+}
+
+impl Service for RemoteServer {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            match request.method {
+                wire::BEGIN => shared.begin(from.id, &request),
+                wire::RENEW => shared.renew(from.id, &request),
+                wire::END => shared.end(from.id, &request).await,
+                wire::CALL => shared.call(from.id, request).await,
+                method => {
+                    let text = format!("method {method:#06x} is not known here");
+                    Err(Refusal::new(Refusal::UNKNOWN_METHOD, text))
+                }
+            }
+        })
+    }
+}
+
+fn reply<T: Encode<()>>(message: &T) -> Reply {
+    Reply { header: to_header(message), parts: Vec::new() }
+}
+
+fn reply_to_call(outcome: Outcome) -> Reply {
+    match outcome {
+        Ok((done, data)) => {
+            let header = to_header(&Answer::Done(done));
+            Reply { header, parts: data.into_iter().collect() }
+        }
+        Err(errno) => reply(&Answer::<FileReply>::Failed(errno.0)),
+    }
+}
+
+fn malformed(what: &str) -> Refusal {
+    Refusal::new(Refusal::MALFORMED, what)
+}
+
+fn unknown_session() -> Refusal {
+    Refusal::new(wire::UNKNOWN_SESSION, "there is no such session of this peer")
+}
+
+/// The only part of a message, if it has one.
+fn only_part(request: Request) -> Result<Option<Bytes>, Refusal> {
+    let mut parts = request.parts.into_iter();
+    match (parts.next(), parts.next()) {
+        (Some(part), None) if part.len() > wire::MAX_DATA_BYTES => Err(malformed("a long part")),
+        (part, None) => Ok(part),
+        _ => Err(malformed("more than one part")),
+    }
+}
+
+impl ServerShared {
+    fn locked(&self) -> MutexGuard<'_, SessionTable> {
+        self.table.lock().expect("no holder of this lock panics")
+    }
+
+    fn begin(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+        let Begin { session } = from_header(&request.header)?;
+        let begun = self.locked().begin(session, from, self.env.now());
+        Ok(reply(&match begun {
+            Ok(()) => Answer::Done(Begun {
+                boot: self.boot,
+                has_acls: self.fs.has_acls(),
+                has_stateless_directories: self.fs.has_stateless_directories(),
+                has_lasting_cookies: self.fs.has_lasting_cookies(),
+                missing_ttl_nanos: wire::nanos(self.fs.missing_ttl()),
+            }),
+            Err(errno) => Answer::Failed(errno.0),
+        }))
+    }
+
+    /// Checks that a call is of a session that this server has, which renews it.
+    fn hear(&self, from: PeerId, of: &SessionCall) -> Result<(), Refusal> {
+        let now = self.env.now();
+        let is_known =
+            of.boot == self.boot && self.locked().hear(of.session, from, of.lowest, now).is_some();
+        if is_known { Ok(()) } else { Err(unknown_session()) }
+    }
+
+    fn renew(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+        self.hear(from, &from_header(&request.header)?)?;
+        Ok(Reply::default())
+    }
+
+    async fn end(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+        let of: SessionCall = from_header(&request.header)?;
+        self.hear(from, &of)?;
+        let leftover = self.locked().end(of.session, from);
+        self.give_back(leftover).await;
+        Ok(Reply::default())
+    }
+
+    /// Lets go of what a session held.
+    async fn give_back(&self, leftover: Leftover) {
+        for SessionOpen { inode, handle, is_directory } in leftover.opens {
+            // Nobody is left who could be told that it failed.
+            let _ = match is_directory {
+                true => self.fs.closedir(inode, handle).await,
+                false => self.fs.close(inode, handle).await,
+            };
+        }
+        for (inode, count) in leftover.held {
+            self.fs.forget(inode, count);
+        }
+    }
+
+    async fn call(self: Arc<Self>, from: PeerId, request: Request) -> Result<Reply, Refusal> {
+        let CallHeader { of, number, call, forgotten } = from_header(&request.header)?;
+        let data = only_part(request)?;
+        self.hear(from, &of)?;
+        let session = of.session;
+        let number = match (number, call.is_numbered()) {
+            (_, false) => {
+                return Ok(reply_to_call(self.perform(session, call, data).await));
+            }
+            (Some(number), true) => number,
+            (None, true) => return Err(malformed("a change without a number")),
+        };
+        let attempt = match self.locked().get(session) {
+            Some(session) => session.attempt(number),
+            None => return Err(unknown_session()),
+        };
+        let waiting = match attempt {
+            Attempt::Answered(reply) => return Ok(reply),
+            Attempt::Again(waiting) => waiting,
+            Attempt::First(waiting) => {
+                let env = self.env.clone();
+                env.spawn(Box::pin(async move {
+                    self.forget(session, &forgotten.0);
+                    let reply = reply_to_call(self.perform(session, call, data).await);
+                    let now = self.env.now();
+                    let waiting = self.locked().answer(session, number, &reply, now);
+                    for attempt in waiting {
+                        // An attempt may have been given up.
+                        let _ = attempt.send(reply.clone());
+                    }
+                }));
+                return Self::wait(env, waiting).await;
+            }
+            Attempt::GivenUp => {
+                return Err(Refusal::new(wire::GIVEN_UP, "the answer is not waited for"));
+            }
+            Attempt::Busy => {
+                return Err(Refusal::new(Refusal::OVERLOADED, "too many calls of this session"));
+            }
+        };
+        Self::wait(self.env.clone(), waiting).await
+    }
+
+    async fn wait(
+        env: Env,
+        waiting: futures_channel::oneshot::Receiver<Reply>,
+    ) -> Result<Reply, Refusal> {
+        match atoll_env::timeout(&*env, AT_WORK_AFTER, waiting).await {
+            Ok(Ok(reply)) => Ok(reply),
+            // The session has ended.
+            Ok(Err(_)) => Err(unknown_session()),
+            Err(_) => Err(Refusal::new(wire::AT_WORK, "the call is at work")),
+        }
+    }
+
+    // ---- what sessions hold ----
+
+    fn file(&self, session: wire::SessionId, inode: u64, number: u64) -> Result<Handle, Errno> {
+        self.locked().get(session).ok_or(Errno::EBADF)?.opened(inode, number, false)
+    }
+
+    fn directory(
+        &self,
+        session: wire::SessionId,
+        inode: u64,
+        number: u64,
+    ) -> Result<Handle, Errno> {
+        if number == 0 && self.fs.has_stateless_directories() {
+            return Ok(Handle::NONE);
+        }
+        self.locked().get(session).ok_or(Errno::EBADF)?.opened(inode, number, true)
+    }
+
+    fn optional_file(
+        &self,
+        session: wire::SessionId,
+        inode: u64,
+        number: u64,
+    ) -> Result<Option<Handle>, Errno> {
+        if number == 0 { Ok(None) } else { self.file(session, inode, number).map(Some) }
+    }
+
+    fn check_opens(&self, session: wire::SessionId) -> Result<(), Errno> {
+        self.locked().get(session).ok_or(Errno::EIO)?.check_opens()
+    }
+
+    /// Counts the lookup of an entry for a session; takes it back if that has ended.
+    fn hold(&self, session: wire::SessionId, entry: &Entry) -> Result<(), Errno> {
+        let inode = entry.attr.inode;
+        let held = self.locked().get(session).ok_or(Errno::EIO).and_then(|one| one.hold(inode.0));
+        if held.is_err() {
+            self.fs.forget(inode, 1);
+        }
+        held
+    }
+
+    /// Takes lookups of a session back.
+    fn forget(&self, session: wire::SessionId, forgotten: &[wire::Forgotten]) {
+        for one in forgotten {
+            let taken = self.locked().get(session).map_or(0, |session| session.forget(*one));
+            if taken > 0 {
+                self.fs.forget(InodeNumber(one.inode), taken);
+            }
+        }
+    }
+
+    fn entry(&self, session: wire::SessionId, entry: &Entry) -> Outcome {
+        self.hold(session, entry)?;
+        Ok((FileReply::Entry(entry.into()), None))
+    }
+
+    /// Keeps what was opened for a session; closes it if that has ended.
+    async fn keep_open(
+        &self,
+        session: wire::SessionId,
+        inode: InodeNumber,
+        opened: Opened,
+        is_directory: bool,
+    ) -> Result<wire::WireOpened, Errno> {
+        let open = SessionOpen { inode, handle: opened.handle, is_directory };
+        let kept = self.locked().get(session).ok_or(Errno::EIO).and_then(|one| one.open(open));
+        match kept {
+            Ok(handle) => Ok(wire::WireOpened { handle, direct_io: opened.direct_io }),
+            Err(errno) => {
+                self.give_back(Leftover { opens: vec![open], held: Vec::new() }).await;
+                Err(errno)
+            }
+        }
+    }
+
+    // ---- calls ----
+
+    async fn perform(
+        &self,
+        session: wire::SessionId,
+        call: FileCall,
+        data: Option<Bytes>,
+    ) -> Outcome {
+        const NOTHING: Outcome = Ok((FileReply::Nothing, None));
+        let fs = &self.fs;
+        let part = || data.clone().ok_or(Errno::EINVAL);
+        match call {
+            FileCall::Lookup { caller, parent, name } => {
+                let entry = fs.lookup(caller.caller(), InodeNumber(parent), &name).await?;
+                self.entry(session, &entry)
+            }
+            FileCall::Parent { caller, inode } => {
+                self.entry(session, &fs.parent(caller.caller(), InodeNumber(inode)).await?)
+            }
+            FileCall::HandleOf { inode } => {
+                let handle = fs.handle_of(InodeNumber(inode)).await?;
+                Ok((FileReply::Handle(handle.as_bytes().to_vec()), None))
+            }
+            FileCall::ByHandle { caller, handle } => {
+                let handle = PersistentHandle::new(Bytes::from(handle))?;
+                self.entry(session, &fs.by_handle(caller.caller(), &handle).await?)
+            }
+            FileCall::Forget => NOTHING,
+            FileCall::GetAttr { inode, handle } => {
+                let handle = self.optional_file(session, inode, handle)?;
+                let reply = fs.getattr(InodeNumber(inode), handle).await?;
+                Ok((FileReply::Attr((&reply).into()), None))
+            }
+            FileCall::SetAttr { caller, inode, handle, changes } => {
+                let handle = self.optional_file(session, inode, handle)?;
+                let changes = changes.try_into().map_err(|_: wire::Meaningless| Errno::EINVAL)?;
+                let (caller, inode) = (caller.caller(), InodeNumber(inode));
+                let reply = fs.setattr(caller, inode, handle, changes).await?;
+                Ok((FileReply::Attr((&reply).into()), None))
+            }
+            FileCall::ReadLink { inode } => {
+                Ok((FileReply::Bytes, Some(fs.readlink(InodeNumber(inode)).await?)))
+            }
+            FileCall::MakeNode { caller, parent, name, kind, mode, rdev } => {
+                let kind = wire::kind(kind).map_err(|_| Errno::EINVAL)?;
+                let (caller, parent) = (caller.caller(), InodeNumber(parent));
+                let entry = fs.mknod(caller, parent, &name, kind, mode, rdev).await?;
+                self.entry(session, &entry)
+            }
+            FileCall::CreateExclusive { caller, parent, name, mode, verifier } => {
+                let verifier = wire::create_verifier(verifier);
+                let (caller, parent) = (caller.caller(), InodeNumber(parent));
+                let entry = fs.create_exclusive(caller, parent, &name, mode, verifier).await?;
+                self.entry(session, &entry)
+            }
+            FileCall::MakeDirectory { caller, parent, name, mode } => {
+                let entry = fs.mkdir(caller.caller(), InodeNumber(parent), &name, mode).await?;
+                self.entry(session, &entry)
+            }
+            FileCall::Symlink { caller, parent, name } => {
+                let (caller, parent, target) = (caller.caller(), InodeNumber(parent), part()?);
+                self.entry(session, &fs.symlink(caller, parent, &name, &target).await?)
+            }
+            FileCall::Link { caller, inode, parent, name } => {
+                let (inode, parent) = (InodeNumber(inode), InodeNumber(parent));
+                self.entry(session, &fs.link(caller.caller(), inode, parent, &name).await?)
+            }
+            FileCall::Unlink { caller, parent, name } => {
+                fs.unlink(caller.caller(), InodeNumber(parent), &name).await?;
+                NOTHING
+            }
+            FileCall::RemoveDirectory { caller, parent, name } => {
+                fs.rmdir(caller.caller(), InodeNumber(parent), &name).await?;
+                NOTHING
+            }
+            FileCall::Rename {
+                caller,
+                parent,
+                name,
+                new_parent,
+                new_name,
+                no_replace,
+                exchange,
+            } => {
+                let (parent, new_parent) = (InodeNumber(parent), InodeNumber(new_parent));
+                let flags = wire::rename_flags(no_replace, exchange);
+                fs.rename(caller.caller(), parent, &name, new_parent, &new_name, flags).await?;
+                NOTHING
+            }
+            FileCall::Open { caller, inode, flags } => {
+                self.check_opens(session)?;
+                let inode = InodeNumber(inode);
+                let opened = fs.open(caller.caller(), inode, OpenFlags(flags)).await?;
+                let opened = self.keep_open(session, inode, opened, false).await?;
+                Ok((FileReply::Opened(opened), None))
+            }
+            FileCall::Create { caller, parent, name, mode, flags } => {
+                self.check_opens(session)?;
+                let (caller, parent) = (caller.caller(), InodeNumber(parent));
+                let flags = OpenFlags(flags);
+                let (entry, opened) = fs.create(caller, parent, &name, mode, flags).await?;
+                let opened = self.keep_open(session, entry.attr.inode, opened, false).await?;
+                self.hold(session, &entry)?;
+                Ok((FileReply::Created((&entry).into(), opened), None))
+            }
+            FileCall::Read { inode, handle, offset, len } => {
+                let handle = self.file(session, inode, handle)?;
+                let len = len.min(wire::MAX_DATA_BYTES as u32);
+                let data = fs.read(InodeNumber(inode), handle, offset, len).await?;
+                Ok((FileReply::Bytes, Some(data)))
+            }
+            FileCall::Write { writer, inode, handle, offset } => {
+                let handle = self.file(session, inode, handle)?;
+                self.write((&writer).into(), InodeNumber(inode), handle, offset, part()?).await
+            }
+            FileCall::Flush { inode, handle } => {
+                let handle = self.file(session, inode, handle)?;
+                fs.flush(InodeNumber(inode), handle).await?;
+                NOTHING
+            }
+            FileCall::Fsync { inode, handle, data_only } => {
+                let handle = self.file(session, inode, handle)?;
+                fs.fsync(InodeNumber(inode), handle, data_only).await?;
+                NOTHING
+            }
+            FileCall::Seek { inode, handle, offset, to_hole } => {
+                let handle = self.file(session, inode, handle)?;
+                let to = wire::seek_to(to_hole);
+                let offset = fs.seek(InodeNumber(inode), handle, offset, to).await?;
+                Ok((FileReply::Offset(offset), None))
+            }
+            FileCall::Allocate { caller, inode, handle, offset, len, mode } => {
+                let handle = self.file(session, inode, handle)?;
+                let (caller, inode) = (caller.caller(), InodeNumber(inode));
+                fs.fallocate(caller, inode, handle, offset, len, mode).await?;
+                NOTHING
+            }
+            FileCall::Close { inode, handle } => {
+                let handle = match self.locked().get(session) {
+                    Some(session) => session.close(inode, handle, false)?,
+                    None => return Err(Errno::EBADF),
+                };
+                fs.close(InodeNumber(inode), handle).await?;
+                NOTHING
+            }
+            FileCall::OpenDirectory { caller, inode } => {
+                self.check_opens(session)?;
+                let inode = InodeNumber(inode);
+                let opened = fs.opendir(caller.caller(), inode).await?;
+                let opened = self.keep_open(session, inode, opened, true).await?;
+                Ok((FileReply::Opened(opened), None))
+            }
+            FileCall::ReadDirectory { inode, handle, cookie, limit, with_entries } => {
+                let handle = self.directory(session, inode, handle)?;
+                let limit = (limit as usize).min(wire::MAX_LISTED);
+                let inode = InodeNumber(inode);
+                let listed = fs.readdir(inode, handle, cookie, limit, with_entries).await?;
+                self.listing(session, listed)
+            }
+            FileCall::CloseDirectory { inode, handle } => {
+                let handle = match self.locked().get(session) {
+                    Some(session) => session.close(inode, handle, true)?,
+                    None => return Err(Errno::EBADF),
+                };
+                fs.closedir(InodeNumber(inode), handle).await?;
+                NOTHING
+            }
+            FileCall::FsyncDirectory { inode, handle, data_only } => {
+                let handle = self.directory(session, inode, handle)?;
+                fs.fsyncdir(InodeNumber(inode), handle, data_only).await?;
+                NOTHING
+            }
+            FileCall::Persist { inodes } => {
+                let inodes: Vec<InodeNumber> = inodes.0.into_iter().map(InodeNumber).collect();
+                fs.persist(&inodes).await?;
+                NOTHING
+            }
+            FileCall::Sync => {
+                fs.sync().await?;
+                NOTHING
+            }
+            FileCall::StatFs { inode } => {
+                let stat = fs.statfs(InodeNumber(inode)).await?;
+                Ok((FileReply::StatFs((&stat).into()), None))
+            }
+            FileCall::InodeFlags { inode } => {
+                Ok((FileReply::Flags(fs.inode_flags(InodeNumber(inode)).await?.0), None))
+            }
+            FileCall::SetInodeFlags { caller, inode, flags } => {
+                let flags = atoll_vfs::InodeFlags(flags);
+                fs.set_inode_flags(caller.caller(), InodeNumber(inode), flags).await?;
+                NOTHING
+            }
+            FileCall::GetXattr { inode, name } => {
+                Ok((FileReply::Bytes, Some(fs.getxattr(InodeNumber(inode), &name).await?)))
+            }
+            FileCall::ListXattr { inode } => {
+                let mut names = Vec::new();
+                for name in fs.listxattr(InodeNumber(inode)).await? {
+                    names.extend_from_slice(&name);
+                    names.push(0);
+                }
+                Ok((FileReply::Bytes, Some(names.into())))
+            }
+            FileCall::SetXattr { caller, inode, name, create, replace } => {
+                let flags = wire::xattr_flags(create, replace);
+                let (caller, inode) = (caller.caller(), InodeNumber(inode));
+                fs.setxattr(caller, inode, &name, part()?, flags).await?;
+                NOTHING
+            }
+            FileCall::RemoveXattr { caller, inode, name } => {
+                fs.removexattr(caller.caller(), InodeNumber(inode), &name).await?;
+                NOTHING
+            }
+        }
+    }
+
+    /// Writes. A client that may have to send appended bytes again must know where they went: that is certain if the file grew by
+    /// just them.
+    async fn write(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Outcome {
+        let is_append = matches!(writer, Writer::AtEnd(_));
+        let size = async || match is_append {
+            true => self.fs.getattr(inode, Some(handle)).await.ok().map(|now| now.attr.size_bytes),
+            false => None,
+        };
+        let before = size().await;
+        let written = self.fs.write(writer, inode, handle, offset, data).await?;
+        let begins = match (is_append, before, size().await) {
+            (false, ..) => Some(offset),
+            (true, Some(before), Some(after)) if before + u64::from(written) == after => {
+                Some(before)
+            }
+            _ => None,
+        };
+        Ok((FileReply::Written(written, begins), None))
+    }
+
+    fn listing(&self, session: wire::SessionId, listed: Vec<DirEntry>) -> Outcome {
+        let mut all = Vec::with_capacity(listed.len().min(wire::MAX_LISTED));
+        for mut entry in listed {
+            if let Some(found) = &entry.entry
+                && self.hold(session, found).is_err()
+            {
+                entry.entry = None;
+            }
+            all.push(wire::WireDirEntry::from(&entry));
+        }
+        Ok((FileReply::Listing(all.into()), None))
+    }
+}
