@@ -29,11 +29,12 @@ use self::backup::Backup;
 use self::primary::Primary;
 use crate::disk::Disk;
 use crate::fs::PoolFs;
-use crate::member::{Makes, OpenError, OpenReport, PoolMember, PoolSettings};
+use crate::member::{Makes, OpenError, OpenReport, PoolMember, PoolMembers, PoolSettings};
 
 /// A member of a pool of several, at work in a node.
 pub struct GroupMember<D: Disk> {
     settings: PoolSettings,
+    members: PoolMembers,
     role: MemberRole<D>,
 }
 
@@ -87,16 +88,21 @@ impl<D: Disk> GroupMember<D> {
         if members.primary().id != own {
             let backup = Backup::new(env, transport.local(), members.primary().id, unrecovered)?;
             let role = MemberRole::Backup(backup);
-            return Ok((GroupMember { settings, role }, OpenReport::default()));
+            return Ok((GroupMember { settings, members, role }, OpenReport::default()));
         }
         let (member, report) = unrecovered.recover(Makes::All).await?;
         let primary = Primary::start(&env, &transport, member, members.backups());
-        Ok((GroupMember { settings, role: MemberRole::Primary(primary) }, report))
+        Ok((GroupMember { settings, members, role: MemberRole::Primary(primary) }, report))
     }
 
     /// What the pool was made with.
     pub fn settings(&self) -> PoolSettings {
         self.settings
+    }
+
+    /// Who its members are.
+    pub fn members(&self) -> &PoolMembers {
+        &self.members
     }
 
     /// Answers calls of the family `0x04` that are the pool's members'.
