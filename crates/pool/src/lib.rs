@@ -38,6 +38,6 @@ pub use group::{GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolMembers, PoolSettings, check,
-    create, create_member, is_in_use, leave, read_settings,
+    check_usable, create, create_member, is_in_use, leave, read_members, read_settings,
 };
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

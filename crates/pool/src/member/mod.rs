@@ -51,8 +51,8 @@ pub use leaving::LeaveReport;
 pub use members::PoolMembers;
 pub(crate) use opening::UnrecoveredMember;
 pub use opening::{
-    CreateError, OpenError, OpenReport, PoolSettings, check, create, create_member, is_in_use,
-    leave, read_settings,
+    CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
+    is_in_use, leave, read_members, read_settings,
 };
 pub(crate) use redo::Makes;
 pub(crate) use seeking::FoundFile;

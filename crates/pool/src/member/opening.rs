@@ -130,6 +130,36 @@ pub async fn read_settings<D: Disk>(disk: &D) -> Result<PoolSettings, OpenError>
     }
 }
 
+/// Who the members of a pool are that has a member on this disk; none in a pool of one. It need not be free.
+///
+/// # Errors
+/// If the list cannot be read.
+pub async fn read_members<D: Disk>(disk: &D) -> Result<Option<PoolMembers>, OpenError> {
+    let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;
+    members::read(disk, &own.map_err(|errno| OpenError::Disk("cannot open its .atoll", errno))?)
+        .await
+}
+
+/// That a member can be made on a disk: it is empty, and keeps what files have.
+///
+/// # Errors
+/// Why not.
+pub async fn check_usable<D: Disk>(disk: &D) -> Result<(), CreateError> {
+    check_empty(disk).await?;
+    probe(disk).await
+}
+
+async fn check_empty<D: Disk>(disk: &D) -> Result<(), CreateError> {
+    let listed = disk.list(&disk.top()).await;
+    let listed = listed.map_err(|errno| CreateError::Disk("cannot list it", errno))?;
+    match listed.iter().find(|found| found.name != LEFT_ALONE) {
+        Some(found) => {
+            Err(CreateError::NotEmpty(String::from_utf8_lossy(&found.name).into_owned()))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Whether a process has the only member's disk.
 pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
     let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;
@@ -174,10 +204,7 @@ pub async fn create_member<D: Disk>(
         return Err(CreateError::Level);
     }
     let top = disk.top();
-    let listed = disk.list(&top).await.map_err(failed("cannot list it"))?;
-    if let Some(found) = listed.iter().find(|found| found.name != LEFT_ALONE) {
-        return Err(CreateError::NotEmpty(String::from_utf8_lossy(&found.name).into_owned()));
-    }
+    check_empty(disk).await?;
     probe(disk).await?;
     let cannot = "cannot make its directories";
     for name in [OWN_DIRECTORY, SLOTS_DIRECTORY] {

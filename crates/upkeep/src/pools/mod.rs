@@ -49,6 +49,8 @@ mod call {
     pub(super) const LOOK: u16 = 0x0389;
     /// A call of a pool's file system (`relay.rs`).
     pub(super) const RELAY: u16 = 0x038a;
+    /// Who this node is for others: its key, 32 bytes, and its address as text.
+    pub(super) const OWN: u16 = 0x038b;
 }
 
 /// While something is missing.
@@ -149,6 +151,18 @@ pub async fn status(
     let reply = client.outside_call(call::STATUS, Bytes::new()).await?;
     serde_json::from_slice(&reply)
         .map_err(|error| atoll_node::ClientError::Subsystem(format!("its answer: {error}")))
+}
+
+/// Who a node is for the members of a pool.
+///
+/// # Errors
+/// If the node does not answer.
+pub async fn own_peer(client: &atoll_node::Client) -> Result<Peer, atoll_node::ClientError> {
+    let unreadable = || atoll_node::ClientError::Subsystem("its answer cannot be read".into());
+    let reply = client.outside_call(call::OWN, Bytes::new()).await?;
+    let (key, addr) = reply.split_first_chunk().ok_or_else(unreadable)?;
+    let addr = std::str::from_utf8(addr).ok().and_then(|addr| addr.parse().ok());
+    Ok(Peer { id: atoll_key::PeerId(*key), addr: addr.ok_or_else(unreadable)? })
 }
 
 /// Has a node look at the records of its pools.
@@ -378,6 +392,12 @@ impl Subsystem for Pools {
         calls.on(call::STATUS, 0, move |_| {
             let status = serde_json::to_vec(&pools.status());
             Box::pin(async move { status.map(Bytes::from).map_err(|error| error.to_string()) })
+        });
+        let pools = self.clone();
+        calls.on(call::OWN, 0, move |_| {
+            let Peer { id, addr } = pools.local();
+            let own = [&id.0[..], addr.to_string().as_bytes()].concat();
+            Box::pin(async move { Ok(Bytes::from(own)) })
         });
         let pools = self.clone();
         calls.on(call::LOOK, 0, move |_| {
