@@ -13,8 +13,8 @@ use atoll_key::PeerId;
 use atoll_net::header::{from_header, to_header};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_vfs::{
-    DirEntry, Entry, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Opened,
-    PersistentHandle, Writer,
+    DirEntry, Entry, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Opened, PersistentHandle,
+    Writer,
 };
 use bytes::Bytes;
 use minicbor::Encode;
@@ -83,7 +83,7 @@ impl Service for RemoteServer {
             match request.method {
                 wire::BEGIN => shared.begin(from.id, &request),
                 wire::RENEW => shared.renew(from.id, &request),
-                wire::END => shared.end(from.id, &request).await,
+                wire::END => shared.end(from.id, &request),
                 wire::CALL => shared.call(from.id, request).await,
                 method => {
                     let text = format!("method {method:#06x} is not known here");
@@ -149,8 +149,8 @@ impl ServerShared {
     /// Checks that a call is of a session that this server has, which renews it.
     fn hear(&self, from: PeerId, of: &SessionCall) -> Result<(), Refusal> {
         let now = self.env.now();
-        let is_known = of.boot == self.boot
-            && self.locked().hear(of.session, from, of.lowest, now).is_some();
+        let is_known =
+            of.boot == self.boot && self.locked().hear(of.session, from, of.lowest, now).is_some();
         if is_known { Ok(()) } else { Err(unknown_session()) }
     }
 
@@ -159,11 +159,13 @@ impl ServerShared {
         Ok(Reply::default())
     }
 
-    async fn end(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+    fn end(self: Arc<Self>, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
         let of: SessionCall = from_header(&request.header)?;
         self.hear(from, &of)?;
         let leftover = self.locked().end(of.session, from);
-        self.give_back(leftover).await;
+        // The client may not wait for it.
+        let env = self.env.clone();
+        env.spawn(Box::pin(async move { self.give_back(leftover).await }));
         Ok(Reply::default())
     }
 
@@ -386,7 +388,15 @@ impl ServerShared {
                 fs.rmdir(caller.caller(), InodeNumber(parent), &name).await?;
                 NOTHING
             }
-            FileCall::Rename { caller, parent, name, new_parent, new_name, no_replace, exchange } => {
+            FileCall::Rename {
+                caller,
+                parent,
+                name,
+                new_parent,
+                new_name,
+                no_replace,
+                exchange,
+            } => {
                 let (parent, new_parent) = (InodeNumber(parent), InodeNumber(new_parent));
                 let flags = wire::rename_flags(no_replace, exchange);
                 fs.rename(caller.caller(), parent, &name, new_parent, &new_name, flags).await?;

@@ -236,7 +236,8 @@ impl ServedSession {
             NumberedCall::Answered(reply) => Some(size(reply)),
             NumberedCall::AtWork(_) => None,
         });
-        let (count, bytes) = answered.fold((0, 0), |(count, bytes), size| (count + 1, bytes + size));
+        let (count, bytes) =
+            answered.fold((0, 0), |(count, bytes), size| (count + 1, bytes + size));
         assert_eq!(self.kept_bytes, bytes, "bytes of kept replies");
         assert_eq!(self.at_work, self.calls.len() - count, "calls at work");
         assert!(self.held.values().all(|count| *count > 0), "held without a lookup");
@@ -253,12 +254,7 @@ pub(super) struct SessionTable {
 impl SessionTable {
     /// Begins a session, or finds that it has begun. [`Errno::ENFILE`] if there are too many; [`Errno::EACCES`] if another peer
     /// has one of this name.
-    pub(super) fn begin(
-        &mut self,
-        id: SessionId,
-        from: PeerId,
-        now: Instant,
-    ) -> Result<(), Errno> {
+    pub(super) fn begin(&mut self, id: SessionId, from: PeerId, now: Instant) -> Result<(), Errno> {
         if let Some(session) = self.sessions.get_mut(&id) {
             if session.owner != from {
                 return Err(Errno::EACCES);
@@ -419,8 +415,7 @@ mod tests {
     #[test]
     fn attempts_that_wait_for_one_call_are_few() {
         let mut table = table();
-        let waiting: Vec<Attempt> =
-            (0..MAX_WAITING).map(|_| attempt(&mut table, 0, 0)).collect();
+        let waiting: Vec<Attempt> = (0..MAX_WAITING).map(|_| attempt(&mut table, 0, 0)).collect();
         assert!(matches!(attempt(&mut table, 0, 0), Attempt::Busy));
         // Attempts that were given up make room.
         drop(waiting);

@@ -1116,10 +1116,16 @@ mod tests {
         let caller = WireCaller::alone(&me());
         let of = SessionCall { session: SessionId([7; 16]), boot: 9, lowest: 3 };
         let name = b"name".to_vec();
-        let changes = SetAttr { size_bytes: Some(7), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let changes =
+            SetAttr { size_bytes: Some(7), mtime: Some(SetTime::Now), ..SetAttr::default() };
         let calls = [
             FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
-            FileCall::SetAttr { caller: caller.clone(), inode: 2, handle: 0, changes: changes.into() },
+            FileCall::SetAttr {
+                caller: caller.clone(),
+                inode: 2,
+                handle: 0,
+                changes: changes.into(),
+            },
             FileCall::Write { writer: WireWriter::AtEnd(caller), inode: 2, handle: 1, offset: 0 },
             FileCall::Forget,
             FileCall::Sync,

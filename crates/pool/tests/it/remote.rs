@@ -430,7 +430,10 @@ async fn change_once(fs: Arc<RemoteFs>, worker: u64, mut dice: Dice, shared: Ino
             // A name that nobody else makes.
             1 => {
                 let own = format!("own-{worker}-{step}").into_bytes();
-                match fs.create(me(), ROOT, &own, 0o644, OpenFlags(open.0 | OpenFlags::EXCLUSIVE)).await {
+                match fs
+                    .create(me(), ROOT, &own, 0o644, OpenFlags(open.0 | OpenFlags::EXCLUSIVE))
+                    .await
+                {
                     Ok((entry, opened)) => {
                         let mut possibly_gone = false;
                         loop {
@@ -480,7 +483,8 @@ fn each_change_is_made_once_however_often_its_call_arrives() {
             let (shared, handle) = file(&*world.served().fs, "shared").await;
             let mut clients = Vec::new();
             for number in 0..2 {
-                clients.push(world.mount_over(FaultyRoute::new(&world, 2 * seed + number, 25)).await);
+                clients
+                    .push(world.mount_over(FaultyRoute::new(&world, 2 * seed + number, 25)).await);
             }
             let work = (0..6).map(|worker| {
                 let dice = Dice(seed * 100 + worker);
@@ -641,7 +645,8 @@ fn survive_restarts(seed: u64, percent: u64, loses_power: bool) {
                 served.close(inode, handle).await.unwrap();
                 inode
             };
-            let handle = until_answered(|| fs.open(me(), inode, OpenFlags::READ_WRITE)).await.handle;
+            let handle =
+                until_answered(|| fs.open(me(), inode, OpenFlags::READ_WRITE)).await.handle;
             let (fs, dice) = (fs.clone(), Dice(seed * 10 + number));
             files.push(OwnFile { fs, inode, handle, model: Vec::new(), dice, loses_power });
         }

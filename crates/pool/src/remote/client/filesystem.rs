@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_vfs::{
-    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem, Handle,
-    InodeFlags, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr,
-    StatFs, Writer, XattrFlags, check_name,
+    Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
+    Handle, InodeFlags, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo,
+    SetAttr, StatFs, Writer, XattrFlags, check_name,
 };
 use bytes::{Bytes, BytesMut};
 use futures_channel::oneshot;
@@ -484,8 +484,7 @@ impl Client {
     fn cookie(&self, open: Option<&OpenAtClient>, after: u64, entry: DirEntry) -> Option<DirEntry> {
         match open {
             Some(open) if !self.features.has_lasting_cookies => {
-                let mut half_read =
-                    open.half_read.lock().expect("no holder of this lock panics");
+                let mut half_read = open.half_read.lock().expect("no holder of this lock panics");
                 half_read.1.list(after, entry)
             }
             _ => Some(entry),
@@ -767,9 +766,8 @@ impl FileSystem for RemoteFs {
     }
 
     fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        let work = async move |client: Arc<Client>| {
-            client.flush(client.opened_file(inode, handle)?).await
-        };
+        let work =
+            async move |client: Arc<Client>| client.flush(client.opened_file(inode, handle)?).await;
         self.call(work, |_, ()| ())
     }
 
