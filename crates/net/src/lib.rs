@@ -69,7 +69,8 @@ pub const MAX_PARTS: usize = 1024;
 /// A call. `method` selects what the header means; see the crate that owns the method.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Which call it is. `0x01xx` overlay, `0x02xx` dht, `0x03xx` control socket.
+    /// Which call it is. `0x01xx` overlay, `0x02xx` dht, `0x03xx` control socket,
+    /// `0x04xx` pools.
     pub method: u16,
     /// The call's arguments, in the owner's encoding.
     pub header: Bytes,

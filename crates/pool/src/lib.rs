@@ -14,7 +14,7 @@
 //! disk      what is asked of the file system under D: real, and simulated
 //! ```
 //!
-//! A pool of one member is what is built: no peers yet, so that nothing here knows a network. Files lie in D with their own
+//! A pool of one member is what is built, whose file system other machines can call. Files lie in D with their own
 //! names, owners, modes, times and attributes. Everything else in D can be made again from them.
 
 mod backups;

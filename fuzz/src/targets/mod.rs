@@ -11,6 +11,7 @@ mod net;
 mod nfs;
 mod node;
 mod overlay;
+mod pool;
 mod sim;
 mod store;
 mod tfs;
@@ -52,6 +53,7 @@ pub(crate) fn all() -> Vec<Target> {
     targets.extend(sim::targets());
     targets.extend(tfs::targets());
     targets.extend(nfs::targets());
+    targets.extend(pool::targets());
     targets
 }
 

@@ -7,12 +7,14 @@
 //! sessions  what each client has open and holds, and the replies that are kept for it
 //! route     how calls reach the server
 //! wire      methods and messages
+//! decoders  all of them at once, for fuzzing
 //! ```
 //!
 //! Three promises, in `docs/design/pool-calls.md`: a change is made once, however often its message arrives; after a restart of
 //! the server a client goes on with what it had open; and bytes that were written and not yet made durable survive the server.
 
 mod client;
+pub mod decoders;
 mod route;
 mod server;
 mod sessions;

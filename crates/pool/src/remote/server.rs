@@ -83,7 +83,7 @@ impl Service for RemoteServer {
             match request.method {
                 wire::BEGIN => shared.begin(from.id, &request),
                 wire::RENEW => shared.renew(from.id, &request),
-                wire::END => shared.end(from.id, &request).await,
+                wire::END => shared.end(from.id, &request),
                 wire::CALL => shared.call(from.id, request).await,
                 method => {
                     let text = format!("method {method:#06x} is not known here");
@@ -159,11 +159,13 @@ impl ServerShared {
         Ok(Reply::default())
     }
 
-    async fn end(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+    fn end(self: Arc<Self>, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
         let of: SessionCall = from_header(&request.header)?;
         self.hear(from, &of)?;
         let leftover = self.locked().end(of.session, from);
-        self.give_back(leftover).await;
+        // The client may not wait for it.
+        let env = self.env.clone();
+        env.spawn(Box::pin(async move { self.give_back(leftover).await }));
         Ok(Reply::default())
     }
 

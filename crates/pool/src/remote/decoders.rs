@@ -1,0 +1,122 @@
+//! All decoders of foreign bytes at once, for fuzzing: whether any of them takes the bytes. What they take is checked as its reader
+//! does.
+
+use atoll_net::header::{from_header, to_header};
+use atoll_vfs::{
+    Attr, AttrReply, Caller, DirEntry, Entry, FileKind, FileTime, Groups, InodeNumber, SetAttr,
+    SetTime, StatFs,
+};
+
+use super::wire::{
+    Answer, Begin, Begun, CallHeader, FileCall, FileReply, Forgotten, SessionCall, SessionId,
+    WireCaller, WireOpened, WireWriter,
+};
+
+/// The header of a call.
+pub fn call(bytes: &[u8]) -> bool {
+    let call = from_header::<CallHeader>(bytes).map(|header| match header.call {
+        FileCall::SetAttr { caller, changes, .. } => {
+            caller.caller();
+            SetAttr::try_from(changes).is_ok()
+        }
+        _ => true,
+    });
+    call.is_ok() | from_header::<SessionCall>(bytes).is_ok() | from_header::<Begin>(bytes).is_ok()
+}
+
+/// The header of a reply.
+pub fn reply(bytes: &[u8]) -> bool {
+    let reply = from_header::<Answer<FileReply>>(bytes);
+    if let Ok(Answer::Done(reply)) = &reply {
+        let _ = match reply {
+            FileReply::Entry(entry) | FileReply::Created(entry, _) => {
+                Entry::try_from(entry).map(drop)
+            }
+            FileReply::Attr(reply) => AttrReply::try_from(reply).map(drop),
+            FileReply::Listing(list) => {
+                list.0.iter().cloned().try_for_each(|entry| DirEntry::try_from(entry).map(drop))
+            }
+            _ => Ok(()),
+        };
+    }
+    reply.is_ok() | from_header::<Answer<Begun>>(bytes).is_ok()
+}
+
+/// Headers of calls.
+pub fn example_calls() -> Vec<Vec<u8>> {
+    let caller = Caller { uid: 1, groups: Groups::listed(&[2, 3]), ..Caller::default() };
+    let caller = WireCaller::with_groups(&caller);
+    let name = b"name".to_vec();
+    let mtime = Some(SetTime::To(FileTime { secs: -1, nanos: 7 }));
+    let changes =
+        SetAttr { size_bytes: Some(7), atime: Some(SetTime::Now), mtime, ..SetAttr::default() };
+    let calls = [
+        FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
+        FileCall::SetAttr { caller: caller.clone(), inode: 2, handle: 0, changes: changes.into() },
+        FileCall::Write { writer: WireWriter::AtEnd(caller), inode: 2, handle: 1, offset: 0 },
+        FileCall::Persist { inodes: vec![1, 2].into() },
+        FileCall::Sync,
+        FileCall::GetXattr { inode: 2, name },
+    ];
+    let (session, boot, lowest) = (SessionId([7; 16]), u64::MAX, 3);
+    let of = SessionCall { session, boot, lowest };
+    let mut all = vec![to_header(&of).to_vec(), to_header(&Begin { session }).to_vec()];
+    for call in calls {
+        let forgotten = vec![Forgotten { inode: 4, count: 2 }].into();
+        all.push(
+            to_header(&CallHeader { of: of.clone(), number: Some(5), call, forgotten }).to_vec(),
+        );
+    }
+    all
+}
+
+/// Headers of replies.
+pub fn example_replies() -> Vec<Vec<u8>> {
+    let time = FileTime { secs: 1, nanos: 2 };
+    let attr = Attr {
+        inode: InodeNumber(7),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        nlink: 1,
+        uid: 1,
+        gid: 1,
+        rdev: 0,
+        size_bytes: 1 << 40,
+        blocks_512: 9,
+        block_size_bytes: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+    };
+    let ttl = std::time::Duration::from_secs(1);
+    let entry = Entry { attr, generation: 0, name_ttl: ttl, attr_ttl: ttl };
+    let listed = DirEntry {
+        name: b"name"[..].into(),
+        kind: attr.kind,
+        inode: attr.inode,
+        cookie: 9,
+        entry: Some(entry),
+    };
+    let opened = WireOpened { handle: 7, direct_io: false };
+    let replies = [
+        FileReply::Nothing,
+        FileReply::Created((&entry).into(), opened),
+        FileReply::Attr((&AttrReply { attr, ttl }).into()),
+        FileReply::Listing(vec![(&listed).into(); 3].into()),
+        FileReply::StatFs((&StatFs::default()).into()),
+        FileReply::Written(7, Some(8)),
+        FileReply::Handle(vec![1; 16]),
+    ];
+    let begun = Begun {
+        boot: 1,
+        has_acls: true,
+        has_stateless_directories: false,
+        has_lasting_cookies: true,
+        missing_ttl_nanos: 5,
+    };
+    let mut all: Vec<Vec<u8>> =
+        replies.map(|reply| to_header(&Answer::Done(reply)).to_vec()).into();
+    all.push(to_header(&Answer::Done(begun)).to_vec());
+    all.push(to_header(&Answer::<FileReply>::Failed(5)).to_vec());
+    all
+}
