@@ -17,10 +17,12 @@ use std::time::Duration;
 
 use atoll_env::{Env, Notify, sleep};
 use atoll_net::{CallError, Peer, Refusal, Request, Transport};
+use atoll_vfs::Errno;
 use bytes::Bytes;
 use futures_channel::oneshot;
 use futures_util::future::join_all;
 
+use crate::disk::DiskResult;
 use crate::layout::FileId;
 use crate::messages::{
     self, BEAT, BackupReport, Beat, GroupSession, ITEM, ItemHeader, ItemKind, refused,
@@ -62,6 +64,8 @@ struct LinkState {
     to_mend: BTreeMap<FileId, Vec<u64>>,
     /// The release that a beat under way says.
     beating: Option<u64>,
+    /// This member has stopped its work.
+    is_closed: bool,
     /// Calls that wait for the link to be up.
     waiting_for_session: Vec<oneshot::Sender<()>>,
 }
@@ -122,10 +126,26 @@ impl Backups {
         self.orders.lock().expect("no holder of this lock panics")
     }
 
-    /// Hands something to all backups; returns when all have it.
-    pub(crate) async fn hand(&self, what: ItemKind, bytes: Bytes) {
+    /// Hands something to all backups; returns when all have it. [`Errno::EIO`] if this member has stopped its work before.
+    pub(crate) async fn hand(&self, what: ItemKind, bytes: Bytes) -> DiskResult<()> {
         let item = Arc::new(Item { what, bytes });
-        join_all(self.links.iter().map(|link| link.hand(item.clone()))).await;
+        let handed = join_all(self.links.iter().map(|link| link.hand(item.clone()))).await;
+        handed.into_iter().collect()
+    }
+
+    /// Stops the work: whatever waits for a backup fails.
+    pub(crate) fn close(&self) {
+        for link in &self.links {
+            let (queue, waiting) = {
+                let mut state = link.state();
+                state.session = None;
+                state.is_closed = true;
+                state.to_mend.clear();
+                (std::mem::take(&mut state.queue), std::mem::take(&mut state.waiting_for_session))
+            };
+            drop((queue, waiting));
+            link.went_down.notify();
+        }
     }
 
     /// The change that a file waits for which was made lately; 0 if its change is released.
@@ -183,10 +203,13 @@ impl BackupLink {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Hands something to the backup; resolves when it has it.
-    pub(crate) async fn hand(self: &Arc<Self>, item: Arc<Item>) {
+    /// Hands something to the backup; resolves when it has it. [`Errno::EIO`] as for [`Backups::hand`].
+    pub(crate) async fn hand(self: &Arc<Self>, item: Arc<Item>) -> DiskResult<()> {
         let done = {
             let mut state = self.state();
+            if state.is_closed {
+                return Err(Errno::EIO);
+            }
             let number = state.next_number;
             state.next_number += 1;
             let (sender, done) = oneshot::channel();
@@ -197,7 +220,7 @@ impl BackupLink {
             done
         };
         // The queue keeps the sender until the backup has it.
-        let _ = done.await;
+        done.await.map_err(|oneshot::Canceled| Errno::EIO)
     }
 
     /// Whether bytes or a sync are on their way.
@@ -301,6 +324,9 @@ impl BackupLink {
         let mut had = Vec::new();
         let waiting = {
             let mut state = self.state();
+            if state.is_closed {
+                return;
+            }
             state.session = Some(session);
             state.problem = None;
             state.report = None;
@@ -365,7 +391,7 @@ impl BackupLink {
     async fn up(&self) {
         let up = {
             let mut state = self.state();
-            if state.session.is_some() {
+            if state.session.is_some() || state.is_closed {
                 return;
             }
             let (sender, up) = oneshot::channel();

@@ -18,6 +18,7 @@ mod mounts;
 mod moving;
 mod nfs;
 mod pool;
+mod pool_group;
 mod processes;
 mod publishing;
 mod room;

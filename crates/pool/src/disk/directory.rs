@@ -2,7 +2,7 @@
 //!
 //! Calls that read and change names, attributes and bytes are made at once, on the thread that asks: they end in memory. Those
 //! that wait for the device by their nature ([`Disk::sync_all`]) have a thread of their own; [`Disk::sync_file`] blocks its
-//! caller, who knows.
+//! thread, from which other tasks are taken away before.
 //!
 //! A file on another file system than D (a mount below it) is refused with [`Errno::EXDEV`]: its inode numbers are another's.
 
@@ -94,6 +94,16 @@ impl Directory {
             mtime: time(found.stx_mtime),
             ctime: time(found.stx_ctime),
         })
+    }
+}
+
+/// Waits for the device. Other tasks of this thread go on elsewhere, where there are other threads: a node has peers to answer.
+#[allow(clippy::disallowed_methods, reason = "a real disk runs only for real")]
+fn waiting_for_device<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 
@@ -410,11 +420,11 @@ impl Disk for Directory {
     }
 
     async fn sync_file(&self, file: &Arc<File>, data_only: bool) -> DiskResult<()> {
-        match data_only {
+        let sync = || match data_only {
             true => file.sync_data(),
             false => file.sync_all(),
-        }
-        .map_err(|error| io_errno(&error))
+        };
+        waiting_for_device(sync).map_err(|error| io_errno(&error))
     }
 
     async fn sync_all(&self) -> DiskResult<()> {

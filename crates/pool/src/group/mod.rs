@@ -20,8 +20,9 @@ mod backup;
 mod primary;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use atoll_env::Env;
+use atoll_env::{Env, timeout};
 use atoll_net::{Peer, Service, Transport};
 use atoll_vfs::Errno;
 
@@ -30,6 +31,9 @@ use self::primary::Primary;
 use crate::disk::Disk;
 use crate::fs::PoolFs;
 use crate::member::{Makes, OpenError, OpenReport, PoolMember, PoolMembers, PoolSettings};
+
+/// How long changes that are under way may take when a primary ends its work.
+const END_LIMIT: Duration = Duration::from_secs(3);
 
 /// A member of a pool of several, at work in a node.
 pub struct GroupMember<D: Disk> {
@@ -133,13 +137,19 @@ impl<D: Disk> GroupMember<D> {
         }
     }
 
-    /// Makes everything durable that this member has, so that the next start has little to do.
+    /// Makes everything durable that this member has, so that the next start has little to do, and stops its work: calls that are
+    /// under way fail, and the disk is free when this and all file systems of it are dropped.
     ///
     /// # Errors
-    /// What the disk says.
+    /// What the disk says; [`Errno::ETIMEDOUT`] if changes wait for a backup that is away. The next start makes them again.
     pub async fn end(&self) -> Result<(), Errno> {
         match &self.role {
-            MemberRole::Primary(primary) => primary.member.checkpoint().await,
+            MemberRole::Primary(primary) => {
+                let member = &primary.member;
+                let ended = timeout(&*member.env, END_LIMIT, member.checkpoint()).await;
+                member.close();
+                ended.unwrap_or(Err(Errno::ETIMEDOUT))
+            }
             MemberRole::Backup(backup) => backup.end().await,
         }
     }

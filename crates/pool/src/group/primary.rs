@@ -123,8 +123,10 @@ impl<D: Disk> Primary<D> {
             let items = missing.into_iter().map(|(order, change)| {
                 Arc::new(Item { what: ItemKind::Append { order, change }, bytes: Bytes::new() })
             });
-            join_all(items.map(|item| link.hand(item))).await;
-            if let Some(primary) = primary.upgrade() {
+            let handed = join_all(items.map(|item| link.hand(item))).await;
+            if handed.iter().all(Result::is_ok)
+                && let Some(primary) = primary.upgrade()
+            {
                 primary.note_has_all(link.peer.id);
             }
         }));

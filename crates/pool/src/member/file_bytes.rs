@@ -82,7 +82,7 @@ impl<D: Disk> PoolMember<D> {
             let end = (sent + MAX_ITEM_BYTES).min(written);
             let at = offset.saturating_add(sent as u64);
             let what = ItemKind::Write { id, after: backups.made_by(id), offset: at };
-            backups.hand(what, data.slice(sent..end)).await;
+            backups.hand(what, data.slice(sent..end)).await?;
             sent = end;
         }
         Ok(written)
@@ -102,8 +102,7 @@ impl<D: Disk> PoolMember<D> {
         let _marked = self.begin_write(id, (size_bytes, 1)).await?;
         self.disk.set_len(file, size_bytes).await?;
         let what = ItemKind::SetLength { id, after: backups.made_by(id), size_bytes };
-        backups.hand(what, Bytes::new()).await;
-        Ok(())
+        backups.hand(what, Bytes::new()).await
     }
 
     /// `fallocate(2)` on all members.
@@ -123,8 +122,7 @@ impl<D: Disk> PoolMember<D> {
         let _marked = self.begin_write(id, (offset, len)).await?;
         self.disk.allocate(file, mode, offset, len).await?;
         let what = ItemKind::Allocate { id, after: backups.made_by(id), mode, offset, len };
-        backups.hand(what, Bytes::new()).await;
-        Ok(())
+        backups.hand(what, Bytes::new()).await
     }
 
     /// Makes a file durable on all members, with its names.
@@ -152,8 +150,8 @@ impl<D: Disk> PoolMember<D> {
                 let mtime = self.disk.stat_file(file).await?.mtime;
                 let after = backups.made_by(id).max(upto);
                 let what = ItemKind::Sync { id, after, mtime: (mtime.secs, mtime.nanos) };
-                let ((), own) = futures_util::join!(backups.hand(what, Bytes::new()), own);
-                own?;
+                let (handed, own) = futures_util::join!(backups.hand(what, Bytes::new()), own);
+                handed.and(own)?;
             }
         }
         self.held().end_resized(id, resized);
@@ -255,7 +253,7 @@ impl<D: Disk> PoolMember<D> {
             let offset = offset.min(size_bytes);
             let after = self.backups.get().map_or(0, |backups| backups.made_by(id));
             let what = ItemKind::Mend { id, after, offset, size_bytes };
-            link.hand(Arc::new(Item { what, bytes })).await;
+            link.hand(Arc::new(Item { what, bytes })).await?;
         }
         link.end_mend(id, &ranges);
         Ok(())

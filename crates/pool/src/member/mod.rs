@@ -206,6 +206,14 @@ impl<D: Disk> PoolMember<D> {
         made
     }
 
+    /// Ends the work of a primary: whatever is under way fails, and the disk is free when nobody holds this any more.
+    pub(crate) fn close(&self) {
+        self.journal.fail();
+        if let Some(backups) = self.backups.get() {
+            backups.close();
+        }
+    }
+
     fn finish(&self, order: u64) {
         if let Some(backups) = self.backups.get() {
             backups.finish(order);
@@ -228,8 +236,8 @@ impl<D: Disk> PoolMember<D> {
             }
             let append = ItemKind::Append { order, change: change.encode() };
             let handed = backups.hand(append, Bytes::new());
-            let ((), synced) = futures_util::join!(handed, self.journal.sync(&self.disk));
-            synced?;
+            let (handed, synced) = futures_util::join!(handed, self.journal.sync(&self.disk));
+            handed.and(synced)?;
         }
         Ok(order)
     }
