@@ -130,6 +130,10 @@ impl<D: Disk> Backup<D> {
         MemberStatus { peer: self.local, problem, applied, free_bytes: None, files_to_mend: 0 }
     }
 
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self.state().phase, Phase::Failed(_))
+    }
+
     pub(super) async fn end(&self) -> Result<(), Errno> {
         let member = match &self.state().phase {
             Phase::Serving(member) => member.clone(),

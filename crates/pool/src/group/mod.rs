@@ -137,6 +137,14 @@ impl<D: Disk> GroupMember<D> {
         }
     }
 
+    /// Whether its disk has failed: it takes no part until it is opened again.
+    pub fn has_failed(&self) -> bool {
+        match &self.role {
+            MemberRole::Primary(primary) => primary.member.has_failed(),
+            MemberRole::Backup(backup) => backup.has_failed(),
+        }
+    }
+
     /// Makes everything durable that this member has, so that the next start has little to do, and stops its work: calls that are
     /// under way fail, and the disk is free when this and all file systems of it are dropped.
     ///

@@ -206,6 +206,11 @@ impl<D: Disk> PoolMember<D> {
         made
     }
 
+    /// Whether all changes are refused, since the disk has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.journal.check().is_err()
+    }
+
     /// Ends the work of a primary: whatever is under way fails, and the disk is free when nobody holds this any more.
     pub(crate) fn close(&self) {
         self.journal.fail();

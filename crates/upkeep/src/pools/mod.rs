@@ -7,8 +7,8 @@
 //! relay        calls of mounts and servers of files on this machine, through the node, to the pool's primary
 //! ```
 //!
-//! The node looks at the records when it starts, when a command says that one has changed, and while members are missing. A pool
-//! whose members have come together is opened and served until the node stops. Pools of one are no concern of the node.
+//! The node looks at the records when it starts, when a command says that one has changed, and now and then. A pool whose members
+//! have come together is opened and served until the node stops; again if its disk failed. Pools of one are no concern of the node.
 
 mod invitation;
 mod joining;
@@ -55,6 +55,8 @@ mod call {
 
 /// While something is missing.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Otherwise: a disk may have failed, and work again.
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// How one of this node's pools stands.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -200,9 +202,15 @@ impl Pools {
         self.end_forgotten(&names).await;
         let mut is_missing = false;
         for name in names {
-            let is_served = matches!(self.pools().get(&name), Some(state) if matches!(state.stage, Stage::Serving(_)));
-            if is_served {
-                continue;
+            let is_at_work = match self.pools().get(&name).map(|state| &state.stage) {
+                Some(Stage::Serving(served)) => Some(!served.member.has_failed()),
+                Some(Stage::Waiting(_)) | None => None,
+            };
+            match is_at_work {
+                Some(true) => continue,
+                // Opened again, it makes what was left half-made.
+                Some(false) => self.end_one(&name).await,
+                None => {}
             }
             let record = match records::find(dir, &name) {
                 Ok(Some(record)) => record,
@@ -244,6 +252,14 @@ impl Pools {
             gone.iter().filter_map(|name| pools.remove(name)).collect()
         };
         for state in forgotten {
+            self.end_pool(state).await;
+        }
+    }
+
+    async fn end_one(&self, name: &str) {
+        let ended = self.pools().remove(name);
+        if let Some(state) = ended {
+            tracing::warn!("the disk of pool {name} failed; it is opened again");
             self.end_pool(state).await;
         }
     }
@@ -417,10 +433,7 @@ impl Subsystem for Pools {
             loop {
                 let Some(own) = pools.upgrade() else { return };
                 let is_missing = own.look().await;
-                let again = match is_missing {
-                    true => sleep(&*env, LOOK_EVERY),
-                    false => Box::pin(std::future::pending()),
-                };
+                let again = sleep(&*env, if is_missing { LOOK_EVERY } else { CHECK_EVERY });
                 select(std::pin::pin!(own.has_news.notified()), again).await;
             }
         }));
