@@ -26,7 +26,10 @@ impl Client {
             false => Some(self.opened_directory(inode, handle)?),
         };
         let _alone = match &open {
-            Some(open) => Some(self.within(WAIT_LIMIT, open.listing.lock()).await?),
+            Some(open) => {
+                let alone = self.within(WAIT_LIMIT, open.listing.lock()).await;
+                Some(alone.map_err(|_| Errno::ETIMEDOUT)?)
+            }
             None => None,
         };
         let limit = limit.min(MAX_ENTRIES);
