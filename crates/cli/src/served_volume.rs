@@ -17,6 +17,7 @@ use atoll_key::{SecretKey, UserAddress, VolumeId};
 use atoll_node::{Client, make_private_dir};
 use atoll_pool::PoolFs;
 use atoll_pool::disk::directory::Directory;
+use atoll_pool::remote::RemoteFs;
 use atoll_upkeep::shared_spool::{self, Opened};
 use atoll_vfs::FileSystem;
 use atoll_volume::HandleTable;
@@ -185,6 +186,7 @@ enum VolumeEnding {
     /// Nothing was written.
     Nothing,
     Pool(PoolFs<Directory>),
+    RemotePool(Arc<RemoteFs>),
     Own(WritableFs),
     Shared {
         fs: SharedFs,
@@ -208,7 +210,7 @@ impl ServedVolume {
         if let Target::Name(name, at) = target
             && let Some(record) = pool::records::find(&global.dir()?, name, what)?
         {
-            return pool_of(&record, (name, at.is_some()), args, what).await;
+            return pool_of(&record, (name, at.is_some()), args, global, what).await;
         }
         let opening = VolumeOpening { target, args, global, handles, what: what.to_owned() };
         match target {
@@ -249,6 +251,12 @@ impl ServedVolume {
                         .because(errno)
                 });
             }
+            VolumeEnding::RemotePool(fs) => {
+                return fs.sync().await.map_err(|errno| {
+                    let lost = format!("{what}: what was written last may not be durable");
+                    Failure::new(Exit::Unavailable, lost).because(errno)
+                });
+            }
             VolumeEnding::Own(fs) => return own_volume::end(&fs, what).await,
             VolumeEnding::Shared { fs, spool, node, name } => (fs, spool, node, name),
         };
@@ -270,11 +278,12 @@ impl ServedVolume {
     }
 }
 
-/// Opens a pool, which needs no node.
+/// Opens a pool: of one, which needs no node, or of several, which the node serves.
 async fn pool_of(
     record: &PoolRecord,
     (name, is_past): (&str, bool),
     args: &VolumeArgs,
+    global: &Global,
     what: &str,
 ) -> Result<ServedVolume, Failure> {
     let refused = |why| Err(Failure::new(Exit::Usage, what).because(why));
@@ -283,6 +292,17 @@ async fn pool_of(
     }
     if args.is_any_given() {
         return refused("it is a pool; options of volumes mean nothing to it");
+    }
+    if record.group.is_some() {
+        let fs = Arc::new(pool::begin_remote(record, global, what).await?);
+        return Ok(ServedVolume {
+            fs: fs.clone(),
+            read_only: false,
+            fs_name: pool::source(name),
+            identity: record.pool_id().unwrap_or_default().to_vec(),
+            ending: VolumeEnding::RemotePool(fs),
+            what: what.to_owned(),
+        });
     }
     let fs = pool::open(record, what).await?;
     Ok(ServedVolume {

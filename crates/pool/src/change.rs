@@ -10,8 +10,8 @@ use minicbor::{Decode, Encode};
 use crate::disk::Making;
 use crate::layout::{self, FileId, Slot};
 
-/// The longest encoded change, bytes: two names and a target, with room to spare.
-pub(crate) const MAX_CHANGE_BYTES: usize = 8 << 10;
+/// The longest encoded change, bytes: an extended attribute of 64 KiB, with room to spare.
+pub(crate) const MAX_CHANGE_BYTES: usize = 68 << 10;
 
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
@@ -128,12 +128,22 @@ pub(crate) struct FileBirth {
     pub(crate) uid: u32,
     #[n(2)]
     pub(crate) gid: u32,
-    /// Permission bits; none if the directory's default access control list says them.
+    /// Permission bits, as the caller asked for them.
     #[n(3)]
-    pub(crate) mode: Option<u32>,
+    pub(crate) mode: u32,
+    /// The directory has a default access control list, which gets the last word on the mode.
+    #[n(5)]
+    pub(crate) is_listed: bool,
     /// Access and modification time, where they are not those of the call.
     #[n(4)]
     pub(crate) times: Option<(Time, Time)>,
+}
+
+impl FileBirth {
+    /// Whether the mode is to be exactly that of this record.
+    pub(crate) fn sets_mode(&self) -> bool {
+        !self.is_listed && !matches!(self.what, BirthKind::Symlink(_))
+    }
 }
 
 /// A time of a file: seconds since 1970, nanoseconds.
@@ -154,6 +164,25 @@ impl From<FileTime> for Time {
 impl From<Time> for FileTime {
     fn from(time: Time) -> FileTime {
         FileTime { secs: time.secs, nanos: time.nanos }
+    }
+}
+
+/// A time that a file gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum NewTime {
+    /// This time.
+    #[n(0)]
+    To(#[n(0)] Time),
+    /// The time of the call: on the deciding member by its disk's clock when the change is made, which is this or a little later.
+    #[n(1)]
+    Now(#[n(0)] Time),
+}
+
+impl NewTime {
+    pub(crate) fn time(self) -> Time {
+        match self {
+            NewTime::To(time) | NewTime::Now(time) => time,
+        }
     }
 }
 
@@ -222,9 +251,19 @@ pub(crate) enum PoolChange {
         #[n(3)]
         gid: Option<u32>,
         #[n(4)]
-        atime: Option<Time>,
+        atime: Option<NewTime>,
         #[n(5)]
-        mtime: Option<Time>,
+        mtime: Option<NewTime>,
+    },
+    /// An extended attribute that was set, or removed where there is no value.
+    #[n(9)]
+    Extended {
+        #[n(0)]
+        id: FileId,
+        #[cbor(n(1), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        value: Option<Vec<u8>>,
     },
     /// The file is durable with its bytes: it is not made again, empty. And so are its attributes, unless its bytes alone were
     /// synced: what was set by changes up to `upto` is not set again.
@@ -232,10 +271,28 @@ pub(crate) enum PoolChange {
     Synced {
         #[n(0)]
         id: FileId,
+        /// The order of a change.
         #[n(1)]
         upto: u64,
+        /// The marks that the file keeps, on all members of a group ([`crate::marks`]).
+        #[n(2)]
+        kept: Vec<u64>,
     },
-    /// Everything up to this sequence number is on the disk and in the index.
+    /// Ranges of a file may differ between members from now on.
+    #[n(10)]
+    Marked {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        marks: Vec<u64>,
+    },
+    /// All files are durable on all members, but for what these marks say.
+    #[n(11)]
+    AllSynced {
+        #[n(0)]
+        kept: Vec<(FileId, Vec<u64>)>,
+    },
+    /// Everything up to this sequence number of the journal is on the disk and in the index.
     #[n(8)]
     Checkpoint {
         #[n(0)]
@@ -243,12 +300,15 @@ pub(crate) enum PoolChange {
         /// Since when the machine runs: attributes need not be set again if it has not stopped.
         #[n(1)]
         boot: u64,
+        /// The last change that was decided by then.
+        #[n(2)]
+        order: u64,
     },
-    /// The change with this sequence number failed.
+    /// The change of this order failed.
     #[n(7)]
     Withdrawn {
         #[n(0)]
-        sequence: u64,
+        order: u64,
     },
 }
 
@@ -275,7 +335,8 @@ mod tests {
             what: BirthKind::Symlink(target),
             uid: u32::MAX,
             gid: u32::MAX,
-            mode: Some(0o7777),
+            mode: 0o7777,
+            is_listed: true,
             times: Some((FileTime { secs: i64::MIN, nanos: 1 }.into(), FileTime::default().into())),
         };
         let id = FileId(u64::MAX);
@@ -290,12 +351,16 @@ mod tests {
                 mode: Some(1),
                 uid: None,
                 gid: Some(2),
-                atime: None,
+                atime: Some(NewTime::Now(FileTime::default().into())),
                 mtime: None,
             },
-            PoolChange::Synced { id, upto: u64::MAX },
-            PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX },
-            PoolChange::Withdrawn { sequence: u64::MAX },
+            PoolChange::Extended { id, name: vec![b'n'; 255], value: Some(vec![0; 64 << 10]) },
+            PoolChange::Extended { id, name: b"user.n".to_vec(), value: None },
+            PoolChange::Synced { id, upto: u64::MAX, kept: vec![u64::MAX; 256] },
+            PoolChange::Marked { id, marks: vec![u64::MAX; 256] },
+            PoolChange::AllSynced { kept: vec![(id, vec![u64::MAX; 3]); 256] },
+            PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX, order: u64::MAX },
+            PoolChange::Withdrawn { order: u64::MAX },
         ];
         for change in changes {
             let bytes = change.encode();

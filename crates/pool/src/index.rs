@@ -5,7 +5,9 @@
 //! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4); big-endian |
 //! | `inodes` | inode number | number of the file |
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
-//! | `meta` | `sequence`, `next` | the last change that is in it; the next number for a file |
+//! | `pending` | order of a change that is not to be made yet | the change, as in the journal |
+//! | `marks` | number of the file | its marks (8 bytes each), big-endian |
+//! | `meta` | `sequence`, `order`, `next` | the last record of the journal that is in it; the last change of the pool; the next number for a file |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
 //!
@@ -21,13 +23,15 @@ use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
 
-use crate::change::PoolPlace;
+use crate::change::{PoolChange, PoolPlace};
 use crate::disk::DatabaseFile;
 use crate::layout::{FileId, Slot};
 
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const INODES: TableDefinition<'_, u64, u64> = TableDefinition::new("inodes");
 const NAMES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("names");
+const PENDING: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("pending");
+const MARKS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("marks");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
 /// Memory for the database's pages.
@@ -139,18 +143,29 @@ impl PoolIndexError {
     }
 }
 
+/// What a member of several has to know beside where its files are.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct GroupEntries {
+    /// Changes that are not to be made yet, by their order.
+    pub(crate) pending: BTreeMap<u64, PoolChange>,
+    /// The marks of files.
+    pub(crate) marks: BTreeMap<FileId, Vec<u64>>,
+}
+
 /// What a checkpoint writes.
 pub(crate) struct FrozenEntries {
     changed: Arc<PendingEntries>,
-    sequence: u64,
-    next: u64,
+    group: GroupEntries,
+    meta: IndexMeta,
 }
 
 /// The meta entries of an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexMeta {
-    /// The last change of the journal that it has.
+    /// The last record of the journal that it has.
     pub(crate) sequence: u64,
+    /// The last change of the pool that was decided by then.
+    pub(crate) order: u64,
     /// The next number for a file, without its slot.
     pub(crate) next: u64,
 }
@@ -168,12 +183,17 @@ impl PoolIndex {
             work.open_table(FILES).map_err(PoolIndexError::of)?;
             work.open_table(INODES).map_err(PoolIndexError::of)?;
             work.open_table(NAMES).map_err(PoolIndexError::of)?;
+            work.open_table(PENDING).map_err(PoolIndexError::of)?;
+            work.open_table(MARKS).map_err(PoolIndexError::of)?;
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
-            value("sequence")?
-                .zip(value("next")?)
-                .map(|(sequence, next)| IndexMeta { sequence, next })
+            match (value("sequence")?, value("order")?, value("next")?) {
+                (Some(sequence), Some(order), Some(next)) => {
+                    Some(IndexMeta { sequence, order, next })
+                }
+                _ => None,
+            }
         };
         work.commit().map_err(PoolIndexError::of)?;
         let written = Arc::new(snapshot(&database)?);
@@ -299,8 +319,8 @@ impl PoolIndex {
         self.state().now.names.insert(name_key(id, place), false);
     }
 
-    /// Takes what has changed for a checkpoint, as of the change `sequence`. One is made at a time.
-    pub(crate) fn freeze(&self, sequence: u64, next: u64) -> FrozenEntries {
+    /// Takes what has changed for a checkpoint. One is made at a time.
+    pub(crate) fn freeze(&self, meta: IndexMeta, group: GroupEntries) -> FrozenEntries {
         let mut state = self.state();
         let mut changed = std::mem::take(&mut state.now);
         // What a checkpoint could not write is written by the next.
@@ -313,7 +333,7 @@ impl PoolIndex {
         }
         let changed = Arc::new(changed);
         state.writing = Some(changed.clone());
-        FrozenEntries { changed, sequence, next }
+        FrozenEntries { changed, group, meta }
     }
 
     /// Writes a checkpoint, durably. Blocks.
@@ -344,8 +364,20 @@ impl PoolIndex {
                 }
                 .map_err(PoolIndexError::of)?;
             }
+            let mut pending = work.open_table(PENDING).map_err(PoolIndexError::of)?;
+            pending.retain(|_, _| false).map_err(PoolIndexError::of)?;
+            for (order, change) in &frozen.group.pending {
+                pending.insert(order, &change.encode()[..]).map_err(PoolIndexError::of)?;
+            }
+            let mut marks = work.open_table(MARKS).map_err(PoolIndexError::of)?;
+            marks.retain(|_, _| false).map_err(PoolIndexError::of)?;
+            for (id, of_file) in &frozen.group.marks {
+                let bytes: Vec<u8> = of_file.iter().flat_map(|mark| mark.to_be_bytes()).collect();
+                marks.insert(id.0, &bytes[..]).map_err(PoolIndexError::of)?;
+            }
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
-            for (name, value) in [("sequence", frozen.sequence), ("next", frozen.next)] {
+            let IndexMeta { sequence, order, next } = frozen.meta;
+            for (name, value) in [("sequence", sequence), ("order", order), ("next", next)] {
                 meta.insert(name, value).map_err(PoolIndexError::of)?;
             }
         }
@@ -355,6 +387,31 @@ impl PoolIndex {
         state.written = written;
         state.writing = None;
         Ok(())
+    }
+
+    /// What the last checkpoint has said of the group.
+    pub(crate) fn group(&self) -> Result<GroupEntries, PoolIndexError> {
+        let damaged = |text: &str| PoolIndexError { text: text.to_owned(), is_damaged: true };
+        let read = self.database.begin_read().map_err(PoolIndexError::of)?;
+        let mut group = GroupEntries::default();
+        let pending = read.open_table(PENDING).map_err(PoolIndexError::of)?;
+        for entry in pending.iter().map_err(PoolIndexError::of)? {
+            let (order, change) = entry.map_err(PoolIndexError::of)?;
+            let change = PoolChange::decode(change.value());
+            let change = change.ok_or_else(|| damaged("a change that waits is damaged"))?;
+            group.pending.insert(order.value(), change);
+        }
+        let marks = read.open_table(MARKS).map_err(PoolIndexError::of)?;
+        for entry in marks.iter().map_err(PoolIndexError::of)? {
+            let (id, bytes) = entry.map_err(PoolIndexError::of)?;
+            let (marks, rest) = bytes.value().as_chunks();
+            if !rest.is_empty() {
+                return Err(damaged("the marks of a file are damaged"));
+            }
+            let of_file = marks.iter().map(|mark| u64::from_be_bytes(*mark)).collect();
+            group.marks.insert(FileId(id.value()), of_file);
+        }
+        Ok(group)
     }
 
     /// All files of the last checkpoint, and what changed since, in the order of their numbers.

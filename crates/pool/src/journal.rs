@@ -10,11 +10,13 @@
 //! | 8 | 8 | sequence number of the first record, big-endian |
 //! | 16 | 8 | the *life*: random bits, others at each start |
 //! | 24 | 4 | CRC-32 of the 24 bytes before, big-endian |
-//! | 4096 | | records: length of the change (4 bytes), CRC-32 of life, sequence number and change (4), sequence number (8), the change |
+//! | 4096 | | records: length of the change (4 bytes), CRC-32 of life, sequence number, order and change (4), sequence number (8), order (8), the change |
 //!
 //! Sequence numbers are consecutive, and a life's checksums are its own, so a record that was left by an earlier use of the file
 //! is never taken for one of this: after a crash numbers are given out again that were on the disk behind a gap. The first record
 //! that is cut off, damaged or out of sequence is the end.
+//!
+//! A change's *order* is its number among all changes of the pool, the same on all members; 0 in records that are this member's own.
 //!
 //! It does not know what changes mean.
 
@@ -28,9 +30,9 @@ use crate::disk::{Disk, DiskResult, Making};
 
 const MAGIC: &[u8; 8] = b"atolljn1";
 const HEADER_BYTES: u64 = 4096;
-const FRAME_BYTES: usize = 16;
+const FRAME_BYTES: usize = 24;
 /// Room that is kept for calls that have begun.
-const RESERVED_BYTES: u64 = 256 * MAX_CHANGE_BYTES as u64;
+const RESERVED_BYTES: u64 = 2 << 20;
 
 /// How long each of the two files is: about 60,000 changes.
 pub(crate) const HALF_BYTES: u64 = 8 << 20;
@@ -44,6 +46,8 @@ pub(crate) struct PoolJournal<D: Disk> {
     end: Mutex<JournalEnd>,
     /// The sequence number of the last record that was written.
     written: AtomicU64,
+    /// The last change of the pool that is in it.
+    order: AtomicU64,
     /// All records up to this are durable.
     synced: AtomicU64,
     /// All records up to this are in the index.
@@ -66,10 +70,30 @@ struct JournalEnd {
     life: u64,
 }
 
+/// Whose order a record has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RecordOrder {
+    /// None: it is about this member alone.
+    Own,
+    /// The next one: this member decides.
+    Next,
+    /// This one: another member has decided.
+    Given(u64),
+}
+
+/// Which record was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Appended {
+    pub(crate) sequence: u64,
+    pub(crate) order: u64,
+}
+
 /// A record as it was read.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct JournalRecord {
     pub(crate) sequence: u64,
+    /// See the module.
+    pub(crate) order: u64,
     pub(crate) change: PoolChange,
 }
 
@@ -119,6 +143,7 @@ impl<D: Disk> PoolJournal<D> {
                 life: 0,
             }),
             written: AtomicU64::new(0),
+            order: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             checkpointed: AtomicU64::new(0),
             room: AtomicU64::new(0),
@@ -128,9 +153,15 @@ impl<D: Disk> PoolJournal<D> {
         Ok((journal, records))
     }
 
-    /// Begins a life after `sequence`, which the index has, as everything before.
-    pub(crate) async fn begin(&self, disk: &D, sequence: u64, life: u64) -> DiskResult<()> {
+    /// Begins a life after record `sequence` and change `order`, which the index has, as everything before.
+    pub(crate) async fn begin(
+        &self,
+        disk: &D,
+        (sequence, order): (u64, u64),
+        life: u64,
+    ) -> DiskResult<()> {
         let mut end = self.end.lock().await;
+        self.order.store(order, Ordering::SeqCst);
         *end = JournalEnd {
             half: 0,
             offset: self.half_bytes,
@@ -160,12 +191,32 @@ impl<D: Disk> PoolJournal<D> {
         self.written.load(Ordering::SeqCst)
     }
 
+    /// The order of the last change.
+    pub(crate) fn last_order(&self) -> u64 {
+        self.order.load(Ordering::SeqCst)
+    }
+
+    /// The orders after this one are given to other changes.
+    pub(crate) fn forget_orders_after(&self, last: u64) {
+        self.order.fetch_min(last, Ordering::SeqCst);
+    }
+
     /// Writes a change. It survives the end of the process when this returns, and that of the machine after a [`PoolJournal::sync`].
-    pub(crate) async fn append(&self, disk: &D, change: &PoolChange) -> DiskResult<u64> {
+    pub(crate) async fn append(
+        &self,
+        disk: &D,
+        order: RecordOrder,
+        change: &PoolChange,
+    ) -> DiskResult<Appended> {
         self.check()?;
         let mut end = self.end.lock().await;
         let sequence = end.sequence;
-        let record = encode(end.life, sequence, change);
+        let order = match order {
+            RecordOrder::Own => 0,
+            RecordOrder::Next => self.last_order() + 1,
+            RecordOrder::Given(order) => order,
+        };
+        let record = encode(end.life, sequence, order, change);
         if end.offset + record.len() as u64 > self.half_bytes {
             if end.last_of_other > self.checkpointed.load(Ordering::SeqCst) {
                 return Err(Errno::ENOSPC);
@@ -179,8 +230,9 @@ impl<D: Disk> PoolJournal<D> {
         end.offset += record.len() as u64;
         end.sequence += 1;
         self.written.store(sequence, Ordering::SeqCst);
+        self.order.fetch_max(order, Ordering::SeqCst);
         self.count_room(&end);
-        Ok(sequence)
+        Ok(Appended { sequence, order })
     }
 
     fn count_room(&self, end: &JournalEnd) {
@@ -259,20 +311,22 @@ impl<D: Disk> PoolJournal<D> {
     }
 }
 
-fn encode(life: u64, sequence: u64, change: &PoolChange) -> Vec<u8> {
+fn encode(life: u64, sequence: u64, order: u64, change: &PoolChange) -> Vec<u8> {
     let change = change.encode();
     let mut record = Vec::with_capacity(FRAME_BYTES + change.len());
     record.extend((change.len() as u32).to_be_bytes());
-    record.extend(checksum(life, sequence, &change).to_be_bytes());
+    record.extend(checksum(life, sequence, order, &change).to_be_bytes());
     record.extend(sequence.to_be_bytes());
+    record.extend(order.to_be_bytes());
     record.extend(change);
     record
 }
 
-fn checksum(life: u64, sequence: u64, change: &[u8]) -> u32 {
+fn checksum(life: u64, sequence: u64, order: u64, change: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&life.to_be_bytes());
     hasher.update(&sequence.to_be_bytes());
+    hasher.update(&order.to_be_bytes());
     hasher.update(change);
     hasher.finalize()
 }
@@ -280,16 +334,20 @@ fn checksum(life: u64, sequence: u64, change: &[u8]) -> u32 {
 fn decode(bytes: &[u8], life: u64, expected: u64) -> Option<(JournalRecord, usize)> {
     let (frame, rest) = bytes.split_at_checked(FRAME_BYTES)?;
     let word = |at: usize| u32::from_be_bytes(frame[at..at + 4].try_into().expect("four bytes"));
-    let sequence = u64::from_be_bytes(frame[8..].try_into().expect("eight bytes"));
+    let sequence = u64::from_be_bytes(frame[8..16].try_into().expect("eight bytes"));
+    let order = u64::from_be_bytes(frame[16..].try_into().expect("eight bytes"));
     let len = word(0) as usize;
     if sequence != expected || len > MAX_CHANGE_BYTES {
         return None;
     }
     let change = rest.get(..len)?;
-    if checksum(life, sequence, change) != word(4) {
+    if checksum(life, sequence, order, change) != word(4) {
         return None;
     }
-    Some((JournalRecord { sequence, change: PoolChange::decode(change)? }, FRAME_BYTES + len))
+    Some((
+        JournalRecord { sequence, order, change: PoolChange::decode(change)? },
+        FRAME_BYTES + len,
+    ))
 }
 
 async fn read_half<D: Disk>(

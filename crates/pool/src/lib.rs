@@ -17,20 +17,27 @@
 //! A pool of one member is what is built, whose file system other machines can call. Files lie in D with their own
 //! names, owners, modes, times and attributes. Everything else in D can be made again from them.
 
+mod backups;
 mod change;
 pub mod disk;
 mod fs;
+mod group;
 mod held;
 mod index;
 mod journal;
 mod layout;
+mod marks;
 mod member;
+mod messages;
 pub mod remote;
+mod routing;
 mod turns;
 
 pub use fs::PoolFs;
+pub use group::{GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
-    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check, create,
-    is_in_use, leave, read_settings,
+    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolMembers, PoolSettings, check,
+    check_usable, create, create_member, is_in_use, leave, read_members, read_settings,
 };
+pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

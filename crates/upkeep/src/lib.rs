@@ -1,7 +1,8 @@
 //! What a node does in the background for its user's volumes, and what of them is on its disk.
 //!
 //! - [`subsystems`] are what `atoll up` runs beside the node: the replay of what mounts have left
-//!   in their spools, and the renewal of what the user shares.
+//!   in their spools, the renewal of what the user shares, and the pools of which the node is a
+//!   member ([`pools`]).
 //! - [`user`], [`own_group`] are the user's keys and groups, [`spool`] and [`shared_spool`] the
 //!   changes of mounts that wait for the ring, [`own_volume`] the volumes whose keys the node has.
 //!   Commands and mounts use the same.
@@ -18,6 +19,7 @@ mod background;
 pub mod connection;
 pub mod own_group;
 pub mod own_volume;
+pub mod pools;
 mod shared_renewal;
 pub mod shared_spool;
 pub mod spool;
@@ -33,5 +35,5 @@ pub use volume_walk::VolumeWalk;
 /// What runs beside a node for its user's volumes. What is known of them outlives a node that
 /// starts anew in its process.
 pub fn subsystems() -> Vec<MakeSubsystem> {
-    vec![spool_replay::subsystem(), shared_renewal::subsystem()]
+    vec![spool_replay::subsystem(), shared_renewal::subsystem(), pools::subsystem()]
 }

@@ -161,7 +161,7 @@ fn in_background_or_told(args: &Args, global: &Global) -> Result<(), Failure> {
 
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = args.what();
-    if !pool::is_pool(&args.target, global)? {
+    if !pool::is_pool_of_one(&args.target, global)? {
         // Before a log is written into its directory, there must be a node.
         until_done(async { connection::impatient(global).await.map(drop) })?;
     }

@@ -165,7 +165,7 @@ impl Args {
     fn needs_node(&self, global: &Global) -> Result<bool, Failure> {
         for what in &self.what {
             if let Exported::Volume(target) = what
-                && !pool::is_pool(target, global)?
+                && !pool::is_pool_of_one(target, global)?
             {
                 return Ok(true);
             }

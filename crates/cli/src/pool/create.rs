@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use atoll_pool::{CreateError, PoolSettings};
 
-use super::records::{self, PoolRecord};
+use super::records::{self, GroupRecord, PeerRecord, PoolRecord};
 use super::{disk, failure};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -20,9 +20,11 @@ use crate::tfs::random_bytes;
 #[command(after_help = "Examples:
   atoll pool create home /srv/home
   atoll pool create home /srv/home --level 2
+  atoll pool create home /srv/home --members 3
 
-Directories down to the level can be on different machines once the pool has several: with level 1 each directory in the
-pool's root. Deeper ones stay with their parent.")]
+With --members the pool has a copy of every file on each of so many machines, in this node's network; the code that is
+printed lets the others join (`atoll pool join`). Without, it has one machine, and needs no node. Directories down to the level
+lie in slots of their own, deeper ones in their parent: with level 1 each directory in the pool's root.")]
 pub(super) struct CreateArgs {
     /// The pool's name on this node
     name: String,
@@ -34,6 +36,10 @@ pub(super) struct CreateArgs {
     /// Down to which depth directories are distributed, at most 16
     #[arg(long, value_name = "LEVEL", default_value_t = 1)]
     level: u8,
+
+    /// How many machines have a copy: each change is answered when all have it [default: 1, this one]
+    #[arg(long, value_name = "COUNT")]
+    members: Option<usize>,
 }
 
 /// Arguments of `atoll pool attach`.
@@ -53,6 +59,10 @@ pub(super) struct AttachArgs {
 
 /// Makes a pool.
 pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
+    if let Some(members) = args.members.filter(|members| *members != 1) {
+        let what = (args.name.as_str(), &args.files);
+        return super::group::found(what, (members, args.level), global).await;
+    }
     let what = format!("cannot make pool {}", args.name);
     let node = global.dir()?;
     records::check_free(&node, &args.name, &what)?;
@@ -77,24 +87,26 @@ async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure>
     let disk = disk(&dir, what)?;
     let settings = PoolSettings { pool: random_bytes()?, level: args.level };
     let made = atoll_pool::create(&disk, settings).await;
-    made.map_err(|error| {
-        let exit = match error {
-            CreateError::NotEmpty(_) | CreateError::Level => Exit::Usage,
-            CreateError::Unfit(_) | CreateError::Disk(..) => Exit::Failed,
-        };
-        let failure = Failure::new(exit, what).because(format!("{}: {error}", dir.display()));
-        match error {
-            CreateError::NotEmpty(name) if name == atoll_pool::OWN_DIRECTORY => {
-                failure.advice("It may hold a pool: `atoll pool attach` lets this node know it.")
-            }
-            _ => failure,
+    made.map_err(|error| create_failure(&error, &dir, what))?;
+    Ok(PoolRecord { dir, pool: hex(&settings.pool), group: None })
+}
+
+pub(super) fn create_failure(error: &CreateError, dir: &Path, what: &str) -> Failure {
+    let exit = match error {
+        CreateError::NotEmpty(_) | CreateError::Level => Exit::Usage,
+        CreateError::Unfit(_) | CreateError::Disk(..) => Exit::Failed,
+    };
+    let failure = Failure::new(exit, what).because(format!("{}: {error}", dir.display()));
+    match error {
+        CreateError::NotEmpty(name) if name == atoll_pool::OWN_DIRECTORY => {
+            failure.advice("It may hold a pool: `atoll pool attach` lets this node know it.")
         }
-    })?;
-    Ok(PoolRecord { dir, pool: hex(&settings.pool) })
+        _ => failure,
+    }
 }
 
 /// Makes a directory that does not exist; whether it is new.
-fn make_directory(dir: &Path, what: &str) -> Result<bool, Failure> {
+pub(super) fn make_directory(dir: &Path, what: &str) -> Result<bool, Failure> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -102,7 +114,7 @@ fn make_directory(dir: &Path, what: &str) -> Result<bool, Failure> {
     }
 }
 
-fn canonical(dir: &Path, what: &str) -> Result<PathBuf, Failure> {
+pub(super) fn canonical(dir: &Path, what: &str) -> Result<PathBuf, Failure> {
     dir.canonicalize()
         .map_err(|error| Failure::io(what, &error).because(format!("{}: {error}", dir.display())))
 }
@@ -115,8 +127,18 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
     let dir = canonical(&args.files, &what)?;
     let settings = atoll_pool::read_settings(&disk(&dir, &what)?).await;
     let settings = settings.map_err(|error| failure(&error, &what))?;
-    let record = PoolRecord { dir, pool: hex(&settings.pool) };
+    let members = atoll_pool::read_members(&disk(&dir, &what)?).await;
+    let group = members.map_err(|error| failure(&error, &what))?.map(|members| GroupRecord {
+        members: members.backups().len() + 1,
+        level: settings.level,
+        token: hex(&[0; 16]),
+        primary: PeerRecord::of(members.primary()),
+        joined: Vec::new(),
+        is_made: true,
+    });
+    let record = PoolRecord { dir, pool: hex(&settings.pool), group };
     records::add(&node, &args.name, &record, &what)?;
+    super::tell_node(&record, global).await;
     if !global.quiet {
         note!("pool {} is in {}", args.name, record.dir.display());
     }

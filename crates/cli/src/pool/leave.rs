@@ -1,5 +1,6 @@
 //! `atoll pool leave`: a pool's directory as one plain tree. `atoll pool forget`: only off this node.
 
+use super::records::PoolRecord;
 use super::{disk, env, failure, known, records, when_free};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -38,9 +39,18 @@ pub(super) struct ForgetArgs {
 pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot leave pool {}", args.name);
     let record = known(&args.name, global, &what)?;
+    if record.group.as_ref().is_some_and(|group| !group.is_made) {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("its members have not come together: it has no files")
+            .advice("`atoll pool forget` lets this node forget it."));
+    }
     if !args.yes {
+        let others = match record.group {
+            None => "",
+            Some(_) => " Its other members cannot change anything then.",
+        };
         let question = format!(
-            "{} will be a plain directory, and no pool any more. Type {} to go on",
+            "{} will be a plain directory, and no pool any more.{others} Type {} to go on",
             record.dir.display(),
             args.name
         );
@@ -57,15 +67,33 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
             Err(error) => return Err(Failure::io(what, &error)),
         }
     }
+    if record.group.is_some() {
+        // The node lets go of a pool that it does not know; it is known again if leaving fails.
+        records::remove(&global.dir()?, &args.name, &what)?;
+        super::tell_node(&record, global).await;
+    }
+    let left = leave_files(&record, &what).await;
+    if record.group.is_some() {
+        records::add(&global.dir()?, &args.name, &record, &what)?;
+    }
+    let files = left?;
+    records::remove(&global.dir()?, &args.name, &what)?;
+    if !global.quiet {
+        let files = units::counted(files, "file or directory", "files and directories");
+        note!("{} is a plain directory now: {files}", record.dir.display());
+    }
+    Ok(())
+}
+
+/// Makes one plain tree; how many files and directories it has.
+async fn leave_files(record: &PoolRecord, what: &str) -> Result<u64, Failure> {
     let report = match record.dir.join(".atoll/slots").exists() {
         // An interrupted one has begun to remove what was the pool's, perhaps its stamp.
         true => {
-            let left = atoll_pool::leave(env(), disk(&record.dir, &what)?).await;
-            left.map_err(|error| failure(&error, &what))?
+            let left = atoll_pool::leave(env(), disk(&record.dir, what)?).await;
+            left.map_err(|error| failure(&error, what))?
         }
-        false => {
-            when_free(&record, &what, async |disk| atoll_pool::leave(env(), disk).await).await?
-        }
+        false => when_free(record, what, async |disk| atoll_pool::leave(env(), disk).await).await?,
     };
     if !report.names_taken.is_empty() {
         let names = report.names_taken.join(", ");
@@ -76,19 +104,15 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
             ))
             .advice("Rename `.atoll` in the pool, others there, and run it again."));
     }
-    records::remove(&global.dir()?, &args.name, &what)?;
-    if !global.quiet {
-        let files = units::counted(report.files, "file or directory", "files and directories");
-        note!("{} is a plain directory now: {files}", record.dir.display());
-    }
-    Ok(())
+    Ok(report.files)
 }
 
 /// Removes the record.
-pub(super) fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Failure> {
+pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot forget pool {}", args.name);
     let record = known(&args.name, global, &what)?;
     records::remove(&global.dir()?, &args.name, &what)?;
+    super::tell_node(&record, global).await;
     if !global.quiet {
         note!("{} stays as it is", record.dir.display());
     }

@@ -1,10 +1,11 @@
-//! `atoll pool`: one tree of plain files on the disks of machines (Kosha). A pool of one machine, so far.
+//! `atoll pool`: one tree of plain files on the disks of machines (Kosha): of one, or of several that have a copy each.
 //!
 //! `records` keeps the directory of each pool of this node. `atoll mount` and `atoll nfs` open a pool by its name and serve the files
 //! in that directory.
 
 mod check;
 mod create;
+mod group;
 mod leave;
 pub(crate) mod records;
 mod status;
@@ -17,8 +18,11 @@ use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
 use atoll_pool::disk::directory::Directory;
+use atoll_pool::remote::RemoteFs;
 use atoll_pool::{OpenError, PoolFs};
+use atoll_upkeep::pools::NodeRoute;
 
+use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::output::escaped;
@@ -34,13 +38,15 @@ const ENDING_LIMIT: Duration = Duration::from_secs(2);
   atoll pool create home /srv/home
   atoll mount home /mnt/home
   atoll nfs home
+  atoll pool create team /srv/team --members 3
   atoll pool status
   atoll pool check home
   atoll pool leave home
 
 The files of a pool lie in its directory as plain files, with their own names, owners, modes, times and attributes, and can
-be read there without Atoll: begin at FILES/slots/000/0000000000000001. A pool has one machine so far: it is as safe as that
-machine's disk. Root makes and serves pools, since files keep their owners.")]
+be read there without Atoll: begin at FILES/slots/000/0000000000000001. A pool of one machine is as safe as that machine's disk
+and needs no node; one of several (--members) has a copy of every file on each. Root makes and serves pools, since files keep
+their owners.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -52,6 +58,10 @@ enum Command {
     Create(create::CreateArgs),
     /// Let this node know a pool that is in a directory already
     Attach(create::AttachArgs),
+    /// Print the code by which other machines join a pool
+    Invite(group::InviteArgs),
+    /// Give a directory of this machine to a pool that was made on another one
+    Join(group::JoinArgs),
     /// List this node's pools
     Status(status::Args),
     /// Walk through all files of a pool, make its index again and put right what can be
@@ -66,11 +76,13 @@ enum Command {
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Create(args) => create::create(args, global).await,
+        Command::Invite(args) => group::invite(args, global),
+        Command::Join(args) => group::join(args, global).await,
         Command::Attach(args) => create::attach(args, global).await,
         Command::Status(args) => status::run(args, global).await,
         Command::Check(args) => check::run(args, global).await,
         Command::Leave(args) => leave::leave(args, global).await,
-        Command::Forget(args) => leave::forget(args, global),
+        Command::Forget(args) => leave::forget(args, global).await,
     }
 }
 
@@ -102,7 +114,13 @@ fn failure(error: &OpenError, what: &str) -> Failure {
             failure.advice("`atoll unmount` ends a mount, `atoll nfs --stop` a server.")
         }
         OpenError::Index(_) => failure.advice("`atoll pool check` makes the index again."),
-        OpenError::NoStamp | OpenError::Stamp | OpenError::Disk(..) => failure,
+        OpenError::HasMembers
+        | OpenError::NotAMember
+        | OpenError::Members
+        | OpenError::PrimaryIsOlder
+        | OpenError::NoStamp
+        | OpenError::Stamp
+        | OpenError::Disk(..) => failure,
     }
 }
 
@@ -129,10 +147,43 @@ pub(crate) fn check_no_pool(name: &str, global: &Global, what: &str) -> Result<(
     }
 }
 
-/// Whether a name is that of a pool, which is served without a node.
-pub(crate) fn is_pool(target: &Target, global: &Global) -> Result<bool, Failure> {
+/// Has the node look at the records, if it runs: it serves pools of several.
+async fn tell_node(record: &PoolRecord, global: &Global) {
+    if record.group.is_some()
+        && let Ok(client) = connection::impatient(global).await
+    {
+        // One that is stopping looks at them at its next start.
+        let _ = atoll_upkeep::pools::look(&client).await;
+    }
+}
+
+/// Whether a name is that of a pool of one, which is served without a node.
+pub(crate) fn is_pool_of_one(target: &Target, global: &Global) -> Result<bool, Failure> {
     let Target::Name(name, None) = target else { return Ok(false) };
-    Ok(records::find(&global.dir()?, name, &format!("cannot read pool {name}"))?.is_some())
+    let record = records::find(&global.dir()?, name, &format!("cannot read pool {name}"))?;
+    Ok(record.is_some_and(|record| record.group.is_none()))
+}
+
+/// Begins to use the file system of a pool of several, through the node.
+pub(crate) async fn begin_remote(
+    record: &PoolRecord,
+    global: &Global,
+    what: &str,
+) -> Result<RemoteFs, Failure> {
+    let (env, client) = connection::for_mount(global).await?;
+    let pool = record.pool_id();
+    let pool =
+        pool.ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
+    let route = NodeRoute::new(client.clone(), pool);
+    RemoteFs::begin(env, Arc::new(route)).await.map_err(|errno| {
+        let failure = Failure::new(Exit::Unavailable, what);
+        match errno {
+            atoll_vfs::Errno::ETIMEDOUT => failure
+                .because("its primary does not answer")
+                .advice("`atoll pool status` tells how it stands."),
+            errno => failure.because(errno),
+        }
+    })
 }
 
 /// Opens a pool to be served.

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use atoll_pool::disk::Disk;
+use atoll_upkeep::pools::{self, PoolOfNode};
 use serde::Serialize;
 
-use super::{check_identity, disk, records};
+use super::{check_identity, disk, group, records};
+use crate::connection;
 use crate::failure::Failure;
 use crate::global::Global;
 use crate::messages::note;
@@ -33,6 +35,11 @@ struct PoolStatus {
     fault: Option<String>,
     #[serde(flatten)]
     found: Option<FoundPool>,
+    /// Of a pool of several: how it stands, as the node says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<PoolOfNode>,
+    #[serde(skip)]
+    is_of_one: bool,
 }
 
 /// The state of a pool whose directory can be read.
@@ -51,24 +58,47 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let node = global.dir()?;
     let names = records::all(&node)?;
     let mut output = Output::new();
+    let groups = groups(&names, global).await;
     if names.is_empty() && !args.json {
         note!("this node has no pool; `atoll pool create NAME FILES` makes one");
     }
     for name in names {
         let what = format!("cannot read pool {name}");
         let Some(record) = records::find(&node, &name, &what)? else { continue };
-        let found = find(&record, &what).await;
-        let (found, fault) = match found {
-            Ok(found) => (Some(found), None),
+        let found = match record.group.as_ref().is_some_and(|group| !group.is_made) {
+            // There is nothing in its directory yet.
+            true => Ok(None),
+            false => find(&record, &what).await.map(Some),
+        };
+        let (found, mut fault) = match found {
+            Ok(found) => (found, None),
             Err(failure) => (None, Some(failure.reason())),
         };
-        let status = PoolStatus { name, dir: record.dir, fault, found };
+        let is_of_one = record.group.is_none();
+        let group = match (&record.group, &groups) {
+            (None, _) => None,
+            (Some(_), Ok(groups)) => groups.iter().find(|pool| pool.name == name).cloned(),
+            (Some(_), Err(why)) => {
+                fault = fault.or_else(|| Some(why.clone()));
+                None
+            }
+        };
+        let status = PoolStatus { name, dir: record.dir, fault, found, group, is_of_one };
         match args.json {
             true => output.json(&status)?,
             false => show(&mut output, &status)?,
         }
     }
     output.flush()
+}
+
+/// How the pools of several stand, which the node serves; why that is not known.
+async fn groups(names: &[String], global: &Global) -> Result<Vec<PoolOfNode>, String> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let client = connection::impatient(global).await.map_err(|failure| failure.reason())?;
+    pools::status(&client).await.map_err(|error| error.to_string())
 }
 
 async fn find(record: &records::PoolRecord, what: &str) -> Result<FoundPool, Failure> {
@@ -99,12 +129,16 @@ fn show(output: &mut Output, status: &PoolStatus) -> Result<(), Failure> {
             true => "served",
             false => "not served",
         };
-        output.line(format!(
-            "    one machine, no copies; distribution level {}; {served}",
-            found.level
-        ))?;
+        let copies = match status.is_of_one {
+            true => "one machine, no copies; ",
+            false => "",
+        };
+        output.line(format!("    {copies}distribution level {}; {served}", found.level))?;
         let (free, size) = (units::size(found.free_bytes), units::size(found.size_bytes));
         output.line(format!("    {free} free of {size}"))?;
+    }
+    for line in status.group.iter().flat_map(group::describe) {
+        output.line(line)?;
     }
     Ok(())
 }

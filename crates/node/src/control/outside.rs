@@ -16,9 +16,8 @@ use super::server::Calls;
 /// The numbers of such calls. No call of this crate has one of them.
 pub const OUTSIDE_CALLS: RangeInclusive<u16> = 0x0380..=0x03ff;
 
-/// The longest request or reply of such a call, bytes. A guess: descriptions and settings fit in;
-/// what is larger is blocks.
-pub const MAX_OUTSIDE_BYTES: usize = 1 << 20;
+/// The longest request or reply of such a call, bytes: a mebibyte of a file, and a header.
+pub const MAX_OUTSIDE_BYTES: usize = (1 << 20) + (64 << 10);
 
 /// The numbers that one subsystem has.
 pub struct CallRange<'a> {

@@ -166,6 +166,11 @@ impl Disk for Directory {
         self.boot
     }
 
+    fn now(&self) -> FileTime {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        FileTime { secs: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
+    }
+
     fn max_nodes(&self) -> usize {
         self.max_nodes
     }

@@ -115,6 +115,9 @@ pub trait Disk: Send + Sync + 'static {
     /// Which run of the machine this is: another one after a crash of the machine, the same after that of a process.
     fn boot(&self) -> u64;
 
+    /// The time that a file gets which is changed now.
+    fn now(&self) -> FileTime;
+
     /// How many nodes may be kept open.
     fn max_nodes(&self) -> usize;
 

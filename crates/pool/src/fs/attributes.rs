@@ -4,12 +4,15 @@ use atoll_vfs::{AttrReply, Caller, Errno, FileKind, Handle, SetAttr, SetTime, Xa
 use bytes::Bytes;
 
 use super::{PoolFs, TTL};
-use crate::change::PoolChange;
-use crate::disk::{ACCESS_LIST, Disk, DiskResult, Stat, TimeToSet};
+use crate::change::{NewTime, PoolChange};
+use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Stat};
 use crate::layout::FileId;
 
 /// Attributes that begin so are Atoll's own.
 const OWN_ATTRIBUTES: &[u8] = b"trusted.atoll.";
+
+/// The longest value of an attribute, bytes (Linux `XATTR_SIZE_MAX`).
+const MAX_VALUE_BYTES: usize = 64 << 10;
 
 impl<D: Disk> PoolFs<D> {
     /// What is known of a file.
@@ -52,46 +55,21 @@ impl<D: Disk> PoolFs<D> {
                 Some((file, _)) => file,
                 None => disk.open(&node).await?,
             };
-            self.member.held().note_resized(id);
-            disk.set_len(&file, size_bytes).await?;
+            self.member.set_length(id, &file, size_bytes).await?;
         }
         let (uid, gid) = (changes.uid, changes.gid);
         let mode = changes.mode.map(|mode| mode & 0o7777);
         let time = |time: SetTime| match time {
-            SetTime::Now => TimeToSet::Now,
-            SetTime::To(time) => TimeToSet::To(time),
+            SetTime::Now => NewTime::Now(disk.now().into()),
+            SetTime::To(time) => NewTime::To(time.into()),
         };
         let (atime, mtime) = (changes.atime.map(time), changes.mtime.map(time));
         if uid.is_some() || gid.is_some() || mode.is_some() || atime.is_some() || mtime.is_some() {
             if mode.is_some() && before.kind == FileKind::Symlink {
                 return Err(Errno::EOPNOTSUPP);
             }
-            // "Now" is not logged: it is when the change is made again, too, but then nobody knows when that was.
-            let logged = |time: Option<TimeToSet>| match time {
-                Some(TimeToSet::To(time)) => Some(time.into()),
-                _ => None,
-            };
-            let change = PoolChange::Attributes {
-                id,
-                mode,
-                uid,
-                gid,
-                atime: logged(atime),
-                mtime: logged(mtime),
-            };
-            let work = async {
-                if uid.is_some() || gid.is_some() {
-                    disk.set_owner(&node, uid, gid).await?;
-                }
-                if let Some(mode) = mode {
-                    disk.set_mode(&node, mode).await?;
-                }
-                if atime.is_some() || mtime.is_some() {
-                    disk.set_times(&node, atime, mtime).await?;
-                }
-                Ok(())
-            };
-            self.member.logged(change, work).await?;
+            let change = PoolChange::Attributes { id, mode, uid, gid, atime, mtime };
+            self.member.change(change).await?;
         }
         let stat = self.member.stat(id, &node).await?;
         Ok(AttrReply { attr: self.attr(id, &stat)?, ttl: TTL })
@@ -100,10 +78,8 @@ impl<D: Disk> PoolFs<D> {
     /// Has the names and attributes of these files survive a crash: the journal has them; lengths are on the files.
     pub(super) async fn persist_files(&self, ids: &[FileId]) -> DiskResult<()> {
         for id in ids {
-            let resized = self.member.held().resized(*id);
-            if resized.is_some() {
+            if self.member.held().resized(*id).is_some() {
                 self.sync_length(*id).await?;
-                self.member.held().end_resized(*id, resized);
             }
         }
         self.member.sync_changes().await
@@ -116,7 +92,7 @@ impl<D: Disk> PoolFs<D> {
             node => node?,
         };
         let file = self.member.disk.open(&node).await?;
-        self.member.disk.sync_file(&file, true).await
+        self.member.sync_bytes(id, &file, true).await
     }
 
     pub(super) async fn attribute(&self, id: FileId, name: &[u8]) -> DiskResult<Bytes> {
@@ -146,11 +122,27 @@ impl<D: Disk> PoolFs<D> {
         flags: XattrFlags,
     ) -> DiskResult<()> {
         check_attribute(name)?;
+        if value.len() > MAX_VALUE_BYTES {
+            return Err(Errno::E2BIG);
+        }
+        self.member.check_room()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
         let before = self.member.disk.stat(&node).await?;
-        self.member.disk.set_xattr(&node, name, value, flags).await?;
+        let stands = match self.member.disk.xattr(&node, name).await {
+            Ok(_) => true,
+            Err(Errno::ENODATA) => false,
+            Err(errno) => return Err(errno),
+        };
+        if stands && flags.create {
+            return Err(Errno::EEXIST);
+        }
+        if !stands && flags.replace {
+            return Err(Errno::ENODATA);
+        }
+        let change = PoolChange::Extended { id, name: name.to_vec(), value: Some(value.to_vec()) };
+        self.member.change(change).await?;
         if name == ACCESS_LIST {
             self.keep_set_gid_of_members(caller, &node, &before).await?;
             self.note_mode(id, &node).await?;
@@ -183,7 +175,14 @@ impl<D: Disk> PoolFs<D> {
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
-        self.member.disk.remove_xattr(&node, name).await?;
+        match self.member.disk.xattr(&node, name).await {
+            Ok(_) => {}
+            // Without a list the mode is what there is.
+            Err(Errno::ENODATA) if name == ACCESS_LIST || name == DEFAULT_LIST => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+        let change = PoolChange::Extended { id, name: name.to_vec(), value: None };
+        self.member.change(change).await?;
         if name == ACCESS_LIST {
             self.note_mode(id, &node).await?;
         }
@@ -195,7 +194,7 @@ impl<D: Disk> PoolFs<D> {
         let mode = Some(self.member.disk.stat(node).await?.mode);
         let change =
             PoolChange::Attributes { id, mode, uid: None, gid: None, atime: None, mtime: None };
-        self.member.note(change).await
+        self.member.change(change).await.map(|_| ())
     }
 }
 

@@ -6,7 +6,6 @@ use atoll_vfs::{DirEntry, Errno, FileKind, Handle, OpenFlags, Opened, Writer};
 use bytes::Bytes;
 
 use super::PoolFs;
-use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult, Listed, Stat};
 use crate::held::{ContentsStamp, OpenInPool};
 use crate::layout::FileId;
@@ -30,8 +29,7 @@ impl<D: Disk> PoolFs<D> {
         if flags.has(OpenFlags::TRUNCATE) {
             let _changing = self.member.begin_change().await?;
             let _turn = self.member.turns.write(id.0).await;
-            self.member.held().note_resized(id);
-            self.member.disk.set_len(&file, 0).await?;
+            self.member.set_length(id, &file, 0).await?;
         }
         let mut held = self.member.held();
         let keep_cache = held.is_as_closed(id, contents(&stat)) && !flags.has(OpenFlags::TRUNCATE);
@@ -70,23 +68,31 @@ impl<D: Disk> PoolFs<D> {
         id: FileId,
         handle: Handle,
         offset: u64,
-        data: &[u8],
+        data: Bytes,
     ) -> DiskResult<u32> {
         let (file, flags) = self.opened_file(id, handle)?;
         if !flags.writes() {
             return Err(Errno::EBADF);
         }
         self.member.check_room()?;
-        let disk = &self.member.disk;
+        let member = &self.member;
+        // Members write a file's bytes in one order.
+        let _changing = match member.members {
+            Some(_) => Some(member.begin_change().await?),
+            None => None,
+        };
         let written = match writer {
             Writer::AtEnd(_) => {
-                let _turn = self.member.turns.write(id.0).await;
-                let end = disk.stat_file(&file).await?.size_bytes;
-                disk.write(&file, end, data).await?
+                let _turn = member.turns.write(id.0).await;
+                let end = member.disk.stat_file(&file).await?.size_bytes;
+                member.write_bytes(id, &file, end, data.clone()).await?
             }
             Writer::At(_) | Writer::Mapping => {
-                let _turn = self.member.turns.read(id.0).await;
-                disk.write(&file, offset, data).await?
+                let _turn = match member.members {
+                    Some(_) => member.turns.write(id.0).await,
+                    None => member.turns.read(id.0).await,
+                };
+                member.write_bytes(id, &file, offset, data.clone()).await?
             }
         };
         match written {
@@ -102,15 +108,7 @@ impl<D: Disk> PoolFs<D> {
         data_only: bool,
     ) -> DiskResult<()> {
         let (file, _) = self.opened_file(id, handle)?;
-        let resized = self.member.held().resized(id);
-        let upto = if data_only { 0 } else { self.member.changes_so_far() };
-        self.member.disk.sync_file(&file, data_only).await?;
-        self.member.held().end_resized(id, resized);
-        if self.member.is_in_journal(id) {
-            let _changing = self.member.begin_change().await?;
-            self.member.note(PoolChange::Synced { id, upto }).await?;
-        }
-        self.member.sync_changes().await
+        self.member.sync_bytes(id, &file, data_only).await
     }
 
     pub(super) async fn allocate(
@@ -131,8 +129,9 @@ impl<D: Disk> PoolFs<D> {
         if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 {
             self.member.check_room()?;
         }
+        let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
-        self.member.disk.allocate(&file, mode, offset, len).await
+        self.member.allocate_bytes(id, &file, mode, (offset, len)).await
     }
 
     pub(super) async fn close_file(&self, id: FileId, handle: Handle) -> DiskResult<()> {

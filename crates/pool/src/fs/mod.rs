@@ -13,18 +13,22 @@ mod names;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::Env;
+use atoll_env::{Elapsed, Env, timeout};
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
     Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
     Writer, XattrFlags,
 };
 use bytes::Bytes;
+use futures_channel::oneshot;
 
 use crate::change::BirthKind;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::layout::FileId;
 use crate::member::{OpenError, OpenReport, PoolMember, PoolSettings};
+
+/// How long a call of a pool of several waits for the others.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long names and attributes may be believed: somebody may change the plain files by hand.
 const TTL: Duration = Duration::from_secs(1);
@@ -44,7 +48,12 @@ impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
         let (member, report) = PoolMember::open(env, disk).await?;
-        Ok((PoolFs { member: Arc::new(member) }, report))
+        Ok((PoolFs { member }, report))
+    }
+
+    /// The file system of a primary.
+    pub(crate) fn of_primary(member: Arc<PoolMember<D>>) -> PoolFs<D> {
+        PoolFs { member }
     }
 
     /// What the pool was made with.
@@ -61,7 +70,30 @@ impl<D: Disk> PoolFs<D> {
     where
         F: Future<Output = DiskResult<T>> + Send + 'static,
     {
-        Box::pin(work(self.clone()))
+        let work = work(self.clone());
+        match self.member.members {
+            None => Box::pin(work),
+            Some(_) => self.call_apart(work),
+        }
+    }
+
+    /// A call that goes on when its caller gives it up: others have half of it. It answers within [`CALL_LIMIT`].
+    fn call_apart<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = DiskResult<T>> + Send + 'static,
+    ) -> Answer<T> {
+        let env = self.member.env.clone();
+        let (sender, answer) = oneshot::channel();
+        env.spawn(Box::pin(async move {
+            let _ = sender.send(work.await);
+        }));
+        Box::pin(async move {
+            match timeout(&*env, CALL_LIMIT, answer).await {
+                Ok(Ok(answer)) => answer,
+                // It may still be done.
+                Ok(Err(oneshot::Canceled)) | Err(Elapsed) => Err(Errno::EIO),
+            }
+        })
     }
 
     /// Attributes as callers see them.
@@ -299,7 +331,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         data: Bytes,
     ) -> Answer<u32> {
         self.call(async move |pool| {
-            pool.write_file(writer, inode.into(), handle, offset, &data).await
+            pool.write_file(writer, inode.into(), handle, offset, data).await
         })
     }
 
@@ -361,7 +393,10 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     }
 
     fn sync(&self) -> Answer<()> {
-        self.call(async move |pool| pool.member.checkpoint().await)
+        self.call(async move |pool| {
+            pool.member.sync_members().await?;
+            pool.member.checkpoint().await
+        })
     }
 
     fn statfs(&self, _inode: InodeNumber) -> Answer<StatFs> {

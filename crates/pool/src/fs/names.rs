@@ -9,11 +9,8 @@ use atoll_vfs::{
 
 use super::PoolFs;
 use crate::change::{BirthKind, FileBirth, PoolChange, PoolPlace};
-use crate::disk::{
-    ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none,
-};
-use crate::index::FileRecord;
-use crate::layout::{FileId, Placeholder, Slot};
+use crate::disk::{Disk, DiskResult, Stat, missing_is_none};
+use crate::layout::{FileId, Slot};
 use crate::member::{Changing, FoundFile};
 use crate::turns::Turn;
 
@@ -132,154 +129,36 @@ impl<D: Disk> PoolFs<D> {
             }
             what => what,
         };
-        let stored = what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
-        let slot = what.slot();
-        let id = self.member.new_id(slot.unwrap_or(home.slot))?;
+        // One that is too long is refused before anything is written.
+        what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
+        let id = self.member.new_id(what.slot().unwrap_or(home.slot))?;
         let inherits = named.dir_stat.mode & SET_GID != 0;
         let mut mode = mode & 0o7777;
         if inherits && what.kind() == FileKind::Directory {
             mode |= SET_GID;
         }
         // What has a default list gets its mode from that, and the caller's mode.
-        let is_listed =
-            !matches!(what, BirthKind::Symlink(_)) && self.has_default_list(&named.dir).await?;
+        let is_listed = !matches!(what, BirthKind::Symlink(_))
+            && self.member.has_default_list(&named.dir).await?;
         if !is_listed {
             mode &= !(caller.umask & 0o777);
         }
         let birth = FileBirth {
             uid: caller.uid,
             gid: if inherits { named.dir_stat.gid } else { caller.gid },
-            mode: (!is_listed && !matches!(what, BirthKind::Symlink(_))).then_some(mode),
+            mode,
+            is_listed,
             times: verifier.map(|verifier| {
                 let (atime, mtime) = verifier.times();
                 (atime.into(), mtime.into())
             }),
             what,
         };
-        let change = PoolChange::Make { id, at: named.place.clone(), birth: birth.clone() };
-        let work = async {
-            match slot {
-                Some(slot) => {
-                    self.make_distributed(named, id, slot, home.steps, &birth, mode).await
-                }
-                None => {
-                    let making = birth.what.making(&stored);
-                    let made =
-                        self.make_at(&named.dir, &named.place.name, making, id, &birth, mode).await;
-                    if made.is_err() {
-                        self.unmake(&named.dir, &named.place.name, &birth.what).await;
-                    }
-                    made
-                }
-            }
-        };
-        let (node, stat) = self.member.logged(change, work).await?;
-        let placeholders = u32::from(birth.what.is_escaped());
-        let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
-        self.member.index.put_file(id, record);
-        self.member.index.add_place(id, &named.place);
-        if slot.is_some() {
-            self.member.count_placeholder(parent, true)?;
-        }
+        let change = PoolChange::Make { id, at: named.place.clone(), birth };
+        let (node, stat) = self.member.change(change).await?.ok_or(Errno::EIO)?;
         let entry = self.entry(id, &stat)?;
         self.member.held().keep_node(id, node);
         Ok(entry)
-    }
-
-    async fn has_default_list(&self, dir: &D::Node) -> DiskResult<bool> {
-        match self.member.disk.xattr(dir, DEFAULT_LIST).await {
-            Ok(_) => Ok(true),
-            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
-            Err(errno) => Err(errno),
-        }
-    }
-
-    /// Makes a file with all that it has.
-    async fn make_at(
-        &self,
-        dir: &D::Node,
-        name: &[u8],
-        making: Making<'_>,
-        id: FileId,
-        birth: &FileBirth,
-        mode: u32,
-    ) -> DiskResult<(D::Node, Stat)> {
-        let disk = &self.member.disk;
-        disk.make(dir, name, making, mode).await?;
-        let node = disk.node(dir, name).await?;
-        let made = disk.stat(&node).await?;
-        if (made.uid, made.gid) != (birth.uid, birth.gid) {
-            disk.set_owner(&node, Some(birth.uid), Some(birth.gid)).await?;
-        }
-        if let Some(mode) = birth.mode
-            && (made.mode != mode || mode & 0o7000 != 0)
-        {
-            disk.set_mode(&node, mode).await?;
-        }
-        if let Some((atime, mtime)) = birth.times {
-            let time = |time: crate::change::Time| Some(TimeToSet::To(time.into()));
-            disk.set_times(&node, time(atime), time(mtime)).await?;
-        }
-        // Last: what has its number is as it was to be.
-        self.member.set_id(&node, id).await;
-        let mut stat = disk.stat(&node).await?;
-        if let BirthKind::Symlink(target) = &birth.what {
-            stat.size_bytes = target.len() as u64;
-        }
-        Ok((node, stat))
-    }
-
-    async fn unmake(&self, dir: &D::Node, name: &[u8], what: &BirthKind) {
-        // What stays is found by its attribute or as a file that nobody knows.
-        let _ = match what.kind() {
-            FileKind::Directory => self.member.disk.rmdir(dir, name).await,
-            _ => self.member.disk.unlink(dir, name).await,
-        };
-    }
-
-    async fn make_distributed(
-        &self,
-        named: &NamedFile<D>,
-        id: FileId,
-        slot: Slot,
-        steps: usize,
-        birth: &FileBirth,
-        mode: u32,
-    ) -> DiskResult<(D::Node, Stat)> {
-        let in_slot = self.member.slot_to_fill(slot).await?;
-        let name = id.to_string();
-        let made = async {
-            let made =
-                self.make_at(&in_slot, name.as_bytes(), Making::Directory, id, birth, mode).await?;
-            if birth.mode.is_none() {
-                self.inherit_list(&named.dir, &made.0, mode).await?;
-            }
-            let stat = self.member.disk.stat(&made.0).await?;
-            // Last, so that a name leads to all of it.
-            let target = Placeholder { slot, id }.target(steps);
-            self.member
-                .disk
-                .make(&named.dir, &named.place.name, Making::Symlink(&target), 0o777)
-                .await?;
-            Ok((made.0.clone(), stat))
-        };
-        let made = made.await;
-        if made.is_err() {
-            let _ = self.member.disk.rmdir(&in_slot, name.as_bytes()).await;
-        }
-        made
-    }
-
-    /// Hands a directory's default list on to one that does not lie in it.
-    async fn inherit_list(&self, from: &D::Node, to: &D::Node, mode: u32) -> DiskResult<()> {
-        let disk = &self.member.disk;
-        let list = disk.xattr(from, DEFAULT_LIST).await?;
-        let flags = atoll_vfs::XattrFlags::default();
-        disk.set_xattr(to, DEFAULT_LIST, &list, flags).await?;
-        disk.set_xattr(to, ACCESS_LIST, &list, flags).await?;
-        // The bits of the list that the caller's mode does not have are taken away, as the kernel does it.
-        let listed = disk.stat(to).await?.mode;
-        disk.set_mode(to, listed & mode & 0o777 | mode & 0o7000).await
     }
 
     pub(super) async fn create_and_open(
@@ -341,9 +220,7 @@ impl<D: Disk> PoolFs<D> {
             return Err(Errno::ENOENT);
         }
         let change = PoolChange::Link { id, at: named.place.clone() };
-        let work = self.member.disk.link(&node, &named.dir, name);
-        self.member.logged(change, work).await?;
-        self.member.index.add_place(id, &named.place);
+        self.member.change(change).await?;
         let stat = self.member.stat(id, &node).await?;
         self.entry(id, &stat)
     }
@@ -369,9 +246,7 @@ impl<D: Disk> PoolFs<D> {
             self.check_empty(found.id).await?;
         }
         let change = PoolChange::Unlink { id: found.id, at: named.place.clone() };
-        let ending = self.begin_ending(&found).await?;
-        self.member.logged(change, self.take_away(named, &found)).await?;
-        self.lose_place(&found, &named.place, ending)
+        self.member.change(change).await.map(|_| ())
     }
 
     /// Removes the name of a directory that is gone from its slot.
@@ -382,15 +257,7 @@ impl<D: Disk> PoolFs<D> {
         let id = self.member.lost_directory(&dir, name).await?.ok_or(Errno::EIO)?;
         self.member.held().forget_listing(parent);
         let at = PoolPlace::new(parent, name);
-        let change = PoolChange::Unlink { id, at: at.clone() };
-        self.member.logged(change, self.member.disk.unlink(&dir, name)).await?;
-        self.member.index.remove_place(id, &at);
-        self.member.count_placeholder(parent, false)?;
-        if let Some(record) = self.member.record(id)? {
-            let removed = self.member.index.remove_file(id, record);
-            removed.map_err(|error| self.member.index_failed(&error))?;
-        }
-        Ok(())
+        self.member.change(PoolChange::Unlink { id, at }).await.map(|_| ())
     }
 
     async fn check_empty(&self, id: FileId) -> DiskResult<()> {
@@ -399,47 +266,6 @@ impl<D: Disk> PoolFs<D> {
             true => Ok(()),
             false => Err(Errno::ENOTEMPTY),
         }
-    }
-
-    /// Removes a name from the disk, and what is behind a placeholder.
-    async fn take_away(&self, named: &NamedFile<D>, found: &FoundFile) -> DiskResult<()> {
-        let disk = &self.member.disk;
-        let name = &named.place.name;
-        match (found.slot, found.stat.kind) {
-            (Some(slot), _) => {
-                disk.unlink(&named.dir, name).await?;
-                self.remove_unnamed(found.id, slot).await;
-                Ok(())
-            }
-            (None, FileKind::Directory) => disk.rmdir(&named.dir, name).await,
-            (None, _) => disk.unlink(&named.dir, name).await,
-        }
-    }
-
-    /// Before a name goes: keeps a file alive that somebody holds. Whether its last name goes.
-    async fn begin_ending(&self, found: &FoundFile) -> DiskResult<bool> {
-        let is_last = found.stat.kind == FileKind::Directory || found.stat.nlink <= 1;
-        if is_last && self.member.held().is_held(found.id) {
-            self.member.node(found.id).await?;
-        }
-        Ok(is_last)
-    }
-
-    /// After a name is gone.
-    fn lose_place(&self, found: &FoundFile, place: &PoolPlace, is_last: bool) -> DiskResult<()> {
-        let FoundFile { id, slot, .. } = *found;
-        self.member.index.remove_place(id, place);
-        if slot.is_some() {
-            self.member.count_placeholder(place.parent, false)?;
-        }
-        if is_last {
-            if let Some(record) = self.member.record(id)? {
-                let removed = self.member.index.remove_file(id, record);
-                removed.map_err(|error| self.member.index_failed(&error))?;
-            }
-            self.member.held().lose_name(id);
-        }
-        Ok(())
     }
 
     pub(super) async fn rename_name(
@@ -467,8 +293,7 @@ impl<D: Disk> PoolFs<D> {
             }
             let (from, to) = (old.place.clone(), new.place.clone());
             let change = PoolChange::Rename { id: moved.id, from, to, replaced: None };
-            self.member.logged(change, self.move_on_disk(old, new, RenameFlags::default())).await?;
-            return self.moved(&moved, old, new).await;
+            return self.member.change(change).await.map(|_| ());
         };
         if flags.no_replace {
             return Err(Errno::EEXIST);
@@ -481,9 +306,7 @@ impl<D: Disk> PoolFs<D> {
             self.check_loop(&other, old)?;
             let (from, to) = (old.place.clone(), new.place.clone());
             let change = PoolChange::Exchange { id: moved.id, from, other: other.id, to };
-            self.member.logged(change, self.move_on_disk(old, new, flags)).await?;
-            self.moved(&moved, old, new).await?;
-            return self.moved(&other, new, old).await;
+            return self.member.change(change).await.map(|_| ());
         }
         match (moved.stat.kind == FileKind::Directory, other.stat.kind == FileKind::Directory) {
             (false, true) => return Err(Errno::EISDIR),
@@ -493,53 +316,7 @@ impl<D: Disk> PoolFs<D> {
         }
         let (from, to) = (old.place.clone(), new.place.clone());
         let change = PoolChange::Rename { id: moved.id, from, to, replaced: Some(other.id) };
-        let is_last = self.begin_ending(&other).await?;
-        let work = self.replace_on_disk((old, &moved), (new, &other));
-        self.member.logged(change, work).await?;
-        self.lose_place(&other, &new.place, is_last)?;
-        self.moved(&moved, old, new).await
-    }
-
-    /// Moves a file over another one, which the caller has found to be replaceable. Both are as they were if that fails.
-    async fn replace_on_disk(
-        &self,
-        (old, moved): (&NamedFile<D>, &FoundFile),
-        (new, other): (&NamedFile<D>, &FoundFile),
-    ) -> DiskResult<()> {
-        let disk = &self.member.disk;
-        let exchange = RenameFlags { exchange: true, no_replace: false };
-        // One of them is a directory and the other a placeholder: `rename(2)` would refuse that.
-        if moved.slot.is_some() != other.slot.is_some() {
-            self.move_on_disk(old, new, exchange).await?;
-            let removed = match other.slot {
-                Some(_) => disk.unlink(&old.dir, &old.place.name).await,
-                None => disk.rmdir(&old.dir, &old.place.name).await,
-            };
-            if let Err(errno) = removed {
-                return match self.move_on_disk(old, new, exchange).await {
-                    Ok(()) => Err(errno),
-                    // Half of it is made: the journal makes the rest when the pool is opened again.
-                    Err(_) => Err(self.member.fail()),
-                };
-            }
-        } else {
-            self.move_on_disk(old, new, RenameFlags::default()).await?;
-        }
-        if let Some(slot) = other.slot {
-            self.remove_unnamed(other.id, slot).await;
-        }
-        Ok(())
-    }
-
-    /// Removes an empty directory from its slot, whose placeholder is gone. One that cannot be removed stays for a check.
-    async fn remove_unnamed(&self, id: FileId, slot: Slot) {
-        let removed = async {
-            let in_slot = self.member.slot_node(slot).await?;
-            self.member.disk.rmdir(&in_slot, id.to_string().as_bytes()).await
-        };
-        if let Err(errno) = removed.await {
-            tracing::warn!("directory {id} stays in slot {slot}: {errno}");
-        }
+        self.member.change(change).await.map(|_| ())
     }
 
     /// A directory does not go into itself.
@@ -550,40 +327,5 @@ impl<D: Disk> PoolFs<D> {
             true => Err(Errno::EINVAL),
             false => Ok(()),
         }
-    }
-
-    async fn move_on_disk(
-        &self,
-        old: &NamedFile<D>,
-        new: &NamedFile<D>,
-        flags: RenameFlags,
-    ) -> DiskResult<()> {
-        self.member
-            .disk
-            .rename((&old.dir, &old.place.name), (&new.dir, &new.place.name), flags)
-            .await
-    }
-
-    /// Tells the index of a file that has moved, and lets placeholders go up as far as they lie deep.
-    async fn moved(
-        &self,
-        moved: &FoundFile,
-        old: &NamedFile<D>,
-        new: &NamedFile<D>,
-    ) -> DiskResult<()> {
-        let id = moved.id;
-        self.member.index.remove_place(id, &old.place);
-        self.member.index.add_place(id, &new.place);
-        if let Some(slot) = moved.slot {
-            self.member.count_placeholder(old.place.parent, false)?;
-            self.member.count_placeholder(new.place.parent, true)?;
-            let mended =
-                self.member.mend_placeholder(&new.place, &new.dir, Placeholder { slot, id }).await;
-            if let Err(errno) = mended {
-                // It matters to those alone who read the tree by hand, and a check mends it.
-                tracing::warn!("the link to directory {id} leads elsewhere by hand: {errno}");
-            }
-        }
-        Ok(())
     }
 }

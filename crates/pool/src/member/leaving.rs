@@ -6,6 +6,7 @@
 
 use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
+use super::members::MEMBERS;
 use super::opening::STAMP;
 use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, OpenError, PoolMember};
@@ -13,8 +14,8 @@ use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missin
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
 
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 6] =
-    [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock", RESERVE];
+const OWN_FILES: [&[u8]; 8] =
+    [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock", RESERVE, MEMBERS, b"members.new"];
 
 /// What leaving has left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

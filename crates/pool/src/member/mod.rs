@@ -11,8 +11,12 @@
 //! that is known or that lies in a slot. What stands under a name must be the inode that the index has; where it is not, the
 //! disk is right, and the index learns.
 
+mod applying;
 mod checking;
+mod file_bytes;
+mod following;
 mod leaving;
+mod members;
 mod opening;
 mod redo;
 mod reserve;
@@ -25,23 +29,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use atoll_env::{Env, Instant};
+use atoll_env::{Env, Instant, timeout};
 use atoll_vfs::Errno;
+use bytes::Bytes;
 
+use self::following::FollowedChanges;
+use crate::backups::Backups;
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
-use crate::index::{PoolIndex, PoolIndexError};
-use crate::journal::PoolJournal;
+use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
+use crate::journal::{Appended, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
+use crate::marks::Marks;
+use crate::messages::ItemKind;
 use crate::turns::{Turn, Turns};
 
+pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
+pub use members::PoolMembers;
+pub(crate) use opening::UnrecoveredMember;
 pub use opening::{
-    CreateError, OpenError, OpenReport, PoolSettings, check, create, is_in_use, leave,
-    read_settings,
+    CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
+    is_in_use, leave, read_members, read_settings,
 };
+pub(crate) use redo::Makes;
 pub(crate) use seeking::FoundFile;
 
 /// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the
@@ -51,6 +64,9 @@ pub(crate) const ID_ATTRIBUTE: &[u8] = b"trusted.atoll.id";
 /// After a change, all is durable and the index up to date after this time at the latest: so much has to be made again after a
 /// crash, and files that were put there by hand have got their numbers for good.
 const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
+
+/// A change that cannot be begun for so long, since a backup cannot be reached, is refused.
+const ALL_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Entries of the index in memory beyond which a checkpoint is made soon.
 const MAX_PENDING: usize = 200_000;
@@ -65,6 +81,10 @@ mod whole {
     pub(super) const CHECKPOINT: u64 = 2;
     /// Giving numbers to files that Atoll has not made.
     pub(super) const ADOPTION: u64 = 3;
+    /// Writing changes of the primary to the journal.
+    pub(super) const FOLLOWING: u64 = 4;
+    /// Making them.
+    pub(super) const RELEASING: u64 = 5;
 }
 
 /// See the module.
@@ -87,6 +107,16 @@ pub(crate) struct PoolMember<D: Disk> {
     slots: D::Node,
     /// The disk is full: nothing is made that takes room.
     is_tight: AtomicBool,
+    /// The members of the pool, if there are several.
+    pub(crate) members: Option<PoolMembers>,
+    /// Those that follow this one.
+    pub(crate) backups: OnceLock<Arc<Backups>>,
+    /// What this one follows.
+    followed: Mutex<Option<FollowedChanges>>,
+    /// Changes that some backup may not have.
+    retained: Mutex<BTreeMap<u64, PoolChange>>,
+    /// Where bytes of members may differ; nowhere in a pool of one.
+    marks: Mutex<Marks>,
     /// When the next checkpoint is made, if one is planned.
     planned: Mutex<Option<Instant>>,
 }
@@ -110,6 +140,10 @@ impl<D: Disk> PoolMember<D> {
     /// Begins a change. No checkpoint is made before it ends.
     pub(crate) async fn begin_change(self: &Arc<Self>) -> DiskResult<Changing> {
         self.journal.check()?;
+        if let Some(backups) = self.backups.get() {
+            let up = timeout(&*self.env, ALL_UP_LIMIT, backups.all_up()).await;
+            up.map_err(|_| Errno::ETIMEDOUT)?;
+        }
         let (soon, now) = self.journal.wants_checkpoint();
         if now {
             self.checkpoint().await?;
@@ -139,6 +173,8 @@ impl<D: Disk> PoolMember<D> {
                 }
                 *planned = None;
             }
+            // What cannot be synced everywhere keeps its marks.
+            let _ = member.sync_members().await;
             // A failure is kept by the journal, which refuses the next change.
             let _ = member.checkpoint().await;
         }));
@@ -158,36 +194,73 @@ impl<D: Disk> PoolMember<D> {
         self.whole.write(whole::MOVES).await
     }
 
-    /// Writes a change to the journal, makes it by `work`, and withdraws it if that fails.
-    pub(crate) async fn logged<T>(
-        &self,
-        change: PoolChange,
-        work: impl Future<Output = DiskResult<T>> + Send,
-    ) -> DiskResult<T> {
-        let sequence = self.append(&change).await?;
-        let outcome = work.await;
-        if outcome.is_err() {
-            self.journal.append(&self.disk, &PoolChange::Withdrawn { sequence }).await?;
+    /// Decides a change, makes it, and withdraws it if that fails. Returns the file that it made.
+    pub(crate) async fn change(&self, change: PoolChange) -> DiskResult<Option<MadeFile<D>>> {
+        let order = self.decide(&change).await?;
+        let made = self.apply(&change, Decided::Here).await;
+        if made.is_err() {
+            let withdrawal = self.decide(&PoolChange::Withdrawn { order }).await?;
+            self.finish(withdrawal);
         }
-        outcome
+        self.finish(order);
+        made
     }
 
-    /// The sequence number of the last change.
+    fn finish(&self, order: u64) {
+        if let Some(backups) = self.backups.get() {
+            backups.finish(order);
+        }
+    }
+
+    /// The order of the last change.
     pub(crate) fn changes_so_far(&self) -> u64 {
-        self.journal.written()
+        self.journal.last_order()
     }
 
-    /// Notes in the journal what has happened.
-    pub(crate) async fn note(&self, change: PoolChange) -> DiskResult<()> {
-        self.append(&change).await.map(|_| ())
+    /// Writes a change to the journal, and returns its order; where others follow, once it is durable on all members.
+    async fn decide(&self, change: &PoolChange) -> DiskResult<u64> {
+        let Appended { sequence, order } =
+            self.journal.append(&self.disk, RecordOrder::Next, change).await?;
+        self.note_decided(change, sequence);
+        if let Some(backups) = self.backups.get() {
+            if let PoolChange::Make { id, .. } = change {
+                backups.note_made(*id, order);
+            }
+            let append = ItemKind::Append { order, change: change.encode() };
+            let handed = backups.hand(append, Bytes::new());
+            let ((), synced) = futures_util::join!(handed, self.journal.sync(&self.disk));
+            synced?;
+        }
+        Ok(order)
     }
 
-    async fn append(&self, change: &PoolChange) -> DiskResult<u64> {
-        let sequence = self.journal.append(&self.disk, change).await?;
-        if let PoolChange::Make { id, .. } | PoolChange::Attributes { id, .. } = change {
+    /// A change is in the journal.
+    fn note_decided(&self, change: &PoolChange, sequence: u64) {
+        if let PoolChange::Make { id, .. }
+        | PoolChange::Attributes { id, .. }
+        | PoolChange::Extended { id, .. } = change
+        {
             self.unsettled().insert(*id, sequence);
         }
-        Ok(sequence)
+        if self.members.is_some() {
+            self.marks().note(change);
+        }
+    }
+
+    /// Changes made by an earlier run, until all backups have them.
+    pub(crate) fn retained(&self) -> MutexGuard<'_, BTreeMap<u64, PoolChange>> {
+        self.retained.lock().expect("no holder of this lock panics")
+    }
+
+    pub(crate) fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().expect("no holder of this lock panics")
+    }
+
+    /// Notes in the journal that the index has everything up to `meta`.
+    async fn note_checkpoint(&self, meta: IndexMeta) -> DiskResult<()> {
+        let IndexMeta { sequence, order, .. } = meta;
+        let checkpoint = PoolChange::Checkpoint { sequence, boot: self.disk.boot(), order };
+        self.journal.append(&self.disk, RecordOrder::Own, &checkpoint).await.map(|_| ())
     }
 
     fn unsettled(&self) -> MutexGuard<'_, BTreeMap<FileId, u64>> {
@@ -215,7 +288,14 @@ impl<D: Disk> PoolMember<D> {
         let barrier = self.whole.write(whole::BARRIER).await;
         self.journal.check()?;
         let sequence = self.journal.written();
-        let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+        let followed = self.followed.lock().expect("no holder of this lock panics").clone();
+        let (order, pending) = match followed {
+            Some(FollowedChanges { applied, pending }) => (applied, pending),
+            None => (self.journal.last_order(), self.retained().clone()),
+        };
+        let meta = self.meta(sequence, order);
+        let group = GroupEntries { pending, marks: self.marks().all() };
+        let frozen = self.index.freeze(meta, group);
         let resized = self.held().all_resized();
         drop(barrier);
         self.disk.sync_all().await.map_err(|_| self.journal.fail())?;
@@ -226,17 +306,29 @@ impl<D: Disk> PoolMember<D> {
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.journal.note_checkpoint(sequence).await;
         self.unsettled().retain(|_, at| *at > sequence);
-        self.note(PoolChange::Checkpoint { sequence, boot: self.disk.boot() }).await
+        self.note_checkpoint(meta).await
     }
 
-    /// After all changes up to `sequence` are on the disk and in the index: writes both, and begins the journal anew.
-    pub(crate) async fn settle(&self, sequence: u64) -> DiskResult<()> {
-        let frozen = self.index.freeze(sequence, self.next.load(Ordering::SeqCst));
+    fn meta(&self, sequence: u64, order: u64) -> IndexMeta {
+        IndexMeta { sequence, order, next: self.next.load(Ordering::SeqCst) }
+    }
+
+    /// After all changes up to record `sequence` are on the disk and in the index, those up to `order` made and the others in
+    /// `pending`: writes both, and begins the journal anew.
+    pub(crate) async fn settle(
+        &self,
+        sequence: u64,
+        order: u64,
+        pending: BTreeMap<u64, PoolChange>,
+    ) -> DiskResult<()> {
+        let meta = self.meta(sequence, order);
+        let last = pending.keys().next_back().copied().unwrap_or(0).max(order);
+        let frozen = self.index.freeze(meta, GroupEntries { pending, marks: self.marks().all() });
         self.disk.sync_all().await?;
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
-        self.journal.begin(&self.disk, sequence, self.env.random_u64()).await?;
-        self.note(PoolChange::Checkpoint { sequence, boot: self.disk.boot() }).await
+        self.journal.begin(&self.disk, (sequence, last), self.env.random_u64()).await?;
+        self.note_checkpoint(meta).await
     }
 
     /// Gives out no number below `next` from now on, nor any that may have been given out since it was known.

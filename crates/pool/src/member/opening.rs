@@ -4,16 +4,18 @@
 //! just not be mounted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use atoll_env::Env;
 use atoll_vfs::Errno;
 
-use super::{CheckReport, LeaveReport, PoolMember, leaving};
+use super::redo::Makes;
+use super::{CheckReport, LeaveReport, PoolMember, PoolMembers, leaving, members};
+use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult, Making};
 use crate::held::HeldFiles;
-use crate::index::PoolIndex;
-use crate::journal::{HALF_BYTES, PoolJournal};
+use crate::index::{IndexMeta, PoolIndex};
+use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 use crate::turns::Turns;
 
@@ -74,6 +76,20 @@ pub enum OpenError {
     /// The index could not be read or written.
     #[error("{0}")]
     Index(String),
+    /// The pool has several members.
+    #[error("it is one member's of a pool of several: a node serves it")]
+    HasMembers,
+    /// This node is not in the list of its members, or there is none.
+    #[error("this node is not one of its members")]
+    NotAMember,
+    /// The list of the members cannot be read.
+    #[error("{OWN_DIRECTORY}/members is damaged, or of a newer version")]
+    Members,
+    /// It follows a primary that knows less than it.
+    #[error(
+        "it has made changes that its primary does not know: the primary's disk was set back to an older state"
+    )]
+    PrimaryIsOlder,
 }
 
 /// What opening a member's disk has come across.
@@ -114,6 +130,36 @@ pub async fn read_settings<D: Disk>(disk: &D) -> Result<PoolSettings, OpenError>
     }
 }
 
+/// Who the members of a pool are that has a member on this disk; none in a pool of one. It need not be free.
+///
+/// # Errors
+/// If the list cannot be read.
+pub async fn read_members<D: Disk>(disk: &D) -> Result<Option<PoolMembers>, OpenError> {
+    let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;
+    members::read(disk, &own.map_err(|errno| OpenError::Disk("cannot open its .atoll", errno))?)
+        .await
+}
+
+/// That a member can be made on a disk: it is empty, and keeps what files have.
+///
+/// # Errors
+/// Why not.
+pub async fn check_usable<D: Disk>(disk: &D) -> Result<(), CreateError> {
+    check_empty(disk).await?;
+    probe(disk).await
+}
+
+async fn check_empty<D: Disk>(disk: &D) -> Result<(), CreateError> {
+    let listed = disk.list(&disk.top()).await;
+    let listed = listed.map_err(|errno| CreateError::Disk("cannot list it", errno))?;
+    match listed.iter().find(|found| found.name != LEFT_ALONE) {
+        Some(found) => {
+            Err(CreateError::NotEmpty(String::from_utf8_lossy(&found.name).into_owned()))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Whether a process has the only member's disk.
 pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
     let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;
@@ -134,21 +180,31 @@ pub async fn check<D: Disk>(env: Env, disk: D) -> Result<CheckReport, OpenError>
 pub async fn leave<D: Disk>(env: Env, disk: D) -> Result<LeaveReport, OpenError> {
     match leaving::resume(&disk).await? {
         Some(report) => Ok(report),
-        None => PoolMember::open(env, disk).await?.0.leave().await,
+        // A member leaves with what it has.
+        None => {
+            let member = PoolMember::open_unrecovered(env, disk).await?;
+            member.recover(Makes::All).await?.0.leave().await
+        }
     }
 }
 
 /// Makes a pool of one member on a disk that is empty.
 pub async fn create<D: Disk>(disk: &D, settings: PoolSettings) -> Result<(), CreateError> {
+    create_member(disk, settings, None).await
+}
+
+/// Makes one member of a pool on a disk that is empty. All members are made with the same settings and list.
+pub async fn create_member<D: Disk>(
+    disk: &D,
+    settings: PoolSettings,
+    list: Option<&PoolMembers>,
+) -> Result<(), CreateError> {
     let failed = |doing| move |errno| CreateError::Disk(doing, errno);
     if settings.level > MAX_LEVEL {
         return Err(CreateError::Level);
     }
     let top = disk.top();
-    let listed = disk.list(&top).await.map_err(failed("cannot list it"))?;
-    if let Some(found) = listed.iter().find(|found| found.name != LEFT_ALONE) {
-        return Err(CreateError::NotEmpty(String::from_utf8_lossy(&found.name).into_owned()));
-    }
+    check_empty(disk).await?;
     probe(disk).await?;
     let cannot = "cannot make its directories";
     for name in [OWN_DIRECTORY, SLOTS_DIRECTORY] {
@@ -162,6 +218,12 @@ pub async fn create<D: Disk>(disk: &D, settings: PoolSettings) -> Result<(), Cre
     disk.make(&slot, root.as_bytes(), Making::Directory, 0o755).await.map_err(failed(cannot))?;
     let root = disk.node(&slot, root.as_bytes()).await.map_err(failed(cannot))?;
     disk.set_mode(&root, 0o755).await.map_err(failed(cannot))?;
+    if let Some(list) = list {
+        let own = disk.node(&top, OWN_DIRECTORY.as_bytes()).await.map_err(failed(cannot))?;
+        members::write(disk, &own, list)
+            .await
+            .map_err(failed("cannot write who its members are"))?;
+    }
     write_stamp(disk, settings).await.map_err(failed("cannot write its stamp"))
 }
 
@@ -219,9 +281,78 @@ async fn probe<D: Disk>(disk: &D) -> Result<(), CreateError> {
     outcome
 }
 
+/// The last record that a checkpoint covers, and the last change that was made by then. The journal knows of the last checkpoint as
+/// the index does: one that is made again is one of what the disk has now.
+pub(super) fn checkpoint_of(records: &[JournalRecord], meta: Option<IndexMeta>) -> (u64, u64) {
+    let checkpoints = records.iter().filter_map(|record| match record.change {
+        PoolChange::Checkpoint { sequence, order, .. } => Some((sequence, order)),
+        _ => None,
+    });
+    let of_index = meta.map(|meta| (meta.sequence, meta.order));
+    checkpoints.chain(of_index).max().unwrap_or((0, 0))
+}
+
+/// A member's disk that is not in order yet: what its journal has is to be made again.
+pub(crate) struct UnrecoveredMember<D: Disk> {
+    member: PoolMember<D>,
+    records: Vec<JournalRecord>,
+    meta: Option<IndexMeta>,
+}
+
+impl<D: Disk> UnrecoveredMember<D> {
+    /// Makes again what a crash has undone. Who is a backup waits for its primary to say which changes are.
+    pub(crate) async fn recover(
+        self,
+        makes: Makes,
+    ) -> Result<(Arc<PoolMember<D>>, OpenReport), OpenError> {
+        let report = self.member.recover(self.records, self.meta, makes).await?;
+        Ok((Arc::new(self.member), report))
+    }
+
+    /// The last change that it has, and the last that it has made for sure.
+    pub(crate) fn orders(&self) -> Result<(u64, u64), OpenError> {
+        let failed = |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
+        let pending = self.member.index.group().map_err(failed)?.pending;
+        let (known, applied) = checkpoint_of(&self.records, self.meta);
+        let newer = self.records.iter().filter(|record| record.sequence > known);
+        let last = newer.map(|record| record.order).chain(pending.into_keys()).max();
+        Ok((last.unwrap_or(0).max(applied), applied))
+    }
+
+    /// Who the members are; none in a pool of one.
+    pub(crate) fn members(&self) -> Option<&PoolMembers> {
+        self.member.members.as_ref()
+    }
+
+    /// What the pool was made with.
+    pub(crate) fn settings(&self) -> PoolSettings {
+        self.member.settings
+    }
+
+    /// Which run of the machine this is.
+    pub(crate) fn boot(&self) -> u64 {
+        self.member.disk.boot()
+    }
+}
+
 impl<D: Disk> PoolMember<D> {
-    /// Opens a member's disk, and brings it in order.
-    pub(crate) async fn open(env: Env, disk: D) -> Result<(PoolMember<D>, OpenReport), OpenError> {
+    /// Opens the only member's disk, and brings it in order.
+    pub(crate) async fn open(
+        env: Env,
+        disk: D,
+    ) -> Result<(Arc<PoolMember<D>>, OpenReport), OpenError> {
+        let member = Self::open_unrecovered(env, disk).await?;
+        match member.members() {
+            Some(_) => Err(OpenError::HasMembers),
+            None => member.recover(Makes::All).await,
+        }
+    }
+
+    /// Opens a member's disk.
+    pub(crate) async fn open_unrecovered(
+        env: Env,
+        disk: D,
+    ) -> Result<UnrecoveredMember<D>, OpenError> {
         let failed = |doing| move |errno| OpenError::Disk(doing, errno);
         let top = disk.top();
         let own = match disk.node(&top, OWN_DIRECTORY.as_bytes()).await {
@@ -233,6 +364,7 @@ impl<D: Disk> PoolMember<D> {
             Err(Errno::EAGAIN) => return Err(OpenError::InUse),
             locked => locked.map_err(failed("cannot lock it"))?,
         }
+        let members = members::read(&disk, &own).await?;
         let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await;
         let slots = slots.map_err(failed("cannot open its slots"))?;
         let (journal, records) = PoolJournal::open(&disk, &own, HALF_BYTES)
@@ -252,19 +384,23 @@ impl<D: Disk> PoolMember<D> {
             unsettled: Mutex::default(),
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
+            members,
+            backups: OnceLock::new(),
+            followed: Mutex::default(),
+            retained: Mutex::default(),
+            marks: Mutex::default(),
             planned: Mutex::new(None),
             slots,
             disk,
         };
-        let report = member.recover(records, meta).await?;
-        Ok((member, report))
+        Ok(UnrecoveredMember { member, records, meta })
     }
 }
 
 async fn open_index<D: Disk>(
     disk: &D,
     own: &D::Node,
-) -> Result<(PoolIndex, Option<crate::index::IndexMeta>), OpenError> {
+) -> Result<(PoolIndex, Option<IndexMeta>), OpenError> {
     let file = disk
         .database(own, INDEX)
         .await

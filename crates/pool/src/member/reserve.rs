@@ -42,6 +42,14 @@ impl<D: Disk> PoolMember<D> {
         }
     }
 
+    /// Room that is not kept for the index, bytes.
+    pub(crate) async fn room_left(&self) -> DiskResult<u64> {
+        let found = self.disk.stat_fs().await?;
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.block_size_bytes));
+        let room = Room::of(bytes(found.blocks));
+        Ok(bytes(found.blocks_available).saturating_sub(room.tight_bytes))
+    }
+
     /// Before the index is written: makes room for it if there is none, or takes room for the next time.
     pub(super) async fn make_room(&self) -> DiskResult<()> {
         let found = self.disk.stat_fs().await?;

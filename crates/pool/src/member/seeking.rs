@@ -193,6 +193,7 @@ impl<D: Disk> PoolMember<D> {
             && let Some(record) = self.record(id)?
             && record.generation == stat.generation
         {
+            self.check_known(id, &place)?;
             self.note_place(id, &place, stat.kind)?;
             if record.slot.is_some() {
                 // It was put into its parent by hand.
@@ -209,6 +210,9 @@ impl<D: Disk> PoolMember<D> {
             }
             is_escaped = layout::unescape(&target).len() < target.len();
         }
+        if self.members.is_some() {
+            return Err(Errno::ENOENT);
+        }
         let id = self.adopt(dir, &place, stat, is_escaped).await?;
         let record = self.record(id)?.ok_or(Errno::ESTALE)?;
         stat.size_bytes = written_size(&stat, &record);
@@ -224,6 +228,7 @@ impl<D: Disk> PoolMember<D> {
         place: Placeholder,
     ) -> DiskResult<FoundFile> {
         let Placeholder { slot, id } = place;
+        self.check_known(id, &PoolPlace::new(parent, name))?;
         let open = self.held().node(id);
         let node = match open {
             Some(node) => node,
@@ -269,6 +274,13 @@ impl<D: Disk> PoolMember<D> {
             Err(Errno::ESTALE) => Ok(Some(place.id)),
             found => found.map(|_| None),
         }
+    }
+
+    /// What somebody has put into a pool of several by hand, on one member, is not there for its clients.
+    fn check_known(&self, id: FileId, place: &PoolPlace) -> DiskResult<()> {
+        let is_known = self.members.is_none()
+            || self.index.has_place(id, place).map_err(|error| self.index_failed(&error))?;
+        if is_known { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
     /// Learns a name that somebody else has given, and forgets one of a directory, which has a single name.

@@ -1,33 +1,20 @@
 //! Crashes: of the process in the middle of a change, of the machine with what was not synced, seed by seed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use atoll_env::{Env, TokioRuntime};
 use atoll_pool::disk::Disk;
 use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
 use atoll_pool::{CheckReport, PoolFs, PoolSettings, check, create, leave};
 use atoll_vfs::{
-    Caller, CreateVerifier, Errno, FileKind, FileSystem, FileTime, InodeNumber, OpenFlags,
-    PersistentHandle, RenameFlags, SetAttr, SetTime, Writer,
+    CreateVerifier, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, PersistentHandle, Writer,
 };
 use bytes::Bytes;
 
+use crate::workload::steps::{Step, find, paths, take};
+use crate::workload::tree::{Tree, tree, tree_after};
+use crate::workload::{Dice, ROOT, env, me, run, seeds};
+
 type Fs = PoolFs<SimulatedDisk>;
-
-const ROOT: InodeNumber = InodeNumber::ROOT;
-
-fn env() -> Env {
-    Arc::new(TokioRuntime::current())
-}
-
-fn me() -> Caller {
-    Caller { uid: 1000, gid: 1000, ..Caller::default() }
-}
-
-fn run<T>(test: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
-}
 
 async fn new_pool(level: u8) -> (SimulatedDisk, Fs) {
     let disk = SimulatedDisk::new(env());
@@ -38,229 +25,6 @@ async fn new_pool(level: u8) -> (SimulatedDisk, Fs) {
 
 async fn open(disk: &SimulatedDisk) -> Fs {
     PoolFs::open(env(), disk.clone()).await.expect("it opens").0
-}
-
-/// A file as a client sees it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Seen {
-    inode: InodeNumber,
-    kind: FileKind,
-    mode: u32,
-    owner: (u32, u32),
-    nlink: u32,
-    /// The target of a link; a file's bytes.
-    text: Vec<u8>,
-}
-
-type Tree = BTreeMap<String, Seen>;
-
-/// All files by their paths. Every name leads to a file, every directory has one name.
-async fn tree(fs: &Fs) -> Tree {
-    tree_after(fs, Loss::Ordered).await
-}
-
-/// All files by their paths, after such a loss of power.
-async fn tree_after(fs: &Fs, order: Loss) -> Tree {
-    let mut all = Tree::new();
-    let mut directories = BTreeSet::from([ROOT]);
-    let mut open = vec![(ROOT, String::new())];
-    while let Some((dir, path)) = open.pop() {
-        let handle = fs.opendir(me(), dir).await.unwrap().handle;
-        let names = fs.readdir(dir, handle, 0, usize::MAX, false).await.unwrap();
-        fs.closedir(dir, handle).await.unwrap();
-        for listed in names {
-            let path = format!("{path}/{}", String::from_utf8_lossy(&listed.name));
-            let found = fs.lookup(me(), dir, &listed.name).await;
-            if found == Err(Errno::EIO) && order == Loss::Arbitrary {
-                // The disk kept the name of a directory that was removed, and not the directory.
-                fs.rmdir(me(), dir, &listed.name).await.expect("it can be removed");
-                continue;
-            }
-            let attr = found.unwrap_or_else(|errno| panic!("{path}: {errno}")).attr;
-            assert_eq!((listed.inode, listed.kind), (attr.inode, attr.kind), "{path} as listed");
-            let text = match attr.kind {
-                FileKind::Directory => {
-                    assert!(directories.insert(attr.inode), "{path} has another name, too");
-                    open.push((attr.inode, path.clone()));
-                    Vec::new()
-                }
-                FileKind::Symlink => fs.readlink(attr.inode).await.unwrap().to_vec(),
-                FileKind::Regular => read(fs, attr.inode).await,
-                _ => Vec::new(),
-            };
-            let owner = (attr.uid, attr.gid);
-            let seen = Seen {
-                inode: attr.inode,
-                kind: attr.kind,
-                mode: attr.mode,
-                owner,
-                nlink: attr.nlink,
-                text,
-            };
-            all.insert(path, seen);
-            fs.forget(attr.inode, 1);
-        }
-    }
-    all
-}
-
-async fn read(fs: &Fs, inode: InodeNumber) -> Vec<u8> {
-    let handle = fs.open(me(), inode, OpenFlags::READ).await.unwrap().handle;
-    let bytes = fs.read(inode, handle, 0, 1 << 20).await.unwrap();
-    fs.close(inode, handle).await.unwrap();
-    bytes.to_vec()
-}
-
-async fn find(fs: &Fs, path: &str) -> Result<InodeNumber, Errno> {
-    let mut at = ROOT;
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        let entry = fs.lookup(me(), at, name.as_bytes()).await?;
-        at = entry.attr.inode;
-        fs.forget(at, 1);
-    }
-    Ok(at)
-}
-
-async fn place<'a>(fs: &Fs, path: &'a str) -> Result<(InodeNumber, &'a [u8]), Errno> {
-    let (dir, name) = path.rsplit_once('/').expect("an absolute path");
-    Ok((find(fs, dir).await?, name.as_bytes()))
-}
-
-/// One change by a client.
-#[derive(Clone, Debug)]
-enum Step {
-    Mkdir(String),
-    Create(String),
-    Symlink(String),
-    Link(String, String),
-    Unlink(String),
-    Rmdir(String),
-    Rename(String, String),
-    Exchange(String, String),
-    Chmod(String, u32),
-    Chown(String, u32),
-    SetTimes(String, i64),
-    /// Writes and syncs.
-    Write(String, u8),
-    /// What was done so far survives a crash.
-    Persist,
-    /// The journal begins anew.
-    Checkpoint,
-}
-
-async fn take(fs: &Fs, step: &Step) -> Result<(), Errno> {
-    let kept = |inode: InodeNumber| fs.forget(inode, 1);
-    let set = |changes| async move {
-        let (path, changes): (&String, SetAttr) = changes;
-        let inode = find(fs, path).await?;
-        fs.setattr(me(), inode, None, changes).await.map(|_| ())
-    };
-    match step {
-        Step::Mkdir(path) => {
-            let (dir, name) = place(fs, path).await?;
-            kept(fs.mkdir(me(), dir, name, 0o755).await?.attr.inode);
-        }
-        Step::Create(path) => {
-            let (dir, name) = place(fs, path).await?;
-            kept(fs.mknod(me(), dir, name, FileKind::Regular, 0o644, 0).await?.attr.inode);
-        }
-        Step::Symlink(path) => {
-            let (dir, name) = place(fs, path).await?;
-            kept(fs.symlink(me(), dir, name, b"../../123/0000000000000009").await?.attr.inode);
-        }
-        Step::Link(from, to) => {
-            let inode = find(fs, from).await?;
-            let (dir, name) = place(fs, to).await?;
-            kept(fs.link(me(), inode, dir, name).await?.attr.inode);
-        }
-        Step::Unlink(path) => {
-            let (dir, name) = place(fs, path).await?;
-            fs.unlink(me(), dir, name).await?;
-        }
-        Step::Rmdir(path) => {
-            let (dir, name) = place(fs, path).await?;
-            fs.rmdir(me(), dir, name).await?;
-        }
-        Step::Rename(from, to) | Step::Exchange(from, to) => {
-            let exchange = matches!(step, Step::Exchange(..));
-            let ((dir, name), (new_dir, new_name)) = (place(fs, from).await?, place(fs, to).await?);
-            fs.rename(
-                me(),
-                dir,
-                name,
-                new_dir,
-                new_name,
-                RenameFlags { no_replace: false, exchange },
-            )
-            .await?;
-        }
-        Step::Chmod(path, mode) => {
-            set((path, SetAttr { mode: Some(*mode), ..SetAttr::default() })).await?
-        }
-        Step::Chown(path, uid) => {
-            set((path, SetAttr { uid: Some(*uid), ..SetAttr::default() })).await?
-        }
-        Step::SetTimes(path, secs) => {
-            let mtime = Some(SetTime::To(FileTime { secs: *secs, nanos: 0 }));
-            set((path, SetAttr { mtime, ..SetAttr::default() })).await?;
-        }
-        Step::Write(path, byte) => {
-            let inode = find(fs, path).await?;
-            let handle = fs.open(me(), inode, OpenFlags::WRITE).await?.handle;
-            let bytes = Bytes::from(vec![*byte; 1500]);
-            let written = fs.write(Writer::At(me()), inode, handle, 0, bytes).await;
-            let synced = fs.fsync(inode, handle, false).await;
-            fs.close(inode, handle).await?;
-            written?;
-            synced?;
-        }
-        Step::Persist => fs.persist(&[]).await?,
-        Step::Checkpoint => fs.sync().await?,
-    }
-    Ok(())
-}
-
-/// How many seeds to try: so many, or so many times as many as `ATOLL_SEEDS` says.
-fn seeds(usual: u64) -> u64 {
-    let times = std::env::var("ATOLL_SEEDS").ok().and_then(|times| times.parse::<u64>().ok());
-    usual * times.unwrap_or(1)
-}
-
-/// Numbers of a seed (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-
-    fn path(&mut self) -> String {
-        let depth = 1 + self.below(3);
-        (0..depth).map(|_| format!("/{}", ["a", "b", "c"][self.below(3) as usize])).collect()
-    }
-
-    fn step(&mut self) -> Step {
-        match self.below(24) {
-            0..=4 => Step::Mkdir(self.path()),
-            5..=8 => Step::Create(self.path()),
-            9 => Step::Symlink(self.path()),
-            10 => Step::Link(self.path(), self.path()),
-            11 | 12 => Step::Unlink(self.path()),
-            13 => Step::Rmdir(self.path()),
-            14..=16 => Step::Rename(self.path(), self.path()),
-            17 => Step::Exchange(self.path(), self.path()),
-            18 => Step::Chmod(self.path(), 0o600),
-            19 => Step::Chown(self.path(), 1001),
-            20 => Step::SetTimes(self.path(), 1_000_000),
-            21 => Step::Write(self.path(), 1 + self.below(9) as u8),
-            22 => Step::Persist,
-            _ => Step::Checkpoint,
-        }
-    }
 }
 
 /// A change for each way in which names lie on the disk, in a pool whose first two levels are distributed, with the tree of
@@ -444,23 +208,6 @@ async fn promised(fs: &Fs) -> Promised {
         handles.insert(path.clone(), fs.handle_of(seen.inode).await.unwrap());
     }
     Promised { tree, handles }
-}
-
-/// The paths that a step names.
-fn paths(step: &Step) -> Vec<&str> {
-    match step {
-        Step::Mkdir(path)
-        | Step::Create(path)
-        | Step::Symlink(path)
-        | Step::Unlink(path)
-        | Step::Rmdir(path)
-        | Step::Chmod(path, _)
-        | Step::Chown(path, _)
-        | Step::SetTimes(path, _)
-        | Step::Write(path, _) => vec![path],
-        Step::Link(from, to) | Step::Rename(from, to) | Step::Exchange(from, to) => vec![from, to],
-        Step::Persist | Step::Checkpoint => Vec::new(),
-    }
 }
 
 /// The machine loses power: what was answered after [`FileSystem::persist`] is there, with its numbers, and so are bytes that

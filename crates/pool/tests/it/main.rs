@@ -3,5 +3,7 @@
 mod conformance;
 mod crash;
 mod disk;
+mod group;
 mod plain;
 mod remote;
+mod workload;

@@ -382,6 +382,10 @@ impl Disk for SimulatedDisk {
         self.process.machine().crashes
     }
 
+    fn now(&self) -> FileTime {
+        FileTime::from_unix_ms(self.env.unix_ms())
+    }
+
     fn max_nodes(&self) -> usize {
         MAX_NODES
     }

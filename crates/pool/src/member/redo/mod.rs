@@ -17,12 +17,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
 use self::outcomes::{FileOutcome, FileOutcomes, LastAttributes, named};
+use super::following::{self, FollowedChanges};
+use super::opening::checkpoint_of;
 use super::{OpenError, OpenReport, PoolMember};
 use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
 use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
 use crate::index::{FileRecord, IndexMeta};
 use crate::journal::JournalRecord;
 use crate::layout::{FileId, OWN_DIRECTORY, Placeholder, Slot};
+use crate::marks::WHOLE;
 
 impl<D: Disk> PoolMember<D> {
     /// Makes the changes again that the index has not, and the index if it is gone. Afterwards disk, index and journal agree.
@@ -30,6 +33,7 @@ impl<D: Disk> PoolMember<D> {
         &self,
         records: Vec<JournalRecord>,
         meta: Option<IndexMeta>,
+        makes: Makes,
     ) -> Result<OpenReport, OpenError> {
         let mut report = OpenReport::default();
         let last = records.last().map_or(0, |record| record.sequence);
@@ -41,30 +45,52 @@ impl<D: Disk> PoolMember<D> {
         if let Some(meta) = meta {
             self.note_unsure(meta.next);
         }
-        // The journal knows of the last checkpoint, too: an index that is made again is one of what the disk has now.
-        let checkpoints = records.iter().filter_map(|record| match record.change {
-            PoolChange::Checkpoint { sequence, boot } => Some((sequence, boot)),
+        let last_boot = records.iter().rev().find_map(|record| match record.change {
+            PoolChange::Checkpoint { boot, .. } => Some(boot),
             _ => None,
         });
-        let last_checkpoint = checkpoints.max();
-        let has_stopped = last_checkpoint.is_none_or(|(_, boot)| boot != self.disk.boot());
-        let known = last_checkpoint
-            .map(|(sequence, _)| sequence)
-            .max(meta.map(|meta| meta.sequence))
-            .unwrap_or(0);
-        let newer: Vec<JournalRecord> =
-            records.into_iter().filter(|record| record.sequence > known).collect();
+        let has_stopped = last_boot != Some(self.disk.boot());
+        let (known, order) = checkpoint_of(&records, meta);
         let has_gap = meta.is_some_and(|meta| meta.sequence < known);
+        let index_failed =
+            |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
+        let group = self.index.group().map_err(index_failed)?;
+        for (id, marks) in &group.marks {
+            self.marks().add(*id, marks);
+        }
+        let mut decided = group.pending;
+        let newer = records.into_iter().filter(|record| record.sequence > known);
+        decided.extend(
+            newer.filter(|record| record.order > 0).map(|record| (record.order, record.change)),
+        );
+        let (upto, last_decided) = match makes {
+            Makes::All => (u64::MAX, u64::MAX),
+            Makes::Released { upto, last } => (upto, last),
+        };
+        if order > last_decided {
+            return Err(OpenError::PrimaryIsOlder);
+        }
+        let (made, pending, withdrawn) = following::split_released(decided, last_decided, upto);
+        let order = made.keys().next_back().copied().unwrap_or(0).max(order);
         if meta.is_none() || has_gap {
             report.files_indexed = self.index_again().await?;
+            if self.members.is_some() {
+                // The marks were in the index.
+                for id in self.index.all_files().map_err(index_failed)?.into_keys() {
+                    self.marks().add(id, &[WHOLE]);
+                }
+            }
         }
-        let is_change =
-            |record: &&JournalRecord| !matches!(record.change, PoolChange::Checkpoint { .. });
-        report.changes_redone = newer.iter().filter(is_change).count();
+        report.changes_redone = made.len();
         let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
+        if self.members.is_some() {
+            for change in made.values() {
+                self.marks().note(change);
+            }
+        }
         if report.changes_redone > 0 {
-            let outcomes = FileOutcomes::of(&newer, |id| self.index.places(id));
-            let outcomes = outcomes.map_err(|error| OpenError::Index(error.to_string()))?;
+            let outcomes = FileOutcomes::of(&made, &withdrawn, |id| self.index.places(id));
+            let outcomes = outcomes.map_err(index_failed)?;
             report.names_mended = Redo::new(self, outcomes, has_stopped)
                 .await
                 .map_err(failed)?
@@ -73,9 +99,27 @@ impl<D: Disk> PoolMember<D> {
                 .map_err(failed)?;
         }
         let sequence = last.max(known);
-        self.settle(sequence).await.map_err(failed)?;
+        let mut pending = pending;
+        if makes == Makes::All && self.members.is_some() {
+            // A backup may lack some of them.
+            *self.retained() = made.clone();
+            pending = made;
+        } else if makes != Makes::All {
+            let followed = FollowedChanges { applied: order, pending: pending.clone() };
+            *self.followed.lock().expect("no holder of this lock panics") = Some(followed);
+        }
+        self.settle(sequence, order, pending).await.map_err(failed)?;
         Ok(report)
     }
+}
+
+/// Which changes of the journal are made again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Makes {
+    /// All.
+    All,
+    /// Those that the primary has released; the others wait. Those after its last are lost.
+    Released { upto: u64, last: u64 },
 }
 
 /// How sure it is that a file is the one that is sought.
@@ -531,10 +575,10 @@ impl<'a, D: Disk> Redo<'a, D> {
         }
         let is_filled = self.outcomes.file(id).is_filled;
         let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
-        let mode = birth.mode.unwrap_or(0o600);
         let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
         let making = birth.what.making(&stored);
-        disk.make(dir, &place.name, making, mode).await?;
+        // A default access control list of the directory has its effect again.
+        disk.make(dir, &place.name, making, birth.mode).await?;
         let node = disk.node(dir, &place.name).await?;
         self.unfinished.insert(id);
         self.member.set_id(&node, id).await;
@@ -662,6 +706,17 @@ impl<'a, D: Disk> Redo<'a, D> {
             return Ok(());
         }
         let disk = &self.member.disk;
+        for (name, value) in self.outcomes.files.get(&id).iter().flat_map(|file| &file.extended) {
+            let flags = atoll_vfs::XattrFlags::default();
+            let set = match value {
+                Some(value) => disk.set_xattr(node, name, value, flags).await,
+                None => disk.remove_xattr(node, name).await,
+            };
+            match set {
+                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
         let before = disk.stat(node).await?;
         if uid.is_some_and(|uid| uid != before.uid) || gid.is_some_and(|gid| gid != before.gid) {
             disk.set_owner(node, uid, gid).await?;

@@ -3,9 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
+use crate::change::{FileBirth, NewTime, PoolChange, PoolPlace, Time};
 use crate::index::PoolIndexError;
-use crate::journal::JournalRecord;
 use crate::layout::FileId;
 
 /// Attributes as the last of several changes has left them.
@@ -30,6 +29,8 @@ pub(super) struct FileOutcome {
     /// All names that it ever had.
     pub(super) ever: BTreeSet<PoolPlace>,
     pub(super) attributes: LastAttributes,
+    /// Extended attributes that were set, or removed.
+    pub(super) extended: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     /// The last change that set attributes.
     attributes_at: u64,
     /// Its bytes were promised: it is not made again, empty.
@@ -45,21 +46,15 @@ pub(super) struct FileOutcomes {
 }
 
 impl FileOutcomes {
-    /// `places` says which names a file had before all of them.
+    /// Of these changes, but for those that were withdrawn. `places` says which names a file had before all of them.
     pub(super) fn of(
-        records: &[JournalRecord],
+        changes: &BTreeMap<u64, PoolChange>,
+        withdrawn: &BTreeSet<u64>,
         mut places: impl FnMut(FileId) -> Result<Vec<PoolPlace>, PoolIndexError>,
     ) -> Result<FileOutcomes, PoolIndexError> {
-        let withdrawn: BTreeSet<u64> = records
-            .iter()
-            .filter_map(|record| match record.change {
-                PoolChange::Withdrawn { sequence } => Some(sequence),
-                _ => None,
-            })
-            .collect();
         let mut all = FileOutcomes::default();
-        for JournalRecord { sequence, change } in records {
-            let is_withdrawn = withdrawn.contains(sequence);
+        for (order, change) in changes {
+            let is_withdrawn = withdrawn.contains(order);
             for id in named(change) {
                 if !all.files.contains_key(&id) {
                     let before: BTreeSet<PoolPlace> = places(id)?.into_iter().collect();
@@ -71,7 +66,7 @@ impl FileOutcomes {
                     );
                 }
             }
-            all.add(*sequence, change, is_withdrawn);
+            all.add(*order, change, is_withdrawn);
         }
         Ok(all)
     }
@@ -80,7 +75,7 @@ impl FileOutcomes {
         self.files.entry(id).or_default()
     }
 
-    fn add(&mut self, sequence: u64, change: &PoolChange, is_withdrawn: bool) {
+    fn add(&mut self, order: u64, change: &PoolChange, is_withdrawn: bool) {
         let mut gains = |id: FileId, at: &PoolPlace, is_lasting: bool| {
             let file = self.file(id);
             file.ever.insert(at.clone());
@@ -104,7 +99,10 @@ impl FileOutcomes {
             }
             PoolChange::Unlink { .. }
             | PoolChange::Attributes { .. }
+            | PoolChange::Extended { .. }
             | PoolChange::Synced { .. }
+            | PoolChange::Marked { .. }
+            | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
@@ -113,13 +111,14 @@ impl FileOutcomes {
         }
         match change {
             PoolChange::Make { id, birth, .. } => {
-                let FileBirth { uid, gid, mode, times, .. } = birth.clone();
+                let FileBirth { uid, gid, times, .. } = birth.clone();
+                let mode = birth.sets_mode().then_some(birth.mode);
                 let file = self.file(*id);
                 file.birth = Some(birth.clone());
                 let (atime, mtime) = times.unzip();
                 file.attributes =
                     LastAttributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
-                file.attributes_at = sequence;
+                file.attributes_at = order;
             }
             PoolChange::Unlink { id, at } => {
                 self.file(*id).after.remove(at);
@@ -137,24 +136,32 @@ impl FileOutcomes {
                 self.file(*other).after.remove(to);
             }
             PoolChange::Attributes { id, mode, uid, gid, atime, mtime } => {
-                self.file(*id).attributes_at = sequence;
+                self.file(*id).attributes_at = order;
                 let now = &mut self.file(*id).attributes;
                 *now = LastAttributes {
                     mode: mode.or(now.mode),
                     uid: uid.or(now.uid),
                     gid: gid.or(now.gid),
-                    atime: atime.or(now.atime),
-                    mtime: mtime.or(now.mtime),
+                    atime: atime.map(NewTime::time).or(now.atime),
+                    mtime: mtime.map(NewTime::time).or(now.mtime),
                 };
             }
-            PoolChange::Synced { id, upto } => {
+            PoolChange::Extended { id, name, value } => {
+                let file = self.file(*id);
+                file.attributes_at = order;
+                file.extended.insert(name.clone(), value.clone());
+            }
+            PoolChange::Synced { id, upto, .. } => {
                 let file = self.file(*id);
                 file.is_filled = true;
                 if file.attributes_at <= *upto {
                     file.attributes = LastAttributes::default();
+                    file.extended.clear();
                 }
             }
             PoolChange::Link { .. }
+            | PoolChange::Marked { .. }
+            | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
@@ -168,10 +175,14 @@ pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         | PoolChange::Link { id, .. }
         | PoolChange::Unlink { id, .. }
         | PoolChange::Attributes { id, .. }
+        | PoolChange::Extended { id, .. }
         | PoolChange::Synced { id, .. } => (Some(*id), None),
         PoolChange::Rename { id, replaced, .. } => (Some(*id), *replaced),
         PoolChange::Exchange { id, other, .. } => (Some(*id), Some(*other)),
-        PoolChange::Checkpoint { .. } | PoolChange::Withdrawn { .. } => (None, None),
+        PoolChange::Marked { .. }
+        | PoolChange::AllSynced { .. }
+        | PoolChange::Checkpoint { .. }
+        | PoolChange::Withdrawn { .. } => (None, None),
     };
     first.into_iter().chain(second)
 }

@@ -1,0 +1,456 @@
+//! A member that follows: it keeps the primary's changes and makes those that are released, writes the bytes that it is handed, and
+//! answers when it has them.
+//!
+//! **Sessions.** The primary begins one with each run of this process; calls of another session are refused, so that a call which
+//! comes late changes nothing. A session begins when all that was under way in the one before has ended. Within it each item has a
+//! number, and is done once, however often it is called for.
+//!
+//! Until the first session the disk is as a crash has left it: which changes of the journal are to be made, the primary says.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Env, Notify, timeout};
+use atoll_key::PeerId;
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_vfs::Errno;
+use bytes::Bytes;
+use futures_channel::oneshot;
+
+use super::MemberStatus;
+use crate::change::PoolChange;
+use crate::disk::Disk;
+use crate::member::{Makes, OpenError, PoolMember, UnrecoveredMember};
+use crate::messages::{
+    self, BEAT, BEGIN, BackupReport, Beat, Begin, GroupSession, HELLO, HelloReply, ITEM,
+    ItemHeader, ItemKind, refused,
+};
+use crate::turns::Turns;
+
+/// How long an item waits for changes that come before it, until it is called for again.
+const WAIT_FOR_EARLIER: Duration = Duration::from_millis(500);
+/// The most items of a session that are under way.
+const MAX_ITEMS: usize = 16 << 10;
+
+type Answered = Result<(), Refusal>;
+
+/// An item of the session.
+enum ItemProgress {
+    /// It is being done; these calls wait for it.
+    UnderWay(Vec<oneshot::Sender<Answered>>),
+    Done(Answered),
+}
+
+enum Phase<D: Disk> {
+    /// As a crash has left it.
+    Unrecovered(Box<UnrecoveredMember<D>>),
+    /// The changes of the journal are being made again.
+    Recovering,
+    Serving(Arc<PoolMember<D>>),
+    /// The disk failed, or is not as it should be.
+    Failed(String),
+}
+
+struct BackupState<D: Disk> {
+    phase: Phase<D>,
+    epoch: u64,
+    session: Option<GroupSession>,
+    items: BTreeMap<u64, ItemProgress>,
+    /// All items before this one are answered.
+    answered: u64,
+    released: u64,
+    /// Items that wait for a change to be written or made.
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// See the module.
+pub(super) struct Backup<D: Disk> {
+    env: Env,
+    local: Peer,
+    primary: PeerId,
+    run: u64,
+    boot: u64,
+    /// The last change that is durable here, and the last that is made, before the first session.
+    found: (u64, u64),
+    state: Mutex<BackupState<D>>,
+    /// Shared by items under way; a session begins alone.
+    under_way: Turns,
+    has_released: Arc<Notify>,
+    own: Weak<Backup<D>>,
+}
+
+impl<D: Disk> Backup<D> {
+    pub(super) fn new(
+        env: Env,
+        local: Peer,
+        primary: PeerId,
+        unrecovered: UnrecoveredMember<D>,
+    ) -> Result<Arc<Backup<D>>, OpenError> {
+        let found = unrecovered.orders()?;
+        let backup = Arc::new_cyclic(|own| Backup {
+            run: env.random_u64(),
+            boot: unrecovered.boot(),
+            env,
+            local,
+            primary,
+            found,
+            state: Mutex::new(BackupState {
+                phase: Phase::Unrecovered(Box::new(unrecovered)),
+                epoch: 0,
+                session: None,
+                items: BTreeMap::new(),
+                answered: 0,
+                released: 0,
+                waiting: Vec::new(),
+            }),
+            under_way: Turns::default(),
+            has_released: Arc::default(),
+            own: own.clone(),
+        });
+        Ok(backup)
+    }
+
+    fn state(&self) -> MutexGuard<'_, BackupState<D>> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    pub(super) fn status(&self) -> MemberStatus {
+        let state = self.state();
+        let problem = match (&state.phase, state.session) {
+            (Phase::Failed(problem), _) => Some(problem.clone()),
+            (Phase::Unrecovered(_), _) => Some("the primary has not called yet".to_owned()),
+            (Phase::Recovering, _) => Some("it is being brought in order".to_owned()),
+            (Phase::Serving(_), _) => None,
+        };
+        let applied = match &state.phase {
+            Phase::Serving(member) => member.followed().map_or(0, |(applied, _)| applied),
+            _ => self.found.1,
+        };
+        MemberStatus { peer: self.local, problem, applied, free_bytes: None, files_to_mend: 0 }
+    }
+
+    pub(super) async fn end(&self) -> Result<(), Errno> {
+        let member = match &self.state().phase {
+            Phase::Serving(member) => member.clone(),
+            _ => return Ok(()),
+        };
+        member.checkpoint().await
+    }
+
+    fn serving(&self) -> Result<Arc<PoolMember<D>>, Refusal> {
+        match &self.state().phase {
+            Phase::Serving(member) => Ok(member.clone()),
+            Phase::Failed(problem) => Err(Refusal::new(refused::DISK, problem.clone())),
+            Phase::Unrecovered(_) | Phase::Recovering => Err(no_session()),
+        }
+    }
+
+    /// Nothing is done any more on this disk until it is opened again.
+    fn fail(&self, problem: String) -> Refusal {
+        tracing::error!("this member of a pool takes no part any more: {problem}");
+        let mut state = self.state();
+        state.phase = Phase::Failed(problem.clone());
+        state.session = None;
+        Refusal::new(refused::DISK, problem)
+    }
+
+    fn hello(&self) -> Result<Reply, Refusal> {
+        let state = self.state();
+        let (applied, last) = match &state.phase {
+            Phase::Serving(member) => member.followed().unwrap_or_default(),
+            Phase::Unrecovered(_) => (self.found.1, self.found.0),
+            Phase::Recovering => {
+                return Err(Refusal::new(Refusal::OVERLOADED, "it is being brought in order"));
+            }
+            Phase::Failed(problem) => return Err(Refusal::new(refused::DISK, problem.clone())),
+        };
+        let (run, boot, epoch) = (self.run, self.boot, state.epoch);
+        Ok(reply(&HelloReply { run, boot, epoch, last, applied }))
+    }
+
+    async fn begin(self: Arc<Self>, begin: Begin) -> Result<Reply, Refusal> {
+        let Begin { session, last, released } = begin;
+        let _alone = self.under_way.write(0).await;
+        let member = {
+            let mut state = self.state();
+            if session.backup_run != self.run || session.epoch <= state.epoch {
+                return Err(no_session());
+            }
+            state.epoch = session.epoch;
+            state.session = None;
+            match std::mem::replace(&mut state.phase, Phase::Recovering) {
+                Phase::Unrecovered(member) => Err(member),
+                other => {
+                    state.phase = other;
+                    Ok(())
+                }
+            }
+        };
+        match member {
+            Err(unrecovered) => {
+                let upto = released.min(last);
+                match unrecovered.recover(Makes::Released { upto, last }).await {
+                    Ok((member, report)) => {
+                        if report.changes_redone > 0 {
+                            tracing::info!("{} changes were made again", report.changes_redone);
+                        }
+                        self.state().phase = Phase::Serving(member);
+                    }
+                    Err(error) => return Err(self.fail(error.to_string())),
+                }
+                let own = self.own.clone();
+                self.env.spawn(Box::pin(make_released(own)));
+            }
+            Ok(()) => match self.serving()?.cut_off(last).await {
+                Ok(()) => {}
+                Err(Errno::ESTALE) => {
+                    let text = OpenError::PrimaryIsOlder.to_string();
+                    return Err(Refusal::new(refused::PRIMARY_IS_OLDER, text));
+                }
+                Err(errno) => return Err(self.fail(format!("its journal: {errno}"))),
+            },
+        }
+        {
+            let mut state = self.state();
+            state.session = Some(session);
+            state.items.clear();
+            state.answered = 0;
+        }
+        self.note_released(session, released);
+        Ok(Reply::default())
+    }
+
+    /// What the primary has released is made by [`make_released`].
+    fn note_released(&self, session: GroupSession, released: u64) {
+        let mut state = self.state();
+        if state.session == Some(session) && released > state.released {
+            state.released = released;
+            self.has_released.notify();
+        }
+    }
+
+    async fn report(&self, member: &PoolMember<D>) -> Result<Reply, Refusal> {
+        let free_bytes = member.room_left().await.unwrap_or(0);
+        let applied = member.followed().map_or(0, |(applied, _)| applied);
+        Ok(reply(&BackupReport { free_bytes, applied }))
+    }
+
+    async fn beat(self: Arc<Self>, beat: Beat) -> Result<Reply, Refusal> {
+        let member = self.serving()?;
+        if self.state().session != Some(beat.session) {
+            return Err(no_session());
+        }
+        self.note_released(beat.session, beat.released);
+        self.report(&member).await
+    }
+
+    async fn item(self: Arc<Self>, header: ItemHeader, bytes: Bytes) -> Result<Reply, Refusal> {
+        let member = self.serving()?;
+        if !header.what.is_sound(bytes.len()) {
+            return Err(Refusal::new(Refusal::MALFORMED, "an item with lengths that cannot be"));
+        }
+        let answer = {
+            let mut state = self.state();
+            if state.session != Some(header.session) {
+                return Err(no_session());
+            }
+            state.answered = state.answered.max(header.answered);
+            let answered = state.answered;
+            if header.number < answered {
+                return Err(Refusal::new(Refusal::MALFORMED, "an item that was answered"));
+            }
+            state.items.retain(|number, _| *number >= answered);
+            if state.items.len() >= MAX_ITEMS {
+                return Err(Refusal::new(Refusal::OVERLOADED, "too many items at once"));
+            }
+            let (sender, answer) = oneshot::channel();
+            match state.items.get_mut(&header.number) {
+                Some(ItemProgress::Done(answer)) => {
+                    let _ = sender.send(answer.clone());
+                }
+                Some(ItemProgress::UnderWay(waiting)) => waiting.push(sender),
+                None => {
+                    state.items.insert(header.number, ItemProgress::UnderWay(vec![sender]));
+                    // It goes on if the call is given up.
+                    let (backup, member) = (self.clone(), member.clone());
+                    let ItemHeader { session, number, released, what, .. } = header.clone();
+                    self.env.spawn(Box::pin(async move {
+                        let done = backup.do_item(&member, (session, released), what, bytes).await;
+                        backup.end_item(session, number, done);
+                    }));
+                }
+            }
+            answer
+        };
+        self.note_released(header.session, header.released);
+        match answer.await {
+            Ok(done) => done?,
+            Err(oneshot::Canceled) => return Err(no_session()),
+        }
+        self.report(&member).await
+    }
+
+    fn end_item(&self, session: GroupSession, number: u64, done: Answered) {
+        let waiting = {
+            let mut state = self.state();
+            if state.session != Some(session) {
+                return;
+            }
+            let is_final = !matches!(&done, Err(refusal) if refusal.code == Refusal::OVERLOADED);
+            let progress = match is_final {
+                true => state.items.insert(number, ItemProgress::Done(done.clone())),
+                // It is done when it is called for again.
+                false => state.items.remove(&number),
+            };
+            match progress {
+                Some(ItemProgress::UnderWay(waiting)) => waiting,
+                _ => Vec::new(),
+            }
+        };
+        for waiting in waiting {
+            let _ = waiting.send(done.clone());
+        }
+    }
+
+    async fn do_item(
+        &self,
+        member: &Arc<PoolMember<D>>,
+        (session, released): (GroupSession, u64),
+        what: ItemKind,
+        bytes: Bytes,
+    ) -> Answered {
+        let _under_way = self.under_way.read(0).await;
+        if self.state().session != Some(session) {
+            return Err(no_session());
+        }
+        if let ItemKind::Append { order, change } = &what {
+            let Some(change) = PoolChange::decode(change) else {
+                return Err(Refusal::new(Refusal::MALFORMED, "a change that cannot be read"));
+            };
+            self.once_ready(|| member.followed().is_some_and(|(_, last)| last + 1 >= *order))
+                .await?;
+            match member.accept(*order, change).await {
+                Ok(()) => {}
+                Err(Errno::EAGAIN) => return Err(too_early()),
+                Err(errno) => return Err(self.fail(format!("its journal: {errno}"))),
+            }
+            self.wake_waiting();
+            // A change before it may wait for the release that came with it.
+            self.has_released.notify();
+            let synced = member.sync_changes().await;
+            return synced.map_err(|errno| self.fail(format!("its journal: {errno}")));
+        }
+        // What was released before is made before: the file may be that of a change which was released just now.
+        let after = what.after().max(released);
+        self.once_ready(|| member.followed().is_some_and(|(applied, _)| applied >= after)).await?;
+        match member.take_bytes(&what, &bytes).await {
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                let file = what.file().map_or_else(String::new, |id| format!(" file {id}:"));
+                Err(self.fail(format!("its disk:{file} {errno}")))
+            }
+        }
+    }
+
+    /// Waits until a change is written or made; not for long.
+    async fn once_ready(&self, is_ready: impl Fn() -> bool) -> Answered {
+        let ready = async {
+            loop {
+                let woken = {
+                    let mut state = self.state();
+                    state.waiting.retain(|waiting| !waiting.is_canceled());
+                    let (sender, woken) = oneshot::channel();
+                    state.waiting.push(sender);
+                    woken
+                };
+                if is_ready() {
+                    return;
+                }
+                let _ = woken.await;
+            }
+        };
+        timeout(&*self.env, WAIT_FOR_EARLIER, ready).await.map_err(|_| too_early())
+    }
+
+    fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut self.state().waiting);
+        for waiting in waiting {
+            let _ = waiting.send(());
+        }
+    }
+}
+
+/// Makes what the primary releases, as long as the backup is at work.
+async fn make_released<D: Disk>(backup: Weak<Backup<D>>) {
+    while let Some(own) = backup.upgrade() {
+        let released = own.state().released;
+        let Ok(member) = own.serving() else { return };
+        if let Err(errno) = member.release(released).await {
+            own.fail(format!("its disk: {errno}"));
+            return;
+        }
+        own.wake_waiting();
+        let has_released = own.has_released.clone();
+        drop((own, member));
+        has_released.notified().await;
+    }
+}
+
+impl<D: Disk> Drop for Backup<D> {
+    fn drop(&mut self) {
+        // Ends the task that makes what is released.
+        self.has_released.notify();
+    }
+}
+
+fn no_session() -> Refusal {
+    Refusal::new(refused::NO_SESSION, "there is no such session")
+}
+
+fn too_early() -> Refusal {
+    Refusal::new(Refusal::OVERLOADED, "changes before it are not here yet")
+}
+
+fn reply(message: &impl minicbor::Encode<()>) -> Reply {
+    Reply { header: messages::encode(message), parts: Vec::new() }
+}
+
+fn malformed<T>(message: Option<T>) -> Result<T, Refusal> {
+    message.ok_or_else(|| Refusal::new(Refusal::MALFORMED, "a message that cannot be read"))
+}
+
+impl<D: Disk> Service for Backup<D> {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let backup = self.own.upgrade();
+        Box::pin(async move {
+            let backup = backup.ok_or_else(no_session)?;
+            if from.id != backup.primary {
+                return Err(Refusal::new(refused::NOT_PRIMARY, "the caller is not its primary"));
+            }
+            let Request { method, header, parts } = request;
+            match method {
+                HELLO => backup.hello(),
+                BEGIN => {
+                    let begin = malformed(messages::decode(&header))?;
+                    let (sender, answer) = oneshot::channel();
+                    let env = backup.env.clone();
+                    // It goes on if the call is given up.
+                    env.spawn(Box::pin(async move {
+                        let _ = sender.send(backup.begin(begin).await);
+                    }));
+                    answer.await.unwrap_or_else(|_| Err(no_session()))
+                }
+                ITEM => {
+                    let header = malformed(messages::decode(&header))?;
+                    let mut parts = parts.into_iter();
+                    let bytes = parts.next().unwrap_or_default();
+                    malformed(parts.next().is_none().then_some(()))?;
+                    backup.item(header, bytes).await
+                }
+                BEAT => backup.beat(malformed(messages::decode(&header))?).await,
+                _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),
+            }
+        })
+    }
+}

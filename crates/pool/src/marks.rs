@@ -1,0 +1,185 @@
+//! Which ranges of files may differ between the members of a pool, since not all of them have made durable what was written
+//! there. Plain data.
+//!
+//! A *mark* is one MiB of one file. It is in the journals of all members before the first byte is written there, and stays until
+//! all of them have synced the file. A member that may have lost bytes gets its marked ranges from the primary again.
+//!
+//! A sync covers what was written before it began. Writes go on meanwhile, so a mark is cleared only if no write began or ended in
+//! its range between the beginning of the sync and its end.
+
+use std::collections::BTreeMap;
+
+use crate::change::{BirthKind, PoolChange};
+use crate::layout::FileId;
+
+/// Bytes of one mark.
+pub(crate) const MARK_BYTES: u64 = 1 << 20;
+
+/// More marks than a change of one file makes singly: it marks the whole file.
+const MAX_SINGLE: u64 = 256;
+
+/// The mark that stands for all of a file.
+pub(crate) const WHOLE: u64 = u64::MAX;
+
+#[derive(Clone, Copy, Default, Debug)]
+struct Mark {
+    writing: u32,
+    /// Counts writes that have begun or ended.
+    changes: u64,
+}
+
+/// See the module.
+#[derive(Default, Debug)]
+pub(crate) struct Marks {
+    files: BTreeMap<FileId, BTreeMap<u64, Mark>>,
+}
+
+/// The marks of a file when a sync of it began.
+#[derive(Clone, Debug)]
+pub(crate) struct MarksBefore {
+    /// Whose they are.
+    pub(crate) id: FileId,
+    changes: BTreeMap<u64, u64>,
+}
+
+/// The marks that bytes `offset..offset + len` of a file lie in.
+pub(crate) fn marks_of(offset: u64, len: u64) -> Vec<u64> {
+    let first = offset / MARK_BYTES;
+    let last = offset.saturating_add(len.max(1) - 1) / MARK_BYTES;
+    match last - first < MAX_SINGLE {
+        true => (first..=last).collect(),
+        false => vec![WHOLE],
+    }
+}
+
+impl Marks {
+    /// A change is decided.
+    pub(crate) fn note(&mut self, change: &PoolChange) {
+        match change {
+            PoolChange::Make { id, birth, .. } if birth.what == BirthKind::Regular => {
+                self.add(*id, &[0]);
+            }
+            PoolChange::Marked { id, marks } => self.add(*id, marks),
+            PoolChange::Synced { id, kept, .. } => self.keep(*id, kept),
+            PoolChange::AllSynced { kept } => {
+                let kept: BTreeMap<&FileId, &Vec<u64>> =
+                    kept.iter().map(|(id, marks)| (id, marks)).collect();
+                for id in self.files.keys().copied().collect::<Vec<_>>() {
+                    self.keep(id, kept.get(&id).map_or(&[], |marks| &marks[..]));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Those of `wanted` that the file does not have.
+    pub(crate) fn missing(&self, id: FileId, wanted: &[u64]) -> Vec<u64> {
+        let Some(marks) = self.files.get(&id) else { return wanted.to_vec() };
+        let is_missing = |mark: &&u64| !marks.contains_key(mark);
+        wanted.iter().filter(is_missing).copied().collect()
+    }
+
+    /// Adds marks.
+    pub(crate) fn add(&mut self, id: FileId, marks: &[u64]) {
+        let file = self.files.entry(id).or_default();
+        for mark in marks {
+            file.entry(*mark).or_default();
+        }
+    }
+
+    /// Leaves a file these marks and no others.
+    fn keep(&mut self, id: FileId, kept: &[u64]) {
+        let Some(marks) = self.files.get_mut(&id) else { return };
+        marks.retain(|mark, _| kept.contains(mark));
+        if marks.is_empty() {
+            self.remove(id);
+        }
+    }
+
+    /// The file is gone.
+    pub(crate) fn remove(&mut self, id: FileId) {
+        self.files.remove(&id);
+    }
+
+    /// A write into ranges that are marked begins.
+    pub(crate) fn begin_write(&mut self, id: FileId, marks: &[u64]) {
+        let file = self.files.entry(id).or_default();
+        for mark in marks {
+            let mark = file.entry(*mark).or_default();
+            mark.writing += 1;
+            mark.changes += 1;
+        }
+    }
+
+    /// And ends.
+    pub(crate) fn end_write(&mut self, id: FileId, marks: &[u64]) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        for mark in marks {
+            if let Some(mark) = file.get_mut(mark) {
+                mark.writing = mark.writing.saturating_sub(1);
+                mark.changes += 1;
+            }
+        }
+    }
+
+    /// A sync of a file begins.
+    pub(crate) fn before_sync(&self, id: FileId) -> MarksBefore {
+        let marks = self.files.get(&id).into_iter().flatten();
+        let is_quiet = |(_, mark): &(&u64, &Mark)| mark.writing == 0;
+        let changes = marks.filter(is_quiet).map(|(at, mark)| (*at, mark.changes)).collect();
+        MarksBefore { id, changes }
+    }
+
+    /// The marks that stay after a sync, which has ended.
+    pub(crate) fn after_sync(&self, before: &MarksBefore) -> Vec<u64> {
+        let marks = self.files.get(&before.id).into_iter().flatten();
+        let stays = |(at, mark): &(&u64, &Mark)| before.changes.get(at) != Some(&mark.changes);
+        marks.filter(stays).map(|(at, _)| *at).collect()
+    }
+
+    /// Whether the file has any.
+    pub(crate) fn has_any(&self, id: FileId) -> bool {
+        self.files.contains_key(&id)
+    }
+
+    /// All marks of all files.
+    pub(crate) fn all(&self) -> BTreeMap<FileId, Vec<u64>> {
+        self.files.iter().map(|(id, marks)| (*id, marks.keys().copied().collect())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId(7);
+
+    #[test]
+    fn ranges_have_the_marks_that_they_touch() {
+        assert_eq!(marks_of(0, 1), [0]);
+        assert_eq!(marks_of(MARK_BYTES - 1, 2), [0, 1]);
+        assert_eq!(marks_of(5 * MARK_BYTES, 0), [5]);
+        assert_eq!(marks_of(0, u64::MAX), [WHOLE]);
+        assert_eq!(marks_of(u64::MAX, 1), [u64::MAX / MARK_BYTES]);
+    }
+
+    /// POOL: a COMMIT clears marks only up to the writes that it covers.
+    #[test]
+    fn a_sync_clears_what_was_quiet_from_its_beginning_to_its_end() {
+        let mut marks = Marks::default();
+        marks.add(FILE, &[0, 1, 2, 3]);
+        marks.begin_write(FILE, &[1]);
+        let before = marks.before_sync(FILE);
+        marks.end_write(FILE, &[1]);
+        marks.begin_write(FILE, &[2]);
+        marks.end_write(FILE, &[2]);
+        marks.add(FILE, &[4]);
+        assert_eq!(marks.after_sync(&before), [1, 2, 4]);
+        marks.keep(FILE, &[1, 2, 4]);
+        let before = marks.before_sync(FILE);
+        assert_eq!(marks.after_sync(&before), [0u64; 0]);
+        marks.keep(FILE, &[]);
+        assert!(!marks.has_any(FILE));
+        assert_eq!(marks.missing(FILE, &[3]), [3]);
+    }
+}

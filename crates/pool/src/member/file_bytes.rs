@@ -1,0 +1,308 @@
+//! Bytes and lengths of files, on all members (PacificA, section 2.2; the pool's design, *Bytes and sizes*).
+//!
+//! The primary writes to its own plain file, and hands what it wrote to its backups; a write is answered when all have it, though
+//! it is durable nowhere yet. Before the first write into a range since the file was last synced, all members journal that the
+//! range may differ ([`crate::marks`]). A sync is one on all members; then one change clears the marks that it covers.
+//!
+//! One write of a file is under way at a time, which the caller's lock of the file sees to, so all members write in one order.
+//!
+//! A file without a name is the primary's alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::timeout;
+use atoll_vfs::{Errno, FileKind};
+use bytes::Bytes;
+
+use super::PoolMember;
+use crate::backups::{BackupLink, Backups, Item};
+use crate::change::PoolChange;
+use crate::disk::{Disk, DiskResult};
+use crate::layout::FileId;
+use crate::marks::{MARK_BYTES, WHOLE, marks_of};
+use crate::messages::{ItemKind, MAX_ITEM_BYTES};
+
+/// How long a sync of all members may take before it is given up.
+const SYNC_ALL_LIMIT: Duration = Duration::from_secs(60);
+/// Files with marks that a change names which says that all others have none.
+const MAX_KEPT: usize = 256;
+
+/// A write into ranges that are marked.
+struct MarkedWrite<'a, D: Disk> {
+    member: &'a PoolMember<D>,
+    id: FileId,
+    marks: Vec<u64>,
+}
+
+impl<D: Disk> Drop for MarkedWrite<'_, D> {
+    fn drop(&mut self) {
+        self.member.marks().end_write(self.id, &self.marks);
+    }
+}
+
+impl<D: Disk> PoolMember<D> {
+    /// Those that get this file's bytes.
+    fn followers(&self, id: FileId) -> Option<&Arc<Backups>> {
+        self.backups.get().filter(|_| !self.held().is_nameless(id))
+    }
+
+    async fn begin_write(
+        &self,
+        id: FileId,
+        (offset, len): (u64, u64),
+    ) -> DiskResult<MarkedWrite<'_, D>> {
+        let marks = marks_of(offset, len);
+        let missing = self.marks().missing(id, &marks);
+        if !missing.is_empty() {
+            self.change(PoolChange::Marked { id, marks: missing }).await?;
+        }
+        self.marks().begin_write(id, &marks);
+        Ok(MarkedWrite { member: self, id, marks })
+    }
+
+    /// Writes bytes on all members; returns how many there was room for.
+    pub(crate) async fn write_bytes(
+        &self,
+        id: FileId,
+        file: &D::File,
+        offset: u64,
+        data: Bytes,
+    ) -> DiskResult<usize> {
+        let Some(backups) = self.followers(id) else {
+            return self.disk.write(file, offset, &data).await;
+        };
+        if backups.free_bytes() < data.len() as u64 {
+            return Err(Errno::ENOSPC);
+        }
+        let _marked = self.begin_write(id, (offset, data.len() as u64)).await?;
+        let written = self.disk.write(file, offset, &data).await?;
+        let mut sent = 0;
+        while sent < written {
+            let end = (sent + MAX_ITEM_BYTES).min(written);
+            let at = offset.saturating_add(sent as u64);
+            let what = ItemKind::Write { id, after: backups.made_by(id), offset: at };
+            backups.hand(what, data.slice(sent..end)).await;
+            sent = end;
+        }
+        Ok(written)
+    }
+
+    /// Sets a file's length on all members.
+    pub(crate) async fn set_length(
+        &self,
+        id: FileId,
+        file: &D::File,
+        size_bytes: u64,
+    ) -> DiskResult<()> {
+        self.held().note_resized(id);
+        let Some(backups) = self.followers(id) else {
+            return self.disk.set_len(file, size_bytes).await;
+        };
+        let _marked = self.begin_write(id, (size_bytes, 1)).await?;
+        self.disk.set_len(file, size_bytes).await?;
+        let what = ItemKind::SetLength { id, after: backups.made_by(id), size_bytes };
+        backups.hand(what, Bytes::new()).await;
+        Ok(())
+    }
+
+    /// `fallocate(2)` on all members.
+    pub(crate) async fn allocate_bytes(
+        &self,
+        id: FileId,
+        file: &D::File,
+        mode: i32,
+        (offset, len): (u64, u64),
+    ) -> DiskResult<()> {
+        let Some(backups) = self.followers(id) else {
+            return self.disk.allocate(file, mode, offset, len).await;
+        };
+        if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 && backups.free_bytes() < len {
+            return Err(Errno::ENOSPC);
+        }
+        let _marked = self.begin_write(id, (offset, len)).await?;
+        self.disk.allocate(file, mode, offset, len).await?;
+        let what = ItemKind::Allocate { id, after: backups.made_by(id), mode, offset, len };
+        backups.hand(what, Bytes::new()).await;
+        Ok(())
+    }
+
+    /// Makes a file durable on all members, with its names.
+    pub(crate) async fn sync_bytes(
+        self: &Arc<Self>,
+        id: FileId,
+        file: &D::File,
+        data_only: bool,
+    ) -> DiskResult<()> {
+        let resized = self.held().resized(id);
+        let followers = self.followers(id).cloned();
+        let (upto, before) = match &followers {
+            None => (self.changes_so_far(), None),
+            Some(backups) => {
+                self.mend_for_sync(id).await?;
+                // Backups have made no more than that.
+                (backups.released(), Some(self.marks().before_sync(id)))
+            }
+        };
+        let upto = if data_only { 0 } else { upto };
+        let own = self.disk.sync_file(file, data_only);
+        match &followers {
+            None => own.await?,
+            Some(backups) => {
+                let mtime = self.disk.stat_file(file).await?.mtime;
+                let after = backups.made_by(id).max(upto);
+                let what = ItemKind::Sync { id, after, mtime: (mtime.secs, mtime.nanos) };
+                let ((), own) = futures_util::join!(backups.hand(what, Bytes::new()), own);
+                own?;
+            }
+        }
+        self.held().end_resized(id, resized);
+        if self.is_in_journal(id) || before.as_ref().is_some_and(|_| self.marks().has_any(id)) {
+            let _changing = self.begin_change().await?;
+            let mut kept = before.map_or_else(Vec::new, |before| self.marks().after_sync(&before));
+            kept.extend(self.unmended(id));
+            kept.sort_unstable();
+            kept.dedup();
+            self.change(PoolChange::Synced { id, upto, kept }).await?;
+        }
+        self.sync_changes().await
+    }
+
+    /// Makes all files durable on all members, so that few have marks.
+    pub(crate) async fn sync_members(self: &Arc<Self>) -> DiskResult<()> {
+        let Some(backups) = self.backups.get() else { return Ok(()) };
+        let files = self.marks().all();
+        if files.is_empty() {
+            return Ok(());
+        }
+        let before: Vec<_> = {
+            let marks = self.marks();
+            files.keys().map(|id| marks.before_sync(*id)).collect()
+        };
+        // All that is released is made before it is synced.
+        let what = ItemKind::SyncAll { after: backups.released() };
+        let all =
+            async { futures_util::join!(backups.hand(what, Bytes::new()), self.disk.sync_all()).1 };
+        timeout(&*self.env, SYNC_ALL_LIMIT, all).await.map_err(|_| Errno::ETIMEDOUT)??;
+        let _changing = self.begin_change().await?;
+        let mut kept = Vec::new();
+        for before in &before {
+            let mut stays = self.marks().after_sync(before);
+            stays.extend(self.unmended(before.id));
+            if !stays.is_empty() {
+                stays.sort_unstable();
+                stays.dedup();
+                kept.push((before.id, stays));
+            }
+        }
+        // Files that were marked since.
+        for (id, marks) in self.marks().all() {
+            if !files.contains_key(&id) {
+                kept.push((id, marks));
+            }
+        }
+        match kept.len() <= MAX_KEPT {
+            true => self.change(PoolChange::AllSynced { kept }).await.map(|_| ()),
+            false => Ok(()),
+        }
+    }
+
+    /// Ranges of a file that some backup has not got again.
+    fn unmended(&self, id: FileId) -> Vec<u64> {
+        let links = self.backups.get().into_iter().flat_map(|backups| &backups.links);
+        links.flat_map(|link| link.to_mend(id)).collect()
+    }
+
+    async fn mend_for_sync(&self, id: FileId) -> DiskResult<()> {
+        let links = self.backups.get().into_iter().flat_map(|backups| backups.links.clone());
+        for link in links {
+            if !link.to_mend(id).is_empty() {
+                self.mend(&link, id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the marked ranges of a file to a backup that may have lost them.
+    pub(crate) async fn mend(&self, link: &Arc<BackupLink>, id: FileId) -> DiskResult<()> {
+        let _turn = self.turns.write(id.0).await;
+        let ranges = link.to_mend(id);
+        let node = match self.node(id).await {
+            // It is gone, on all members.
+            Err(Errno::ESTALE) => {
+                link.end_mend(id, &ranges);
+                return Ok(());
+            }
+            node => node?,
+        };
+        let is_regular = self.disk.stat(&node).await?.kind == FileKind::Regular;
+        if ranges.is_empty() || !is_regular || self.held().is_nameless(id) {
+            link.end_mend(id, &ranges);
+            return Ok(());
+        }
+        let file = self.disk.open(&node).await?;
+        let size_bytes = self.disk.stat_file(&file).await?.size_bytes;
+        let whole = size_bytes.div_ceil(MARK_BYTES).max(1);
+        let (first, last) = match ranges.contains(&WHOLE) {
+            true => (0, whole),
+            false => (u64::MAX, 0),
+        };
+        let single = ranges.iter().copied().filter(|mark| *mark != WHOLE && first == u64::MAX);
+        for mark in (first..last).chain(single) {
+            let offset = mark.saturating_mul(MARK_BYTES);
+            let len = size_bytes.saturating_sub(offset).min(MARK_BYTES) as usize;
+            let bytes = self.disk.read(&file, offset, len).await?;
+            let offset = offset.min(size_bytes);
+            let after = self.backups.get().map_or(0, |backups| backups.made_by(id));
+            let what = ItemKind::Mend { id, after, offset, size_bytes };
+            link.hand(Arc::new(Item { what, bytes })).await;
+        }
+        link.end_mend(id, &ranges);
+        Ok(())
+    }
+
+    // ---- on a backup ----
+
+    /// Does what the primary has handed over, on this member alone. The changes that it needs are made.
+    pub(crate) async fn take_bytes(&self, what: &ItemKind, bytes: &[u8]) -> DiskResult<()> {
+        if let ItemKind::SyncAll { .. } = what {
+            return self.disk.sync_all().await;
+        }
+        let Some(id) = what.file() else { return Err(Errno::EINVAL) };
+        let _turn = self.turns.write(id.0).await;
+        let (node, file) = {
+            // No directory moves meanwhile.
+            let _still = self.whole.read(super::whole::MOVES).await;
+            let node = self.node(id).await?;
+            let file = self.disk.open(&node).await?;
+            (node, file)
+        };
+        match what {
+            ItemKind::Write { offset, .. } => self.write_here(&file, *offset, bytes).await,
+            ItemKind::SetLength { size_bytes, .. } => self.disk.set_len(&file, *size_bytes).await,
+            ItemKind::Allocate { mode, offset, len, .. } => {
+                self.disk.allocate(&file, *mode, *offset, *len).await
+            }
+            ItemKind::Sync { mtime: (secs, nanos), .. } => {
+                let mtime = atoll_vfs::FileTime { secs: *secs, nanos: *nanos };
+                let mtime = Some(crate::disk::TimeToSet::To(mtime));
+                self.disk.set_times(&node, None, mtime).await?;
+                self.disk.sync_file(&file, false).await
+            }
+            ItemKind::Mend { offset, size_bytes, .. } => {
+                if self.disk.stat_file(&file).await?.size_bytes != *size_bytes {
+                    self.disk.set_len(&file, *size_bytes).await?;
+                }
+                self.write_here(&file, *offset, bytes).await
+            }
+            ItemKind::Append { .. } | ItemKind::SyncAll { .. } => Err(Errno::EINVAL),
+        }
+    }
+
+    async fn write_here(&self, file: &D::File, offset: u64, bytes: &[u8]) -> DiskResult<()> {
+        match self.disk.write(file, offset, bytes).await? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(Errno::ENOSPC),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Changes that another member decides, the primary: a backup keeps them in its journal until they are *released*, and makes them
+//! then, in their order (PacificA, section 2.2: the committed list is a prefix of the prepared list of every replica).
+//!
+//! What is released is durable on all members and made on the primary, so it is never taken back. What is not released may never
+//! have been answered, and a primary that has lost it cuts it off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use atoll_vfs::Errno;
+
+use super::{Decided, PoolMember};
+use crate::change::PoolChange;
+use crate::disk::{Disk, DiskResult};
+use crate::journal::RecordOrder;
+
+/// What a backup has of its primary's changes.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct FollowedChanges {
+    /// All changes up to this one are made.
+    pub(crate) applied: u64,
+    /// Those after it that are in the journal.
+    pub(crate) pending: BTreeMap<u64, PoolChange>,
+}
+
+impl FollowedChanges {
+    /// The last change of an unbroken sequence that is in the journal.
+    pub(crate) fn last(&self) -> u64 {
+        self.pending.keys().next_back().copied().unwrap_or(self.applied)
+    }
+
+    /// The next change to be made if all up to `released` are to be; none if it is not there. One that was withdrawn changes
+    /// nothing: its withdrawal is durable before it is released.
+    fn next(&self, released: u64) -> Option<(u64, Option<PoolChange>)> {
+        let next = self.applied + 1;
+        let change = self.pending.get(&next).filter(|_| next <= released)?;
+        let is_withdrawn = self
+            .pending
+            .values()
+            .any(|other| matches!(other, PoolChange::Withdrawn { order } if *order == next));
+        Some((next, (!is_withdrawn).then(|| change.clone())))
+    }
+}
+
+impl<D: Disk> PoolMember<D> {
+    /// Where this backup stands; none on a member that decides its changes.
+    pub(crate) fn followed(&self) -> Option<(u64, u64)> {
+        let followed = self.followed.lock().expect("no holder of this lock panics");
+        followed.as_ref().map(|followed| (followed.applied, followed.last()))
+    }
+
+    fn with_followed<T>(&self, work: impl FnOnce(&mut FollowedChanges) -> T) -> DiskResult<T> {
+        let mut followed = self.followed.lock().expect("no holder of this lock panics");
+        followed.as_mut().map(work).ok_or(Errno::EIO)
+    }
+
+    /// Writes a change to the journal. One that is there already is left alone; one with a gap before it is refused
+    /// ([`Errno::EAGAIN`]). It survives a crash of the machine after [`PoolMember::sync_changes`].
+    pub(crate) async fn accept(self: &Arc<Self>, order: u64, change: PoolChange) -> DiskResult<()> {
+        let _changing = self.begin_change().await?;
+        let _one = self.whole.write(super::whole::FOLLOWING).await;
+        let last = self.with_followed(|followed| followed.last())?;
+        if order <= last {
+            return Ok(());
+        }
+        if order != last + 1 {
+            return Err(Errno::EAGAIN);
+        }
+        self.journal.append(&self.disk, RecordOrder::Given(order), &change).await?;
+        self.with_followed(|followed| followed.pending.insert(order, change)).map(|_| ())
+    }
+
+    /// Makes all changes up to `released` that are in the journal.
+    pub(crate) async fn release(self: &Arc<Self>, released: u64) -> DiskResult<()> {
+        let _one = self.whole.write(super::whole::RELEASING).await;
+        while let Some((order, change)) = self.with_followed(|followed| followed.next(released))? {
+            let _changing = self.begin_change().await?;
+            if let Some(change) = change {
+                // Bytes of a file find it by its directories, which may be moving.
+                let _moving = self.whole.write(super::whole::MOVES).await;
+                self.note_decided(&change, self.journal.written());
+                if let Err(errno) = self.apply(&change, Decided::Elsewhere).await {
+                    tracing::error!("change {order} of the primary cannot be made: {errno}");
+                    return Err(self.fail());
+                }
+            }
+            self.with_followed(|followed| {
+                followed.pending.remove(&order);
+                followed.applied = order;
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Forgets changes after `last`, which the primary has lost: they were never answered. [`Errno::ESTALE`] if one of them was
+    /// made: then the primary's disk is older than this one.
+    pub(crate) async fn cut_off(self: &Arc<Self>, last: u64) -> DiskResult<()> {
+        let has_cut = {
+            let _one = self.whole.write(super::whole::FOLLOWING).await;
+            let (applied, before) = self.followed().ok_or(Errno::EIO)?;
+            if applied > last {
+                return Err(Errno::ESTALE);
+            }
+            self.with_followed(|followed| drop(followed.pending.split_off(&(last + 1))))?;
+            self.journal.forget_orders_after(last);
+            before > last
+        };
+        // Other changes get these orders: the journal must not know those any more.
+        match has_cut {
+            true => self.checkpoint().await,
+            false => Ok(()),
+        }
+    }
+}
+
+/// Which of the changes that a journal has are to be made, and which are to wait.
+pub(super) fn split_released(
+    mut all: BTreeMap<u64, PoolChange>,
+    last: u64,
+    released: u64,
+) -> (BTreeMap<u64, PoolChange>, BTreeMap<u64, PoolChange>, BTreeSet<u64>) {
+    let _lost = all.split_off(&last.saturating_add(1));
+    let waiting = all.split_off(&released.saturating_add(1));
+    let withdrawn = all.values().chain(waiting.values()).filter_map(|change| match change {
+        PoolChange::Withdrawn { order } => Some(*order),
+        _ => None,
+    });
+    let withdrawn = withdrawn.collect();
+    (all, waiting, withdrawn)
+}

@@ -1,0 +1,143 @@
+//! Who the members of a pool are: `.atoll/members`, lines of text, the primary first. A pool of one has no such file.
+//!
+//! ```text
+//! atoll pool members 1
+//! KEY ADDRESS
+//! end
+//! ```
+//!
+//! KEY is 64 hexadecimal digits, a node's public key; ADDRESS is where it listens.
+
+use atoll_key::PeerId;
+use atoll_net::Peer;
+use atoll_vfs::Errno;
+
+use super::OpenError;
+use crate::disk::{Disk, DiskResult, Making};
+
+pub(super) const MEMBERS: &[u8] = b"members";
+const MEMBERS_BESIDE: &[u8] = b"members.new";
+const FIRST_LINE: &str = "atoll pool members 1";
+const LAST_LINE: &str = "end\n";
+/// A list is no longer, bytes.
+const MAX_BYTES: usize = 64 << 10;
+
+/// The members of a pool of several, which do not change. The first is the *primary*: it decides all changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolMembers {
+    peers: Vec<Peer>,
+}
+
+impl PoolMembers {
+    /// The most members.
+    pub const MAX: usize = 16;
+
+    /// These members, the primary first; none if there are not between 2 and [`PoolMembers::MAX`], or one is named twice.
+    pub fn new(peers: Vec<Peer>) -> Option<PoolMembers> {
+        let is_twice =
+            |(at, peer): (usize, &Peer)| peers[..at].iter().any(|other| other.id == peer.id);
+        let is_sound = (2..=PoolMembers::MAX).contains(&peers.len());
+        (is_sound && !peers.iter().enumerate().any(is_twice)).then_some(PoolMembers { peers })
+    }
+
+    /// The member that decides all changes.
+    pub fn primary(&self) -> Peer {
+        self.peers[0]
+    }
+
+    /// The members that follow it.
+    pub fn backups(&self) -> &[Peer] {
+        &self.peers[1..]
+    }
+
+    /// Whether a node is one of them.
+    pub fn contains(&self, id: PeerId) -> bool {
+        self.peers.iter().any(|peer| peer.id == id)
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = format!("{FIRST_LINE}\n");
+        for Peer { id, addr } in &self.peers {
+            let (high, low) = id.0.split_at(16);
+            let [high, low] =
+                [high, low].map(|half| u128::from_be_bytes(half.try_into().expect("16 bytes")));
+            text.push_str(&format!("{high:032x}{low:032x} {addr}\n"));
+        }
+        text + LAST_LINE
+    }
+
+    fn from_text(text: &str) -> Option<PoolMembers> {
+        let mut lines = text.strip_suffix(LAST_LINE)?.lines();
+        if lines.next()? != FIRST_LINE {
+            return None;
+        }
+        let peer = |line: &str| {
+            let (key, addr) = line.split_once(' ')?;
+            let (high, low) = key.split_at_checked(32).filter(|_| key.len() == 64)?;
+            let half = |digits| u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes);
+            let key = [half(high)?, half(low)?].concat();
+            Some(Peer { id: PeerId(key.try_into().ok()?), addr: addr.parse().ok()? })
+        };
+        let peers: Option<Vec<Peer>> = lines.take(PoolMembers::MAX + 1).map(peer).collect();
+        PoolMembers::new(peers?)
+    }
+}
+
+/// Reads the list; none in a pool of one.
+pub(super) async fn read<D: Disk>(
+    disk: &D,
+    own: &D::Node,
+) -> Result<Option<PoolMembers>, OpenError> {
+    let failed = |errno| OpenError::Disk("cannot read its list of members", errno);
+    let node = match disk.node(own, MEMBERS).await {
+        Err(Errno::ENOENT) => return Ok(None),
+        node => node.map_err(failed)?,
+    };
+    let file = disk.open(&node).await.map_err(failed)?;
+    let text = disk.read(&file, 0, MAX_BYTES).await.map_err(failed)?;
+    let members = std::str::from_utf8(&text).ok().and_then(PoolMembers::from_text);
+    members.map(Some).ok_or(OpenError::Members)
+}
+
+/// Writes the list, durably.
+pub(super) async fn write<D: Disk>(
+    disk: &D,
+    own: &D::Node,
+    members: &PoolMembers,
+) -> DiskResult<()> {
+    match disk.make(own, MEMBERS_BESIDE, Making::File, 0o600).await {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    let file = disk.open(&disk.node(own, MEMBERS_BESIDE).await?).await?;
+    let text = members.to_text();
+    disk.set_len(&file, 0).await?;
+    if disk.write(&file, 0, text.as_bytes()).await? != text.len() {
+        return Err(Errno::ENOSPC);
+    }
+    disk.sync_file(&file, false).await?;
+    disk.rename((own, MEMBERS_BESIDE), (own, MEMBERS), Default::default()).await?;
+    disk.sync_all().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(number: u8) -> Peer {
+        Peer { id: PeerId([number; 32]), addr: ([10, 0, 0, number], 4711).into() }
+    }
+
+    #[test]
+    fn a_list_reads_back_and_a_damaged_one_is_none() {
+        let members = PoolMembers::new(vec![peer(1), peer(2), peer(255)]).unwrap();
+        let text = members.to_text();
+        assert_eq!(PoolMembers::from_text(&text), Some(members));
+        for len in 0..text.len() {
+            assert_eq!(PoolMembers::from_text(&text[..len]), None, "{len}");
+        }
+        assert_eq!(PoolMembers::new(vec![peer(1)]), None, "a pool of one has no list");
+        assert_eq!(PoolMembers::new(vec![peer(1), peer(2), peer(1)]), None, "one is named twice");
+        assert_eq!(PoolMembers::new((0..17).map(peer).collect()), None);
+    }
+}

@@ -1,0 +1,86 @@
+//! What clients do to a pool in tests, and whether what they then find is right.
+//!
+//! ```text
+//! clients    tasks that change files beside each other, each its own and some that they fight over
+//! steps      one change by a client, and the steps of a seed
+//! tree       all files as a client sees them
+//! history    every call of a file system with its answer, and when it began and ended
+//! names      whether a history of names is one that calls made one after another explain
+//! contents   whether bytes and attributes are those that were written
+//! replicas   all files as they lie on a member's disk, and how two members' differ
+//! ```
+//!
+//! Everything here works on any [`atoll_vfs::FileSystem`]; `replicas` alone knows how a member keeps its files.
+
+pub(crate) mod clients;
+pub(crate) mod contents;
+pub(crate) mod history;
+pub(crate) mod names;
+pub(crate) mod replicas;
+pub(crate) mod steps;
+pub(crate) mod tree;
+
+use std::sync::Arc;
+
+use atoll_env::{Env, TokioRuntime};
+use atoll_vfs::{Caller, InodeNumber};
+
+pub(crate) const ROOT: InodeNumber = InodeNumber::ROOT;
+
+/// The environment for tests outside the simulator.
+pub(crate) fn env() -> Env {
+    Arc::new(TokioRuntime::current())
+}
+
+/// The user whose files these are.
+pub(crate) fn me() -> Caller {
+    Caller { uid: 1000, gid: 1000, ..Caller::default() }
+}
+
+pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+/// How many seeds to try: so many, or so many times as many as `ATOLL_SEEDS` says.
+pub(crate) fn seeds(usual: u64) -> u64 {
+    let times = std::env::var("ATOLL_SEEDS").ok().and_then(|times| times.parse::<u64>().ok());
+    usual * times.unwrap_or(1)
+}
+
+/// Tries seeds: the usual number, or as many times as many as `ATOLL_SEEDS` says, or the one that `ATOLL_SEED` names. Says how to
+/// replay one that fails, whether by an error or a panic.
+pub(crate) fn for_each_seed(usual: u64, test: impl Fn(u64) -> Result<(), String>) {
+    let chosen = std::env::var("ATOLL_SEED").ok();
+    let chosen = chosen.map(|seed| seed.parse::<u64>().expect("ATOLL_SEED is a number"));
+    for seed in chosen.map_or(0..seeds(usual), |seed| seed..seed + 1) {
+        let _replay = Replay(seed);
+        test(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+/// Tells how to replay a seed if the test panics.
+struct Replay(u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let test = std::thread::current().name().unwrap_or_default().to_owned();
+            let seed = self.0;
+            eprintln!("ATOLL_SEED={seed} cargo test -p atoll-pool --test it {test} replays it");
+        }
+    }
+}
+
+/// Numbers of a seed (splitmix64).
+#[derive(Clone)]
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}

@@ -1,0 +1,223 @@
+//! Records of the pools of this node: each pool has a file, `DIR/pools/NAME.json`, which names its directory and, if it has several
+//! members, who they are.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use atoll_key::PeerId;
+use atoll_net::Peer;
+use atoll_node::{check_name, make_private_dir};
+use atoll_pool::PoolId;
+use serde::{Deserialize, Serialize};
+
+/// The record of a pool.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PoolRecord {
+    /// The pool's directory on this machine.
+    pub dir: PathBuf,
+    /// The pool's number ([`PoolId`]), in hexadecimal digits.
+    pub pool: String,
+    /// None in a pool of one, which needs no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupRecord>,
+}
+
+/// What a node knows of a pool of several before and after its members have come together.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct GroupRecord {
+    /// How many members it has, or will have.
+    pub members: usize,
+    /// Directories down to this level are distributed.
+    pub level: u8,
+    /// Who knows it may join: 16 bytes in hexadecimal digits. Secret.
+    pub token: String,
+    /// The founder of the pool, which is its primary.
+    pub primary: PeerRecord,
+    /// On the founder: those that have joined.
+    #[serde(default)]
+    pub joined: Vec<PeerRecord>,
+    /// All members are known, and this one's directory is made.
+    #[serde(default)]
+    pub is_made: bool,
+}
+
+/// A node, as text.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PeerRecord {
+    /// Its public key, in hexadecimal digits.
+    pub key: String,
+    /// Where it listens.
+    pub addr: SocketAddr,
+}
+
+impl PeerRecord {
+    /// The record of a node.
+    pub fn of(peer: Peer) -> PeerRecord {
+        PeerRecord { key: hex(&peer.id.0), addr: peer.addr }
+    }
+
+    /// The node; none if its key is none.
+    pub fn peer(&self) -> Option<Peer> {
+        Some(Peer { id: PeerId(from_hex(&self.key)?), addr: self.addr })
+    }
+}
+
+impl PoolRecord {
+    /// The pool's number; none if the record is damaged.
+    pub fn pool_id(&self) -> Option<PoolId> {
+        from_hex(&self.pool)
+    }
+}
+
+impl GroupRecord {
+    /// The secret; none if the record is damaged.
+    pub fn token(&self) -> Option<[u8; 16]> {
+        from_hex(&self.token)
+    }
+}
+
+/// Hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let (digits, rest) = text.as_bytes().as_chunks::<2>();
+    if digits.len() != N || !rest.is_empty() {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, digits) in bytes.iter_mut().zip(digits) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+fn place(dir: &Path) -> PathBuf {
+    dir.join("pools")
+}
+
+fn path_of(dir: &Path, name: &str) -> PathBuf {
+    place(dir).join(format!("{name}.json"))
+}
+
+/// The pool of a name, if this node (whose directory is `dir`) has one.
+///
+/// # Errors
+/// If its record cannot be read.
+pub fn find(dir: &Path, name: &str) -> io::Result<Option<PoolRecord>> {
+    if check_name(name).is_err() {
+        return Ok(None);
+    }
+    let path = path_of(dir, name);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        bytes => bytes?,
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()))
+    })
+}
+
+/// The names of all pools, sorted.
+///
+/// # Errors
+/// If they cannot be listed.
+pub fn all(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(place(dir)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        let name = name.to_str().and_then(|name| name.strip_suffix(".json"));
+        names.extend(name.filter(|name| check_name(name).is_ok()).map(str::to_owned));
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Makes the directory of the records.
+///
+/// # Errors
+/// If it cannot be made, or is not private.
+pub fn make_place(dir: &Path) -> io::Result<()> {
+    make_private_dir(&place(dir)).map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// Writes a new record; one that exists is [`io::ErrorKind::AlreadyExists`].
+///
+/// # Errors
+/// If it cannot be written.
+pub fn add(dir: &Path, name: &str, record: &PoolRecord) -> io::Result<()> {
+    make_place(dir)?;
+    let beside = write_beside(dir, name, record)?;
+    let linked = fs::hard_link(&beside, path_of(dir, name));
+    let _ = fs::remove_file(&beside);
+    linked
+}
+
+/// Writes a record again.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn replace(dir: &Path, name: &str, record: &PoolRecord) -> io::Result<()> {
+    let beside = write_beside(dir, name, record)?;
+    fs::rename(beside, path_of(dir, name))?;
+    fs::File::open(place(dir))?.sync_all()
+}
+
+fn write_beside(dir: &Path, name: &str, record: &PoolRecord) -> io::Result<PathBuf> {
+    let bytes = serde_json::to_vec_pretty(record)?;
+    let beside = place(dir).join(format!("{name}.new"));
+    fs::write(&beside, bytes)?;
+    fs::File::open(&beside)?.sync_all()?;
+    Ok(beside)
+}
+
+/// Removes a record.
+///
+/// # Errors
+/// If it cannot be removed.
+pub fn remove(dir: &Path, name: &str) -> io::Result<()> {
+    fs::remove_file(path_of(dir, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_read_back_and_an_older_one_is_a_pool_of_one() {
+        let temp = tempfile::tempdir().unwrap();
+        let peer = Peer { id: PeerId([0xab; 32]), addr: ([127, 0, 0, 1], 9).into() };
+        let group = GroupRecord {
+            members: 3,
+            level: 1,
+            token: hex(&[7; 16]),
+            primary: PeerRecord::of(peer),
+            joined: Vec::new(),
+            is_made: false,
+        };
+        let record =
+            PoolRecord { dir: "/srv/home".into(), pool: hex(&[1; 16]), group: Some(group) };
+        add(temp.path(), "home", &record).unwrap();
+        assert_eq!(find(temp.path(), "home").unwrap(), Some(record.clone()));
+        assert_eq!(
+            add(temp.path(), "home", &record).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
+        assert_eq!(record.pool_id(), Some([1; 16]));
+        assert_eq!(record.group.unwrap().primary.peer(), Some(peer));
+        let old = r#"{"dir": "/srv/old", "pool": "00112233445566778899aabbccddeeff"}"#;
+        fs::write(path_of(temp.path(), "old"), old).unwrap();
+        assert_eq!(find(temp.path(), "old").unwrap().unwrap().group, None);
+        assert_eq!(all(temp.path()).unwrap(), ["home", "old"]);
+        assert_eq!(find(temp.path(), "none").unwrap(), None);
+        fs::write(path_of(temp.path(), "bad"), "{").unwrap();
+        assert!(find(temp.path(), "bad").unwrap_err().to_string().contains("bad.json"));
+    }
+}
