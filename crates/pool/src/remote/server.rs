@@ -323,7 +323,8 @@ impl ServerShared {
     ) -> Outcome {
         const NOTHING: Outcome = Ok((FileReply::Nothing, None));
         let fs = &self.fs;
-        let part = || data.clone().ok_or(Errno::EINVAL);
+        // No bytes may travel as no part.
+        let data = data.unwrap_or_default();
         match call {
             FileCall::Lookup { caller, parent, name } => {
                 let entry = fs.lookup(caller.caller(), InodeNumber(parent), &name).await?;
@@ -373,7 +374,7 @@ impl ServerShared {
                 self.entry(session, &entry)
             }
             FileCall::Symlink { caller, parent, name } => {
-                let (caller, parent, target) = (caller.caller(), InodeNumber(parent), part()?);
+                let (caller, parent, target) = (caller.caller(), InodeNumber(parent), data);
                 self.entry(session, &fs.symlink(caller, parent, &name, &target).await?)
             }
             FileCall::Link { caller, inode, parent, name } => {
@@ -426,7 +427,7 @@ impl ServerShared {
             }
             FileCall::Write { writer, inode, handle, offset } => {
                 let handle = self.file(session, inode, handle)?;
-                self.write((&writer).into(), InodeNumber(inode), handle, offset, part()?).await
+                self.write((&writer).into(), InodeNumber(inode), handle, offset, data).await
             }
             FileCall::Flush { inode, handle } => {
                 let handle = self.file(session, inode, handle)?;
@@ -520,7 +521,7 @@ impl ServerShared {
             FileCall::SetXattr { caller, inode, name, create, replace } => {
                 let flags = XattrFlags { create, replace };
                 let (caller, inode) = (caller.caller(), InodeNumber(inode));
-                fs.setxattr(caller, inode, &name, part()?, flags).await?;
+                fs.setxattr(caller, inode, &name, data, flags).await?;
                 NOTHING
             }
             FileCall::RemoveXattr { caller, inode, name } => {

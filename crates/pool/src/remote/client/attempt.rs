@@ -95,7 +95,8 @@ pub(super) fn nothing(asked: Asked) -> Result<(), Errno> {
 
 pub(super) fn bytes(asked: Asked) -> Result<Bytes, Errno> {
     match asked.reply {
-        FileReply::Bytes => asked.data.ok_or(Errno::EPROTO),
+        // No bytes may travel as no part.
+        FileReply::Bytes => Ok(asked.data.unwrap_or_default()),
         _ => Err(Errno::EPROTO),
     }
 }

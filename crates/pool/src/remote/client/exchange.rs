@@ -335,8 +335,10 @@ impl Exchange {
                         possibly_done = true;
                         patience.hear(self.env.now());
                         attempts.heard();
-                        // The server has it.
-                        data = None;
+                        if matches!(header.call, FileCall::Write { .. }) {
+                            // The server has them.
+                            data = None;
+                        }
                         continue;
                     }
                     // Before any service has seen the call.
