@@ -9,6 +9,7 @@ use atoll_net::{CallError, Reply, Request};
 use atoll_pool::remote::{PeerRoute, RemoteFs, Route};
 use atoll_vfs::{
     CreateVerifier, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer,
+    XattrFlags,
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -237,4 +238,39 @@ fn what_was_answered_was_made() {
             world.served().fs.close(inode, handle).await.unwrap();
         });
     }
+}
+
+/// A relay that does not tell an empty part from none.
+struct PartlessRoute(PeerRoute);
+
+impl Route for PartlessRoute {
+    fn call(
+        &self,
+        mut request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, CallError>> {
+        request.parts.retain(|part| !part.is_empty());
+        let answer = self.0.call(request, limit);
+        Box::pin(async move {
+            let mut reply = answer.await?;
+            reply.parts.retain(|part| !part.is_empty());
+            Ok(reply)
+        })
+    }
+}
+
+#[test]
+fn no_bytes_may_travel_as_no_part() {
+    let world = World::new(1, Behind::Memory);
+    world.block_on(async {
+        world.start(None).await;
+        let fs = world.mount_over(Arc::new(PartlessRoute(world.route()))).await;
+        let (inode, handle) = file(&*fs, "empty").await;
+        assert_eq!(fs.read(inode, handle, 0, 10).await, Ok(Bytes::new()));
+        assert_eq!(fs.write(Writer::At(me()), inode, handle, 0, Bytes::new()).await, Ok(0));
+        assert_eq!(fs.listxattr(inode).await, Ok(Vec::new()));
+        let flags = XattrFlags::default();
+        assert_eq!(fs.setxattr(me(), inode, b"user.a", Bytes::new(), flags).await, Ok(()));
+        assert_eq!(fs.getxattr(inode, b"user.a").await, Ok(Bytes::new()));
+    });
 }
