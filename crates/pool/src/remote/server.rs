@@ -13,8 +13,8 @@ use atoll_key::PeerId;
 use atoll_net::header::{from_header, to_header};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_vfs::{
-    DirEntry, Entry, Errno, FileSystem, Handle, InodeNumber, OpenFlags, Opened, PersistentHandle,
-    Writer,
+    CreateVerifier, DirEntry, Entry, Errno, FileSystem, Handle, InodeFlags, InodeNumber, OpenFlags,
+    Opened, PersistentHandle, RenameFlags, SeekTo, Writer, XattrFlags,
 };
 use bytes::Bytes;
 use minicbor::Encode;
@@ -323,7 +323,8 @@ impl ServerShared {
     ) -> Outcome {
         const NOTHING: Outcome = Ok((FileReply::Nothing, None));
         let fs = &self.fs;
-        let part = || data.clone().ok_or(Errno::EINVAL);
+        // No bytes may travel as no part.
+        let data = data.unwrap_or_default();
         match call {
             FileCall::Lookup { caller, parent, name } => {
                 let entry = fs.lookup(caller.caller(), InodeNumber(parent), &name).await?;
@@ -363,7 +364,7 @@ impl ServerShared {
                 self.entry(session, &entry)
             }
             FileCall::CreateExclusive { caller, parent, name, mode, verifier } => {
-                let verifier = wire::create_verifier(verifier);
+                let verifier = CreateVerifier(verifier);
                 let (caller, parent) = (caller.caller(), InodeNumber(parent));
                 let entry = fs.create_exclusive(caller, parent, &name, mode, verifier).await?;
                 self.entry(session, &entry)
@@ -373,7 +374,7 @@ impl ServerShared {
                 self.entry(session, &entry)
             }
             FileCall::Symlink { caller, parent, name } => {
-                let (caller, parent, target) = (caller.caller(), InodeNumber(parent), part()?);
+                let (caller, parent, target) = (caller.caller(), InodeNumber(parent), data);
                 self.entry(session, &fs.symlink(caller, parent, &name, &target).await?)
             }
             FileCall::Link { caller, inode, parent, name } => {
@@ -398,7 +399,7 @@ impl ServerShared {
                 exchange,
             } => {
                 let (parent, new_parent) = (InodeNumber(parent), InodeNumber(new_parent));
-                let flags = wire::rename_flags(no_replace, exchange);
+                let flags = RenameFlags { no_replace, exchange };
                 fs.rename(caller.caller(), parent, &name, new_parent, &new_name, flags).await?;
                 NOTHING
             }
@@ -426,7 +427,7 @@ impl ServerShared {
             }
             FileCall::Write { writer, inode, handle, offset } => {
                 let handle = self.file(session, inode, handle)?;
-                self.write((&writer).into(), InodeNumber(inode), handle, offset, part()?).await
+                self.write((&writer).into(), InodeNumber(inode), handle, offset, data).await
             }
             FileCall::Flush { inode, handle } => {
                 let handle = self.file(session, inode, handle)?;
@@ -440,7 +441,7 @@ impl ServerShared {
             }
             FileCall::Seek { inode, handle, offset, to_hole } => {
                 let handle = self.file(session, inode, handle)?;
-                let to = wire::seek_to(to_hole);
+                let to = if to_hole { SeekTo::Hole } else { SeekTo::Data };
                 let offset = fs.seek(InodeNumber(inode), handle, offset, to).await?;
                 Ok((FileReply::Offset(offset), None))
             }
@@ -502,7 +503,7 @@ impl ServerShared {
                 Ok((FileReply::Flags(fs.inode_flags(InodeNumber(inode)).await?.0), None))
             }
             FileCall::SetInodeFlags { caller, inode, flags } => {
-                let flags = atoll_vfs::InodeFlags(flags);
+                let flags = InodeFlags(flags);
                 fs.set_inode_flags(caller.caller(), InodeNumber(inode), flags).await?;
                 NOTHING
             }
@@ -518,9 +519,9 @@ impl ServerShared {
                 Ok((FileReply::Bytes, Some(names.into())))
             }
             FileCall::SetXattr { caller, inode, name, create, replace } => {
-                let flags = wire::xattr_flags(create, replace);
+                let flags = XattrFlags { create, replace };
                 let (caller, inode) = (caller.caller(), InodeNumber(inode));
-                fs.setxattr(caller, inode, &name, part()?, flags).await?;
+                fs.setxattr(caller, inode, &name, data, flags).await?;
                 NOTHING
             }
             FileCall::RemoveXattr { caller, inode, name } => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_vfs::{Errno, OpenFlags};
+use atoll_vfs::{AttrReply, Errno, OpenFlags};
 use bytes::Bytes;
 
 use super::super::wire::{CallClass, FileCall, FileReply, WireCaller, WireWriter};
@@ -86,6 +86,25 @@ pub(super) fn errno(stop: Stop, class: CallClass) -> Errno {
         (Stop::Errno(errno), _) => errno,
         (_, CallClass::Reads) => Errno::ETIMEDOUT,
         (_, CallClass::Changes | CallClass::Syncs) => Errno::EIO,
+    }
+}
+
+pub(super) fn nothing(asked: Asked) -> Result<(), Errno> {
+    if asked.reply == FileReply::Nothing { Ok(()) } else { Err(Errno::EPROTO) }
+}
+
+pub(super) fn bytes(asked: Asked) -> Result<Bytes, Errno> {
+    match asked.reply {
+        // No bytes may travel as no part.
+        FileReply::Bytes => Ok(asked.data.unwrap_or_default()),
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+pub(super) fn attr(asked: &Asked) -> Result<AttrReply, Errno> {
+    match &asked.reply {
+        FileReply::Attr(reply) => Ok(reply.try_into()?),
+        _ => Err(Errno::EPROTO),
     }
 }
 

@@ -32,7 +32,7 @@ const WINDOW: u64 = 512;
 /// How long a call goes on.
 #[derive(Debug)]
 pub(super) struct Patience {
-    env_start: Instant,
+    began: Instant,
     /// When the server said last that it is at work.
     heard: AtomicU64,
     quiet: Duration,
@@ -49,7 +49,7 @@ impl Patience {
             // A disk may take long for what waits; the server says that it is at it.
             CallClass::Syncs => (secs(30), secs(120), Errno::EIO),
         };
-        Patience { env_start: now, heard: AtomicU64::new(now.0), quiet, total, errno }
+        Patience { began: now, heard: AtomicU64::new(now.0), quiet, total, errno }
     }
 
     /// What the call fails with when its time is over.
@@ -63,7 +63,7 @@ impl Patience {
 
     fn left(&self, now: Instant) -> Option<Duration> {
         let heard = Instant(self.heard.load(Ordering::Relaxed));
-        let ends = (heard + self.quiet).min(self.env_start + self.total);
+        let ends = (heard + self.quiet).min(self.began + self.total);
         Some(ends.since(now)).filter(|left| !left.is_zero())
     }
 }
@@ -335,8 +335,10 @@ impl Exchange {
                         possibly_done = true;
                         patience.hear(self.env.now());
                         attempts.heard();
-                        // The server has it.
-                        data = None;
+                        if matches!(header.call, FileCall::Write { .. }) {
+                            // The server has them.
+                            data = None;
+                        }
                         continue;
                     }
                     // Before any service has seen the call.

@@ -1,7 +1,6 @@
 //! [`FileSystem`] by calls of the server.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_vfs::{
@@ -9,20 +8,17 @@ use atoll_vfs::{
     Handle, InodeFlags, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo,
     SetAttr, StatFs, Writer, XattrFlags, check_name,
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_channel::oneshot;
 
 use super::super::wire::{
-    CallClass, FileCall, FileReply, MAX_DATA_BYTES, MAX_LIST, MAX_LISTED, WireCaller, WireOpened,
-    WireWriter, kind_number,
+    CallClass, FileCall, FileReply, MAX_DATA_BYTES, MAX_LIST, WireCaller, WireOpened, WireWriter,
+    kind_number,
 };
-use super::attempt::{Asked, errno};
-use super::exchange::Stop;
+use super::attempt::{Asked, attr, bytes, errno, nothing};
 use super::unstable::UnstableChange;
 use super::{Client, OpenAtClient, OpenKind, RemoteFs, WAIT_LIMIT};
 
-/// The most entries that one call lists, whatever its caller would take.
-const MAX_ENTRIES: usize = 1 << 20;
 /// The longest name of an extended attribute that is sent (Linux allows 255 bytes).
 const MAX_XATTR_NAME_BYTES: usize = 1024;
 
@@ -84,24 +80,6 @@ impl RemoteFs {
     }
 }
 
-fn nothing(asked: Asked) -> Result<(), Errno> {
-    if asked.reply == FileReply::Nothing { Ok(()) } else { Err(Errno::EPROTO) }
-}
-
-fn bytes(asked: Asked) -> Result<Bytes, Errno> {
-    match asked.reply {
-        FileReply::Bytes => asked.data.ok_or(Errno::EPROTO),
-        _ => Err(Errno::EPROTO),
-    }
-}
-
-fn attr(asked: &Asked) -> Result<AttrReply, Errno> {
-    match &asked.reply {
-        FileReply::Attr(reply) => Ok(reply.try_into()?),
-        _ => Err(Errno::EPROTO),
-    }
-}
-
 fn check_xattr_name(name: &[u8]) -> Result<(), Errno> {
     if name.len() > MAX_XATTR_NAME_BYTES { Err(Errno::ERANGE) } else { Ok(()) }
 }
@@ -130,7 +108,7 @@ impl Client {
     }
 
     /// Asks for the attributes of a file again if the server that has told them lacks bytes of it.
-    async fn refresh(self: &Arc<Self>, asked: &Asked, entry: &mut Entry) {
+    pub(super) async fn refresh(self: &Arc<Self>, asked: &Asked, entry: &mut Entry) {
         let inode = entry.attr.inode;
         if self.unstable().sent_up_to(inode.0, asked.session.boot).is_some() {
             return;
@@ -259,276 +237,6 @@ impl Client {
             self.keep_unstable(inode.0, &asked.session, UnstableChange::Set(kept));
         }
         attr(&asked)
-    }
-
-    async fn read(
-        self: &Arc<Self>,
-        open: Arc<OpenAtClient>,
-        offset: u64,
-        len: u32,
-    ) -> Result<Bytes, Errno> {
-        let inode = open.inode;
-        let mut all = BytesMut::new();
-        let mut left = len as usize;
-        loop {
-            let wanted = left.min(MAX_DATA_BYTES);
-            let offset = offset.checked_add(all.len() as u64).ok_or(Errno::EINVAL)?;
-            let read = FileCall::Read { inode, handle: 0, offset, len: wanted as u32 };
-            let piece = self.ask(read, None, Some(inode), Some(open.clone())).await;
-            let piece = piece.and_then(bytes)?;
-            if piece.len() > wanted {
-                return Err(Errno::EPROTO);
-            }
-            left -= piece.len();
-            if all.is_empty() && (left == 0 || piece.len() < wanted) {
-                return Ok(piece);
-            }
-            all.extend_from_slice(&piece);
-            if left == 0 || piece.len() < wanted {
-                return Ok(all.freeze());
-            }
-        }
-    }
-
-    async fn write(
-        self: &Arc<Self>,
-        open: Arc<OpenAtClient>,
-        writer: WireWriter,
-        offset: u64,
-        mut data: Bytes,
-    ) -> Result<u32, Errno> {
-        let mut written = 0;
-        loop {
-            let piece = data.split_to(data.len().min(MAX_DATA_BYTES));
-            let wanted = piece.len();
-            let at = offset.checked_add(written as u64).ok_or(Errno::EFBIG)?;
-            match self.write_piece(&open, writer.clone(), at, piece).await {
-                Ok(taken) if taken == wanted && !data.is_empty() => written += taken,
-                Ok(taken) => {
-                    written += taken;
-                    break;
-                }
-                // What was written before counts.
-                Err(_) if written > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-        }
-        self.make_room().await;
-        u32::try_from(written).map_err(|_| Errno::EINVAL)
-    }
-
-    async fn write_piece(
-        self: &Arc<Self>,
-        open: &Arc<OpenAtClient>,
-        writer: WireWriter,
-        offset: u64,
-        data: Bytes,
-    ) -> Result<usize, Errno> {
-        let inode = open.inode;
-        let order = self.within(WAIT_LIMIT, self.order.read(inode)).await?;
-        let write = FileCall::Write { writer, inode, handle: 0, offset };
-        let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone())).await?;
-        let FileReply::Written(taken, begins) = asked.reply else { return Err(Errno::EPROTO) };
-        let taken = taken as usize;
-        if taken > data.len() {
-            return Err(Errno::EPROTO);
-        }
-        match begins {
-            _ if taken == 0 => {}
-            Some(begins) => {
-                // A copy: the front end's bytes may be part of a large buffer.
-                let bytes = Bytes::copy_from_slice(&data[..taken]);
-                self.keep_unstable(inode, &asked.session, UnstableChange::Write(begins, bytes));
-            }
-            None => {
-                // Nobody knows where the bytes went: they could not be sent again.
-                drop(order);
-                if self.sync_file(inode).await.is_err() {
-                    self.unstable().fail(inode);
-                }
-            }
-        }
-        Ok(taken)
-    }
-
-    async fn fsync(
-        self: &Arc<Self>,
-        open: Arc<OpenAtClient>,
-        data_only: bool,
-    ) -> Result<(), Errno> {
-        let inode = open.inode;
-        let fsync = FileCall::Fsync { inode, handle: 0, data_only };
-        let synced = match self.ask(fsync, None, Some(inode), Some(open)).await {
-            Ok(asked) => {
-                self.unstable().end(inode, asked.up_to);
-                nothing(asked)
-            }
-            Err(errno) => {
-                // A disk that has failed to write bytes may take them for written from now on.
-                self.unstable().distrust(inode);
-                Err(errno)
-            }
-        };
-        if self.unstable().take_failure(inode) { Err(Errno::EIO) } else { synced }
-    }
-
-    async fn flush(self: &Arc<Self>, open: Arc<OpenAtClient>) -> Result<(), Errno> {
-        let inode = open.inode;
-        let mut flushed = Ok(());
-        if !self.has_no_flush.load(Ordering::Relaxed) {
-            let flush = FileCall::Flush { inode, handle: 0 };
-            flushed = self.ask(flush, None, Some(inode), Some(open)).await.and_then(nothing);
-        }
-        if flushed == Err(Errno::ENOSYS) {
-            // The server's writes are not delayed; those of this client may be lost.
-            self.has_no_flush.store(true, Ordering::Relaxed);
-            flushed = Ok(());
-        }
-        if self.unstable().take_failure(inode) { Err(Errno::EIO) } else { flushed }
-    }
-
-    async fn allocate(
-        self: &Arc<Self>,
-        open: Arc<OpenAtClient>,
-        caller: WireCaller,
-        (offset, len, mode): (u64, u64, i32),
-    ) -> Result<(), Errno> {
-        let inode = open.inode;
-        let _order = self.within(WAIT_LIMIT, self.order.write(inode)).await?;
-        let allocate = FileCall::Allocate { caller, inode, handle: 0, offset, len, mode };
-        let asked = self.ask(allocate, None, Some(inode), Some(open)).await?;
-        let change = UnstableChange::Allocate(offset, len, mode);
-        self.keep_unstable(inode, &asked.session, change);
-        nothing(asked)
-    }
-
-    async fn sync(self: &Arc<Self>) -> Result<(), Errno> {
-        let synced = self.run(CallClass::Syncs, true, |attempt| {
-            let client = self.clone();
-            async move {
-                let mut marks = Vec::new();
-                let inodes = client.unstable().all();
-                for inode in inodes {
-                    marks.push((inode, attempt.send_unstable(inode).await?));
-                }
-                attempt.call(FileCall::Sync, None).await?;
-                Ok(marks)
-            }
-        });
-        let marks = synced.await.map_err(|stop| errno(stop, CallClass::Syncs))?;
-        let mut unstable = self.unstable();
-        marks.into_iter().for_each(|(inode, up_to)| unstable.end(inode, up_to));
-        Ok(())
-    }
-
-    async fn list(
-        self: &Arc<Self>,
-        inode: InodeNumber,
-        handle: Handle,
-        cookie: u64,
-        limit: usize,
-        with_entries: bool,
-    ) -> Result<Vec<DirEntry>, Errno> {
-        let open = match handle == Handle::NONE && self.features.has_stateless_directories {
-            true => None,
-            false => Some(self.opened_directory(inode, handle)?),
-        };
-        let _alone = match &open {
-            Some(open) => Some(self.within(WAIT_LIMIT, open.listing.lock()).await?),
-            None => None,
-        };
-        let limit = limit.min(MAX_ENTRIES);
-        let mut listed = Vec::new();
-        let mut after = cookie;
-        // Where the server goes on, of the session of this serial number, if all it has listed was listed before.
-        let mut go_on = None;
-        let mut left_out = 0;
-        while listed.len() < limit {
-            let wanted = (limit - listed.len()).min(MAX_LISTED) as u32;
-            let place = (inode.0, after, go_on);
-            let piece = match self.list_piece(open.clone(), place, wanted, with_entries).await {
-                Ok(piece) => piece,
-                Err(errno) if listed.is_empty() => return Err(errno),
-                // The next call says it.
-                Err(_) => break,
-            };
-            let (asked, entries) = piece;
-            let Some(last) = entries.last() else { break };
-            go_on = Some((asked.session.serial, last.cookie));
-            if left_out > cookie {
-                // More than were listed before.
-                return Err(Errno::EPROTO);
-            }
-            for mut entry in entries {
-                if let Some(found) = &mut entry.entry {
-                    self.look_up(&asked.session, found);
-                    self.refresh(&asked, found).await;
-                }
-                let lookup = entry.entry.map(|found| found.attr.inode);
-                match self.cookie(open.as_deref(), after, entry) {
-                    Some(entry) => {
-                        after = entry.cookie;
-                        listed.push(entry);
-                    }
-                    None => {
-                        lookup.into_iter().for_each(|inode| self.forget(inode, 1));
-                        left_out += 1;
-                    }
-                }
-            }
-        }
-        Ok(listed)
-    }
-
-    /// Gives an entry the cookie that the front end sees. None if it was listed before the directory was opened again.
-    fn cookie(&self, open: Option<&OpenAtClient>, after: u64, entry: DirEntry) -> Option<DirEntry> {
-        match open {
-            Some(open) if !self.features.has_lasting_cookies => {
-                let mut half_read = open.half_read.lock().expect("no holder of this lock panics");
-                half_read.1.list(after, entry)
-            }
-            _ => Some(entry),
-        }
-    }
-
-    async fn list_piece(
-        self: &Arc<Self>,
-        open: Option<Arc<OpenAtClient>>,
-        (inode, after, go_on): (u64, u64, Option<(u64, u64)>),
-        limit: u32,
-        with_entries: bool,
-    ) -> Result<(Asked, Vec<DirEntry>), Errno> {
-        let lasting = self.features.has_lasting_cookies;
-        let asked = self.run(CallClass::Reads, true, move |attempt| {
-            let open = open.clone();
-            async move {
-                let (mut handle, mut cookie) = (0, after);
-                if let Some(open) = open {
-                    let (serial, number) = attempt.handle(&open).await?;
-                    handle = number;
-                    let mut half_read =
-                        open.half_read.lock().expect("no holder of this lock panics");
-                    let (opened_in, half_read) = &mut *half_read;
-                    if std::mem::replace(opened_in, serial) != serial {
-                        half_read.reopen();
-                    }
-                    cookie = match go_on {
-                        Some((of, cookie)) if of == serial => cookie,
-                        _ if lasting => after,
-                        _ => half_read.seek(after).ok_or(Errno::EINVAL)?,
-                    };
-                }
-                let list = FileCall::ReadDirectory { inode, handle, cookie, limit, with_entries };
-                let (reply, data) = attempt.call(list, None).await?;
-                Ok(Asked { reply, data, session: attempt.session.clone(), up_to: 0 })
-            }
-        });
-        let mut asked = asked.await.map_err(|stop: Stop| errno(stop, CallClass::Reads))?;
-        let reply = std::mem::replace(&mut asked.reply, FileReply::Nothing);
-        let FileReply::Listing(entries) = reply else { return Err(Errno::EPROTO) };
-        let entries: Result<Vec<DirEntry>, _> =
-            entries.0.into_iter().map(DirEntry::try_from).collect();
-        Ok((asked, entries?))
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! filesystem  vfs::FileSystem: each method as a call
+//! contents    bytes of open files; kept until they are durable
+//! directories listings, which go on after a restart
 //! attempt     a call in the session of the moment, with what the session needs before: handles, unstable bytes
 //! exchange    calls of one session until there is an answer; sessions
 //! unstable    changes of bytes that are sent again if the server dies
@@ -14,6 +16,8 @@
 //! file is opened again when it is needed.
 
 mod attempt;
+mod contents;
+mod directories;
 mod exchange;
 mod filesystem;
 mod held;

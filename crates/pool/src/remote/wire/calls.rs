@@ -1,0 +1,498 @@
+//! The calls of the trait, and what they answer.
+
+use atoll_net::header::Capped;
+use minicbor::{Decode, Encode};
+
+use super::values::{
+    WireAttrReply, WireCaller, WireDirEntry, WireEntry, WireSetAttr, WireStatFs, WireWriter,
+};
+use super::{MAX_LIST, MAX_LISTED};
+
+/// An open file or directory: its number in the session, and whether the kernel must not cache it. What it cached at earlier opens
+/// is not known to be true: another gateway may have written since.
+#[derive(Clone, Copy, PartialEq, Debug, Encode, Decode)]
+#[cbor(map)]
+pub(in crate::remote) struct WireOpened {
+    #[n(0)]
+    pub(in crate::remote) handle: u64,
+    #[n(1)]
+    pub(in crate::remote) direct_io: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Encode, Decode)]
+pub(in crate::remote) struct Forgotten {
+    #[n(0)]
+    pub(in crate::remote) inode: u64,
+    #[n(1)]
+    pub(in crate::remote) count: u64,
+}
+
+/// A call of [`atoll_vfs::FileSystem`], each after the method of that name. Handles are numbers of the session; 0 is
+/// [`atoll_vfs::Handle::NONE`].
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are the arguments of the method")]
+pub(in crate::remote) enum FileCall {
+    #[n(0)]
+    Lookup {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    #[n(1)]
+    Parent {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+    },
+    #[n(2)]
+    HandleOf {
+        #[n(0)]
+        inode: u64,
+    },
+    #[n(3)]
+    ByHandle {
+        #[n(0)]
+        caller: WireCaller,
+        #[cbor(n(1), with = "minicbor::bytes")]
+        handle: Vec<u8>,
+    },
+    /// Only what the header says.
+    #[n(4)]
+    Forget,
+    #[n(5)]
+    GetAttr {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+    },
+    #[n(6)]
+    SetAttr {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        handle: u64,
+        #[n(3)]
+        changes: WireSetAttr,
+    },
+    #[n(7)]
+    ReadLink {
+        #[n(0)]
+        inode: u64,
+    },
+    #[n(8)]
+    MakeNode {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[n(3)]
+        kind: u8,
+        #[n(4)]
+        mode: u32,
+        #[n(5)]
+        rdev: u64,
+    },
+    #[n(9)]
+    CreateExclusive {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[n(3)]
+        mode: u32,
+        #[cbor(n(4), with = "minicbor::bytes")]
+        verifier: [u8; 8],
+    },
+    #[n(10)]
+    MakeDirectory {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[n(3)]
+        mode: u32,
+    },
+    /// The target is the part.
+    #[n(11)]
+    Symlink {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    #[n(12)]
+    Link {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        parent: u64,
+        #[cbor(n(3), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    #[n(13)]
+    Unlink {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    #[n(14)]
+    RemoveDirectory {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    #[n(15)]
+    Rename {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[n(3)]
+        new_parent: u64,
+        #[cbor(n(4), with = "minicbor::bytes")]
+        new_name: Vec<u8>,
+        #[n(5)]
+        no_replace: bool,
+        #[n(6)]
+        exchange: bool,
+    },
+    #[n(16)]
+    Open {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        flags: i32,
+    },
+    #[n(17)]
+    Create {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[n(3)]
+        mode: u32,
+        #[n(4)]
+        flags: i32,
+    },
+    #[n(18)]
+    Read {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+        #[n(2)]
+        offset: u64,
+        #[n(3)]
+        len: u32,
+    },
+    /// The bytes are the part.
+    #[n(19)]
+    Write {
+        #[n(0)]
+        writer: WireWriter,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        handle: u64,
+        #[n(3)]
+        offset: u64,
+    },
+    #[n(20)]
+    Flush {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+    },
+    #[n(21)]
+    Fsync {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+        #[n(2)]
+        data_only: bool,
+    },
+    #[n(22)]
+    Seek {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+        #[n(2)]
+        offset: u64,
+        #[n(3)]
+        to_hole: bool,
+    },
+    #[n(23)]
+    Allocate {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        handle: u64,
+        #[n(3)]
+        offset: u64,
+        #[n(4)]
+        len: u64,
+        #[n(5)]
+        mode: i32,
+    },
+    #[n(24)]
+    Close {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+    },
+    #[n(25)]
+    OpenDirectory {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+    },
+    #[n(26)]
+    ReadDirectory {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+        #[n(2)]
+        cookie: u64,
+        #[n(3)]
+        limit: u32,
+        #[n(4)]
+        with_entries: bool,
+    },
+    #[n(27)]
+    CloseDirectory {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+    },
+    #[n(28)]
+    FsyncDirectory {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        handle: u64,
+        #[n(2)]
+        data_only: bool,
+    },
+    #[n(29)]
+    Persist {
+        #[n(0)]
+        inodes: Capped<u64, MAX_LIST>,
+    },
+    #[n(30)]
+    Sync,
+    #[n(31)]
+    StatFs {
+        #[n(0)]
+        inode: u64,
+    },
+    #[n(32)]
+    InodeFlags {
+        #[n(0)]
+        inode: u64,
+    },
+    #[n(33)]
+    SetInodeFlags {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        flags: u32,
+    },
+    #[n(34)]
+    GetXattr {
+        #[n(0)]
+        inode: u64,
+        #[cbor(n(1), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    /// Answered by the names as one part, each ended by a NUL.
+    #[n(35)]
+    ListXattr {
+        #[n(0)]
+        inode: u64,
+    },
+    /// The value is the part.
+    #[n(36)]
+    SetXattr {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+        #[n(3)]
+        create: bool,
+        #[n(4)]
+        replace: bool,
+    },
+    #[n(37)]
+    RemoveXattr {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        inode: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+}
+
+/// How long a client goes on with a call, and what it says then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::remote) enum CallClass {
+    /// Changes nothing.
+    Reads,
+    /// Changes something.
+    Changes,
+    /// Makes something durable, which may take long.
+    Syncs,
+}
+
+impl FileCall {
+    /// Whether the server does the call once, however often it arrives: it changes files, or what the session holds.
+    pub(in crate::remote) fn is_numbered(&self) -> bool {
+        use FileCall as Call;
+        !matches!(
+            self,
+            Call::HandleOf { .. }
+                | Call::GetAttr { .. }
+                | Call::ReadLink { .. }
+                | Call::Read { .. }
+                | Call::Seek { .. }
+                | Call::StatFs { .. }
+                | Call::InodeFlags { .. }
+                | Call::GetXattr { .. }
+                | Call::ListXattr { .. }
+        )
+    }
+
+    /// Whether a client that does not know if the call was made by a session that is gone may have it made by another.
+    pub(in crate::remote) fn is_repeatable(&self) -> bool {
+        use FileCall as Call;
+        match self {
+            Call::MakeNode { .. }
+            | Call::MakeDirectory { .. }
+            | Call::Symlink { .. }
+            | Call::Link { .. }
+            | Call::Unlink { .. }
+            | Call::RemoveDirectory { .. }
+            | Call::Rename { .. }
+            | Call::Create { .. }
+            | Call::RemoveXattr { .. } => false,
+            Call::SetXattr { create, replace, .. } => !create && !replace,
+            Call::Write { writer, .. } => !matches!(writer, WireWriter::AtEnd(_)),
+            _ => true,
+        }
+    }
+
+    pub(in crate::remote) fn class(&self) -> CallClass {
+        use FileCall as Call;
+        match self {
+            Call::Fsync { .. }
+            | Call::FsyncDirectory { .. }
+            | Call::Persist { .. }
+            | Call::Sync
+            | Call::Flush { .. } => CallClass::Syncs,
+            Call::Lookup { .. }
+            | Call::Parent { .. }
+            | Call::ByHandle { .. }
+            | Call::Forget
+            | Call::Open { .. }
+            | Call::Close { .. }
+            | Call::OpenDirectory { .. }
+            | Call::ReadDirectory { .. }
+            | Call::CloseDirectory { .. } => CallClass::Reads,
+            call if call.is_numbered() => CallClass::Changes,
+            _ => CallClass::Reads,
+        }
+    }
+
+    /// Fills in the handle that the session has for the open file.
+    pub(in crate::remote) fn set_handle(&mut self, number: u64) {
+        use FileCall as Call;
+        match self {
+            Call::GetAttr { handle, .. }
+            | Call::SetAttr { handle, .. }
+            | Call::Read { handle, .. }
+            | Call::Write { handle, .. }
+            | Call::Flush { handle, .. }
+            | Call::Fsync { handle, .. }
+            | Call::Seek { handle, .. }
+            | Call::Allocate { handle, .. }
+            | Call::Close { handle, .. }
+            | Call::ReadDirectory { handle, .. }
+            | Call::CloseDirectory { handle, .. }
+            | Call::FsyncDirectory { handle, .. } => *handle = number,
+            _ => {}
+        }
+    }
+}
+
+/// What a call answers.
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+pub(in crate::remote) enum FileReply {
+    #[n(0)]
+    Nothing,
+    #[n(1)]
+    Entry(#[n(0)] WireEntry),
+    #[n(2)]
+    Attr(#[n(0)] WireAttrReply),
+    #[n(3)]
+    Opened(#[n(0)] WireOpened),
+    #[n(4)]
+    Created(#[n(0)] WireEntry, #[n(1)] WireOpened),
+    /// The bytes are the part.
+    #[n(5)]
+    Bytes,
+    /// How many bytes were written, and where they begin, if that is certain.
+    #[n(6)]
+    Written(#[n(0)] u32, #[n(1)] Option<u64>),
+    #[n(7)]
+    Offset(#[n(0)] u64),
+    #[n(8)]
+    Listing(#[n(0)] Capped<WireDirEntry, MAX_LISTED>),
+    #[n(9)]
+    StatFs(#[n(0)] WireStatFs),
+    #[n(10)]
+    Flags(#[n(0)] u32),
+    #[n(11)]
+    Handle(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+}
