@@ -76,7 +76,7 @@ pub(crate) struct Client {
     pub(crate) steps: u64,
     /// It waits up to this between steps, and longer where something has failed.
     pub(crate) pause: Duration,
-    /// Changes of names and attributes are answered after [`FileSystem::persist`].
+    /// All it is told survives a loss of power: [`RecordedFs::persisting`].
     pub(crate) persists: bool,
 }
 

@@ -59,11 +59,6 @@ impl Called {
         )
     }
 
-    /// Whether an answer is held back until a loss of power does not take the change, where a client wants that.
-    fn is_persisted(&self) -> bool {
-        self.changes_names() || matches!(self, Called::SetAttr(..))
-    }
-
     /// The file whose bytes or attributes it is about.
     pub(crate) fn inode(&self) -> Option<InodeNumber> {
         match self {
@@ -275,7 +270,8 @@ impl RecordedFs {
         RecordedFs { fs, history, client, arena, persists: false, listings: Arc::default() }
     }
 
-    /// Answers changes of names and attributes after [`FileSystem::persist`], as NFS does.
+    /// Answers after [`FileSystem::persist`], as NFS does with changes. Here also what only looks waits for it: otherwise a client
+    /// could see a change of another one that has no answer yet, and that a loss of power then takes.
     pub(crate) fn persisting(self) -> RecordedFs {
         RecordedFs { persists: true, ..self }
     }
@@ -295,13 +291,13 @@ impl RecordedFs {
         call: impl FnOnce(&dyn FileSystem) -> Answer<T>,
         reply: impl FnOnce(&T) -> Reply + Send + 'static,
     ) -> Answer<T> {
-        let persists = self.persists && called.is_persisted();
+        let persists = self.persists;
         let index = self.history.begin(self.client, self.arena.number, called);
         let (fs, history) = (self.fs.clone(), self.history.clone());
         let answer = call(&*fs);
         Box::pin(async move {
             let mut answer = answer.await;
-            if answer.is_ok() && persists && fs.persist(&[]).await.is_err() {
+            if persists && fs.persist(&[]).await.is_err() {
                 answer = Err(Errno::EIO);
             }
             history.end(index, answer.as_ref().map(reply).map_err(|errno| *errno));
