@@ -191,6 +191,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         for id in &order {
             self.locate(*id).await?;
         }
+        self.locate_again(&order).await?;
         self.seek_the_missing().await?;
         for id in &order {
             self.take_aside(*id).await?;
@@ -282,6 +283,22 @@ impl<'a, D: Disk> Redo<'a, D> {
             stack.pop();
         }
         Ok(self.nodes.get(&id).cloned().flatten())
+    }
+
+    /// Seeks files again that were not found, until none more is: two directories may each have been in the other one, and then
+    /// one of them was sought while the other was not known.
+    async fn locate_again(&mut self, order: &[FileId]) -> DiskResult<()> {
+        loop {
+            let is_nowhere = |id: &&FileId| self.nodes.get(id).is_some_and(Option::is_none);
+            let nowhere: Vec<FileId> = order.iter().filter(is_nowhere).copied().collect();
+            for id in &nowhere {
+                self.nodes.remove(id);
+                self.locate(*id).await?;
+            }
+            if nowhere.iter().all(|id| self.nodes.get(id).is_some_and(Option::is_none)) {
+                return Ok(());
+            }
+        }
     }
 
     /// Seeks a file in directories that were sought.
@@ -453,8 +470,10 @@ impl<'a, D: Disk> Redo<'a, D> {
             let found = self.found.entry(id).or_default();
             found.insert(place.clone());
             let outcome = self.outcomes.file(id);
-            outcome.ever.insert(place);
-            outcome.after.clone_from(found);
+            // A name that the journal knows is an older one.
+            if outcome.ever.insert(place) {
+                outcome.after.clone_from(found);
+            }
         }
         Ok(())
     }
