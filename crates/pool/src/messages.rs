@@ -1,6 +1,6 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0400` to `0x0403`. A backup answers its pool's primary alone. The headers of all calls of the family `0x04` begin with
+//! Methods `0x0500` to `0x0503`. A backup answers its pool's primary alone. The headers of all calls of the family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
 use bytes::Bytes;
@@ -10,13 +10,13 @@ use crate::change::MAX_CHANGE_BYTES;
 use crate::layout::FileId;
 
 /// Asks a backup where it stands.
-pub(crate) const HELLO: u16 = 0x0400;
+pub(crate) const HELLO: u16 = 0x0500;
 /// Begins a session with it.
-pub(crate) const BEGIN: u16 = 0x0401;
+pub(crate) const BEGIN: u16 = 0x0501;
 /// Hands it one change, or bytes of a file.
-pub(crate) const ITEM: u16 = 0x0402;
+pub(crate) const ITEM: u16 = 0x0502;
 /// Says up to where changes are made.
-pub(crate) const BEAT: u16 = 0x0403;
+pub(crate) const BEAT: u16 = 0x0503;
 
 /// The most bytes of a file in one message.
 pub(crate) const MAX_ITEM_BYTES: usize = 1 << 20;

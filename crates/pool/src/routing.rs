@@ -10,7 +10,7 @@ use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 
 /// The upper byte of the methods of pools.
-pub const FAMILY: u8 = 0x04;
+pub const FAMILY: u8 = 0x05;
 
 /// What names a pool ([`crate::PoolSettings::pool`]).
 pub type PoolId = [u8; 16];

@@ -109,7 +109,7 @@ impl<D: Disk> GroupMember<D> {
         &self.members
     }
 
-    /// Answers calls of the family `0x04` that are the pool's members'.
+    /// Answers calls of the family `0x05` that are the pool's members'.
     pub fn service(&self) -> Option<Arc<dyn Service>> {
         match &self.role {
             MemberRole::Primary(_) => None,

@@ -15,7 +15,7 @@ use super::records::{self, GroupRecord, PeerRecord, PoolRecord};
 use super::{NOT_A_MEMBER, Pools};
 
 /// Asks the founder of a pool to be a member: the header is the token of the code.
-pub(super) const JOIN: u16 = 0x0410;
+pub(super) const JOIN: u16 = 0x0510;
 
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
 

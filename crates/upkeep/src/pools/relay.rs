@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn requests_and_answers_read_back_and_parts_of_them_do_not() {
         let request = Request {
-            method: 0x0440,
+            method: 0x0540,
             header: Bytes::from_static(b"header"),
             parts: vec![Bytes::from_static(b"bytes")],
         };

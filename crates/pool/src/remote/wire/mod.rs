@@ -18,16 +18,16 @@ pub(super) use values::{
 };
 
 /// The methods of this module; others of the pools' family `0x04` are another's.
-pub const METHODS: RangeInclusive<u16> = 0x0440..=0x044f;
+pub const METHODS: RangeInclusive<u16> = 0x0540..=0x054f;
 
 /// Begins a session: [`Begin`], answered by [`Begun`].
-pub(super) const BEGIN: u16 = 0x0440;
+pub(super) const BEGIN: u16 = 0x0540;
 /// Keeps a session: [`SessionCall`], answered by an empty header.
-pub(super) const RENEW: u16 = 0x0441;
+pub(super) const RENEW: u16 = 0x0541;
 /// Ends a session: [`SessionCall`], answered by an empty header.
-pub(super) const END: u16 = 0x0442;
+pub(super) const END: u16 = 0x0542;
 /// A call of the file system: [`CallHeader`], answered by [`Answer`] of [`FileReply`].
-pub(super) const CALL: u16 = 0x0443;
+pub(super) const CALL: u16 = 0x0543;
 
 /// Refusal: the server has no such session of this peer.
 pub(super) const UNKNOWN_SESSION: u16 = 100;
