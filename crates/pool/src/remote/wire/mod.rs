@@ -17,7 +17,7 @@ pub(super) use values::{
     Meaningless, WireCaller, WireDirEntry, WireWriter, kind, kind_number, nanos,
 };
 
-/// The methods of this module; others of the pools' family `0x04` are another's.
+/// The methods of this module; others of the pools' family `0x05` are another's.
 pub const METHODS: RangeInclusive<u16> = 0x0540..=0x054f;
 
 /// Begins a session: [`Begin`], answered by [`Begun`].
