@@ -8,7 +8,7 @@
 //! whatever stands in the way of a file that is brought back stays, too; the file then goes to `.atoll/old`. A file is made anew,
 //! empty, only if it was made by one of these changes and is nowhere: its bytes were never promised, its name was.
 //!
-//! Attributes are set again unless the file was synced since.
+//! Attributes are set again unless the file was synced since, and a file gets its number again as an attribute.
 
 mod outcomes;
 
@@ -700,9 +700,13 @@ impl<'a, D: Disk> Redo<'a, D> {
     async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {
         let LastAttributes { mode, uid, gid, atime, mtime } = self.outcomes.file(id).attributes;
         let Some(Some(node)) = self.nodes.get(&id) else { return Ok(()) };
-        // A process that died has set them, and somebody may have set others by hand since. What it was about to make has no
-        // number yet.
-        if !self.has_stopped && !self.unfinished.contains(&id) {
+        if self.member.id_of(node).await.is_none() {
+            self.member.set_id(node, id).await;
+        }
+        // A process that died has set those that it has answered, and somebody may have set others by hand since. What it was about
+        // to make has no number yet. Where there are several members, the others set also those that it has not answered.
+        let is_alone = self.member.members.is_none();
+        if is_alone && !self.has_stopped && !self.unfinished.contains(&id) {
             return Ok(());
         }
         let disk = &self.member.disk;
