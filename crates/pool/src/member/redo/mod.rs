@@ -18,7 +18,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags};
 
 use self::outcomes::{FileOutcome, FileOutcomes, LastAttributes, named};
 use super::following::{self, FollowedChanges};
-use super::opening::checkpoint_of;
+use super::opening::{checkpoint_of, released_of};
 use super::{OpenError, OpenReport, PoolMember};
 use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
 use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
@@ -51,6 +51,7 @@ impl<D: Disk> PoolMember<D> {
         });
         let has_stopped = last_boot != Some(self.disk.boot());
         let (known, order) = checkpoint_of(&records, meta);
+        let released = released_of(&records);
         let has_gap = meta.is_some_and(|meta| meta.sequence < known);
         let index_failed =
             |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
@@ -67,7 +68,7 @@ impl<D: Disk> PoolMember<D> {
             Makes::All => (u64::MAX, u64::MAX),
             Makes::Released { upto, last } => (upto, last),
         };
-        if order > last_decided {
+        if order.max(released) > last_decided {
             return Err(OpenError::PrimaryIsOlder);
         }
         let (made, pending, withdrawn) = following::split_released(decided, last_decided, upto);
@@ -313,9 +314,18 @@ impl<'a, D: Disk> Redo<'a, D> {
         }
         // A file that may be this one is not, if another one is.
         let best = stands.iter().map(|(likeness, ..)| *likeness).max();
-        for (likeness, place, found) in
-            stands.into_iter().filter(|(likeness, ..)| Some(*likeness) == best)
-        {
+        stands.retain(|(likeness, ..)| Some(*likeness) == best);
+        let is_directory = slot.is_none()
+            && self.birth(id).is_some_and(|birth| birth.what.kind() == FileKind::Directory);
+        if is_directory && best == Some(Likeness::Possible) {
+            // It has one name: rather the one that it should have.
+            let is_meant = |place: &PoolPlace| {
+                self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.contains(place))
+            };
+            let chosen = stands.iter().position(|(_, place, _)| is_meant(place)).unwrap_or(0);
+            stands = stands.into_iter().skip(chosen).take(1).collect();
+        }
+        for (likeness, place, found) in stands {
             if slot.is_none() {
                 let ino = self.member.disk.stat(&found).await?.ino;
                 if *self.taken.entry(ino).or_insert(id) != id {
@@ -385,6 +395,13 @@ impl<'a, D: Disk> Redo<'a, D> {
         let is_empty = stat.kind != FileKind::Regular || stat.size_bytes == 0;
         if is_to_go && !(self.has_stopped && is_empty) {
             // To be removed: somebody may have put another one there by hand.
+            return Ok(None);
+        }
+        if is_to_go
+            && stat.kind == FileKind::Directory
+            && !self.member.disk.list(node).await?.is_empty()
+        {
+            // A directory was empty when it was removed: this is another one, whose attribute is lost.
             return Ok(None);
         }
         // Without attributes: a file of this kind that is no other one. It may have been made before it got its attribute.
@@ -661,13 +678,14 @@ impl<'a, D: Disk> Redo<'a, D> {
                 Err(errno) => return Err(errno),
             };
         }
+        let is_alone = self.member.members.is_none();
         for place in found.difference(&after) {
             let Some(dir) = self.locate(place.parent).await? else { continue };
             let is_last_of_file = !is_directory && after.is_empty() && found.len() == 1;
             let removed = match is_directory && slot.is_none() {
                 true => self.member.disk.rmdir(&dir, &place.name).await,
-                false if is_last_of_file && self.has_bytes(id).await? => {
-                    // Somebody may have put it back by hand.
+                false if is_alone && is_last_of_file && self.has_bytes(id).await? => {
+                    // Somebody may have put it back by hand. In a pool of several that is seen by nobody.
                     let old = self.old().await?;
                     let name = id.to_string();
                     tracing::warn!(
@@ -717,7 +735,8 @@ impl<'a, D: Disk> Redo<'a, D> {
                 None => disk.remove_xattr(node, name).await,
             };
             match set {
-                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
+                // What it can not have it did not get when the change was made.
+                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => {}
                 Err(errno) => return Err(errno),
             }
         }
