@@ -59,6 +59,7 @@ impl Group {
         for at in MEMBERS {
             group.start(at).unwrap();
         }
+        group.await_quiet().unwrap();
         group
     }
 
@@ -129,6 +130,8 @@ impl Group {
     /// Waits until the group is quiet, as it is some time after all faults have ended.
     fn await_quiet(&self) -> Result<(), String> {
         let until = self.sim.now() + QUIET_WITHIN;
+        // The primary first has to find out who was restarted.
+        self.sim.run_for(Duration::from_secs(1));
         while !self.is_quiet() {
             if self.sim.now() > until {
                 let all: Vec<_> = MEMBERS.iter().map(|at| self.status(*at)).collect();

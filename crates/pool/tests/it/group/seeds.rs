@@ -11,7 +11,7 @@ use crate::workload::{Dice, for_each_seed};
 
 const CLIENTS: u32 = 3;
 /// Of each client in each life of the primary.
-const STEPS: u64 = 120;
+const STEPS: u64 = 500;
 /// The clients have made their steps so long after all faults have ended.
 const DONE_WITHIN: Duration = Duration::from_secs(600);
 
@@ -231,20 +231,20 @@ impl Trial {
 
 #[test]
 fn members_agree_after_delays() {
-    for_each_seed(10, |seed| Trial::new(seed).run(Faults::Delays));
+    for_each_seed(4, |seed| Trial::new(seed).run(Faults::Delays));
 }
 
 #[test]
 fn members_agree_after_kills() {
-    for_each_seed(15, |seed| Trial::new(seed).run(Faults::Kills));
+    for_each_seed(6, |seed| Trial::new(seed).run(Faults::Kills));
 }
 
 #[test]
 fn members_agree_after_losses_of_power() {
-    for_each_seed(15, |seed| Trial::new(seed).run(Faults::Power(Loss::Ordered)));
+    for_each_seed(6, |seed| Trial::new(seed).run(Faults::Power(Loss::Ordered)));
 }
 
 #[test]
 fn members_agree_after_losses_of_power_on_disks_without_order() {
-    for_each_seed(15, |seed| Trial::new(seed).run(Faults::Power(Loss::Arbitrary)));
+    for_each_seed(4, |seed| Trial::new(seed).run(Faults::Power(Loss::Arbitrary)));
 }
