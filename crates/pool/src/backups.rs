@@ -3,8 +3,8 @@
 //!
 //! Each backup has a [`BackupLink`] with a queue of items that it has not answered. An item is one call; calls overlap, and the
 //! backup puts changes into their order. An item whose call fails is sent again under its number, and the backup does it once. When
-//! the backup knows the session no more, for it was restarted, the link is down until another session is begun
-//! ([`BackupLink::resume`]); then all items of the queue are sent again.
+//! the backup knows the session no more, for it was restarted, or has been silent for a while, the link is down until another session
+//! is begun ([`BackupLink::resume`]); then all items of the queue are sent again, and doing one again changes nothing.
 //!
 //! A change is *released* when it and all before it are durable on all members and made on the primary: backups make it then.
 //!
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Env, Notify, sleep};
+use atoll_env::{Env, Instant, Notify, sleep};
 use atoll_net::{CallError, Peer, Refusal, Request, Transport};
 use atoll_vfs::Errno;
 use bytes::Bytes;
@@ -33,6 +33,8 @@ use crate::routing::{PoolId, addressed};
 const CALL_LIMIT: Duration = Duration::from_secs(3);
 /// A beat takes a round trip.
 const BEAT_LIMIT: Duration = Duration::from_millis(500);
+/// A backup that has answered nothing for so long cannot be reached.
+const SILENT_LIMIT: Duration = Duration::from_secs(2);
 /// Between a call that failed and the next; a guess.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
@@ -56,12 +58,16 @@ struct LinkState {
     next_number: u64,
     queue: BTreeMap<u64, Waiting>,
     report: Option<BackupReport>,
+    /// When it answered last.
+    heard: Option<Instant>,
     /// Why the link is down.
     problem: Option<String>,
     /// The backup's run of its machine, as of the last session.
     boot: Option<u64>,
     /// Ranges of files that it may have lost, and has not got again.
     to_mend: BTreeMap<FileId, Vec<u64>>,
+    /// How often it may have lost some.
+    losses: u64,
     /// The release that a beat under way says.
     beating: Option<u64>,
     /// This member has stopped its work.
@@ -192,6 +198,11 @@ impl Backups {
         join_all(self.links.iter().map(|link| link.up())).await;
     }
 
+    /// How often backups may have lost bytes.
+    pub(crate) fn losses(&self) -> u64 {
+        self.links.iter().map(|link| link.losses()).sum()
+    }
+
     /// Room on the fullest backup's disk, less what is on its way, bytes.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.links.iter().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
@@ -275,7 +286,7 @@ impl BackupLink {
     fn answered(&self, number: u64, report: BackupReport) {
         let mut state = self.state();
         let done = state.queue.remove(&number);
-        state.note(report);
+        state.note(report, self.env.now());
         drop(state);
         if let Some(Waiting { done, .. }) = done {
             // Whoever waited may have given up.
@@ -330,6 +341,7 @@ impl BackupLink {
             state.session = Some(session);
             state.problem = None;
             state.report = None;
+            state.heard = Some(self.env.now());
             let queue = std::mem::take(&mut state.queue);
             for (number, waiting) in queue {
                 match waiting.item.what {
@@ -354,12 +366,28 @@ impl BackupLink {
 
     /// These ranges of files are to be handed over again.
     pub(crate) fn begin_mend(&self, marks: BTreeMap<FileId, Vec<u64>>) {
-        self.state().to_mend = marks;
+        let mut state = self.state();
+        state.to_mend = marks;
+        state.losses += 1;
     }
 
     /// The ranges of a file that are to be handed over again.
     pub(crate) fn to_mend(&self, id: FileId) -> Vec<u64> {
         self.state().to_mend.get(&id).cloned().unwrap_or_default()
+    }
+
+    /// How often the backup may have lost bytes.
+    pub(crate) fn losses(&self) -> u64 {
+        self.state().losses
+    }
+
+    /// The changes that are on their way.
+    pub(crate) fn queued(&self) -> Vec<u64> {
+        let order = |waiting: &Waiting| match waiting.item.what {
+            ItemKind::Append { order, .. } => Some(order),
+            _ => None,
+        };
+        self.state().queue.values().filter_map(order).collect()
     }
 
     /// How many files those are in.
@@ -372,9 +400,12 @@ impl BackupLink {
         self.state().to_mend.keys().next().copied()
     }
 
-    /// Ranges were handed over.
-    pub(crate) fn end_mend(&self, id: FileId, done: &[u64]) {
+    /// Ranges were handed over, when the backup had lost bytes so often. What it has lost since is to be handed over again.
+    pub(crate) fn end_mend(&self, id: FileId, done: &[u64], losses: u64) {
         let mut state = self.state();
+        if state.losses != losses {
+            return;
+        }
         if let Some(marks) = state.to_mend.get_mut(&id) {
             marks.retain(|mark| !done.contains(mark));
             if marks.is_empty() {
@@ -436,19 +467,25 @@ impl BackupLink {
         match self.transport.call(self.peer, request, BEAT_LIMIT).await {
             Ok(reply) => {
                 if let Some(report) = messages::decode(&reply.header) {
-                    self.state().note(report);
+                    self.state().note(report, self.env.now());
                 }
             }
             Err(CallError::Refused(refusal)) if refusal.code != Refusal::OVERLOADED => {
                 self.refused(session, &refusal);
             }
-            Err(_) => {}
+            Err(error) => {
+                let heard = self.state().heard;
+                if heard.is_none_or(|heard| self.env.now() > heard + SILENT_LIMIT) {
+                    self.lose(session, &error.to_string());
+                }
+            }
         }
     }
 }
 
 impl LinkState {
-    fn note(&mut self, report: BackupReport) {
+    fn note(&mut self, report: BackupReport, now: Instant) {
+        self.heard = Some(now);
         let applied = self.report.map_or(0, |before| before.applied).max(report.applied);
         self.report = Some(BackupReport { applied, ..report });
     }

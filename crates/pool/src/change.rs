@@ -304,6 +304,12 @@ pub(crate) enum PoolChange {
         #[n(2)]
         order: u64,
     },
+    /// A backup makes the changes up to this one: all members have them.
+    #[n(12)]
+    Released {
+        #[n(0)]
+        order: u64,
+    },
     /// The change of this order failed.
     #[n(7)]
     Withdrawn {
@@ -361,6 +367,7 @@ mod tests {
             PoolChange::AllSynced { kept: vec![(id, vec![u64::MAX; 3]); 256] },
             PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX, order: u64::MAX },
             PoolChange::Withdrawn { order: u64::MAX },
+            PoolChange::Released { order: u64::MAX },
         ];
         for change in changes {
             let bytes = change.encode();

@@ -394,7 +394,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
 
     fn sync(&self) -> Answer<()> {
         self.call(async move |pool| {
-            pool.member.sync_members().await?;
+            pool.member.mend_and_sync_members().await?;
             pool.member.checkpoint().await
         })
     }

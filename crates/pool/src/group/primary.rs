@@ -26,8 +26,8 @@ const BEAT_EVERY: Duration = Duration::from_millis(250);
 /// Between attempts to reach a backup; a guess.
 const RETRY_EVERY: Duration = Duration::from_millis(250);
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// A backup makes the changes of its journal again meanwhile.
-const BEGIN_LIMIT: Duration = Duration::from_secs(60);
+/// A backup makes the changes of its journal again meanwhile; one that is not done by then is asked again.
+const BEGIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub(super) struct Primary<D: Disk> {
@@ -104,6 +104,11 @@ impl<D: Disk> Primary<D> {
                     .into(),
             );
         }
+        if !self.can_hand(link, stands.last, last) {
+            return Err(
+                "it lacks changes that it had: its disk was set back to an older state".into()
+            );
+        }
         let epoch = stands.epoch.saturating_add(1);
         let session = GroupSession { epoch, primary_run: self.run, backup_run: stands.run };
         let begin = messages::encode(&Begin { session, last, released });
@@ -131,6 +136,14 @@ impl<D: Disk> Primary<D> {
             }
         }));
         Ok(())
+    }
+
+    /// Whether a backup that has all changes up to `has` can get those up to `last`.
+    fn can_hand(&self, link: &BackupLink, has: u64, last: u64) -> bool {
+        let mut orders: BTreeSet<u64> = self.member.retained().keys().copied().collect();
+        orders.extend(link.queued());
+        let missing = last.saturating_sub(has);
+        missing == 0 || orders.range(has + 1..=last).count() as u64 == missing
     }
 
     /// A backup has all changes of earlier runs. When all have, nobody needs them any more.

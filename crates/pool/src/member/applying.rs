@@ -102,17 +102,26 @@ impl<D: Disk> PoolMember<D> {
             }
             PoolChange::Extended { id, name, value } => {
                 let node = self.node(*id).await?;
-                match value {
+                let set = match value {
                     Some(value) => {
-                        self.disk.set_xattr(&node, name, value, XattrFlags::default()).await?;
+                        self.disk.set_xattr(&node, name, value, XattrFlags::default()).await
                     }
-                    None => self.disk.remove_xattr(&node, name).await?,
+                    None => self.disk.remove_xattr(&node, name).await,
+                };
+                match (set, decided) {
+                    // As when a journal is made again: the member that decided it may have died before it withdrew it.
+                    (
+                        Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM),
+                        Decided::Elsewhere,
+                    ) => {}
+                    (set, _) => set?,
                 }
             }
             PoolChange::Synced { .. }
             | PoolChange::Marked { .. }
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
+            | PoolChange::Released { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
         Ok(None)

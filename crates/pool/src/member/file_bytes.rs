@@ -8,6 +8,7 @@
 //!
 //! A file without a name is the primary's alone.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +54,8 @@ impl<D: Disk> PoolMember<D> {
         (offset, len): (u64, u64),
     ) -> DiskResult<MarkedWrite<'_, D>> {
         let marks = marks_of(offset, len);
+        // No mark is cleared between this look and the beginning of the write.
+        let _marking = self.whole.read(super::whole::MARKS).await;
         let missing = self.marks().missing(id, &marks);
         if !missing.is_empty() {
             self.change(PoolChange::Marked { id, marks: missing }).await?;
@@ -99,7 +102,10 @@ impl<D: Disk> PoolMember<D> {
         let Some(backups) = self.followers(id) else {
             return self.disk.set_len(file, size_bytes).await;
         };
-        let _marked = self.begin_write(id, (size_bytes, 1)).await?;
+        // What is taken away may come back where it is lost that it was, below a greater length.
+        let before = self.disk.stat_file(file).await?.size_bytes;
+        let len = before.saturating_sub(size_bytes).max(1);
+        let _marked = self.begin_write(id, (size_bytes, len)).await?;
         self.disk.set_len(file, size_bytes).await?;
         let what = ItemKind::SetLength { id, after: backups.made_by(id), size_bytes };
         backups.hand(what, Bytes::new()).await
@@ -133,31 +139,39 @@ impl<D: Disk> PoolMember<D> {
         data_only: bool,
     ) -> DiskResult<()> {
         let resized = self.held().resized(id);
-        let followers = self.followers(id).cloned();
-        let (upto, before) = match &followers {
-            None => (self.changes_so_far(), None),
-            Some(backups) => {
-                self.mend_for_sync(id).await?;
-                // Backups have made no more than that.
-                (backups.released(), Some(self.marks().before_sync(id)))
+        let Some(backups) = self.followers(id).cloned() else {
+            let upto = if data_only { 0 } else { self.changes_so_far() };
+            self.disk.sync_file(file, data_only).await?;
+            self.held().end_resized(id, resized);
+            if self.is_in_journal(id) {
+                let _changing = self.begin_change().await?;
+                self.change(PoolChange::Synced { id, upto, kept: Vec::new() }).await?;
+            }
+            return self.sync_changes().await;
+        };
+        let (upto, before) = loop {
+            let losses = backups.losses();
+            self.mend_for_sync(id).await?;
+            // Backups have made no more than that.
+            let upto = if data_only { 0 } else { backups.released() };
+            let before = self.marks().before_sync(id);
+            let own = self.disk.sync_file(file, data_only);
+            let mtime = self.disk.stat_file(file).await?.mtime;
+            let after = backups.made_by(id).max(upto);
+            let what = ItemKind::Sync { id, after, mtime: (mtime.secs, mtime.nanos) };
+            let (handed, own) = futures_util::join!(backups.hand(what, Bytes::new()), own);
+            handed.and(own)?;
+            // A backup that has lost bytes meanwhile may have synced the file before it got them again.
+            if backups.losses() == losses {
+                break (upto, before);
             }
         };
-        let upto = if data_only { 0 } else { upto };
-        let own = self.disk.sync_file(file, data_only);
-        match &followers {
-            None => own.await?,
-            Some(backups) => {
-                let mtime = self.disk.stat_file(file).await?.mtime;
-                let after = backups.made_by(id).max(upto);
-                let what = ItemKind::Sync { id, after, mtime: (mtime.secs, mtime.nanos) };
-                let (handed, own) = futures_util::join!(backups.hand(what, Bytes::new()), own);
-                handed.and(own)?;
-            }
-        }
         self.held().end_resized(id, resized);
-        if self.is_in_journal(id) || before.as_ref().is_some_and(|_| self.marks().has_any(id)) {
+        if self.is_in_journal(id) || self.marks().has_any(id) {
             let _changing = self.begin_change().await?;
-            let mut kept = before.map_or_else(Vec::new, |before| self.marks().after_sync(&before));
+            // No write begins between the look at the marks and the change that clears them.
+            let _turn = self.turns.write(id.0).await;
+            let mut kept = self.marks().after_sync(&before);
             kept.extend(self.unmended(id));
             kept.sort_unstable();
             kept.dedup();
@@ -166,7 +180,24 @@ impl<D: Disk> PoolMember<D> {
         self.sync_changes().await
     }
 
-    /// Makes all files durable on all members, so that few have marks.
+    /// Hands over all that a backup may have lost, and makes all files durable on all members.
+    pub(crate) async fn mend_and_sync_members(self: &Arc<Self>) -> DiskResult<()> {
+        let Some(backups) = self.backups.get() else { return Ok(()) };
+        loop {
+            let losses = backups.losses();
+            for link in &backups.links {
+                while let Some(id) = link.next_to_mend() {
+                    self.mend(link, id).await?;
+                }
+            }
+            self.sync_members().await?;
+            if backups.losses() == losses {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes all files durable on all members, but for what some backup may have lost, so that few have marks.
     pub(crate) async fn sync_members(self: &Arc<Self>) -> DiskResult<()> {
         let Some(backups) = self.backups.get() else { return Ok(()) };
         let files = self.marks().all();
@@ -177,15 +208,24 @@ impl<D: Disk> PoolMember<D> {
             let marks = self.marks();
             files.keys().map(|id| marks.before_sync(*id)).collect()
         };
+        let losses = backups.losses();
+        let unmended: BTreeMap<_, _> = files.keys().map(|id| (*id, self.unmended(*id))).collect();
         // All that is released is made before it is synced.
         let what = ItemKind::SyncAll { after: backups.released() };
         let all =
             async { futures_util::join!(backups.hand(what, Bytes::new()), self.disk.sync_all()).1 };
         timeout(&*self.env, SYNC_ALL_LIMIT, all).await.map_err(|_| Errno::ETIMEDOUT)??;
+        if backups.losses() != losses {
+            // A backup may have synced them before it got again what it had lost.
+            return Ok(());
+        }
         let _changing = self.begin_change().await?;
+        // No write begins between the look at the marks and the change that clears them.
+        let _marking = self.whole.write(super::whole::MARKS).await;
         let mut kept = Vec::new();
         for before in &before {
             let mut stays = self.marks().after_sync(before);
+            stays.extend(unmended.get(&before.id).into_iter().flatten());
             stays.extend(self.unmended(before.id));
             if !stays.is_empty() {
                 stays.sort_unstable();
@@ -224,18 +264,19 @@ impl<D: Disk> PoolMember<D> {
     /// Hands the marked ranges of a file to a backup that may have lost them.
     pub(crate) async fn mend(&self, link: &Arc<BackupLink>, id: FileId) -> DiskResult<()> {
         let _turn = self.turns.write(id.0).await;
+        let losses = link.losses();
         let ranges = link.to_mend(id);
         let node = match self.node(id).await {
             // It is gone, on all members.
             Err(Errno::ESTALE) => {
-                link.end_mend(id, &ranges);
+                link.end_mend(id, &ranges, losses);
                 return Ok(());
             }
             node => node?,
         };
         let is_regular = self.disk.stat(&node).await?.kind == FileKind::Regular;
         if ranges.is_empty() || !is_regular || self.held().is_nameless(id) {
-            link.end_mend(id, &ranges);
+            link.end_mend(id, &ranges, losses);
             return Ok(());
         }
         let file = self.disk.open(&node).await?;
@@ -255,7 +296,7 @@ impl<D: Disk> PoolMember<D> {
             let what = ItemKind::Mend { id, after, offset, size_bytes };
             link.hand(Arc::new(Item { what, bytes })).await?;
         }
-        link.end_mend(id, &ranges);
+        link.end_mend(id, &ranges, losses);
         Ok(())
     }
 
@@ -271,7 +312,11 @@ impl<D: Disk> PoolMember<D> {
         let (node, file) = {
             // No directory moves meanwhile.
             let _still = self.whole.read(super::whole::MOVES).await;
-            let node = self.node(id).await?;
+            let node = match self.node(id).await {
+                // It was removed while it was synced.
+                Err(Errno::ESTALE) if matches!(what, ItemKind::Sync { .. }) => return Ok(()),
+                node => node?,
+            };
             let file = self.disk.open(&node).await?;
             (node, file)
         };

@@ -73,6 +73,13 @@ impl<D: Disk> PoolMember<D> {
     /// Makes all changes up to `released` that are in the journal.
     pub(crate) async fn release(self: &Arc<Self>, released: u64) -> DiskResult<()> {
         let _one = self.whole.write(super::whole::RELEASING).await;
+        let last = self.with_followed(|followed| followed.last().min(released))?;
+        if self.with_followed(|followed| followed.next(released).is_some())? {
+            let _changing = self.begin_change().await?;
+            // So that a primary which has lost these is told from one that has lost what nobody was to make.
+            let change = PoolChange::Released { order: last };
+            self.journal.append(&self.disk, RecordOrder::Own, &change).await?;
+        }
         while let Some((order, change)) = self.with_followed(|followed| followed.next(released))? {
             let _changing = self.begin_change().await?;
             if let Some(change) = change {

@@ -85,6 +85,8 @@ mod whole {
     pub(super) const FOLLOWING: u64 = 4;
     /// Making them.
     pub(super) const RELEASING: u64 = 5;
+    /// Clearing marks of all files; shared by writes that begin.
+    pub(super) const MARKS: u64 = 6;
 }
 
 /// See the module.

@@ -292,6 +292,15 @@ pub(super) fn checkpoint_of(records: &[JournalRecord], meta: Option<IndexMeta>) 
     checkpoints.chain(of_index).max().unwrap_or((0, 0))
 }
 
+/// The last change that this backup was told to make, as far as its journal still knows.
+pub(super) fn released_of(records: &[JournalRecord]) -> u64 {
+    let released = records.iter().filter_map(|record| match record.change {
+        PoolChange::Released { order } => Some(order),
+        _ => None,
+    });
+    released.max().unwrap_or(0)
+}
+
 /// A member's disk that is not in order yet: what its journal has is to be made again.
 pub(crate) struct UnrecoveredMember<D: Disk> {
     member: PoolMember<D>,
@@ -309,14 +318,14 @@ impl<D: Disk> UnrecoveredMember<D> {
         Ok((Arc::new(self.member), report))
     }
 
-    /// The last change that it has, and the last that it has made for sure.
+    /// The last change that it has, and the last that it has made, or was about to.
     pub(crate) fn orders(&self) -> Result<(u64, u64), OpenError> {
         let failed = |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
         let pending = self.member.index.group().map_err(failed)?.pending;
         let (known, applied) = checkpoint_of(&self.records, self.meta);
         let newer = self.records.iter().filter(|record| record.sequence > known);
         let last = newer.map(|record| record.order).chain(pending.into_keys()).max();
-        Ok((last.unwrap_or(0).max(applied), applied))
+        Ok((last.unwrap_or(0).max(applied), applied.max(released_of(&self.records))))
     }
 
     /// Who the members are; none in a pool of one.

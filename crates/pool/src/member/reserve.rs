@@ -15,6 +15,11 @@ pub(super) const RESERVE: &[u8] = b"reserve";
 /// More than a checkpoint writes: at most some hundred thousand entries.
 const MAX_RESERVE_BYTES: u64 = 32 << 20;
 
+/// A backup with less room is full: more than changes take which are under way.
+const MIN_ROOM_BYTES: u64 = 256 << 10;
+/// And so is one on which fewer files can be made.
+const MIN_ROOM_FILES: u64 = 64;
+
 /// What counts as full, on a disk of so many bytes.
 #[derive(Clone, Copy)]
 struct Room {
@@ -34,19 +39,25 @@ impl Room {
 }
 
 impl<D: Disk> PoolMember<D> {
-    /// Refuses what takes room while the disk is full.
+    /// Refuses what takes room while the disk is full, or a backup's.
     pub(crate) fn check_room(&self) -> DiskResult<()> {
-        match self.is_tight.load(Ordering::Relaxed) {
+        let is_tight_elsewhere =
+            self.backups.get().is_some_and(|backups| backups.free_bytes() < MIN_ROOM_BYTES);
+        match self.is_tight.load(Ordering::Relaxed) || is_tight_elsewhere {
             true => Err(Errno::ENOSPC),
             false => Ok(()),
         }
     }
 
-    /// Room that is not kept for the index, bytes.
+    /// Room that is not kept for the index, bytes; none where hardly a file can be made.
     pub(crate) async fn room_left(&self) -> DiskResult<u64> {
         let found = self.disk.stat_fs().await?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.block_size_bytes));
         let room = Room::of(bytes(found.blocks));
+        // Some file systems do not count files.
+        if found.files > 0 && found.files_free < MIN_ROOM_FILES {
+            return Ok(0);
+        }
         Ok(bytes(found.blocks_available).saturating_sub(room.tight_bytes))
     }
 

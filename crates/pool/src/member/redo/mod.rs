@@ -8,7 +8,7 @@
 //! whatever stands in the way of a file that is brought back stays, too; the file then goes to `.atoll/old`. A file is made anew,
 //! empty, only if it was made by one of these changes and is nowhere: its bytes were never promised, its name was.
 //!
-//! Attributes are set again unless the file was synced since.
+//! Attributes are set again unless the file was synced since, and a file gets its number again as an attribute.
 
 mod outcomes;
 
@@ -18,7 +18,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags};
 
 use self::outcomes::{FileOutcome, FileOutcomes, LastAttributes, named};
 use super::following::{self, FollowedChanges};
-use super::opening::checkpoint_of;
+use super::opening::{checkpoint_of, released_of};
 use super::{OpenError, OpenReport, PoolMember};
 use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
 use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
@@ -51,6 +51,7 @@ impl<D: Disk> PoolMember<D> {
         });
         let has_stopped = last_boot != Some(self.disk.boot());
         let (known, order) = checkpoint_of(&records, meta);
+        let released = released_of(&records);
         let has_gap = meta.is_some_and(|meta| meta.sequence < known);
         let index_failed =
             |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
@@ -67,7 +68,7 @@ impl<D: Disk> PoolMember<D> {
             Makes::All => (u64::MAX, u64::MAX),
             Makes::Released { upto, last } => (upto, last),
         };
-        if order > last_decided {
+        if order.max(released) > last_decided {
             return Err(OpenError::PrimaryIsOlder);
         }
         let (made, pending, withdrawn) = following::split_released(decided, last_decided, upto);
@@ -330,9 +331,18 @@ impl<'a, D: Disk> Redo<'a, D> {
         }
         // A file that may be this one is not, if another one is.
         let best = stands.iter().map(|(likeness, ..)| *likeness).max();
-        for (likeness, place, found) in
-            stands.into_iter().filter(|(likeness, ..)| Some(*likeness) == best)
-        {
+        stands.retain(|(likeness, ..)| Some(*likeness) == best);
+        let is_directory = slot.is_none()
+            && self.birth(id).is_some_and(|birth| birth.what.kind() == FileKind::Directory);
+        if is_directory && best == Some(Likeness::Possible) {
+            // It has one name: rather the one that it should have.
+            let is_meant = |place: &PoolPlace| {
+                self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.contains(place))
+            };
+            let chosen = stands.iter().position(|(_, place, _)| is_meant(place)).unwrap_or(0);
+            stands = stands.into_iter().skip(chosen).take(1).collect();
+        }
+        for (likeness, place, found) in stands {
             if slot.is_none() {
                 let ino = self.member.disk.stat(&found).await?.ino;
                 if *self.taken.entry(ino).or_insert(id) != id {
@@ -402,6 +412,13 @@ impl<'a, D: Disk> Redo<'a, D> {
         let is_empty = stat.kind != FileKind::Regular || stat.size_bytes == 0;
         if is_to_go && !(self.has_stopped && is_empty) {
             // To be removed: somebody may have put another one there by hand.
+            return Ok(None);
+        }
+        if is_to_go
+            && stat.kind == FileKind::Directory
+            && !self.member.disk.list(node).await?.is_empty()
+        {
+            // A directory was empty when it was removed: this is another one, whose attribute is lost.
             return Ok(None);
         }
         // Without attributes: a file of this kind that is no other one. It may have been made before it got its attribute.
@@ -680,13 +697,14 @@ impl<'a, D: Disk> Redo<'a, D> {
                 Err(errno) => return Err(errno),
             };
         }
+        let is_alone = self.member.members.is_none();
         for place in found.difference(&after) {
             let Some(dir) = self.locate(place.parent).await? else { continue };
             let is_last_of_file = !is_directory && after.is_empty() && found.len() == 1;
             let removed = match is_directory && slot.is_none() {
                 true => self.member.disk.rmdir(&dir, &place.name).await,
-                false if is_last_of_file && self.has_bytes(id).await? => {
-                    // Somebody may have put it back by hand.
+                false if is_alone && is_last_of_file && self.has_bytes(id).await? => {
+                    // Somebody may have put it back by hand. In a pool of several that is seen by nobody.
                     let old = self.old().await?;
                     let name = id.to_string();
                     tracing::warn!(
@@ -719,9 +737,13 @@ impl<'a, D: Disk> Redo<'a, D> {
     async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {
         let LastAttributes { mode, uid, gid, atime, mtime } = self.outcomes.file(id).attributes;
         let Some(Some(node)) = self.nodes.get(&id) else { return Ok(()) };
-        // A process that died has set them, and somebody may have set others by hand since. What it was about to make has no
-        // number yet.
-        if !self.has_stopped && !self.unfinished.contains(&id) {
+        if self.member.id_of(node).await.is_none() {
+            self.member.set_id(node, id).await;
+        }
+        // A process that died has set those that it has answered, and somebody may have set others by hand since. What it was about
+        // to make has no number yet. Where there are several members, the others set also those that it has not answered.
+        let is_alone = self.member.members.is_none();
+        if is_alone && !self.has_stopped && !self.unfinished.contains(&id) {
             return Ok(());
         }
         let disk = &self.member.disk;
@@ -732,7 +754,8 @@ impl<'a, D: Disk> Redo<'a, D> {
                 None => disk.remove_xattr(node, name).await,
             };
             match set {
-                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
+                // What it can not have it did not get when the change was made.
+                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => {}
                 Err(errno) => return Err(errno),
             }
         }

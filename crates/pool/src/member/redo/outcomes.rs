@@ -104,6 +104,7 @@ impl FileOutcomes {
             | PoolChange::Marked { .. }
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
+            | PoolChange::Released { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
         if is_withdrawn {
@@ -163,6 +164,7 @@ impl FileOutcomes {
             | PoolChange::Marked { .. }
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
+            | PoolChange::Released { .. }
             | PoolChange::Withdrawn { .. } => {}
         }
     }
@@ -182,6 +184,7 @@ pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         PoolChange::Marked { .. }
         | PoolChange::AllSynced { .. }
         | PoolChange::Checkpoint { .. }
+        | PoolChange::Released { .. }
         | PoolChange::Withdrawn { .. } => (None, None),
     };
     first.into_iter().chain(second)

@@ -1,0 +1,250 @@
+//! Clients of a pool whose network, processes, machines and disks fail, by seeds.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use atoll_sim::Loss as MessageLoss;
+
+use super::*;
+use crate::workload::clients::{Client, Grounds, judge, look_at_everything};
+use crate::workload::history::History;
+use crate::workload::{Dice, for_each_seed};
+
+const CLIENTS: u32 = 3;
+/// Of each client in each life of the primary.
+const STEPS: u64 = 500;
+/// The clients have made their steps so long after all faults have ended.
+const DONE_WITHIN: Duration = Duration::from_secs(600);
+
+/// Which faults a test has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Faults {
+    /// Of the network, of processes that stand still, and of slow disks.
+    Delays,
+    /// And of processes that are killed.
+    Kills,
+    /// And of machines that lose power.
+    Power(Loss),
+}
+
+/// A group and its clients.
+struct Trial {
+    group: Group,
+    grounds: Arc<Grounds>,
+    history: History,
+    seed: u64,
+    dice: Dice,
+    lives: u64,
+    /// Clients that have steps to make.
+    running: Arc<AtomicUsize>,
+    frozen: [bool; MEMBERS.len()],
+}
+
+impl Trial {
+    fn new(seed: u64) -> Trial {
+        let group = Group::new(seed, (seed % 4) as u8);
+        let history = History::new(group.sim.outside());
+        let fs = group.fs();
+        let grounds = group.sim.block_on(LONG, Grounds::make(&fs, CLIENTS as usize, 3)).unwrap();
+        let mut trial = Trial {
+            group,
+            grounds: Arc::new(grounds),
+            history,
+            seed,
+            dice: Dice(seed),
+            lives: 0,
+            running: Arc::default(),
+            frozen: [false; MEMBERS.len()],
+        };
+        for disk in &trial.group.disks {
+            disk.set_latency(seed, Duration::from_millis(2));
+        }
+        trial.start_clients();
+        trial
+    }
+
+    /// Clients live and die with the primary.
+    fn start_clients(&mut self) {
+        self.lives += 1;
+        self.running = Arc::new(AtomicUsize::new(CLIENTS as usize));
+        let fs: Arc<dyn FileSystem> = Arc::new(self.group.fs());
+        let env = self.group.sim.env(self.group.hosts[PRIMARY]);
+        for number in 0..CLIENTS {
+            let client = Client {
+                number,
+                grounds: self.grounds.clone(),
+                history: self.history.clone(),
+                seed: self.seed * 10_000 + self.lives * 100 + u64::from(number),
+                steps: STEPS,
+                pause: Duration::from_millis(20),
+                persists: false,
+            };
+            let work = client.run(fs.clone(), env.clone());
+            let running = self.running.clone();
+            env.spawn(Box::pin(async move {
+                work.await;
+                running.fetch_sub(1, Ordering::SeqCst);
+            }));
+        }
+    }
+
+    fn host(&mut self) -> usize {
+        self.dice.below(MEMBERS.len() as u64) as usize
+    }
+
+    fn kill(&mut self, at: usize) {
+        let calls = if self.dice.below(2) == 0 { InFlight::Lost } else { InFlight::Late };
+        self.frozen[at] = false;
+        if self.group.is_up(at) {
+            self.group.kill(at, calls);
+        }
+    }
+
+    fn lose_power(&mut self, at: usize, loss: Loss) {
+        self.frozen[at] = false;
+        let seed = self.dice.below(1 << 32);
+        // What runs no more can still lose what it left.
+        self.group.lose_power(at, loss, seed);
+        if at == PRIMARY {
+            self.history.power_lost();
+        }
+    }
+
+    fn restart(&mut self, at: usize) {
+        if self.group.is_up(at) {
+            return;
+        }
+        self.group.restart(at);
+        if at == PRIMARY {
+            // What the one before had begun is made, or never will be.
+            self.history.settled();
+            self.start_clients();
+        }
+    }
+
+    fn thaw(&mut self) {
+        for at in MEMBERS {
+            if std::mem::take(&mut self.frozen[at]) {
+                self.group.sim.thaw(self.group.hosts[at]);
+            }
+        }
+    }
+
+    /// Something goes wrong.
+    fn disturb(&mut self, faults: Faults) {
+        let sim = &self.group.sim;
+        let hosts = self.group.hosts.clone();
+        let (one, other) = (self.dice.below(3) as usize, 1 + self.dice.below(2) as usize);
+        let other = (one + other) % MEMBERS.len();
+        let chance = self.dice.below(30) as f64 / 100.0;
+        let kinds = match faults {
+            Faults::Delays => 7,
+            Faults::Kills => 10,
+            Faults::Power(_) => 13,
+        };
+        match self.dice.below(kinds) {
+            0 => sim.set_loss(MessageLoss::Drop { chance }),
+            1 => {
+                let first_timeout = Duration::from_millis(200);
+                sim.set_loss(MessageLoss::Retransmit { chance, first_timeout });
+            }
+            2 => sim.cut(&[hosts[one]], &[hosts[other]]),
+            3 => sim.partition(&[&[hosts[one]]]),
+            4 => {
+                sim.heal();
+                sim.set_loss(MessageLoss::None);
+            }
+            5 => {
+                let bound = Duration::from_millis([2, 30, 200][self.dice.below(3) as usize]);
+                self.group.disks[one].set_latency(self.seed, bound);
+            }
+            6 => {
+                if self.group.is_up(one) && !self.frozen[one] {
+                    self.group.sim.freeze(hosts[one]);
+                    self.frozen[one] = true;
+                }
+            }
+            7 | 8 => self.kill(one),
+            9 => match self.dice.below(3) {
+                0 => [1, 2].into_iter().for_each(|at| self.kill(at)),
+                _ => MEMBERS.into_iter().for_each(|at| self.kill(at)),
+            },
+            10 | 11 => {
+                let Faults::Power(loss) = faults else { unreachable!("too many kinds") };
+                self.lose_power(one, loss);
+            }
+            _ => {
+                let Faults::Power(loss) = faults else { unreachable!("too many kinds") };
+                MEMBERS.into_iter().for_each(|at| self.lose_power(at, loss));
+            }
+        }
+    }
+
+    fn run(mut self, faults: Faults) -> Result<(), String> {
+        for _ in 0..10 {
+            self.group.sim.run_for(Duration::from_millis(self.dice.below(1500)));
+            self.disturb(faults);
+            let pause = [100, 1000, 4000][self.dice.below(3) as usize];
+            self.group.sim.run_for(Duration::from_millis(self.dice.below(pause)));
+            if self.dice.below(2) == 0 {
+                self.thaw();
+            }
+            let at = self.host();
+            if self.dice.below(2) == 0 {
+                self.restart(at);
+            }
+            if self.dice.below(3) == 0 {
+                self.group.sim.heal();
+            }
+        }
+        self.end()
+    }
+
+    /// All faults end, and everything is judged.
+    fn end(mut self) -> Result<(), String> {
+        self.group.sim.heal();
+        self.group.sim.set_loss(MessageLoss::None);
+        self.thaw();
+        for disk in &self.group.disks {
+            disk.set_latency(self.seed, Duration::from_millis(2));
+        }
+        for at in MEMBERS {
+            self.restart(at);
+        }
+        let is_done = || self.running.load(Ordering::SeqCst) == 0;
+        let until = self.group.sim.now() + DONE_WITHIN;
+        while !is_done() && self.group.sim.now() < until {
+            self.group.sim.run_for(Duration::from_millis(500));
+        }
+        if !is_done() {
+            let all: Vec<_> = MEMBERS.iter().map(|at| self.group.status(*at)).collect();
+            return Err(format!("clients have no answer: {all:#?}"));
+        }
+        self.group.settle_and_compare()?;
+        // Calls that were answered with EIO have come to an end, too.
+        self.history.settled();
+        let fs: Arc<dyn FileSystem> = Arc::new(self.group.fs());
+        let look = look_at_everything(&fs, &self.history, &self.grounds);
+        self.group.sim.block_on(LONG, look).unwrap();
+        judge(&self.history, &self.grounds, &[])
+    }
+}
+
+#[test]
+fn members_agree_after_delays() {
+    for_each_seed(4, |seed| Trial::new(seed).run(Faults::Delays));
+}
+
+#[test]
+fn members_agree_after_kills() {
+    for_each_seed(6, |seed| Trial::new(seed).run(Faults::Kills));
+}
+
+#[test]
+fn members_agree_after_losses_of_power() {
+    for_each_seed(6, |seed| Trial::new(seed).run(Faults::Power(Loss::Ordered)));
+}
+
+#[test]
+fn members_agree_after_losses_of_power_on_disks_without_order() {
+    for_each_seed(4, |seed| Trial::new(seed).run(Faults::Power(Loss::Arbitrary)));
+}
