@@ -156,7 +156,7 @@ fn codes_that_are_none_and_members_that_are_too_many_are_refused() {
     let code = team.pool(0, &["create", "team", &files(0), "--members", "2"]).ok().stdout;
     let code = code.trim();
     team.pool(1, &["join", &code[..code.len() - 1], "team", &files(1)])
-        .failed(2, &["mistyped or cut short"]);
+        .failed(2, &["the code: ", "some are missing"]);
     team.pool(1, &["join", "atoll:abc", "team", &files(1)]).failed(2, &["atoll-pool:"]);
     fs::create_dir(files(1)).expect("made");
     fs::write(Path::new(&files(1)).join("full"), "x").expect("written");

@@ -29,6 +29,10 @@ const SYNC_ALL_LIMIT: Duration = Duration::from_secs(60);
 /// Files with marks that a change names which says that all others have none.
 const MAX_KEPT: usize = 256;
 
+/// Modes of `fallocate(2)` that do the same when they are done again.
+const REPEATABLE_MODES: i32 =
+    atoll_vfs::FALLOC_KEEP_SIZE | atoll_vfs::FALLOC_PUNCH_HOLE | atoll_vfs::FALLOC_ZERO_RANGE;
+
 /// A write into ranges that are marked.
 struct MarkedWrite<'a, D: Disk> {
     member: &'a PoolMember<D>,
@@ -122,6 +126,10 @@ impl<D: Disk> PoolMember<D> {
         let Some(backups) = self.followers(id) else {
             return self.disk.allocate(file, mode, offset, len).await;
         };
+        // Ranges that are inserted or taken out would be so twice if a call is made again.
+        if mode & !REPEATABLE_MODES != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 && backups.free_bytes() < len {
             return Err(Errno::ENOSPC);
         }
