@@ -7,6 +7,7 @@ use atoll_node::check_name;
 use atoll_upkeep::pools::records;
 
 use crate::failure::{Exit, Failure};
+use crate::global;
 use crate::user;
 
 pub(crate) use atoll_upkeep::pools::records::{GroupRecord, PeerRecord, PoolRecord};
@@ -30,6 +31,8 @@ pub(super) fn all(dir: &Path) -> Result<Vec<String>, Failure> {
 
 /// Makes the directory of the records.
 pub(super) fn make_place(dir: &Path, what: &str) -> Result<(), Failure> {
+    // A pool of one needs no node, and its directory may be new.
+    global::make_private(dir, what)?;
     records::make_place(dir).map_err(failed(what))
 }
 
