@@ -294,7 +294,7 @@ async fn pool_of(
         return refused("it is a pool; options of volumes mean nothing to it");
     }
     if record.group.is_some() {
-        let fs = Arc::new(pool::begin_remote(record, global, what).await?);
+        let fs = Arc::new(pool::begin_remote((name, record), global, what).await?);
         return Ok(ServedVolume {
             fs: fs.clone(),
             read_only: false,

@@ -166,7 +166,7 @@ pub(crate) fn is_pool_of_one(target: &Target, global: &Global) -> Result<bool, F
 
 /// Begins to use the file system of a pool of several, through the node.
 pub(crate) async fn begin_remote(
-    record: &PoolRecord,
+    (name, record): (&str, &PoolRecord),
     global: &Global,
     what: &str,
 ) -> Result<RemoteFs, Failure> {
@@ -174,6 +174,12 @@ pub(crate) async fn begin_remote(
     let pool = record.pool_id();
     let pool =
         pool.ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
+    let all = atoll_upkeep::pools::status(&client).await.map_err(connection::failure)?;
+    if let Some(problem) =
+        all.into_iter().find(|pool| pool.name == name).and_then(|pool| pool.problem)
+    {
+        return Err(Failure::new(Exit::Unavailable, what).because(problem));
+    }
     let route = NodeRoute::new(client.clone(), pool);
     RemoteFs::begin(env, Arc::new(route)).await.map_err(|errno| {
         let failure = Failure::new(Exit::Unavailable, what);
