@@ -62,8 +62,8 @@ struct LinkState {
     heard: Option<Instant>,
     /// Why the link is down.
     problem: Option<String>,
-    /// The backup's run of its machine, as of the last session.
-    boot: Option<u64>,
+    /// The backup's run, as of the last session.
+    run: Option<u64>,
     /// Ranges of files that it may have lost, and has not got again.
     to_mend: BTreeMap<FileId, Vec<u64>>,
     /// How often it may have lost some.
@@ -243,8 +243,12 @@ impl BackupLink {
     fn free_bytes(&self) -> u64 {
         let state = self.state();
         let Some(report) = state.report else { return u64::MAX };
-        let under_way: usize = state.queue.values().map(|waiting| waiting.item.bytes.len()).sum();
-        report.free_bytes.saturating_sub(under_way as u64)
+        let taken = |waiting: &Waiting| match waiting.item.what {
+            ItemKind::Allocate { len, .. } => len,
+            _ => waiting.item.bytes.len() as u64,
+        };
+        let under_way = state.queue.values().map(taken).fold(0, u64::saturating_add);
+        report.free_bytes.saturating_sub(under_way)
     }
 
     /// Sends an item until the backup has it, or the session has ended.
@@ -340,7 +344,6 @@ impl BackupLink {
             }
             state.session = Some(session);
             state.problem = None;
-            state.report = None;
             state.heard = Some(self.env.now());
             let queue = std::mem::take(&mut state.queue);
             for (number, waiting) in queue {
@@ -359,9 +362,10 @@ impl BackupLink {
         }
     }
 
-    /// Whether the backup may have lost bytes since the last session, or there was none. It is asked once.
-    pub(crate) fn may_have_lost(&self, boot: u64) -> bool {
-        self.state().boot.replace(boot) != Some(boot)
+    /// Whether the backup may have lost bytes since the last session, or there was none. It is asked once. Any run may follow one
+    /// whose disk failed or was taken away, also where the machine has not stopped.
+    pub(crate) fn may_have_lost(&self, run: u64) -> bool {
+        self.state().run.replace(run) != Some(run)
     }
 
     /// These ranges of files are to be handed over again.
@@ -393,6 +397,11 @@ impl BackupLink {
     /// How many files those are in.
     pub(crate) fn files_to_mend(&self) -> usize {
         self.state().to_mend.len()
+    }
+
+    /// The files of which ranges are to be handed over again.
+    pub(crate) fn all_to_mend(&self) -> Vec<FileId> {
+        self.state().to_mend.keys().copied().collect()
     }
 
     /// Some file of which ranges are to be handed over again.

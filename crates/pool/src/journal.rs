@@ -217,6 +217,10 @@ impl<D: Disk> PoolJournal<D> {
             RecordOrder::Given(order) => order,
         };
         let record = encode(end.life, sequence, order, change);
+        if record.len() > FRAME_BYTES + MAX_CHANGE_BYTES {
+            // It would be taken for the end of the journal.
+            return Err(Errno::E2BIG);
+        }
         if end.offset + record.len() as u64 > self.half_bytes {
             if end.last_of_other > self.checkpointed.load(Ordering::SeqCst) {
                 return Err(Errno::ENOSPC);

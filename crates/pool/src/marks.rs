@@ -24,13 +24,15 @@ pub(crate) const WHOLE: u64 = u64::MAX;
 #[derive(Clone, Copy, Default, Debug)]
 struct Mark {
     writing: u32,
-    /// Counts writes that have begun or ended.
+    /// When a write began or ended there last, or it was made ([`Marks::clock`]).
     changes: u64,
 }
 
 /// See the module.
 #[derive(Default, Debug)]
 pub(crate) struct Marks {
+    /// Counts what happens to marks. It never repeats, also for a mark that was cleared and made again.
+    clock: u64,
     files: BTreeMap<FileId, BTreeMap<u64, Mark>>,
 }
 
@@ -81,9 +83,10 @@ impl Marks {
 
     /// Adds marks.
     pub(crate) fn add(&mut self, id: FileId, marks: &[u64]) {
+        self.clock += 1;
         let file = self.files.entry(id).or_default();
         for mark in marks {
-            file.entry(*mark).or_default();
+            file.entry(*mark).or_insert(Mark { writing: 0, changes: self.clock });
         }
     }
 
@@ -103,21 +106,23 @@ impl Marks {
 
     /// A write into ranges that are marked begins.
     pub(crate) fn begin_write(&mut self, id: FileId, marks: &[u64]) {
+        self.clock += 1;
         let file = self.files.entry(id).or_default();
         for mark in marks {
             let mark = file.entry(*mark).or_default();
             mark.writing += 1;
-            mark.changes += 1;
+            mark.changes = self.clock;
         }
     }
 
     /// And ends.
     pub(crate) fn end_write(&mut self, id: FileId, marks: &[u64]) {
+        self.clock += 1;
         let Some(file) = self.files.get_mut(&id) else { return };
         for mark in marks {
             if let Some(mark) = file.get_mut(mark) {
                 mark.writing = mark.writing.saturating_sub(1);
-                mark.changes += 1;
+                mark.changes = self.clock;
             }
         }
     }
@@ -181,5 +186,22 @@ mod tests {
         marks.keep(FILE, &[]);
         assert!(!marks.has_any(FILE));
         assert_eq!(marks.missing(FILE, &[3]), [3]);
+    }
+
+    /// Two syncs of one file overlap, and a write comes between their ends.
+    #[test]
+    fn a_mark_that_was_cleared_and_made_again_is_another_one() {
+        let mut marks = Marks::default();
+        let write = |marks: &mut Marks| {
+            marks.add(FILE, &[0]);
+            marks.begin_write(FILE, &[0]);
+            marks.end_write(FILE, &[0]);
+        };
+        write(&mut marks);
+        let (first, second) = (marks.before_sync(FILE), marks.before_sync(FILE));
+        assert_eq!(marks.after_sync(&first), [0u64; 0]);
+        marks.keep(FILE, &[]);
+        write(&mut marks);
+        assert_eq!(marks.after_sync(&second), [0], "its sync did not cover the later write");
     }
 }

@@ -52,17 +52,14 @@ pub(crate) struct GroupSession {
 pub(crate) struct HelloReply {
     #[n(0)]
     pub(crate) run: u64,
-    /// Which run of its machine.
-    #[n(1)]
-    pub(crate) boot: u64,
     /// The last session's.
-    #[n(2)]
+    #[n(1)]
     pub(crate) epoch: u64,
     /// The last change that it has durably.
-    #[n(3)]
+    #[n(2)]
     pub(crate) last: u64,
     /// The last change that it has made.
-    #[n(4)]
+    #[n(3)]
     pub(crate) applied: u64,
 }
 

@@ -277,6 +277,8 @@ impl<D: Disk> PoolFs<D> {
         if flags.no_replace && flags.exchange {
             return Err(Errno::EINVAL);
         }
+        // Not with the lock of all moves.
+        self.member.wait_for_backups().await?;
         // Two moves of directories at once could make a loop; of other files they are not known yet.
         let _moving = match from.0 == to.0 {
             true => None,

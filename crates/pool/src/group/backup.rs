@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use atoll_env::{BoxFuture, Env, Notify, timeout};
+use atoll_env::{BoxFuture, Env, Instant, Notify, timeout};
 use atoll_key::PeerId;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_vfs::Errno;
@@ -30,8 +30,10 @@ use crate::turns::Turns;
 
 /// How long an item waits for changes that come before it, until it is called for again.
 const WAIT_FOR_EARLIER: Duration = Duration::from_millis(500);
+/// A primary that has not called for so long is said to be away.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// The most items of a session that are under way.
-const MAX_ITEMS: usize = 16 << 10;
+const MAX_ITEMS: u64 = 16 << 10;
 
 type Answered = Result<(), Refusal>;
 
@@ -60,6 +62,11 @@ struct BackupState<D: Disk> {
     /// All items before this one are answered.
     answered: u64,
     released: u64,
+    /// The primary's last change when the session began. Until it is here nothing more is made: a change that this member has
+    /// may have been withdrawn by one that it lacks.
+    needs: u64,
+    /// When the primary called last.
+    heard: Option<Instant>,
     /// Items that wait for a change to be written or made.
     waiting: Vec<oneshot::Sender<()>>,
 }
@@ -70,7 +77,6 @@ pub(super) struct Backup<D: Disk> {
     local: Peer,
     primary: PeerId,
     run: u64,
-    boot: u64,
     /// The last change that is durable here, and the last that is made, before the first session.
     found: (u64, u64),
     state: Mutex<BackupState<D>>,
@@ -90,7 +96,6 @@ impl<D: Disk> Backup<D> {
         let found = unrecovered.orders()?;
         let backup = Arc::new_cyclic(|own| Backup {
             run: env.random_u64(),
-            boot: unrecovered.boot(),
             env,
             local,
             primary,
@@ -102,6 +107,8 @@ impl<D: Disk> Backup<D> {
                 items: BTreeMap::new(),
                 answered: 0,
                 released: 0,
+                needs: 0,
+                heard: None,
                 waiting: Vec::new(),
             }),
             under_way: Turns::default(),
@@ -121,7 +128,12 @@ impl<D: Disk> Backup<D> {
             (Phase::Failed(problem), _) => Some(problem.clone()),
             (Phase::Unrecovered(_), _) => Some("the primary has not called yet".to_owned()),
             (Phase::Recovering, _) => Some("it is being brought in order".to_owned()),
-            (Phase::Serving(_), _) => None,
+            (Phase::Serving(_), None) => Some("the primary has not called yet".to_owned()),
+            (Phase::Serving(_), Some(_)) => {
+                let is_silent =
+                    state.heard.is_none_or(|at| self.env.now().since(at) > SILENT_AFTER);
+                is_silent.then(|| "the primary does not call".to_owned())
+            }
         };
         let applied = match &state.phase {
             Phase::Serving(member) => member.followed().map_or(0, |(applied, _)| applied),
@@ -169,8 +181,8 @@ impl<D: Disk> Backup<D> {
             }
             Phase::Failed(problem) => return Err(Refusal::new(refused::DISK, problem.clone())),
         };
-        let (run, boot, epoch) = (self.run, self.boot, state.epoch);
-        Ok(reply(&HelloReply { run, boot, epoch, last, applied }))
+        let (run, epoch) = (self.run, state.epoch);
+        Ok(reply(&HelloReply { run, epoch, last, applied }))
     }
 
     async fn begin(self: Arc<Self>, begin: Begin) -> Result<Reply, Refusal> {
@@ -193,7 +205,8 @@ impl<D: Disk> Backup<D> {
         };
         match member {
             Err(unrecovered) => {
-                let upto = released.min(last);
+                let (has, made) = self.found;
+                let upto = if has < last { made.min(released) } else { released.min(last) };
                 match unrecovered.recover(Makes::Released { upto, last }).await {
                     Ok((member, report)) => {
                         if report.changes_redone > 0 {
@@ -218,6 +231,8 @@ impl<D: Disk> Backup<D> {
         {
             let mut state = self.state();
             state.session = Some(session);
+            state.needs = last;
+            state.heard = Some(self.env.now());
             state.items.clear();
             state.answered = 0;
         }
@@ -228,6 +243,9 @@ impl<D: Disk> Backup<D> {
     /// What the primary has released is made by [`make_released`].
     fn note_released(&self, session: GroupSession, released: u64) {
         let mut state = self.state();
+        if state.session == Some(session) {
+            state.heard = Some(self.env.now());
+        }
         if state.session == Some(session) && released > state.released {
             state.released = released;
             self.has_released.notify();
@@ -265,7 +283,7 @@ impl<D: Disk> Backup<D> {
                 return Err(Refusal::new(Refusal::MALFORMED, "an item that was answered"));
             }
             state.items.retain(|number, _| *number >= answered);
-            if state.items.len() >= MAX_ITEMS {
+            if header.number - answered >= MAX_ITEMS {
                 return Err(Refusal::new(Refusal::OVERLOADED, "too many items at once"));
             }
             let (sender, answer) = oneshot::channel();
@@ -388,8 +406,13 @@ impl<D: Disk> Backup<D> {
 /// Makes what the primary releases, as long as the backup is at work.
 async fn make_released<D: Disk>(backup: Weak<Backup<D>>) {
     while let Some(own) = backup.upgrade() {
-        let released = own.state().released;
+        let (released, needs) = {
+            let state = own.state();
+            (state.released, state.needs)
+        };
         let Ok(member) = own.serving() else { return };
+        let has_all = member.followed().is_some_and(|(_, last)| last >= needs);
+        let released = if has_all { released } else { 0 };
         if let Err(errno) = member.release(released).await {
             own.fail(format!("its disk: {errno}"));
             return;

@@ -119,7 +119,7 @@ impl<D: Disk> Primary<D> {
             let missing = retained.iter().filter(|(order, _)| **order > has);
             missing.map(|(order, change)| (*order, change.encode())).collect()
         };
-        if link.may_have_lost(stands.boot) {
+        if link.may_have_lost(stands.run) {
             link.begin_mend(self.member.marks().all());
         }
         link.resume(session, has);
@@ -187,10 +187,9 @@ async fn keep_link<D: Disk>(primary: Weak<Primary<D>>, link: Arc<BackupLink>, en
         if let Some(primary) = primary.upgrade() {
             let (member, link) = (primary.member.clone(), link.clone());
             env.spawn(Box::pin(async move {
-                while let Some(id) = link.next_to_mend() {
-                    if member.mend(&link, id).await.is_err() {
-                        // The disk failed: changes do, too.
-                        return;
+                for id in link.all_to_mend() {
+                    if let Err(errno) = member.mend(&link, id).await {
+                        tracing::warn!("file {id} is not handed over again: {errno}");
                     }
                 }
             }));

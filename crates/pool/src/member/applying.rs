@@ -111,7 +111,14 @@ impl<D: Disk> PoolMember<D> {
                 match (set, decided) {
                     // As when a journal is made again: the member that decided it may have died before it withdrew it.
                     (
-                        Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM),
+                        Err(
+                            Errno::ENODATA
+                            | Errno::EOPNOTSUPP
+                            | Errno::EPERM
+                            | Errno::ENOSPC
+                            | Errno::E2BIG
+                            | Errno::ERANGE,
+                        ),
                         Decided::Elsewhere,
                     ) => {}
                     (set, _) => set?,
@@ -297,6 +304,7 @@ impl<D: Disk> PoolMember<D> {
             self.count_placeholder(place.parent, false)?;
         }
         if is_last {
+            self.marks().remove(id);
             self.forget_file(id)?;
             self.held().lose_name(id);
         }

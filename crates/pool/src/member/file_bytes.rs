@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use super::PoolMember;
 use crate::backups::{BackupLink, Backups, Item};
-use crate::change::PoolChange;
+use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::{Disk, DiskResult};
 use crate::layout::FileId;
 use crate::marks::{MARK_BYTES, WHOLE, marks_of};
@@ -26,8 +26,8 @@ use crate::messages::{ItemKind, MAX_ITEM_BYTES};
 
 /// How long a sync of all members may take before it is given up.
 const SYNC_ALL_LIMIT: Duration = Duration::from_secs(60);
-/// Files with marks that a change names which says that all others have none.
-const MAX_KEPT: usize = 256;
+/// Marks of a file that a change names; more are one, of the whole file.
+const MAX_KEPT_MARKS: usize = 4096;
 
 /// Modes of `fallocate(2)` that do the same when they are done again.
 const REPEATABLE_MODES: i32 =
@@ -157,6 +157,7 @@ impl<D: Disk> PoolMember<D> {
             }
             return self.sync_changes().await;
         };
+        self.wait_for_backups().await?;
         let (upto, before) = loop {
             let losses = backups.losses();
             self.mend_for_sync(id).await?;
@@ -183,6 +184,11 @@ impl<D: Disk> PoolMember<D> {
             kept.extend(self.unmended(id));
             kept.sort_unstable();
             kept.dedup();
+            if kept.len() > MAX_KEPT_MARKS {
+                // One mark for all of the file, so that the change is short.
+                kept = vec![WHOLE];
+                self.change(PoolChange::Marked { id, marks: kept.clone() }).await?;
+            }
             self.change(PoolChange::Synced { id, upto, kept }).await?;
         }
         self.sync_changes().await
@@ -220,8 +226,12 @@ impl<D: Disk> PoolMember<D> {
         let unmended: BTreeMap<_, _> = files.keys().map(|id| (*id, self.unmended(*id))).collect();
         // All that is released is made before it is synced.
         let what = ItemKind::SyncAll { after: backups.released() };
-        let all =
-            async { futures_util::join!(backups.hand(what, Bytes::new()), self.disk.sync_all()).1 };
+        self.wait_for_backups().await?;
+        let all = async {
+            let handed = backups.hand(what, Bytes::new());
+            let (handed, own) = futures_util::join!(handed, self.disk.sync_all());
+            handed.and(own)
+        };
         timeout(&*self.env, SYNC_ALL_LIMIT, all).await.map_err(|_| Errno::ETIMEDOUT)??;
         if backups.losses() != losses {
             // A backup may have synced them before it got again what it had lost.
@@ -247,8 +257,10 @@ impl<D: Disk> PoolMember<D> {
                 kept.push((id, marks));
             }
         }
-        match kept.len() <= MAX_KEPT {
-            true => self.change(PoolChange::AllSynced { kept }).await.map(|_| ()),
+        let change = PoolChange::AllSynced { kept };
+        match change.encode().len() <= MAX_CHANGE_BYTES {
+            true => self.change(change).await.map(|_| ()),
+            // Too many files were written meanwhile: the next time.
             false => Ok(()),
         }
     }
@@ -271,12 +283,16 @@ impl<D: Disk> PoolMember<D> {
 
     /// Hands the marked ranges of a file to a backup that may have lost them.
     pub(crate) async fn mend(&self, link: &Arc<BackupLink>, id: FileId) -> DiskResult<()> {
-        let _turn = self.turns.write(id.0).await;
+        let (_turn, node) = {
+            // No directory moves while it is sought. A rename takes these locks in the same order.
+            let _still = self.whole.read(super::whole::MOVES).await;
+            (self.turns.write(id.0).await, self.node(id).await)
+        };
         let losses = link.losses();
         let ranges = link.to_mend(id);
-        let node = match self.node(id).await {
+        let node = match node {
             // It is gone, on all members.
-            Err(Errno::ESTALE) => {
+            Err(Errno::ESTALE) if self.record(id)?.is_none() => {
                 link.end_mend(id, &ranges, losses);
                 return Ok(());
             }
@@ -322,7 +338,11 @@ impl<D: Disk> PoolMember<D> {
             let _still = self.whole.read(super::whole::MOVES).await;
             let node = match self.node(id).await {
                 // It was removed while it was synced.
-                Err(Errno::ESTALE) if matches!(what, ItemKind::Sync { .. }) => return Ok(()),
+                Err(Errno::ESTALE)
+                    if matches!(what, ItemKind::Sync { .. }) && self.record(id)?.is_none() =>
+                {
+                    return Ok(());
+                }
                 node => node?,
             };
             let file = self.disk.open(&node).await?;

@@ -142,16 +142,20 @@ impl<D: Disk> PoolMember<D> {
     /// Begins a change. No checkpoint is made before it ends.
     pub(crate) async fn begin_change(self: &Arc<Self>) -> DiskResult<Changing> {
         self.journal.check()?;
-        if let Some(backups) = self.backups.get() {
-            let up = timeout(&*self.env, ALL_UP_LIMIT, backups.all_up()).await;
-            up.map_err(|_| Errno::ETIMEDOUT)?;
-        }
+        self.wait_for_backups().await?;
         let (soon, now) = self.journal.wants_checkpoint();
         if now {
             self.checkpoint().await?;
         }
         self.checkpoint_later(if soon { Duration::ZERO } else { CHECKPOINT_WITHIN });
         Ok(Changing { _barrier: self.whole.read(whole::BARRIER).await })
+    }
+
+    /// Waits until all backups can be spoken to; [`Errno::ETIMEDOUT`] if that takes too long. There are none in a pool of one.
+    pub(crate) async fn wait_for_backups(&self) -> DiskResult<()> {
+        let Some(backups) = self.backups.get() else { return Ok(()) };
+        let up = timeout(&*self.env, ALL_UP_LIMIT, backups.all_up()).await;
+        up.map_err(|_| Errno::ETIMEDOUT)
     }
 
     /// Has a checkpoint made after this time at the latest, unless the member is closed before.

@@ -337,11 +337,6 @@ impl<D: Disk> UnrecoveredMember<D> {
     pub(crate) fn settings(&self) -> PoolSettings {
         self.member.settings
     }
-
-    /// Which run of the machine this is.
-    pub(crate) fn boot(&self) -> u64 {
-        self.member.disk.boot()
-    }
 }
 
 impl<D: Disk> PoolMember<D> {

@@ -62,7 +62,11 @@ impl<D: Disk> PoolMember<D> {
             return self.distributed(id, slot).await;
         }
         for place in self.places(id)? {
-            let Ok(dir) = self.directory_node(place.parent).await else { continue };
+            let dir = match self.directory_node(place.parent).await {
+                // A name that is no more.
+                Err(Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR) => continue,
+                dir => dir?,
+            };
             match self.matching(&dir, &place.name, record).await {
                 Ok(node) => {
                     self.held().keep_node(id, node.clone());

@@ -755,7 +755,15 @@ impl<'a, D: Disk> Redo<'a, D> {
             };
             match set {
                 // What it can not have it did not get when the change was made.
-                Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => {}
+                Ok(())
+                | Err(
+                    Errno::ENODATA
+                    | Errno::EOPNOTSUPP
+                    | Errno::EPERM
+                    | Errno::ENOSPC
+                    | Errno::E2BIG
+                    | Errno::ERANGE,
+                ) => {}
                 Err(errno) => return Err(errno),
             }
         }

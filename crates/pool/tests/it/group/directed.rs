@@ -449,8 +449,8 @@ fn a_backup_whose_disk_was_set_back_is_told_so() {
 }
 
 // As in `messages`.
-const HELLO: u16 = 0x0400;
-const ITEM: u16 = 0x0402;
+const HELLO: u16 = 0x0500;
+const ITEM: u16 = 0x0502;
 
 #[derive(Clone, Copy, Encode, Decode)]
 struct Session {
@@ -466,9 +466,9 @@ struct Session {
 struct Stands {
     #[n(0)]
     run: u64,
-    #[n(2)]
+    #[n(1)]
     epoch: u64,
-    #[n(4)]
+    #[n(3)]
     applied: u64,
 }
 
@@ -530,7 +530,7 @@ fn a_backup_answers_its_primary_alone_and_in_its_session() {
     let to = group.sim.peer(group.hosts[1]);
     let stranger = group.sim.add_host(HostConfig::default());
     for from in [stranger, group.hosts[2]] {
-        for method in 0x0400..0x0410 {
+        for method in 0x0500..0x0510 {
             let refused = group.call(from, to, method, &[], Vec::new()).err();
             assert_eq!(refused, Some(NOT_PRIMARY), "{method:x}");
         }
