@@ -41,6 +41,11 @@ struct Findings {
 pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot check pool {}", args.name);
     let record = known(&args.name, global, &what)?;
+    if record.group.is_some() {
+        return Err(Failure::new(Exit::Failed, what)
+            .because("it has several members, and a node serves it; a check is for pools of one")
+            .advice("`atoll pool status` tells how it stands."));
+    }
     let checked = when_free(&record, &what, async |disk| atoll_pool::check(env(), disk).await);
     let report = checked.await?;
     let mut output = Output::new();

@@ -135,8 +135,10 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
         primary: PeerRecord::of(members.primary()),
         joined: Vec::new(),
         is_made: true,
+        is_leaving: false,
     });
     let record = PoolRecord { dir, pool: hex(&settings.pool), group };
+    records::check_other(&node, (&args.name, &record.pool), &what)?;
     records::add(&node, &args.name, &record, &what)?;
     super::tell_node(&record, global).await;
     if !global.quiet {

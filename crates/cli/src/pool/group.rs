@@ -79,6 +79,7 @@ pub(super) async fn found(
         primary: PeerRecord::of(own),
         joined: Vec::new(),
         is_made: false,
+        is_leaving: false,
     };
     let dir = canonical(files, &what)?;
     let record = PoolRecord { dir, pool: hex(&random_bytes::<16>()?), group: Some(group) };
@@ -150,9 +151,11 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         primary: PeerRecord::of(invitation.founder),
         joined: Vec::new(),
         is_made: false,
+        is_leaving: false,
     };
     let dir = canonical(&args.files, &what)?;
     let record = PoolRecord { dir, pool: hex(&invitation.pool), group: Some(group) };
+    records::check_other(&node, (&args.name, &record.pool), &what)?;
     check_usable(&record, &what).await?;
     records::add(&node, &args.name, &record, &what)?;
     let stands = stands_after_look(&client, &args.name).await?;

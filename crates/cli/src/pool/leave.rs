@@ -1,6 +1,6 @@
 //! `atoll pool leave`: a pool's directory as one plain tree. `atoll pool forget`: only off this node.
 
-use super::records::PoolRecord;
+use super::records::{GroupRecord, PoolRecord};
 use super::{disk, env, failure, known, records, when_free};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -67,14 +67,19 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
             Err(error) => return Err(Failure::io(what, &error)),
         }
     }
-    if record.group.is_some() {
-        // The node lets go of a pool that it does not know; it is known again if leaving fails.
-        records::remove(&global.dir()?, &args.name, &what)?;
+    let node = global.dir()?;
+    if let Some(group) = &record.group {
+        // The node lets go of it, also if this is interrupted and goes on later.
+        let group = Some(GroupRecord { is_leaving: true, ..group.clone() });
+        let leaving = PoolRecord { group, ..record.clone() };
+        records::replace(&node, &args.name, &leaving, &what)?;
         super::tell_node(&record, global).await;
     }
     let left = leave_files(&record, &what).await;
-    if record.group.is_some() {
-        records::add(&global.dir()?, &args.name, &record, &what)?;
+    if left.is_err() && record.group.is_some() && !is_half_left(&record) {
+        let group = record.group.clone().map(|group| GroupRecord { is_leaving: false, ..group });
+        records::replace(&node, &args.name, &PoolRecord { group, ..record.clone() }, &what)?;
+        super::tell_node(&record, global).await;
     }
     let files = left?;
     records::remove(&global.dir()?, &args.name, &what)?;
@@ -85,9 +90,14 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     Ok(())
 }
 
+/// Whether leaving was interrupted when it could not be undone any more.
+fn is_half_left(record: &PoolRecord) -> bool {
+    record.dir.join(".atoll/slots").exists()
+}
+
 /// Makes one plain tree; how many files and directories it has.
 async fn leave_files(record: &PoolRecord, what: &str) -> Result<u64, Failure> {
-    let report = match record.dir.join(".atoll/slots").exists() {
+    let report = match is_half_left(record) {
         // An interrupted one has begun to remove what was the pool's, perhaps its stamp.
         true => {
             let left = atoll_pool::leave(env(), disk(&record.dir, what)?).await;

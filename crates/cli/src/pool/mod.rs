@@ -31,6 +31,8 @@ use records::PoolRecord;
 
 /// How long a process that has ended a mount may take to let go of the pool.
 const ENDING_LIMIT: Duration = Duration::from_secs(2);
+/// How long a node may take to let go of one, where changes wait for a member.
+const NODE_ENDING_LIMIT: Duration = Duration::from_secs(15);
 
 /// Arguments of `atoll pool`.
 #[derive(clap::Args, Debug)]
@@ -206,7 +208,8 @@ async fn when_free<T>(
     what: &str,
     work: impl AsyncFn(Directory) -> Result<T, OpenError>,
 ) -> Result<T, Failure> {
-    let deadline = tokio::time::Instant::now() + ENDING_LIMIT;
+    let limit = if record.group.is_some() { NODE_ENDING_LIMIT } else { ENDING_LIMIT };
+    let deadline = tokio::time::Instant::now() + limit;
     loop {
         let disk = disk(&record.dir, what)?;
         check_identity(&disk, record, what).await?;

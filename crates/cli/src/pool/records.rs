@@ -65,6 +65,31 @@ pub(super) fn check_free(dir: &Path, name: &str, what: &str) -> Result<(), Failu
     }
 }
 
+/// That the node has a pool under no other name: it is served once.
+pub(super) fn check_other(
+    dir: &Path,
+    (name, pool): (&str, &str),
+    what: &str,
+) -> Result<(), Failure> {
+    match records::other_name(dir, name, pool).map_err(failed(what))? {
+        Some(other) => {
+            Err(Failure::new(Exit::Usage, what)
+                .because(format!("this node has that pool as {other}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Writes a record again.
+pub(super) fn replace(
+    dir: &Path,
+    name: &str,
+    record: &PoolRecord,
+    what: &str,
+) -> Result<(), Failure> {
+    records::replace(dir, name, record).map_err(failed(what))
+}
+
 fn taken(name: &str, what: &str) -> Failure {
     Failure::new(Exit::Usage, what).because(format!("this node has a pool {name}"))
 }

@@ -192,8 +192,12 @@ impl Pools {
     /// Looks at all records, and goes on with each pool as far as it can; whether something is missing.
     async fn look(self: &Arc<Self>) -> bool {
         let dir = &self.node.dir;
-        let names = match records::all(dir) {
-            Ok(names) => names,
+        let is_leaving = |name: &String| match records::find(dir, name) {
+            Ok(Some(PoolRecord { group: Some(group), .. })) => group.is_leaving,
+            _ => false,
+        };
+        let names: Vec<String> = match records::all(dir) {
+            Ok(names) => names.into_iter().filter(|name| !is_leaving(name)).collect(),
             Err(error) => {
                 tracing::warn!("the records of pools cannot be read: {error}");
                 return true;
@@ -223,6 +227,11 @@ impl Pools {
             let (Some(group), Some(pool)) = (record.group.clone(), record.pool_id()) else {
                 continue;
             };
+            if let Some(other) = self.served_as(&name, &pool) {
+                let problem = format!("this node has that pool as {other}");
+                self.set_stage(&name, (pool, &group), Stage::Waiting(problem));
+                continue;
+            }
             let went_on = match group.is_made {
                 true => Ok(()),
                 false => self.come_together(&name, pool, record.clone()).await,
@@ -264,8 +273,19 @@ impl Pools {
         }
     }
 
+    /// Under which other name this node has a pool.
+    fn served_as(&self, name: &str, pool: &PoolId) -> Option<String> {
+        let pools = self.pools();
+        let is_other =
+            |(other, state): &(&String, &PoolOfSubsystem)| *other != name && state.pool == *pool;
+        pools.iter().find(is_other).map(|(other, _)| other.clone())
+    }
+
     async fn end_pool(&self, state: PoolOfSubsystem) {
-        self.router.remove(&state.pool);
+        // Another record of the same pool has its calls.
+        if self.served_as("", &state.pool).is_none() {
+            self.router.remove(&state.pool);
+        }
         if let Stage::Serving(served) = state.stage
             && let Err(errno) = served.member.end().await
         {
@@ -292,6 +312,13 @@ impl Pools {
             Err(error) => return Err(format!("{}: {error}", record.dir.display())),
         }
         group.is_made = true;
+        let _one = self.records.lock().await;
+        // A command may have had it forgotten meanwhile.
+        match records::find(&self.node.dir, name) {
+            Ok(Some(now)) if now.pool == record.pool => {}
+            Ok(_) => return Err("it was forgotten".into()),
+            Err(error) => return Err(error.to_string()),
+        }
         records::replace(&self.node.dir, name, &record).map_err(|error| error.to_string())
     }
 

@@ -41,6 +41,9 @@ pub struct GroupRecord {
     /// All members are known, and this one's directory is made.
     #[serde(default)]
     pub is_made: bool,
+    /// The directory is being given back: the node lets go of it.
+    #[serde(default)]
+    pub is_leaving: bool,
 }
 
 /// A node, as text.
@@ -140,6 +143,19 @@ pub fn all(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// The name of another pool than `name` with this number, if this node has one.
+///
+/// # Errors
+/// If the records cannot be read.
+pub fn other_name(dir: &Path, name: &str, pool: &str) -> io::Result<Option<String>> {
+    for other in all(dir)? {
+        if other != name && find(dir, &other)?.is_some_and(|record| record.pool == pool) {
+            return Ok(Some(other));
+        }
+    }
+    Ok(None)
+}
+
 /// Makes the directory of the records.
 ///
 /// # Errors
@@ -201,6 +217,7 @@ mod tests {
             primary: PeerRecord::of(peer),
             joined: Vec::new(),
             is_made: false,
+            is_leaving: false,
         };
         let record =
             PoolRecord { dir: "/srv/home".into(), pool: hex(&[1; 16]), group: Some(group) };
@@ -217,6 +234,8 @@ mod tests {
         assert_eq!(find(temp.path(), "old").unwrap().unwrap().group, None);
         assert_eq!(all(temp.path()).unwrap(), ["home", "old"]);
         assert_eq!(find(temp.path(), "none").unwrap(), None);
+        let other = |name| other_name(temp.path(), name, &hex(&[1; 16])).unwrap();
+        assert_eq!((other("old").as_deref(), other("home")), (Some("home"), None));
         fs::write(path_of(temp.path(), "bad"), "{").unwrap();
         assert!(find(temp.path(), "bad").unwrap_err().to_string().contains("bad.json"));
     }
