@@ -399,6 +399,16 @@ impl BackupLink {
         self.state().to_mend.len()
     }
 
+    /// The changes that the backup has not answered, as bytes.
+    pub(crate) fn queued_changes(&self) -> Vec<(u64, Vec<u8>)> {
+        let state = self.state();
+        let changes = state.queue.values().filter_map(|waiting| match &waiting.item.what {
+            ItemKind::Append { order, change } => Some((*order, change.clone())),
+            _ => None,
+        });
+        changes.collect()
+    }
+
     /// The files of which ranges are to be handed over again.
     pub(crate) fn all_to_mend(&self) -> Vec<FileId> {
         self.state().to_mend.keys().copied().collect()

@@ -63,7 +63,7 @@ pub(crate) struct HelloReply {
     pub(crate) applied: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) struct Begin {
     #[n(0)]
     pub(crate) session: GroupSession,
@@ -73,6 +73,9 @@ pub(crate) struct Begin {
     /// The last change that is to be made.
     #[n(2)]
     pub(crate) released: u64,
+    /// Changes that the backup has, and that were withdrawn by changes which it lacks.
+    #[n(3)]
+    pub(crate) withdrawn: Vec<u64>,
 }
 
 /// What is handed to a backup.

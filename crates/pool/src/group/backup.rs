@@ -62,9 +62,6 @@ struct BackupState<D: Disk> {
     /// All items before this one are answered.
     answered: u64,
     released: u64,
-    /// The primary's last change when the session began. Until it is here nothing more is made: a change that this member has
-    /// may have been withdrawn by one that it lacks.
-    needs: u64,
     /// When the primary called last.
     heard: Option<Instant>,
     /// Items that wait for a change to be written or made.
@@ -107,7 +104,6 @@ impl<D: Disk> Backup<D> {
                 items: BTreeMap::new(),
                 answered: 0,
                 released: 0,
-                needs: 0,
                 heard: None,
                 waiting: Vec::new(),
             }),
@@ -186,7 +182,7 @@ impl<D: Disk> Backup<D> {
     }
 
     async fn begin(self: Arc<Self>, begin: Begin) -> Result<Reply, Refusal> {
-        let Begin { session, last, released } = begin;
+        let Begin { session, last, released, withdrawn } = begin;
         let _alone = self.under_way.write(0).await;
         let member = {
             let mut state = self.state();
@@ -205,9 +201,9 @@ impl<D: Disk> Backup<D> {
         };
         match member {
             Err(unrecovered) => {
-                let (has, made) = self.found;
-                let upto = if has < last { made.min(released) } else { released.min(last) };
-                match unrecovered.recover(Makes::Released { upto, last }).await {
+                let withdrawn = withdrawn.into_iter().collect();
+                let makes = Makes::Released { upto: released.min(last), last, withdrawn };
+                match unrecovered.recover(makes).await {
                     Ok((member, report)) => {
                         if report.changes_redone > 0 {
                             tracing::info!("{} changes were made again", report.changes_redone);
@@ -220,7 +216,7 @@ impl<D: Disk> Backup<D> {
                 self.env.spawn(Box::pin(make_released(own)));
             }
             Ok(()) => match self.serving()?.cut_off(last).await {
-                Ok(()) => {}
+                Ok(()) => self.serving()?.note_withdrawn(withdrawn),
                 Err(Errno::ESTALE) => {
                     let text = OpenError::PrimaryIsOlder.to_string();
                     return Err(Refusal::new(refused::PRIMARY_IS_OLDER, text));
@@ -231,7 +227,6 @@ impl<D: Disk> Backup<D> {
         {
             let mut state = self.state();
             state.session = Some(session);
-            state.needs = last;
             state.heard = Some(self.env.now());
             state.items.clear();
             state.answered = 0;
@@ -406,13 +401,8 @@ impl<D: Disk> Backup<D> {
 /// Makes what the primary releases, as long as the backup is at work.
 async fn make_released<D: Disk>(backup: Weak<Backup<D>>) {
     while let Some(own) = backup.upgrade() {
-        let (released, needs) = {
-            let state = own.state();
-            (state.released, state.needs)
-        };
+        let released = own.state().released;
         let Ok(member) = own.serving() else { return };
-        let has_all = member.followed().is_some_and(|(_, last)| last >= needs);
-        let released = if has_all { released } else { 0 };
         if let Err(errno) = member.release(released).await {
             own.fail(format!("its disk: {errno}"));
             return;

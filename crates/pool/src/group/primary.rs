@@ -16,6 +16,7 @@ use futures_util::future::{join_all, select};
 
 use super::MemberStatus;
 use crate::backups::{BackupLink, Backups, Item};
+use crate::change::PoolChange;
 use crate::disk::Disk;
 use crate::member::PoolMember;
 use crate::messages::{self, BEGIN, Begin, GroupSession, HELLO, HelloReply, ItemKind};
@@ -111,9 +112,10 @@ impl<D: Disk> Primary<D> {
         }
         let epoch = stands.epoch.saturating_add(1);
         let session = GroupSession { epoch, primary_run: self.run, backup_run: stands.run };
-        let begin = messages::encode(&Begin { session, last, released });
-        self.call(link.peer, BEGIN, begin, BEGIN_LIMIT).await?;
         let has = stands.last.min(last);
+        let withdrawn = self.withdrawn_after(link, has);
+        let begin = messages::encode(&Begin { session, last, released, withdrawn });
+        self.call(link.peer, BEGIN, begin, BEGIN_LIMIT).await?;
         let missing: Vec<_> = {
             let retained = self.member.retained();
             let missing = retained.iter().filter(|(order, _)| **order > has);
@@ -136,6 +138,23 @@ impl<D: Disk> Primary<D> {
             }
         }));
         Ok(())
+    }
+
+    /// The changes up to `has` that were withdrawn after it.
+    fn withdrawn_after(&self, link: &BackupLink, has: u64) -> Vec<u64> {
+        let withdrawn = |change: &PoolChange| match change {
+            PoolChange::Withdrawn { order } if *order <= has => Some(*order),
+            _ => None,
+        };
+        let retained = self.member.retained();
+        let earlier = retained.iter().filter(|(order, _)| **order > has);
+        let queued = link.queued_changes();
+        let later = queued.iter().filter(|(order, _)| *order > has);
+        let later = later.filter_map(|(_, change)| PoolChange::decode(change));
+        earlier
+            .filter_map(|(_, change)| withdrawn(change))
+            .chain(later.filter_map(|change| withdrawn(&change)))
+            .collect()
     }
 
     /// Whether a backup that has all changes up to `has` can get those up to `last`.

@@ -21,6 +21,8 @@ pub(crate) struct FollowedChanges {
     pub(crate) applied: u64,
     /// Those after it that are in the journal.
     pub(crate) pending: BTreeMap<u64, PoolChange>,
+    /// Some of those that were withdrawn, by changes that may not be in the journal yet.
+    pub(crate) withdrawn: BTreeSet<u64>,
 }
 
 impl FollowedChanges {
@@ -34,10 +36,11 @@ impl FollowedChanges {
     fn next(&self, released: u64) -> Option<(u64, Option<PoolChange>)> {
         let next = self.applied + 1;
         let change = self.pending.get(&next).filter(|_| next <= released)?;
-        let is_withdrawn = self
-            .pending
-            .values()
-            .any(|other| matches!(other, PoolChange::Withdrawn { order } if *order == next));
+        let is_withdrawn = self.withdrawn.contains(&next)
+            || self
+                .pending
+                .values()
+                .any(|other| matches!(other, PoolChange::Withdrawn { order } if *order == next));
         Some((next, (!is_withdrawn).then(|| change.clone())))
     }
 }
@@ -93,10 +96,17 @@ impl<D: Disk> PoolMember<D> {
             }
             self.with_followed(|followed| {
                 followed.pending.remove(&order);
+                followed.withdrawn.remove(&order);
                 followed.applied = order;
             })?;
         }
         Ok(())
+    }
+
+    /// These changes were withdrawn, as the primary says.
+    pub(crate) fn note_withdrawn(&self, withdrawn: Vec<u64>) {
+        // A member that follows nobody has none.
+        let _ = self.with_followed(|followed| followed.withdrawn.extend(withdrawn));
     }
 
     /// Forgets changes after `last`, which the primary has lost: they were never answered. [`Errno::ESTALE`] if one of them was

@@ -309,7 +309,7 @@ impl<D: Disk> PoolMember<D> {
         let sequence = self.journal.written();
         let followed = self.followed.lock().expect("no holder of this lock panics").clone();
         let (order, pending) = match followed {
-            Some(FollowedChanges { applied, pending }) => (applied, pending),
+            Some(FollowedChanges { applied, pending, .. }) => (applied, pending),
             None => (self.journal.last_order(), self.retained().clone()),
         };
         let meta = self.meta(sequence, order);

@@ -64,14 +64,17 @@ impl<D: Disk> PoolMember<D> {
         decided.extend(
             newer.filter(|record| record.order > 0).map(|record| (record.order, record.change)),
         );
-        let (upto, last_decided) = match makes {
+        let (upto, last_decided) = match &makes {
             Makes::All => (u64::MAX, u64::MAX),
-            Makes::Released { upto, last } => (upto, last),
+            Makes::Released { upto, last, .. } => (*upto, *last),
         };
         if order.max(released) > last_decided {
             return Err(OpenError::PrimaryIsOlder);
         }
-        let (made, pending, withdrawn) = following::split_released(decided, last_decided, upto);
+        let (made, pending, mut withdrawn) = following::split_released(decided, last_decided, upto);
+        if let Makes::Released { withdrawn: also, .. } = &makes {
+            withdrawn.extend(also);
+        }
         let order = made.keys().next_back().copied().unwrap_or(0).max(order);
         if meta.is_none() || has_gap {
             report.files_indexed = self.index_again().await?;
@@ -106,7 +109,8 @@ impl<D: Disk> PoolMember<D> {
             *self.retained() = made.clone();
             pending = made;
         } else if makes != Makes::All {
-            let followed = FollowedChanges { applied: order, pending: pending.clone() };
+            let withdrawn = withdrawn.split_off(&(order + 1));
+            let followed = FollowedChanges { applied: order, pending: pending.clone(), withdrawn };
             *self.followed.lock().expect("no holder of this lock panics") = Some(followed);
         }
         self.settle(sequence, order, pending).await.map_err(failed)?;
@@ -115,12 +119,13 @@ impl<D: Disk> PoolMember<D> {
 }
 
 /// Which changes of the journal are made again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Makes {
     /// All.
     All,
-    /// Those that the primary has released; the others wait. Those after its last are lost.
-    Released { upto: u64, last: u64 },
+    /// Those that the primary has released; the others wait. Those after its last are lost. Some were withdrawn by changes that are
+    /// not here yet.
+    Released { upto: u64, last: u64, withdrawn: BTreeSet<u64> },
 }
 
 /// How sure it is that a file is the one that is sought.
