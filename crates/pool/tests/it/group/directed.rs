@@ -137,6 +137,32 @@ fn a_change_that_is_withdrawn_while_a_backup_is_restarted_is_made_nowhere() {
     }
 }
 
+/// The primary withdraws a change which a backup has, and dies before the backup hears of it.
+#[test]
+fn a_change_that_was_withdrawn_behind_a_backups_back_is_made_nowhere() {
+    let mut has_missed = 0;
+    for millis in 2..10 {
+        let mut group = Group::new(millis, 1);
+        group.make("old");
+        let fs = group.fs();
+        group.disks[PRIMARY].fail_next(DiskCall::Make, Errno::ENOSPC);
+        let made = group.begin(async move { fs.mkdir(me(), ROOT, b"new", 0o755).await.map(drop) });
+        group.run_ms(millis);
+        group.sim.cut(&[group.hosts[PRIMARY]], &[group.hosts[1]]);
+        group.run_ms(500);
+        let answer = made.answer();
+        has_missed += usize::from(answer.is_none());
+        group.kill(PRIMARY, InFlight::Lost);
+        group.sim.heal();
+        group.restart(PRIMARY);
+        group.run_ms(5000);
+        // It was not withdrawn yet if nobody was told.
+        assert!(answer.is_none() || !group.has("new"));
+        group.settle_and_compare().unwrap_or_else(|wrong| panic!("cut after {millis} ms: {wrong}"));
+    }
+    assert!(has_missed > 0, "some backup lacked the withdrawal");
+}
+
 #[test]
 fn a_file_that_is_removed_while_it_is_written_is_gone_everywhere() {
     let group = Group::new(2, 1);
