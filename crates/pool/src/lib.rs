@@ -3,8 +3,13 @@
 //!
 //! ```text
 //! remote    calls of a file system over the network: a gateway works on a member's
+//! group     a member of several at work: the primary's sessions with its backups, and theirs with it
 //! fs        vfs::FileSystem over one member's disk
-//! member    a member's D: made, opened, brought in order after a crash, walked through
+//! member    a member's D: made, opened, brought in order after a crash, changed, walked through
+//! backups   what a primary hands to its backups, until they have it
+//! marks     where bytes of members may differ
+//! messages  what a primary and its backups say to each other, as bytes
+//! routing   which pool a call is about
 //! held      files that somebody holds, and open nodes
 //! turns     locks by number
 //! index     where each file is by its number
@@ -14,8 +19,8 @@
 //! disk      what is asked of the file system under D: real, and simulated
 //! ```
 //!
-//! A pool of one member is what is built, whose file system other machines can call. Files lie in D with their own
-//! names, owners, modes, times and attributes. Everything else in D can be made again from them.
+//! A pool has one member, or several that do not change, each with a copy of every file. Files lie in D with their own names,
+//! owners, modes, times and attributes. Everything else in D can be made again from them.
 
 mod backups;
 mod change;
