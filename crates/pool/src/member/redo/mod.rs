@@ -458,6 +458,8 @@ impl<'a, D: Disk> Redo<'a, D> {
         if missing.is_empty() {
             return Ok(());
         }
+        // Where others follow, no change is made before all journals have it.
+        let knows_all = self.member.members.is_some();
         let mut seen = Vec::new();
         let mut walk = self.member.walk().await?;
         while let Some(step) = walk.next().await? {
@@ -476,6 +478,9 @@ impl<'a, D: Disk> Redo<'a, D> {
             let Some(id) = id else { continue };
             if let Some(place) = step.place
                 && missing.contains(&id)
+                // A directory in itself is what is left of a lost name whose inode was used again. Where the journal knows all, it is
+                // removed as any name that it does not know.
+                && (knows_all || place.parent != id)
                 && step.placeholder.map(|placeholder| placeholder.slot)
                     == self.slots.get(&id).copied()
             {
@@ -493,7 +498,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             found.insert(place.clone());
             let outcome = self.outcomes.file(id);
             // A name that the journal knows is an older one.
-            if outcome.ever.insert(place) {
+            if outcome.ever.insert(place) && !knows_all {
                 outcome.after.clone_from(found);
             }
         }
