@@ -45,4 +45,5 @@ pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolMembers, PoolSettings, check,
     check_usable, create, create_member, is_in_use, leave, read_members, read_settings,
 };
+pub use messages::{example_member_messages, is_member_message};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

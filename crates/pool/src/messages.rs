@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
-use crate::change::MAX_CHANGE_BYTES;
+use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::layout::FileId;
 
 /// Asks a backup where it stands.
@@ -242,6 +242,37 @@ impl ItemKind {
             ItemKind::Append { .. } => 0,
         }
     }
+}
+
+/// For fuzzing: whether bytes are some message between members, a change that one carries included.
+pub fn is_member_message(bytes: &[u8]) -> bool {
+    let is_item = decode::<ItemHeader>(bytes).is_some_and(|header| match &header.what {
+        ItemKind::Append { change, .. } => PoolChange::decode(change).is_some(),
+        what => what.is_sound(0),
+    });
+    is_item
+        || decode::<Begin>(bytes).is_some()
+        || decode::<Beat>(bytes).is_some()
+        || decode::<HelloReply>(bytes).is_some()
+        || decode::<BackupReport>(bytes).is_some()
+}
+
+/// For fuzzing: some such messages.
+pub fn example_member_messages() -> Vec<Vec<u8>> {
+    let session = GroupSession { epoch: 1, primary_run: 2, backup_run: 3 };
+    let change = PoolChange::Marked { id: FileId(7), marks: vec![0, 1] }.encode();
+    let kinds = [
+        ItemKind::Append { order: 9, change },
+        ItemKind::Write { id: FileId(7), after: 9, offset: 1 << 20 },
+        ItemKind::Sync { id: FileId(7), after: 9, mtime: (-1, 5) },
+    ];
+    let item = |what| ItemHeader { session, number: 4, answered: 3, released: 8, what };
+    let mut messages: Vec<Vec<u8>> =
+        kinds.into_iter().map(|what| encode(&item(what)).to_vec()).collect();
+    let begin = Begin { session, last: 9, released: 8, withdrawn: vec![5] };
+    messages.push(encode(&begin).to_vec());
+    messages.push(encode(&Beat { session, released: 8 }).to_vec());
+    messages
 }
 
 #[cfg(test)]

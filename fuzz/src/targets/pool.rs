@@ -1,12 +1,14 @@
-//! Calls of a pool's file system.
+//! Calls of a pool's file system, and between its members.
 
 use atoll_pool::remote::decoders;
+use atoll_pool::{example_member_messages, is_member_message};
 
 use super::{Target, target};
 
 pub(super) fn targets() -> Vec<Target> {
     vec![
         target("pool/call", decoders::example_calls(), decoders::call),
+        target("pool/member", example_member_messages(), is_member_message),
         target("pool/reply", decoders::example_replies(), decoders::reply),
     ]
 }
