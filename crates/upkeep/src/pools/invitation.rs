@@ -112,7 +112,10 @@ mod tests {
         let text = invitation.to_string();
         assert_eq!(format!(" {text}\n").parse(), Ok(invitation.clone()));
         assert!(!format!("{invitation:?}").contains(&text[20..40]), "the code is secret");
-        assert_eq!(text[..text.len() - 1].parse::<PoolInvitation>(), Err(TextError::Checksum));
+        let other = if &text[30..31] == "a" { "b" } else { "a" };
+        let mistyped = format!("{}{other}{}", &text[..30], &text[31..]);
+        assert_eq!(mistyped.parse::<PoolInvitation>(), Err(TextError::Checksum));
+        assert!(text[..text.len() - 1].parse::<PoolInvitation>().is_err(), "it is cut short");
         assert_eq!("atoll:abc".parse::<PoolInvitation>(), Err(TextError::Scheme(SCHEME)));
     }
 }
