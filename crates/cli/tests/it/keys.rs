@@ -349,8 +349,12 @@ fn the_import_of_a_shared_volume_renews_what_is_in_it() {
     assert!(!said.stdout.contains(" 0 blocks"), "{said:?}");
     // It is too young for an old state, and says so.
     let said = run(&mut volume(node, &["history", "our work", "--json"])).ok();
-    assert_eq!(said.stdout, "");
-    assert!(said.stderr.contains("no state is kept now"), "{said:?}");
+    // Unless a minute of the clock has ended meanwhile, whose state is kept.
+    if said.stdout.is_empty() {
+        assert!(said.stderr.contains("no state is kept now"), "{said:?}");
+    } else {
+        assert_eq!(said.json_lines().len(), 1, "{said:?}");
+    }
     // What is advised can be typed.
     let said = run(&mut volume(node, &["show", "their work"])).failed(4, &[]);
     assert!(said.stderr.contains("`atoll volume create 'their work'`"), "{said:?}");
