@@ -1,4 +1,4 @@
-//! What a primary hands to its backups: changes in their order, and bytes of files; each is answered when all backups have it
+//! A primary's queues to its backups: changes in their order, and bytes of files; an item is done when all backups have it
 //! (PacificA, MSR-TR-2008-25, section 2.2).
 //!
 //! Each backup has a [`BackupLink`] with a queue of items that it has not answered. An item is one call; calls overlap, and the
@@ -38,7 +38,7 @@ const SILENT_LIMIT: Duration = Duration::from_secs(2);
 /// Between a call that failed and the next; a guess.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// One thing that all backups get.
+/// A change, or bytes of a file, for all backups.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) what: ItemKind,
@@ -76,7 +76,7 @@ struct LinkState {
     waiting_for_session: Vec<oneshot::Sender<()>>,
 }
 
-/// What a primary has with one backup.
+/// The primary's side of its connection to one backup: session, queue, and what is known of it.
 pub(crate) struct BackupLink {
     pub(crate) peer: Peer,
     pool: PoolId,
@@ -293,7 +293,7 @@ impl BackupLink {
         state.note(report, self.env.now());
         drop(state);
         if let Some(Waiting { done, .. }) = done {
-            // Whoever waited may have given up.
+            // The call that waited may have given up.
             let _ = done.send(());
         }
     }
@@ -329,7 +329,7 @@ impl BackupLink {
         }
     }
 
-    /// What the backup said last.
+    /// The backup's last report.
     pub(crate) fn report(&self) -> Option<BackupReport> {
         self.state().report
     }

@@ -28,7 +28,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
   atoll pool invite home
   atoll pool invite home | ssh other atoll pool join - home /srv/home
 
-Whoever has the code can join the pool while members are missing.")]
+Any node of the network can join with the code while members are missing.")]
 pub(super) struct InviteArgs {
     /// The pool's name on this node
     name: String,
@@ -43,7 +43,7 @@ pub(super) struct InviteArgs {
 The nodes of all members belong to one network (`atoll join`). The pool can be used when all its members have joined;
 `atoll pool status` tells.")]
 pub(super) struct JoinArgs {
-    /// What `atoll pool invite` printed on the machine that made the pool; - reads it from standard input
+    /// The code that `atoll pool invite` prints on the machine that made the pool; - reads it from standard input
     #[arg(value_name = "CODE")]
     code: String,
 

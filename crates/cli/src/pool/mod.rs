@@ -126,7 +126,7 @@ fn failure(error: &OpenError, what: &str) -> Failure {
     }
 }
 
-/// What the kernel's table of mounts says before a pool's name; before a volume's it says `atoll:`.
+/// The prefix of a pool's name in the kernel's table of mounts; a volume's is `atoll:`.
 const SOURCE: &str = "pool:";
 
 /// A pool in the kernel's table of mounts.

@@ -35,7 +35,7 @@ struct PoolStatus {
     fault: Option<String>,
     #[serde(flatten)]
     found: Option<FoundPool>,
-    /// Of a pool of several: how it stands, as the node says.
+    /// The state of a pool of several, as the node reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     group: Option<PoolOfNode>,
     #[serde(skip)]

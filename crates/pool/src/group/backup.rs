@@ -277,7 +277,7 @@ impl<D: Disk> Backup<D> {
             if header.number < answered {
                 return Err(Refusal::new(Refusal::MALFORMED, "an item that was answered"));
             }
-            state.items.retain(|number, _| *number >= answered);
+            state.items = state.items.split_off(&answered);
             if header.number - answered >= MAX_ITEMS {
                 return Err(Refusal::new(Refusal::OVERLOADED, "too many items at once"));
             }

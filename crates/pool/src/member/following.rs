@@ -43,6 +43,12 @@ impl FollowedChanges {
                 .any(|other| matches!(other, PoolChange::Withdrawn { order } if *order == next));
         Some((next, (!is_withdrawn).then(|| change.clone())))
     }
+
+    /// Forgets all that is known of changes after `last`: their orders are given to others.
+    fn cut(&mut self, last: u64) {
+        self.pending.split_off(&(last + 1));
+        self.withdrawn.split_off(&(last + 1));
+    }
 }
 
 impl<D: Disk> PoolMember<D> {
@@ -118,7 +124,7 @@ impl<D: Disk> PoolMember<D> {
             if applied > last {
                 return Err(Errno::ESTALE);
             }
-            self.with_followed(|followed| drop(followed.pending.split_off(&(last + 1))))?;
+            self.with_followed(|followed| followed.cut(last))?;
             self.journal.forget_orders_after(last);
             before > last
         };
@@ -144,4 +150,25 @@ pub(super) fn split_released(
     });
     let withdrawn = withdrawn.collect();
     (all, waiting, withdrawn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::FileId;
+
+    /// A primary that lost power gives orders again which it had withdrawn.
+    #[test]
+    fn a_change_with_the_order_of_a_withdrawn_one_that_was_cut_off_is_made() {
+        let change = |mark| PoolChange::Marked { id: FileId(7), marks: vec![mark] };
+        let mut followed = FollowedChanges { applied: 4, ..FollowedChanges::default() };
+        followed.pending.insert(5, change(1));
+        followed.withdrawn.insert(5);
+        assert_eq!(followed.next(5), Some((5, None)));
+        followed.cut(4);
+        assert_eq!((followed.last(), followed.next(5)), (4, None));
+        followed.pending.insert(5, change(2));
+        assert_eq!(followed.next(5), Some((5, Some(change(2)))));
+        assert_eq!(followed.next(4), None, "it is not released");
+    }
 }

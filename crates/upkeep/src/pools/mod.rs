@@ -300,8 +300,8 @@ impl Pools {
         mut record: PoolRecord,
         members: &PoolMembers,
     ) -> Result<(), String> {
+        let pool = record.pool_id().ok_or("its record is damaged")?;
         let group = record.group.as_mut().ok_or("it has one member")?;
-        let pool = from_record(&record.pool)?;
         let disk = Directory::open(&record.dir)
             .map_err(|error| format!("{}: {error}", record.dir.display()))?;
         let settings = PoolSettings { pool, level: group.level };
@@ -384,11 +384,6 @@ impl Pools {
     }
 }
 
-fn from_record(pool: &str) -> Result<PoolId, String> {
-    let record = PoolRecord { dir: Default::default(), pool: pool.to_owned(), group: None };
-    record.pool_id().ok_or_else(|| "its record is damaged".to_owned())
-}
-
 /// What peers may ask of a member.
 struct MemberService {
     served: std::sync::Weak<ServedMember>,
@@ -422,7 +417,7 @@ impl Service for MemberService {
 }
 
 /// A refusal: the caller may not.
-const NOT_A_MEMBER: u16 = 103;
+const NOT_A_MEMBER: u16 = 110;
 
 impl Subsystem for Pools {
     fn service(self: Arc<Self>) -> Option<(u8, Arc<dyn Service>)> {
