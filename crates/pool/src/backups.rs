@@ -385,15 +385,6 @@ impl BackupLink {
         self.state().losses
     }
 
-    /// The changes that are on their way.
-    pub(crate) fn queued(&self) -> Vec<u64> {
-        let order = |waiting: &Waiting| match waiting.item.what {
-            ItemKind::Append { order, .. } => Some(order),
-            _ => None,
-        };
-        self.state().queue.values().filter_map(order).collect()
-    }
-
     /// How many files those are in.
     pub(crate) fn files_to_mend(&self) -> usize {
         self.state().to_mend.len()

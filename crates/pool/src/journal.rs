@@ -83,7 +83,7 @@ pub(crate) enum RecordOrder {
 
 /// Which record was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Appended {
+pub(crate) struct AppendedRecord {
     pub(crate) sequence: u64,
     pub(crate) order: u64,
 }
@@ -207,7 +207,7 @@ impl<D: Disk> PoolJournal<D> {
         disk: &D,
         order: RecordOrder,
         change: &PoolChange,
-    ) -> DiskResult<Appended> {
+    ) -> DiskResult<AppendedRecord> {
         self.check()?;
         let mut end = self.end.lock().await;
         let sequence = end.sequence;
@@ -236,7 +236,7 @@ impl<D: Disk> PoolJournal<D> {
         self.written.store(sequence, Ordering::SeqCst);
         self.order.fetch_max(order, Ordering::SeqCst);
         self.count_room(&end);
-        Ok(Appended { sequence, order })
+        Ok(AppendedRecord { sequence, order })
     }
 
     fn count_room(&self, end: &JournalEnd) {

@@ -64,7 +64,7 @@ pub(crate) struct HelloReply {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub(crate) struct Begin {
+pub(crate) struct BeginSession {
     #[n(0)]
     pub(crate) session: GroupSession,
     /// The last change that the primary knows: those after it were never answered.
@@ -251,7 +251,7 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
         what => what.is_sound(0),
     });
     is_item
-        || decode::<Begin>(bytes).is_some()
+        || decode::<BeginSession>(bytes).is_some()
         || decode::<Beat>(bytes).is_some()
         || decode::<HelloReply>(bytes).is_some()
         || decode::<BackupReport>(bytes).is_some()
@@ -269,7 +269,7 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let item = |what| ItemHeader { session, number: 4, answered: 3, released: 8, what };
     let mut messages: Vec<Vec<u8>> =
         kinds.into_iter().map(|what| encode(&item(what)).to_vec()).collect();
-    let begin = Begin { session, last: 9, released: 8, withdrawn: vec![5] };
+    let begin = BeginSession { session, last: 9, released: 8, withdrawn: vec![5] };
     messages.push(encode(&begin).to_vec());
     messages.push(encode(&Beat { session, released: 8 }).to_vec());
     messages

@@ -57,7 +57,7 @@ fn place(node: &Path) -> PathBuf {
 }
 
 fn hex(bytes: &[u8; 32]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    data_encoding::HEXLOWER.encode(bytes)
 }
 
 fn from_hex(hex: &str) -> Option<[u8; 32]> {

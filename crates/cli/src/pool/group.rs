@@ -67,27 +67,15 @@ pub(super) async fn found(
         return Err(Failure::new(Exit::Usage, what).because(why));
     }
     let client = connection::impatient(global).await?;
-    let node = global.dir()?;
-    records::check_free(&node, name, &what)?;
-    records::make_place(&node, &what)?;
-    make_directory(files, &what)?;
-    let own = pools::own_peer(&client).await.map_err(connection::failure)?;
-    let group = GroupRecord {
-        members,
+    let invitation = PoolInvitation {
+        pool: random_bytes()?,
+        token: random_bytes()?,
         level,
-        token: hex(&random_bytes::<16>()?),
-        primary: PeerRecord::of(own),
-        joined: Vec::new(),
-        is_made: false,
-        is_leaving: false,
+        members,
+        founder: pools::own_peer(&client).await.map_err(connection::failure)?,
     };
-    let dir = canonical(files, &what)?;
-    let record = PoolRecord { dir, pool: hex(&random_bytes::<16>()?), group: Some(group) };
-    check_usable(&record, &what).await?;
-    records::add(&node, name, &record, &what)?;
-    let stands = stands_after_look(&client, name).await?;
-    let code = invitation(&record, &what)?;
-    Output::new().line(code)?;
+    let stands = take_part((name, files), &invitation, (&client, global), &what).await?;
+    Output::new().line(invitation.to_string())?;
     if !global.quiet {
         note!("{stands}; on each of the other machines run: atoll pool join CODE {name} FILES");
     }
@@ -140,10 +128,27 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         .parse()
         .map_err(|error| Failure::new(Exit::Usage, &*what).because(format!("the code: {error}")))?;
     let client = connection::impatient(global).await?;
+    let place = (args.name.as_str(), &args.files);
+    let stands = take_part(place, &invitation, (&client, global), &what).await?;
+    if !global.quiet {
+        note!("{stands}");
+    }
+    Ok(())
+}
+
+/// Makes this node a member of a pool, whose files get a directory; how the pool stands then, in words.
+async fn take_part(
+    (name, files): (&str, &PathBuf),
+    invitation: &PoolInvitation,
+    (client, global): (&Client, &Global),
+    what: &str,
+) -> Result<String, Failure> {
     let node = global.dir()?;
-    records::check_free(&node, &args.name, &what)?;
-    records::make_place(&node, &what)?;
-    make_directory(&args.files, &what)?;
+    records::check_free(&node, name, what)?;
+    let pool = hex(&invitation.pool);
+    records::check_other(&node, (name, &pool), what)?;
+    records::make_place(&node, what)?;
+    let is_new = make_directory(files, what)?;
     let group = GroupRecord {
         members: invitation.members,
         level: invitation.level,
@@ -153,22 +158,20 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         is_made: false,
         is_leaving: false,
     };
-    let dir = canonical(&args.files, &what)?;
-    let record = PoolRecord { dir, pool: hex(&invitation.pool), group: Some(group) };
-    records::check_other(&node, (&args.name, &record.pool), &what)?;
-    check_usable(&record, &what).await?;
-    records::add(&node, &args.name, &record, &what)?;
-    let stands = stands_after_look(&client, &args.name).await?;
-    if !global.quiet {
-        note!("{stands}");
+    let record = PoolRecord { dir: canonical(files, what)?, pool, group: Some(group) };
+    let usable = check_usable(&record, invitation.level, what).await;
+    if usable.is_err() && is_new {
+        let _ = std::fs::remove_dir(files);
     }
-    Ok(())
+    usable?;
+    records::add(&node, name, &record, what)?;
+    stands_after_look(client, name).await
 }
 
 /// That a directory can become a member's: before the others wait for it.
-async fn check_usable(record: &PoolRecord, what: &str) -> Result<(), Failure> {
+async fn check_usable(record: &PoolRecord, level: u8, what: &str) -> Result<(), Failure> {
     let disk = super::disk(&record.dir, what)?;
-    atoll_pool::check_usable(&disk)
+    atoll_pool::check_usable(&disk, level)
         .await
         .map_err(|error| super::create::create_failure(&error, &record.dir, what))
 }

@@ -153,6 +153,9 @@ fn codes_that_are_none_and_members_that_are_too_many_are_refused() {
     let files = |node| team.files(node);
     team.pool(0, &["create", "team", &files(0), "--members", "17"])
         .failed(2, &["between 2 and 16 members"]);
+    team.pool(0, &["create", "team", &files(0), "--members", "2", "--level", "17"])
+        .failed(2, &["a distribution level is at most 16"]);
+    assert!(!Path::new(&files(0)).exists(), "a directory that was made for nothing is gone");
     let code = team.pool(0, &["create", "team", &files(0), "--members", "2"]).ok().stdout;
     let code = code.trim();
     team.pool(1, &["join", &code[..code.len() - 1], "team", &files(1)])

@@ -23,7 +23,7 @@ use crate::change::PoolChange;
 use crate::disk::Disk;
 use crate::member::{Makes, OpenError, PoolMember, UnrecoveredMember};
 use crate::messages::{
-    self, BEAT, BEGIN, BackupReport, Beat, Begin, GroupSession, HELLO, HelloReply, ITEM,
+    self, BEAT, BEGIN, BackupReport, Beat, BeginSession, GroupSession, HELLO, HelloReply, ITEM,
     ItemHeader, ItemKind, refused,
 };
 use crate::turns::Turns;
@@ -35,13 +35,13 @@ const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// The most items of a session that are under way.
 const MAX_ITEMS: u64 = 16 << 10;
 
-type Answered = Result<(), Refusal>;
+type ItemOutcome = Result<(), Refusal>;
 
 /// An item of the session.
 enum ItemProgress {
     /// It is being done; these calls wait for it.
-    UnderWay(Vec<oneshot::Sender<Answered>>),
-    Done(Answered),
+    UnderWay(Vec<oneshot::Sender<ItemOutcome>>),
+    Done(ItemOutcome),
 }
 
 enum Phase<D: Disk> {
@@ -181,8 +181,8 @@ impl<D: Disk> Backup<D> {
         Ok(reply(&HelloReply { run, epoch, last, applied }))
     }
 
-    async fn begin(self: Arc<Self>, begin: Begin) -> Result<Reply, Refusal> {
-        let Begin { session, last, released, withdrawn } = begin;
+    async fn begin(self: Arc<Self>, begin: BeginSession) -> Result<Reply, Refusal> {
+        let BeginSession { session, last, released, withdrawn } = begin;
         let _alone = self.under_way.write(0).await;
         let member = {
             let mut state = self.state();
@@ -308,7 +308,7 @@ impl<D: Disk> Backup<D> {
         self.report(&member).await
     }
 
-    fn end_item(&self, session: GroupSession, number: u64, done: Answered) {
+    fn end_item(&self, session: GroupSession, number: u64, done: ItemOutcome) {
         let waiting = {
             let mut state = self.state();
             if state.session != Some(session) {
@@ -336,7 +336,7 @@ impl<D: Disk> Backup<D> {
         (session, released): (GroupSession, u64),
         what: ItemKind,
         bytes: Bytes,
-    ) -> Answered {
+    ) -> ItemOutcome {
         let _under_way = self.under_way.read(0).await;
         if self.state().session != Some(session) {
             return Err(no_session());
@@ -371,7 +371,7 @@ impl<D: Disk> Backup<D> {
     }
 
     /// Waits until a change is written or made; not for long.
-    async fn once_ready(&self, is_ready: impl Fn() -> bool) -> Answered {
+    async fn once_ready(&self, is_ready: impl Fn() -> bool) -> ItemOutcome {
         let ready = async {
             loop {
                 let woken = {

@@ -3,7 +3,7 @@
 //! A backup that may have lost bytes, for its machine stopped, or of which an earlier run of the primary may have known more, gets
 //! all marked ranges again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::backups::{BackupLink, Backups, Item};
 use crate::change::PoolChange;
 use crate::disk::Disk;
 use crate::member::PoolMember;
-use crate::messages::{self, BEGIN, Begin, GroupSession, HELLO, HelloReply, ItemKind};
+use crate::messages::{self, BEGIN, BeginSession, GroupSession, HELLO, HelloReply, ItemKind};
 use crate::routing::{PoolId, addressed};
 
 /// Between beats.
@@ -105,16 +105,21 @@ impl<D: Disk> Primary<D> {
                     .into(),
             );
         }
-        if !self.can_hand(link, stands.last, last) {
+        let has = stands.last.min(last);
+        let lacks = self.changes_after(link, has);
+        if lacks.range(..=last).count() as u64 != last - has {
             return Err(
                 "it lacks changes that it had: its disk was set back to an older state".into()
             );
         }
         let epoch = stands.epoch.saturating_add(1);
         let session = GroupSession { epoch, primary_run: self.run, backup_run: stands.run };
-        let has = stands.last.min(last);
-        let withdrawn = self.withdrawn_after(link, has);
-        let begin = messages::encode(&Begin { session, last, released, withdrawn });
+        let withdrawn = lacks.values().filter_map(|change| match change {
+            PoolChange::Withdrawn { order } if *order <= has => Some(*order),
+            _ => None,
+        });
+        let withdrawn = withdrawn.collect();
+        let begin = messages::encode(&BeginSession { session, last, released, withdrawn });
         self.call(link.peer, BEGIN, begin, BEGIN_LIMIT).await?;
         let missing: Vec<_> = {
             let retained = self.member.retained();
@@ -140,29 +145,14 @@ impl<D: Disk> Primary<D> {
         Ok(())
     }
 
-    /// The changes up to `has` that were withdrawn after it.
-    fn withdrawn_after(&self, link: &BackupLink, has: u64) -> Vec<u64> {
-        let withdrawn = |change: &PoolChange| match change {
-            PoolChange::Withdrawn { order } if *order <= has => Some(*order),
-            _ => None,
-        };
-        let retained = self.member.retained();
-        let earlier = retained.iter().filter(|(order, _)| **order > has);
-        let queued = link.queued_changes();
-        let later = queued.iter().filter(|(order, _)| *order > has);
-        let later = later.filter_map(|(_, change)| PoolChange::decode(change));
-        earlier
-            .filter_map(|(_, change)| withdrawn(change))
-            .chain(later.filter_map(|change| withdrawn(&change)))
-            .collect()
-    }
-
-    /// Whether a backup that has all changes up to `has` can get those up to `last`.
-    fn can_hand(&self, link: &BackupLink, has: u64, last: u64) -> bool {
-        let mut orders: BTreeSet<u64> = self.member.retained().keys().copied().collect();
-        orders.extend(link.queued());
-        let missing = last.saturating_sub(has);
-        missing == 0 || orders.range(has + 1..=last).count() as u64 == missing
+    /// The changes after `has` that a backup can get: those of earlier runs, and those in its queue.
+    fn changes_after(&self, link: &BackupLink, has: u64) -> BTreeMap<u64, PoolChange> {
+        let mut changes = self.member.retained().clone();
+        let queued = link.queued_changes().into_iter();
+        changes.extend(
+            queued.filter_map(|(order, change)| Some((order, PoolChange::decode(&change)?))),
+        );
+        changes.split_off(&(has + 1))
     }
 
     /// A backup has all changes of earlier runs. When all have, nobody needs them any more.

@@ -11,6 +11,7 @@
 use atoll_key::PeerId;
 use atoll_net::Peer;
 use atoll_vfs::Errno;
+use data_encoding::HEXLOWER;
 
 use super::OpenError;
 use crate::disk::{Disk, DiskResult, Making};
@@ -58,10 +59,7 @@ impl PoolMembers {
     fn to_text(&self) -> String {
         let mut text = format!("{FIRST_LINE}\n");
         for Peer { id, addr } in &self.peers {
-            let (high, low) = id.0.split_at(16);
-            let [high, low] =
-                [high, low].map(|half| u128::from_be_bytes(half.try_into().expect("16 bytes")));
-            text.push_str(&format!("{high:032x}{low:032x} {addr}\n"));
+            text.push_str(&format!("{} {addr}\n", HEXLOWER.encode(&id.0)));
         }
         text + LAST_LINE
     }
@@ -73,10 +71,8 @@ impl PoolMembers {
         }
         let peer = |line: &str| {
             let (key, addr) = line.split_once(' ')?;
-            let (high, low) = key.split_at_checked(32).filter(|_| key.len() == 64)?;
-            let half = |digits| u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes);
-            let key = [half(high)?, half(low)?].concat();
-            Some(Peer { id: PeerId(key.try_into().ok()?), addr: addr.parse().ok()? })
+            let key = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
+            Some(Peer { id: PeerId(key), addr: addr.parse().ok()? })
         };
         let peers: Option<Vec<Peer>> = lines.take(PoolMembers::MAX + 1).map(peer).collect();
         PoolMembers::new(peers?)

@@ -39,7 +39,7 @@ use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
 use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
-use crate::journal::{Appended, PoolJournal, RecordOrder};
+use crate::journal::{AppendedRecord, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
 use crate::marks::Marks;
 use crate::messages::ItemKind;
@@ -238,7 +238,7 @@ impl<D: Disk> PoolMember<D> {
 
     /// Writes a change to the journal, and returns its order; where others follow, once it is durable on all members.
     async fn decide(&self, change: &PoolChange) -> DiskResult<u64> {
-        let Appended { sequence, order } =
+        let AppendedRecord { sequence, order } =
             self.journal.append(&self.disk, RecordOrder::Next, change).await?;
         self.note_decided(change, sequence);
         if let Some(backups) = self.backups.get() {

@@ -140,11 +140,14 @@ pub async fn read_members<D: Disk>(disk: &D) -> Result<Option<PoolMembers>, Open
         .await
 }
 
-/// That a member can be made on a disk: it is empty, and keeps what files have.
+/// That a member of a pool with this distribution level can be made on a disk: it is empty, and keeps what files have.
 ///
 /// # Errors
 /// Why not.
-pub async fn check_usable<D: Disk>(disk: &D) -> Result<(), CreateError> {
+pub async fn check_usable<D: Disk>(disk: &D, level: u8) -> Result<(), CreateError> {
+    if level > MAX_LEVEL {
+        return Err(CreateError::Level);
+    }
     check_empty(disk).await?;
     probe(disk).await
 }
@@ -200,12 +203,8 @@ pub async fn create_member<D: Disk>(
     list: Option<&PoolMembers>,
 ) -> Result<(), CreateError> {
     let failed = |doing| move |errno| CreateError::Disk(doing, errno);
-    if settings.level > MAX_LEVEL {
-        return Err(CreateError::Level);
-    }
     let top = disk.top();
-    check_empty(disk).await?;
-    probe(disk).await?;
+    check_usable(disk, settings.level).await?;
     let cannot = "cannot make its directories";
     for name in [OWN_DIRECTORY, SLOTS_DIRECTORY] {
         disk.make(&top, name.as_bytes(), Making::Directory, 0o700).await.map_err(failed(cannot))?;

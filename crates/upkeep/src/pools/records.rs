@@ -10,6 +10,7 @@ use atoll_key::PeerId;
 use atoll_net::Peer;
 use atoll_node::{check_name, make_private_dir};
 use atoll_pool::PoolId;
+use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
 /// The record of a pool.
@@ -81,21 +82,12 @@ impl GroupRecord {
     }
 }
 
-/// Hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn hex(bytes: &[u8]) -> String {
+    HEXLOWER.encode(bytes)
 }
 
 fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let (digits, rest) = text.as_bytes().as_chunks::<2>();
-    if digits.len() != N || !rest.is_empty() {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, digits) in bytes.iter_mut().zip(digits) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Some(bytes)
+    HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok()
 }
 
 fn place(dir: &Path) -> PathBuf {
