@@ -151,11 +151,12 @@ impl<D: Disk> PoolMember<D> {
         Ok(Changing { _barrier: self.whole.read(whole::BARRIER).await })
     }
 
-    /// Waits until all backups can be spoken to; [`Errno::ETIMEDOUT`] if that takes too long. There are none in a pool of one.
+    /// Before a change is begun: waits until all backups can be spoken to. [`Errno::EAGAIN`] if that takes too long: nothing was done,
+    /// so clients of NFS are told to try again. There are none in a pool of one.
     pub(crate) async fn wait_for_backups(&self) -> DiskResult<()> {
         let Some(backups) = self.backups.get() else { return Ok(()) };
         let up = timeout(&*self.env, ALL_UP_LIMIT, backups.all_up()).await;
-        up.map_err(|_| Errno::ETIMEDOUT)
+        up.map_err(|_| Errno::EAGAIN)
     }
 
     /// Has a checkpoint made after this time at the latest, unless the member is closed before.

@@ -101,7 +101,7 @@ impl Client {
             if let (Err(Errno::ENOENT), false, Some(before)) = (taken, is_fight, before(&next)) {
                 taken = take(&recorded, &before).await;
             }
-            let has_failed = matches!(taken, Err(Errno::EIO | Errno::ETIMEDOUT));
+            let has_failed = matches!(taken, Err(Errno::EIO | Errno::ETIMEDOUT | Errno::EAGAIN));
             let pause = self.pause * if has_failed { 20 } else { 1 };
             let micros = u64::try_from(pause.as_micros()).expect("a short pause");
             sleep(&*env, Duration::from_micros(dice.below(micros + 1))).await;
