@@ -12,10 +12,21 @@ use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, OpenError, PoolMember};
 use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
+use crate::map::VOTE_FILES;
 
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 8] =
-    [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock", RESERVE, MEMBERS, b"members.new"];
+const OWN_FILES: [&[u8]; 10] = [
+    b"stamp.new",
+    b"journal-0",
+    b"journal-1",
+    b"index",
+    b"lock",
+    RESERVE,
+    MEMBERS,
+    b"members.new",
+    VOTE_FILES[0],
+    VOTE_FILES[1],
+];
 
 /// What leaving has left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
