@@ -397,7 +397,6 @@ impl MapConsensus for RaftVoter {
                 if is_followed && self.node.handle_snapshot_installed(to_position(at), config) {
                     (self.base_map, self.map) = (map.clone(), map);
                     self.applied = at.index;
-                    self.items.clear();
                     let durable = self.durable();
                     return Ok(Todo { save: Some(durable), hears_leader: true, ..self.todo() });
                 }

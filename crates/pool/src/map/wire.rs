@@ -19,7 +19,7 @@ pub const PROPOSE: u16 = 0x0505;
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// The most entries of the log in one message.
 pub(super) const MAX_ITEMS: usize = 32;
-/// Terms and places in the log stay below, so that counting on never overflows.
+/// Terms and places in the log of which a voter hears are below, so that counting on from there never overflows.
 const MAX_NUMBER: u64 = 1 << 60;
 
 /// A place in the log of the voters.
@@ -64,7 +64,7 @@ pub(super) fn are_sound(
         LogItem::Change(map) => map.is_sound(founding),
         LogItem::Asked => true,
     };
-    term < MAX_NUMBER && base.is_sound(term) && items.iter().all(&mut is_sound)
+    base.term <= term && items.iter().all(&mut is_sound)
 }
 
 /// The messages of Raft (§5, §7 of the paper).
@@ -140,7 +140,9 @@ impl VoterMessage {
                 VoterMessage::VoteCall { last, .. } => last.is_sound(term),
                 VoterMessage::VoteReply { .. } => true,
                 VoterMessage::AppendCall { decided, base, items, .. } => {
-                    *decided < MAX_NUMBER && are_sound(&items.0, *base, term, founding)
+                    *decided < MAX_NUMBER
+                        && base.is_sound(term)
+                        && are_sound(&items.0, *base, term, founding)
                 }
                 VoterMessage::AppendReply { last, .. } => last.is_sound(term),
                 VoterMessage::Snapshot { at, map, .. } => {

@@ -231,17 +231,22 @@ fn nothing_that_is_decided_is_taken_back_for_a_voter_that_breaks_the_rules() {
     assert!(voters.all[0].is_leader());
 }
 
+/// Few numbers, so that they meet, and some that are far too great.
+fn number(below: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![40 => 0..below, 1 => Just((1 << 60) - 1), 1 => Just(1 << 60), 1 => Just(u64::MAX)]
+}
+
 fn place() -> impl Strategy<Value = LogPlace> {
-    (0..6u64, 0..20u64).prop_map(|(term, index)| LogPlace { term, index })
+    (number(6), number(20)).prop_map(|(term, index)| LogPlace { term, index })
 }
 
 fn some_map() -> impl Strategy<Value = PoolMap> {
-    (1..6u64, 1..4u8).prop_map(|(epoch, primary)| map(epoch, primary))
+    (number(6), 1..4u8).prop_map(|(epoch, primary)| map(epoch, primary))
 }
 
 fn item() -> impl Strategy<Value = LogItem> {
     prop_oneof![
-        (0..6u64).prop_map(LogItem::Began),
+        (number(6)).prop_map(LogItem::Began),
         some_map().prop_map(LogItem::Change),
         Just(LogItem::Asked),
     ]
@@ -249,16 +254,16 @@ fn item() -> impl Strategy<Value = LogItem> {
 
 fn message() -> impl Strategy<Value = VoterMessage> {
     prop_oneof![
-        (0..6u64, place()).prop_map(|(term, last)| VoterMessage::VoteCall { term, last }),
-        (0..6u64, any::<bool>())
+        (number(6), place()).prop_map(|(term, last)| VoterMessage::VoteCall { term, last }),
+        (number(6), any::<bool>())
             .prop_map(|(term, is_granted)| VoterMessage::VoteReply { term, is_granted }),
-        (0..6u64, 0..20u64, place(), proptest::collection::vec(item(), 0..12)).prop_map(
+        (number(6), number(20), place(), proptest::collection::vec(item(), 0..12)).prop_map(
             |(term, decided, base, items)| {
                 VoterMessage::AppendCall { term, decided, base, items: items.into() }
             }
         ),
-        (0..6u64, place()).prop_map(|(term, last)| VoterMessage::AppendReply { term, last }),
-        (0..6u64, place(), some_map()).prop_map(|(term, at, map)| VoterMessage::Snapshot {
+        (number(6), place()).prop_map(|(term, last)| VoterMessage::AppendReply { term, last }),
+        (number(6), place(), some_map()).prop_map(|(term, at, map)| VoterMessage::Snapshot {
             term,
             at,
             map
@@ -299,7 +304,10 @@ proptest! {
                 }
                 Blow::Message(..) => None,
                 Blow::TimeIsUp => Some(voters.all[0].time_is_up()),
-                Blow::Proposal(map) => voters.all[0].propose(number, map).ok(),
+                Blow::Proposal(map) => {
+ let map = map.filter(|map| map.is_sound(&voters.founding));
+ voters.all[0].propose(number, map).ok()
+}
                 Blow::Restart => {
                     voters.restart(0);
                     (decided, known) = (0, BTreeMap::new());
