@@ -150,3 +150,117 @@ fn checksum(sequence: &[u8], len: &[u8], state: &[u8]) -> u32 {
     [sequence, len, state].into_iter().for_each(|bytes| hasher.update(bytes));
     hasher.finalize()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+
+    use atoll_sim::{Sim, SimConfig};
+    use futures_util::FutureExt;
+
+    use super::super::tests::founding;
+    use super::*;
+    use crate::disk::simulated::{Loss, SimulatedDisk};
+
+    /// Calls of a disk without latency never wait.
+    fn now<T>(work: impl Future<Output = T>) -> T {
+        work.now_or_never().expect("nothing waits")
+    }
+
+    fn new_disk() -> SimulatedDisk {
+        let disk = SimulatedDisk::new(Sim::new(SimConfig::default()).outside());
+        now(make_votes(&disk, &disk.top(), &founding(3))).unwrap();
+        now(disk.sync_all()).unwrap();
+        disk
+    }
+
+    fn open(
+        disk: &SimulatedDisk,
+    ) -> Result<(VoteStorage<SimulatedDisk>, DurableVotes), VoterError> {
+        now(VoteStorage::open(Arc::new(disk.clone()), &disk.top(), &founding(3)))
+    }
+
+    fn votes(term: u64) -> DurableVotes {
+        DurableVotes { term, vote: Some(term % 3), ..DurableVotes::first(&founding(3)) }
+    }
+
+    fn damage(disk: &SimulatedDisk, name: &[u8], at: u64) {
+        now(async {
+            let file = disk.open(&disk.node(&disk.top(), name).await?).await?;
+            let byte = disk.read(&file, at, 1).await?[0];
+            disk.write(&file, at, &[byte ^ 1]).await
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn what_was_saved_last_is_read_and_the_one_before_if_that_is_damaged() {
+        let disk = new_disk();
+        let (mut storage, first) = open(&disk).unwrap();
+        assert_eq!(first, DurableVotes::first(&founding(3)));
+        for term in 1..=5 {
+            now(storage.save(&votes(term))).unwrap();
+            assert_eq!(open(&disk).unwrap().1, votes(term));
+        }
+        let len = to_bytes(7, &votes(5)).unwrap().len() as u64;
+        for at in 0..len {
+            damage(&disk, NAMES[0], at);
+            assert_eq!(open(&disk).unwrap().1, votes(4), "byte {at}");
+            damage(&disk, NAMES[0], at);
+        }
+        assert_eq!(open(&disk).unwrap().1, votes(5));
+    }
+
+    #[test]
+    fn a_save_that_a_loss_of_power_cuts_off_leaves_the_one_before() {
+        let mut outcomes = [0, 0];
+        for seed in 0..200 {
+            for loss in [Loss::Ordered, Loss::Arbitrary] {
+                let disk = new_disk();
+                let (mut storage, _) = open(&disk).unwrap();
+                now(storage.save(&votes(1))).unwrap();
+                // Written, and not synced.
+                disk.stop_after(1);
+                assert_eq!(now(storage.save(&votes(2))), Err(Errno::EIO));
+                disk.crash_with(loss, seed);
+                let (mut storage, found) = open(&disk.reopen()).unwrap();
+                outcomes[found.term as usize - 1] += 1;
+                assert_eq!(found, votes(found.term));
+                now(storage.save(&votes(3))).unwrap();
+                storage.disk.crash_with(loss, seed);
+                assert_eq!(open(&disk.reopen()).unwrap().1, votes(3));
+            }
+        }
+        assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+    }
+
+    #[test]
+    fn a_voter_that_may_have_forgotten_its_vote_does_not_vote() {
+        let disk = new_disk();
+        for name in NAMES {
+            damage(&disk, name, 30);
+        }
+        assert_eq!(open(&disk).err(), Some(VoterError::Damaged));
+        for name in NAMES {
+            let disk = new_disk();
+            now(disk.unlink(&disk.top(), name)).unwrap();
+            assert_eq!(open(&disk).err(), Some(VoterError::Missing));
+        }
+        let disk = new_disk();
+        let mut other = votes(1);
+        other.vote = Some(3);
+        now(open(&disk).unwrap().0.save(&other)).unwrap();
+        let (_, found) = open(&disk).unwrap();
+        assert_eq!(found, DurableVotes::first(&founding(3)), "a vote for nobody");
+    }
+
+    #[test]
+    fn a_state_that_does_not_fit_is_refused_before_it_is_written() {
+        let disk = new_disk();
+        let (mut storage, first) = open(&disk).unwrap();
+        let items = vec![super::super::wire::LogItem::Change(first.map.clone()); 1000];
+        let long = DurableVotes { items, ..first.clone() };
+        assert_eq!(now(storage.save(&long)), Err(Errno::EFBIG));
+        assert_eq!(open(&disk).unwrap().1, first);
+    }
+}
