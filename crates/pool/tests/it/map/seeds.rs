@@ -140,6 +140,35 @@ impl Trial {
         self.pool.lose_power(at, loss, seed);
     }
 
+    /// While a leader is sought, voters die and are there again at once: they must not have forgotten whom they gave their votes.
+    fn storm(&mut self, faults: Faults) -> Result<(), String> {
+        (0..self.pool.hosts.len()).try_for_each(|at| self.restart(at))?;
+        self.thaw();
+        self.pool.sim.heal();
+        let bound = Duration::from_millis([2, 10, 40][self.dice.below(3) as usize]);
+        self.pool.disks.iter().for_each(|disk| disk.set_latency(self.seed, bound));
+        // Messages that come late have several voters want the same term.
+        let first_timeout = Duration::from_millis(10 + self.dice.below(40));
+        self.pool.sim.set_loss(MessageLoss::Retransmit { chance: 0.5, first_timeout });
+        if let Some(leader) = self.pool.leader() {
+            self.kill(leader);
+        }
+        let pause = 100 + self.dice.below(150);
+        self.run_for(pause);
+        for _ in 0..12 {
+            let at = self.some();
+            match faults {
+                Faults::Power(loss) if self.dice.below(2) == 0 => self.lose_power(at, loss),
+                _ => self.kill(at),
+            }
+            self.restart(at)?;
+            let pause = self.dice.below(25);
+            self.run_for(pause);
+        }
+        self.pool.sim.set_loss(MessageLoss::None);
+        Ok(())
+    }
+
     /// Something goes wrong.
     fn disturb(&mut self, faults: Faults) {
         let hosts = self.pool.hosts.clone();
@@ -199,7 +228,12 @@ impl Trial {
         for _ in 0..STEPS {
             let pause = self.dice.below(500);
             self.run_for(pause);
-            self.disturb(faults);
+            match faults {
+                Faults::Kills | Faults::Power(_) if self.dice.below(4) == 0 => {
+                    self.storm(faults)?;
+                }
+                _ => self.disturb(faults),
+            }
             let pause = [20, 200, 1000][self.dice.below(3) as usize];
             let pause = self.dice.below(pause);
             self.run_for(pause);
