@@ -11,6 +11,8 @@
 
 use std::collections::BTreeMap;
 
+use atoll_key::PeerId;
+use atoll_net::Peer;
 use minicbor::{Decode, Encode};
 use noraft::{
     Action, ClusterConfig, Log, LogEntries, LogEntry, LogIndex, LogPosition, Message, Node, NodeId,
@@ -468,6 +470,32 @@ fn to_entries(base: LogPlace, items: &[LogItem]) -> LogEntries {
         LogItem::Change(_) | LogItem::Asked => LogEntry::Command,
     };
     LogEntries::from_iter(to_position(base), items.iter().map(entry))
+}
+
+/// For fuzzing: hands a message to one of three voters, which has a log and leads or follows.
+pub(super) fn try_message(message: &VoterMessage) {
+    let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 1).into() };
+    let founding = PoolMembers::new((1..=3).map(peer).collect()).expect("three members");
+    if !message.is_sound(&founding) {
+        return;
+    }
+    let map = PoolMap { epoch: 2, ..PoolMap::first(&founding) };
+    let items = vec![LogItem::Began(3), LogItem::Change(map), LogItem::Began(4), LogItem::Asked];
+    let votes = DurableVotes { term: 4, items, ..DurableVotes::first(&founding) };
+    for leads in [false, true] {
+        let mut voter = RaftVoter::new(0, &founding, votes.clone());
+        voter.begin();
+        if leads {
+            voter.time_is_up();
+            let vote = VoterMessage::VoteReply { term: 5, is_granted: true };
+            voter.receive(1, vote, false).expect("by the rules");
+        }
+        for from in [1, 2, 1] {
+            let _ = voter.receive(from, message.clone(), false);
+        }
+        voter.time_is_up();
+        let _ = voter.propose(1, None);
+    }
 }
 
 #[cfg(test)]

@@ -35,8 +35,10 @@ pub use self::asking::{AskError, MapAsker};
 pub use self::storage::VoterError;
 pub(crate) use self::storage::{NAMES as VOTE_FILES, make_votes};
 pub use self::voter::MapVoter;
-pub use self::wire::{PROPOSE, VOTER_MESSAGE, example_map_messages, is_map_message};
+pub use self::wire::{PROPOSE, VOTER_MESSAGE, example_map_messages};
+use self::wire::{ProposeCall, ProposeReply, VoterMessage};
 use crate::members::PoolMembers;
+use crate::messages::decode;
 
 /// Who has what part in a pool, from one change of it to the next.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -138,10 +140,19 @@ mod peer_keys {
     }
 }
 
+/// For fuzzing: whether bytes are some message about maps. One of a voter is handed to another.
+pub fn is_map_message(bytes: &[u8]) -> bool {
+    if let Some(message) = decode::<VoterMessage>(bytes) {
+        consensus::try_message(&message);
+        return true;
+    }
+    decode::<ProposeCall>(bytes).is_some() || decode::<ProposeReply>(bytes).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::messages::{decode, encode};
+    use crate::messages::encode;
 
     pub(super) fn founding(count: u8) -> PoolMembers {
         let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 4711).into() };

@@ -8,7 +8,7 @@ use minicbor::{Decode, Encode};
 
 use super::PoolMap;
 use crate::members::PoolMembers;
-use crate::messages::{decode, encode};
+use crate::messages::encode;
 
 /// A message between voters.
 pub const VOTER_MESSAGE: u16 = 0x0504;
@@ -171,13 +171,6 @@ pub(super) enum ProposeReply {
     NotLeader,
 }
 
-/// For fuzzing: whether bytes are some message about maps.
-pub fn is_map_message(bytes: &[u8]) -> bool {
-    decode::<VoterMessage>(bytes).is_some()
-        || decode::<ProposeCall>(bytes).is_some()
-        || decode::<ProposeReply>(bytes).is_some()
-}
-
 /// For fuzzing: some such messages.
 pub fn example_map_messages() -> Vec<Vec<u8>> {
     let primary = atoll_key::PeerId([3; 32]);
@@ -201,8 +194,10 @@ pub fn example_map_messages() -> Vec<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::is_map_message;
     use super::super::tests::founding;
     use super::*;
+    use crate::messages::decode;
 
     #[test]
     fn messages_read_back_and_what_is_cut_off_is_none() {

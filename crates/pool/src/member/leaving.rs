@@ -63,7 +63,7 @@ impl<D: Disk> PoolMember<D> {
         // A user's directory may be called as Atoll's.
         let aside = self.disk.rename((&top, slots), (&own, slots), RenameFlags::default()).await;
         aside.map_err(failed("cannot move its slots away"))?;
-        report.names_taken = finish(&self.disk, &own).await?;
+        report.names_taken = finish(&*self.disk, &own).await?;
         Ok(report)
     }
 

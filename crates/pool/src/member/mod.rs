@@ -92,7 +92,7 @@ mod whole {
 /// See the module.
 pub(crate) struct PoolMember<D: Disk> {
     pub(crate) env: Env,
-    pub(crate) disk: D,
+    pub(crate) disk: Arc<D>,
     pub(crate) settings: PoolSettings,
     pub(crate) index: PoolIndex,
     journal: PoolJournal<D>,

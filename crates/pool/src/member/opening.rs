@@ -396,7 +396,7 @@ impl<D: Disk> PoolMember<D> {
             marks: Mutex::default(),
             planned: Mutex::new(None),
             slots,
-            disk,
+            disk: Arc::new(disk),
         };
         Ok(UnrecoveredMember { member, records, meta })
     }
