@@ -256,6 +256,8 @@ impl Trial {
         self.pool.sim.heal();
         self.pool.sim.set_loss(MessageLoss::None);
         self.thaw();
+        // One that stood still may have to learn that its disk has failed.
+        self.run_for(5);
         for at in 0..self.pool.hosts.len() {
             self.pool.disks[at].set_latency(self.seed, Duration::from_millis(2));
             // A voter whose disk failed votes again after a restart; a fault may still wait for its call.
