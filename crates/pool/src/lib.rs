@@ -6,9 +6,11 @@
 //! group     a member of several at work: the primary's sessions with its backups, and theirs with it
 //! fs        vfs::FileSystem over one member's disk
 //! member    a member's D: made, opened, brought in order after a crash, changed, walked through
+//! map       who the primary is and which members have everything: decided by a majority of voters
 //! backups   what a primary hands to its backups, until they have it
 //! marks     where bytes of members may differ
 //! messages  what a primary and its backups say to each other, as bytes
+//! members   the list of the members, which does not change
 //! routing   which pool a call is about
 //! held      files that somebody holds, and open nodes
 //! turns     locks by number
@@ -31,8 +33,10 @@ mod held;
 mod index;
 mod journal;
 mod layout;
+pub mod map;
 mod marks;
 mod member;
+mod members;
 mod messages;
 pub mod remote;
 mod routing;
@@ -42,8 +46,9 @@ pub use fs::PoolFs;
 pub use group::{GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
-    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolMembers, PoolSettings, check,
+    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,
     check_usable, create, create_member, is_in_use, leave, read_members, read_settings,
 };
+pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

@@ -1,6 +1,6 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503`. A backup answers its pool's primary alone. The headers of all calls of the family `0x05` begin with
+//! Methods `0x0500` to `0x0503` (`0x0504` and `0x0505` are [`crate::map`]'s). A backup answers its pool's primary alone. The headers of all calls of the family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
 use bytes::Bytes;
@@ -31,6 +31,8 @@ pub(crate) mod refused {
     pub(crate) const NOT_PRIMARY: u16 = 102;
     /// It has made changes that the primary does not know.
     pub(crate) const PRIMARY_IS_OLDER: u16 = 103;
+    /// The caller is no member, or no voter, of the pool.
+    pub(crate) const NOT_A_MEMBER: u16 = 104;
 }
 
 /// One connection of a primary's run and a backup's.

@@ -30,7 +30,8 @@ use self::backup::Backup;
 use self::primary::Primary;
 use crate::disk::Disk;
 use crate::fs::PoolFs;
-use crate::member::{Makes, OpenError, OpenReport, PoolMember, PoolMembers, PoolSettings};
+use crate::member::{Makes, OpenError, OpenReport, PoolMember, PoolSettings};
+use crate::members::PoolMembers;
 
 /// How long changes that are under way may take when a primary ends its work.
 const END_LIMIT: Duration = Duration::from_secs(3);

@@ -12,10 +12,21 @@ use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, OpenError, PoolMember};
 use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
+use crate::map::VOTE_FILES;
 
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 8] =
-    [b"stamp.new", b"journal-0", b"journal-1", b"index", b"lock", RESERVE, MEMBERS, b"members.new"];
+const OWN_FILES: [&[u8]; 10] = [
+    b"stamp.new",
+    b"journal-0",
+    b"journal-1",
+    b"index",
+    b"lock",
+    RESERVE,
+    MEMBERS,
+    b"members.new",
+    VOTE_FILES[0],
+    VOTE_FILES[1],
+];
 
 /// What leaving has left.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -52,7 +63,7 @@ impl<D: Disk> PoolMember<D> {
         // A user's directory may be called as Atoll's.
         let aside = self.disk.rename((&top, slots), (&own, slots), RenameFlags::default()).await;
         aside.map_err(failed("cannot move its slots away"))?;
-        report.names_taken = finish(&self.disk, &own).await?;
+        report.names_taken = finish(&*self.disk, &own).await?;
         Ok(report)
     }
 

@@ -1,83 +1,15 @@
-//! Who the members of a pool are: `.atoll/members`, lines of text, the primary first. A pool of one has no such file.
-//!
-//! ```text
-//! atoll pool members 1
-//! KEY ADDRESS
-//! end
-//! ```
-//!
-//! KEY is 64 hexadecimal digits, a node's public key; ADDRESS is where it listens.
+//! The file `.atoll/members`, in which a member keeps who the members are. A pool of one has no such file.
 
-use atoll_key::PeerId;
-use atoll_net::Peer;
 use atoll_vfs::Errno;
-use data_encoding::HEXLOWER;
 
 use super::OpenError;
 use crate::disk::{Disk, DiskResult, Making};
+use crate::members::PoolMembers;
 
 pub(super) const MEMBERS: &[u8] = b"members";
 const MEMBERS_BESIDE: &[u8] = b"members.new";
-const FIRST_LINE: &str = "atoll pool members 1";
-const LAST_LINE: &str = "end\n";
 /// A list is no longer, bytes.
 const MAX_BYTES: usize = 64 << 10;
-
-/// The members of a pool of several, which do not change. The first is the *primary*: it decides all changes.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PoolMembers {
-    peers: Vec<Peer>,
-}
-
-impl PoolMembers {
-    /// The most members.
-    pub const MAX: usize = 16;
-
-    /// These members, the primary first; none if there are not between 2 and [`PoolMembers::MAX`], or one is named twice.
-    pub fn new(peers: Vec<Peer>) -> Option<PoolMembers> {
-        let is_twice =
-            |(at, peer): (usize, &Peer)| peers[..at].iter().any(|other| other.id == peer.id);
-        let is_sound = (2..=PoolMembers::MAX).contains(&peers.len());
-        (is_sound && !peers.iter().enumerate().any(is_twice)).then_some(PoolMembers { peers })
-    }
-
-    /// The member that decides all changes.
-    pub fn primary(&self) -> Peer {
-        self.peers[0]
-    }
-
-    /// The members that follow it.
-    pub fn backups(&self) -> &[Peer] {
-        &self.peers[1..]
-    }
-
-    /// Whether a node is one of them.
-    pub fn contains(&self, id: PeerId) -> bool {
-        self.peers.iter().any(|peer| peer.id == id)
-    }
-
-    fn to_text(&self) -> String {
-        let mut text = format!("{FIRST_LINE}\n");
-        for Peer { id, addr } in &self.peers {
-            text.push_str(&format!("{} {addr}\n", HEXLOWER.encode(&id.0)));
-        }
-        text + LAST_LINE
-    }
-
-    fn from_text(text: &str) -> Option<PoolMembers> {
-        let mut lines = text.strip_suffix(LAST_LINE)?.lines();
-        if lines.next()? != FIRST_LINE {
-            return None;
-        }
-        let peer = |line: &str| {
-            let (key, addr) = line.split_once(' ')?;
-            let key = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
-            Some(Peer { id: PeerId(key), addr: addr.parse().ok()? })
-        };
-        let peers: Option<Vec<Peer>> = lines.take(PoolMembers::MAX + 1).map(peer).collect();
-        PoolMembers::new(peers?)
-    }
-}
 
 /// Reads the list; none in a pool of one.
 pub(super) async fn read<D: Disk>(
@@ -114,26 +46,4 @@ pub(super) async fn write<D: Disk>(
     disk.sync_file(&file, false).await?;
     disk.rename((own, MEMBERS_BESIDE), (own, MEMBERS), Default::default()).await?;
     disk.sync_all().await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn peer(number: u8) -> Peer {
-        Peer { id: PeerId([number; 32]), addr: ([10, 0, 0, number], 4711).into() }
-    }
-
-    #[test]
-    fn a_list_reads_back_and_a_damaged_one_is_none() {
-        let members = PoolMembers::new(vec![peer(1), peer(2), peer(255)]).unwrap();
-        let text = members.to_text();
-        assert_eq!(PoolMembers::from_text(&text), Some(members));
-        for len in 0..text.len() {
-            assert_eq!(PoolMembers::from_text(&text[..len]), None, "{len}");
-        }
-        assert_eq!(PoolMembers::new(vec![peer(1)]), None, "a pool of one has no list");
-        assert_eq!(PoolMembers::new(vec![peer(1), peer(2), peer(1)]), None, "one is named twice");
-        assert_eq!(PoolMembers::new((0..17).map(peer).collect()), None);
-    }
 }

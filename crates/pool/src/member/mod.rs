@@ -42,13 +42,13 @@ use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
 use crate::journal::{AppendedRecord, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
 use crate::marks::Marks;
+use crate::members::PoolMembers;
 use crate::messages::ItemKind;
 use crate::turns::{Turn, Turns};
 
 pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
-pub use members::PoolMembers;
 pub(crate) use opening::UnrecoveredMember;
 pub use opening::{
     CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
@@ -92,7 +92,7 @@ mod whole {
 /// See the module.
 pub(crate) struct PoolMember<D: Disk> {
     pub(crate) env: Env,
-    pub(crate) disk: D,
+    pub(crate) disk: Arc<D>,
     pub(crate) settings: PoolSettings,
     pub(crate) index: PoolIndex,
     journal: PoolJournal<D>,

@@ -17,6 +17,7 @@ use crate::held::HeldFiles;
 use crate::index::{IndexMeta, PoolIndex};
 use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
+use crate::map::make_votes;
 use crate::turns::Turns;
 
 pub(super) const STAMP: &[u8] = b"stamp";
@@ -222,6 +223,7 @@ pub async fn create_member<D: Disk>(
         members::write(disk, &own, list)
             .await
             .map_err(failed("cannot write who its members are"))?;
+        make_votes(disk, &own, list).await.map_err(failed("cannot make its votes"))?;
     }
     write_stamp(disk, settings).await.map_err(failed("cannot write its stamp"))
 }
@@ -394,7 +396,7 @@ impl<D: Disk> PoolMember<D> {
             marks: Mutex::default(),
             planned: Mutex::new(None),
             slots,
-            disk,
+            disk: Arc::new(disk),
         };
         Ok(UnrecoveredMember { member, records, meta })
     }
