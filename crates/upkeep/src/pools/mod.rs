@@ -342,7 +342,7 @@ impl Pools {
         let (member, report) = started.map_err(|error| error.to_string())?;
         tracing::info!(?report, "pool {name} is open");
         let server =
-            member.file_system().map(|fs| RemoteServer::new(node.env.clone(), Arc::new(fs)));
+            member.file_system().map(|fs| RemoteServer::remembering(node.env.clone(), Arc::new(fs)));
         let members = member.members().clone();
         let served = Arc::new(ServedMember { member, server, members });
         let service = MemberService { served: Arc::downgrade(&served), token };

@@ -1,15 +1,20 @@
 //! Bytes of open files: read, written and kept until they are durable.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use atoll_vfs::Errno;
 use bytes::{Bytes, BytesMut};
 
 use super::super::wire::{CallClass, FileCall, FileReply, MAX_DATA_BYTES, WireCaller, WireWriter};
-use super::attempt::{bytes, errno, nothing};
+use super::attempt::{Asked, attr, bytes, errno, nothing};
+use super::exchange::Stop;
 use super::unstable::UnstableChange;
 use super::{Client, OpenAtClient, WAIT_LIMIT};
+
+/// How often an append is tried at the place where the file was said to end; a guess at how many clients append to one file. Beyond,
+/// the server says where, and the client cannot find out whether a server that died has made it.
+const MAX_APPEND_ATTEMPTS: usize = 16;
 
 impl Client {
     pub(super) async fn read(
@@ -77,8 +82,13 @@ impl Client {
     ) -> Result<usize, Errno> {
         let inode = open.inode;
         let order = self.within(WAIT_LIMIT, self.order.read(inode)).await?;
-        let write = FileCall::Write { writer, inode, handle: 0, offset };
-        let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone())).await?;
+        let asked = match writer {
+            WireWriter::AtEnd(caller) => self.append(open, caller, data.clone()).await?,
+            writer => {
+                let write = FileCall::Write { writer, inode, handle: 0, offset };
+                self.ask(write, Some(data.clone()), Some(inode), Some(open.clone())).await?
+            }
+        };
         let FileReply::Written(taken, begins) = asked.reply else { return Err(Errno::EPROTO) };
         let taken = taken as usize;
         if taken > data.len() {
@@ -100,6 +110,76 @@ impl Client {
             }
         }
         Ok(taken)
+    }
+
+    /// Appends. The client says where, so that it can find out whether an attempt that a dead server was at was made.
+    async fn append(
+        self: &Arc<Self>,
+        open: &Arc<OpenAtClient>,
+        caller: WireCaller,
+        data: Bytes,
+    ) -> Result<Asked, Errno> {
+        let inode = open.inode;
+        for _ in 0..MAX_APPEND_ATTEMPTS {
+            let known = *open.end.lock().expect("no holder of this lock panics");
+            let end = match known {
+                Some(end) => end,
+                None => {
+                    let get = FileCall::GetAttr { inode, handle: 0 };
+                    let asked = self.ask(get, None, Some(inode), Some(open.clone())).await;
+                    let asked = asked.map_err(|errno| match errno {
+                        Errno::ETIMEDOUT => Errno::EIO,
+                        errno => errno,
+                    });
+                    attr(&asked?)?.attr.size_bytes
+                }
+            };
+            let asked = self.append_at(open, caller.clone(), end, data.clone()).await?;
+            let (ends_at, is_written) = match asked.reply {
+                FileReply::Written(taken, _) => (end.checked_add(u64::from(taken)), true),
+                FileReply::EndsAt(now) => (Some(now), false),
+                _ => return Err(Errno::EPROTO),
+            };
+            *open.end.lock().expect("no holder of this lock panics") = ends_at;
+            if is_written {
+                return Ok(asked);
+            }
+        }
+        // Others append all the time.
+        let writer = WireWriter::AtEnd(caller);
+        let write = FileCall::Write { writer, inode, handle: 0, offset: 0 };
+        self.ask(write, Some(data), Some(inode), Some(open.clone())).await
+    }
+
+    /// Appends if the file ends at `end`.
+    async fn append_at(
+        self: &Arc<Self>,
+        open: &Arc<OpenAtClient>,
+        caller: WireCaller,
+        end: u64,
+        data: Bytes,
+    ) -> Result<Asked, Errno> {
+        let inode = open.inode;
+        let possibly_done = AtomicBool::new(false);
+        let appended = self.run(CallClass::Changes, true, |attempt| {
+            let (caller, data, possibly_done) = (caller.clone(), data.clone(), &possibly_done);
+            async move {
+                let up_to = attempt.send_unstable(inode).await?;
+                let handle = attempt.handle(open).await?.1;
+                let writer = match possibly_done.load(Ordering::Relaxed) {
+                    true => WireWriter::AtEndAgain(caller),
+                    false => WireWriter::AtEndIf(caller),
+                };
+                let write = FileCall::Write { writer, inode, handle, offset: end };
+                let answer = attempt.call(write, Some(data)).await;
+                if answer == Err(Stop::Lost { possibly_done: true }) {
+                    possibly_done.store(true, Ordering::Relaxed);
+                }
+                let (reply, data) = answer?;
+                Ok(Asked { reply, data, session: attempt.session.clone(), up_to })
+            }
+        });
+        appended.await.map_err(|stop| errno(stop, CallClass::Changes))
     }
 
     pub(super) async fn fsync(

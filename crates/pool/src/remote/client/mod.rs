@@ -126,6 +126,8 @@ struct OpenAtClient {
     half_read: Mutex<(u64, HalfRead)>,
     /// Held by the call that lists.
     listing: futures_util::lock::Mutex<()>,
+    /// Where the file ended when something was appended last.
+    end: Mutex<Option<u64>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -189,21 +191,23 @@ impl Client {
         self.unstable.lock().expect("no holder of this lock panics")
     }
 
-    /// Keeps what the session has opened under a handle of the client.
+    /// Keeps what a session of this serial number has opened under a handle of the client; or what is opened when it is needed.
     fn keep_open(
         &self,
         inode: u64,
         kind: OpenKind,
         caller: WireCaller,
-        (session, handle): (&ClientSession, u64),
+        at_server: Option<(u64, u64)>,
+        serial: u64,
     ) -> Handle {
         let open = OpenAtClient {
             inode,
             kind,
             caller,
-            at_server: futures_util::lock::Mutex::new(Some((session.serial, handle))),
-            half_read: Mutex::new((session.serial, HalfRead::default())),
+            at_server: futures_util::lock::Mutex::new(at_server),
+            half_read: Mutex::new((serial, HalfRead::default())),
             listing: futures_util::lock::Mutex::new(()),
+            end: Mutex::default(),
         };
         let mut opens = self.opens();
         opens.last += 1;
