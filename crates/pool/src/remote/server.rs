@@ -474,7 +474,7 @@ impl ServerShared {
                 let (caller, parent) = (caller.caller(), InodeNumber(parent));
                 let flags = OpenFlags(flags);
                 let (entry, opened) = fs.create(caller, parent, &name, mode, flags).await?;
-                if opened.handle == Handle::NONE {
+                if self.remembering.is_some() && opened.handle == Handle::NONE {
                     // It was created before, and is gone.
                     return self.entry(session, &entry);
                 }

@@ -4,6 +4,7 @@ mod hostile;
 mod kit;
 mod network;
 mod restarts;
+mod retries;
 mod sessions;
 
 use std::sync::{Arc, Mutex};
