@@ -157,7 +157,7 @@ impl Attempt {
     }
 
     /// A call before the one that matters, which has not been made if this brings no answer.
-    async fn prepare(
+    pub(super) async fn prepare(
         &self,
         call: FileCall,
         data: Option<Bytes>,

@@ -25,7 +25,7 @@ const FIRST_LIMIT: Duration = Duration::from_secs(1);
 const LAST_LIMIT: Duration = Duration::from_secs(8);
 /// How long the client waits after a connection was refused or broke; each further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_millis(250);
 /// The most numbered calls from the lowest that is waited for to the next: below what a server takes.
 const WINDOW: u64 = 512;
 

@@ -203,6 +203,7 @@ impl Client {
         if !self.has_open(inode.0) {
             // Nobody is left who could be told.
             self.unstable().take_failure(inode.0);
+            self.ends().remove(&inode.0);
         }
         let closed = self.run(CallClass::Reads, true, move |attempt| {
             let open = open.clone();
@@ -236,7 +237,9 @@ impl Client {
             None => self.within(WAIT_LIMIT, self.order.read(inode.0)).await?,
         };
         let set = FileCall::SetAttr { caller, inode: inode.0, handle: 0, changes: changes.into() };
-        let asked = self.ask(set, None, Some(inode.0), open).await?;
+        let asked = self.ask(set, None, Some(inode.0), open).await;
+        self.ends().remove(&inode.0);
+        let asked = asked?;
         let SetAttr { size_bytes, atime, mtime, .. } = changes;
         let is_time = atime.is_some() || mtime.is_some();
         if size_bytes.is_some() || (is_time && self.unstable().has(inode.0)) {

@@ -82,6 +82,7 @@ impl RemoteFs {
             opens: Mutex::default(),
             held: Mutex::default(),
             unstable: Mutex::default(),
+            ends: Mutex::default(),
             order: Turns::default(),
             sending: Turns::default(),
             making_room: futures_util::lock::Mutex::new(()),
@@ -126,8 +127,6 @@ struct OpenAtClient {
     half_read: Mutex<(u64, HalfRead)>,
     /// Held by the call that lists.
     listing: futures_util::lock::Mutex<()>,
-    /// Where the file ended when something was appended last.
-    end: Mutex<Option<u64>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -160,6 +159,8 @@ struct Client {
     opens: Mutex<OpensAtClient>,
     held: Mutex<HeldNumbers>,
     unstable: Mutex<UnstableFiles>,
+    /// By inode: where open files ended when this client appended to them, unless it has changed them otherwise since.
+    ends: Mutex<BTreeMap<u64, u64>>,
     /// By inode: lengths are set alone, so that it is known which bytes were written before.
     order: Turns,
     /// By inode: who sends its unstable changes again.
@@ -191,6 +192,10 @@ impl Client {
         self.unstable.lock().expect("no holder of this lock panics")
     }
 
+    fn ends(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.ends.lock().expect("no holder of this lock panics")
+    }
+
     /// Keeps what a session of this serial number has opened under a handle of the client; or what is opened when it is needed.
     fn keep_open(
         &self,
@@ -207,7 +212,6 @@ impl Client {
             at_server: futures_util::lock::Mutex::new(at_server),
             half_read: Mutex::new((serial, HalfRead::default())),
             listing: futures_util::lock::Mutex::new(()),
-            end: Mutex::default(),
         };
         let mut opens = self.opens();
         opens.last += 1;

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use atoll_env::{BoxFuture, Notify};
 use atoll_net::{CallError, Refusal, Reply, Request};
+use atoll_pool::disk::simulated::SimulatedDisk;
 use atoll_pool::remote::{METHODS, PeerRoute, RemoteFs, Route};
+use atoll_pool::{CallOrigin, ClientKey, PoolFs, PoolSettings, RemembersCalls, create};
 use atoll_sim::HostConfig;
 use atoll_vfs::{
     Attr, Errno, FileKind, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, Writer,
@@ -267,28 +269,36 @@ impl Scene {
                 assert_eq!(fs.getattr(one, None).await.unwrap().attr.nlink, 2);
             }
             Kind::Unlink => {
-                let again = async { drop(self.make(ROOT, "one", FileKind::Regular).await) };
+                let again = async {
+                    let _ = self.make(ROOT, "one", FileKind::Regular).await;
+                };
                 let unlinked = self.lose_reply(between, fs.unlink(me(), ROOT, b"one"), again).await;
                 assert_eq!(unlinked, Ok(()));
                 assert_ne!(self.there(ROOT, "one").await, one);
             }
             Kind::Rmdir => {
                 let empty = self.there(dir, "empty").await;
-                let again = async { drop(self.make(dir, "empty", FileKind::Directory).await) };
+                let again = async {
+                    let _ = self.make(dir, "empty", FileKind::Directory).await;
+                };
                 let removed = self.lose_reply(between, fs.rmdir(me(), dir, b"empty"), again).await;
                 assert_eq!(removed, Ok(()));
                 assert_ne!(self.there(dir, "empty").await, empty);
             }
             Kind::Rename => {
                 let renamed = fs.rename(me(), ROOT, b"one", dir, b"new", none);
-                let again = async { drop(self.make(ROOT, "one", FileKind::Regular).await) };
+                let again = async {
+                    let _ = self.make(ROOT, "one", FileKind::Regular).await;
+                };
                 assert_eq!(self.lose_reply(between, renamed, again).await, Ok(()));
                 assert_ne!(self.there(ROOT, "one").await, one);
                 assert_eq!(self.there(dir, "new").await, one);
             }
             Kind::RenameOver => {
                 let renamed = fs.rename(me(), ROOT, b"one", ROOT, b"two", none);
-                let again = async { drop(self.make(ROOT, "one", FileKind::Regular).await) };
+                let again = async {
+                    let _ = self.make(ROOT, "one", FileKind::Regular).await;
+                };
                 assert_eq!(self.lose_reply(between, renamed, again).await, Ok(()));
                 assert_ne!(self.there(ROOT, "one").await, one);
                 assert_eq!(self.there(ROOT, "two").await, one);
@@ -594,5 +604,40 @@ fn a_call_that_nobody_waits_for_is_not_made_by_the_next_server() {
         // EIO, and nothing done.
         assert_eq!(reply.header[..], [0x82, 0x01, 0x81, 0x05]);
         assert_eq!(fs.lookup(me(), ROOT, b"first").await.map(drop), Err(Errno::ENOENT));
+    });
+}
+
+/// A server that was taken for dead is still at the first attempt when the next one, on the same disk, gets the second; and somebody
+/// else's change comes between them.
+#[test]
+fn two_attempts_at_the_same_time_are_one() {
+    let world = World::new(1, Behind::Pool(1));
+    world.block_on(async {
+        let disk = SimulatedDisk::new(world.sim.outside());
+        create(&disk, PoolSettings { pool: [7; 16], level: 1 }).await.unwrap();
+        let fs = PoolFs::open(world.sim.env(world.server), disk.clone()).await.unwrap().0;
+        let made = fs.mknod(me(), ROOT, b"one", FileKind::Regular, 0o644, 0).await.unwrap();
+        disk.set_latency(1, Duration::from_millis(5));
+        let client = ClientKey::new(&world.sim.peer(world.client).id, &[1; 16]);
+        let call = fs.for_call(CallOrigin { client, number: 5, lowest: 3 });
+        let attempts = (0..10).map(|_| call.unlink(me(), ROOT, b"one"));
+        let again = async {
+            loop {
+                match fs.mknod(me(), ROOT, b"one", FileKind::Regular, 0o644, 0).await {
+                    Err(Errno::EEXIST) => {}
+                    made => return made,
+                }
+            }
+        };
+        let attempts = futures_util::future::join_all(attempts);
+        let (attempts, again) = futures_util::future::join(attempts, again).await;
+        assert_eq!(attempts, [Ok(()); 10]);
+        let now = fs.lookup(me(), ROOT, b"one").await.unwrap().attr.inode;
+        assert_eq!(now, again.unwrap().attr.inode);
+        assert_ne!(now, made.attr.inode);
+        // One that its client waits for no more, and that was not done, is not done now.
+        let call = fs.for_call(CallOrigin { client, number: 2, lowest: 2 });
+        assert_eq!(call.unlink(me(), ROOT, b"one").await, Err(Errno::EIO));
+        assert!(fs.lookup(me(), ROOT, b"one").await.is_ok());
     });
 }
