@@ -7,6 +7,7 @@
 use atoll_vfs::{FileKind, FileTime};
 use minicbor::{Decode, Encode};
 
+use crate::calls::{CallOrigin, DoneCall};
 use crate::disk::Making;
 use crate::layout::{self, FileId, Slot};
 
@@ -198,6 +199,9 @@ pub(crate) enum PoolChange {
         at: PoolPlace,
         #[n(2)]
         birth: FileBirth,
+        /// The call that makes it, if it must be made once.
+        #[n(3)]
+        by: Option<CallOrigin>,
     },
     /// Another name.
     #[n(1)]
@@ -206,6 +210,9 @@ pub(crate) enum PoolChange {
         id: FileId,
         #[n(1)]
         at: PoolPlace,
+        /// The call that makes it, if it must be made once.
+        #[n(2)]
+        by: Option<CallOrigin>,
     },
     /// A name that is gone.
     #[n(2)]
@@ -214,6 +221,9 @@ pub(crate) enum PoolChange {
         id: FileId,
         #[n(1)]
         at: PoolPlace,
+        /// The call that makes it, if it must be made once.
+        #[n(2)]
+        by: Option<CallOrigin>,
     },
     /// A file under another name; `replaced` had that name before.
     #[n(3)]
@@ -226,6 +236,9 @@ pub(crate) enum PoolChange {
         to: PoolPlace,
         #[n(3)]
         replaced: Option<FileId>,
+        /// The call that makes it, if it must be made once.
+        #[n(4)]
+        by: Option<CallOrigin>,
     },
     /// Two files under each other's names.
     #[n(4)]
@@ -238,6 +251,9 @@ pub(crate) enum PoolChange {
         other: FileId,
         #[n(3)]
         to: PoolPlace,
+        /// The call that makes it, if it must be made once.
+        #[n(4)]
+        by: Option<CallOrigin>,
     },
     /// Attributes that were set.
     #[n(5)]
@@ -264,6 +280,9 @@ pub(crate) enum PoolChange {
         name: Vec<u8>,
         #[cbor(n(2), with = "minicbor::bytes")]
         value: Option<Vec<u8>>,
+        /// The call that makes it, if it must be made once.
+        #[n(3)]
+        by: Option<CallOrigin>,
     },
     /// The file is durable with its bytes: it is not made again, empty. And so are its attributes, unless its bytes alone were
     /// synced: what was set by changes up to `upto` is not set again.
@@ -323,6 +342,27 @@ impl PoolChange {
         minicbor::to_vec(self).expect("a vector takes everything")
     }
 
+    /// The call that makes it, if it must be made once, and how that call is answered when the change is made.
+    pub(crate) fn done_call(&self) -> Option<(CallOrigin, DoneCall)> {
+        let (by, file) = match self {
+            PoolChange::Make { id, birth, by, .. } => (by, Some((*id, birth.what.kind()))),
+            // A directory has no second name; what it is else, its entry says.
+            PoolChange::Link { id, by, .. } => (by, Some((*id, FileKind::Regular))),
+            PoolChange::Unlink { by, .. }
+            | PoolChange::Rename { by, .. }
+            | PoolChange::Exchange { by, .. }
+            | PoolChange::Extended { by, .. } => (by, None),
+            PoolChange::Attributes { .. }
+            | PoolChange::Synced { .. }
+            | PoolChange::Marked { .. }
+            | PoolChange::AllSynced { .. }
+            | PoolChange::Checkpoint { .. }
+            | PoolChange::Released { .. }
+            | PoolChange::Withdrawn { .. } => return None,
+        };
+        by.map(|by| (by, DoneCall { file }))
+    }
+
     /// Reads a change back; none for bytes that are none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<PoolChange> {
         minicbor::decode(bytes).ok()
@@ -331,7 +371,10 @@ impl PoolChange {
 
 #[cfg(test)]
 mod tests {
+    use atoll_key::PeerId;
+
     use super::*;
+    use crate::calls::ClientKey;
 
     #[test]
     fn changes_read_back_and_the_longest_fits() {
@@ -346,12 +389,15 @@ mod tests {
             times: Some((FileTime { secs: i64::MIN, nanos: 1 }.into(), FileTime::default().into())),
         };
         let id = FileId(u64::MAX);
+        let client = ClientKey::new(&PeerId([1; 32]), &[2; 16]);
+        let by = Some(CallOrigin { client, number: u64::MAX, lowest: u64::MAX });
         let changes = [
-            PoolChange::Make { id, at: long(b'a'), birth },
-            PoolChange::Link { id, at: long(b'a') },
-            PoolChange::Unlink { id, at: long(b'a') },
-            PoolChange::Rename { id, from: long(b'a'), to: long(b'b'), replaced: Some(id) },
-            PoolChange::Exchange { id, from: long(b'a'), other: id, to: long(b'b') },
+            PoolChange::Make { id, at: long(b'a'), birth, by },
+            PoolChange::Link { id, at: long(b'a'), by },
+            PoolChange::Unlink { id, at: long(b'a'), by },
+            PoolChange::Rename { id, from: long(b'a'), to: long(b'b'), replaced: Some(id), by },
+            PoolChange::Rename { id, from: long(b'a'), to: long(b'b'), replaced: None, by },
+            PoolChange::Exchange { id, from: long(b'a'), other: id, to: long(b'b'), by },
             PoolChange::Attributes {
                 id,
                 mode: Some(1),
@@ -360,8 +406,9 @@ mod tests {
                 atime: Some(NewTime::Now(FileTime::default().into())),
                 mtime: None,
             },
-            PoolChange::Extended { id, name: vec![b'n'; 255], value: Some(vec![0; 64 << 10]) },
-            PoolChange::Extended { id, name: b"user.n".to_vec(), value: None },
+            PoolChange::Extended { id, name: vec![b'n'; 255], value: Some(vec![0; 64 << 10]), by },
+            PoolChange::Extended { id, name: b"user.n".to_vec(), value: None, by },
+            PoolChange::Extended { id, name: b"user.n".to_vec(), value: None, by: None },
             PoolChange::Synced { id, upto: u64::MAX, kept: vec![u64::MAX; 256] },
             PoolChange::Marked { id, marks: vec![u64::MAX; 256] },
             PoolChange::AllSynced { kept: vec![(id, vec![u64::MAX; 3]); 256] },
@@ -374,6 +421,24 @@ mod tests {
             assert!(bytes.len() <= MAX_CHANGE_BYTES, "{} bytes", bytes.len());
             assert_eq!(PoolChange::decode(&bytes), Some(change));
             assert_eq!(PoolChange::decode(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+
+    /// Records as they were before changes had calls: tag, and an array of as many fields.
+    #[test]
+    fn a_change_that_no_call_makes_is_as_short_as_ever() {
+        let (id, at, by) = (FileId(7), PoolPlace::new(FileId(1), b"a"), None);
+        let place = [0x82, 0x01, 0x41, b'a'];
+        let link = PoolChange::Link { id, at: at.clone(), by };
+        assert_eq!(link.encode(), [&[0x82, 0x01, 0x82, 0x07][..], &place].concat());
+        let rename =
+            PoolChange::Rename { id, from: at.clone(), to: at.clone(), replaced: None, by };
+        let bytes = [&[0x82, 0x03, 0x83, 0x07][..], &place, &place].concat();
+        assert_eq!(rename.encode(), bytes);
+        let removed = PoolChange::Extended { id, name: b"a".to_vec(), value: None, by };
+        assert_eq!(removed.encode(), [0x82, 0x09, 0x82, 0x07, 0x41, b'a']);
+        for change in [link, rename, removed] {
+            assert_eq!(PoolChange::decode(&change.encode()), Some(change));
         }
     }
 }

@@ -7,6 +7,7 @@
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
 //! | `pending` | order of a change that is not to be made yet | the change, as in the journal |
 //! | `marks` | number of the file | its marks (8 bytes each), big-endian |
+//! | `calls` | a client | its last calls ([`crate::calls`]) |
 //! | `meta` | `sequence`, `order`, `next` | the last record of the journal that is in it; the last change of the pool; the next number for a file |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
@@ -23,6 +24,7 @@ use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
 
+use crate::calls::DoneCalls;
 use crate::change::{PoolChange, PoolPlace};
 use crate::disk::DatabaseFile;
 use crate::layout::{FileId, Slot};
@@ -32,6 +34,7 @@ const INODES: TableDefinition<'_, u64, u64> = TableDefinition::new("inodes");
 const NAMES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("names");
 const PENDING: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("pending");
 const MARKS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("marks");
+const CALLS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("calls");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
 /// Memory for the database's pages.
@@ -143,13 +146,15 @@ impl PoolIndexError {
     }
 }
 
-/// What a member of several has to know beside where its files are.
+/// What a member has to know beside where its files are.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct GroupEntries {
     /// Changes that are not to be made yet, by their order.
     pub(crate) pending: BTreeMap<u64, PoolChange>,
     /// The marks of files.
     pub(crate) marks: BTreeMap<FileId, Vec<u64>>,
+    /// The last calls that made changes.
+    pub(crate) calls: DoneCalls,
 }
 
 /// What a checkpoint writes.
@@ -185,6 +190,7 @@ impl PoolIndex {
             work.open_table(NAMES).map_err(PoolIndexError::of)?;
             work.open_table(PENDING).map_err(PoolIndexError::of)?;
             work.open_table(MARKS).map_err(PoolIndexError::of)?;
+            work.open_table(CALLS).map_err(PoolIndexError::of)?;
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
@@ -375,6 +381,11 @@ impl PoolIndex {
                 let bytes: Vec<u8> = of_file.iter().flat_map(|mark| mark.to_be_bytes()).collect();
                 marks.insert(id.0, &bytes[..]).map_err(PoolIndexError::of)?;
             }
+            let mut calls = work.open_table(CALLS).map_err(PoolIndexError::of)?;
+            calls.retain(|_, _| false).map_err(PoolIndexError::of)?;
+            for (client, record) in frozen.group.calls.records() {
+                calls.insert(&client[..], &record[..]).map_err(PoolIndexError::of)?;
+            }
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let IndexMeta { sequence, order, next } = frozen.meta;
             for (name, value) in [("sequence", sequence), ("order", order), ("next", next)] {
@@ -410,6 +421,12 @@ impl PoolIndex {
             }
             let of_file = marks.iter().map(|mark| u64::from_be_bytes(*mark)).collect();
             group.marks.insert(FileId(id.value()), of_file);
+        }
+        let calls = read.open_table(CALLS).map_err(PoolIndexError::of)?;
+        for entry in calls.iter().map_err(PoolIndexError::of)? {
+            let (client, record) = entry.map_err(PoolIndexError::of)?;
+            let added = group.calls.add_record(client.value(), record.value());
+            added.ok_or_else(|| damaged("the calls of a client are damaged"))?;
         }
         Ok(group)
     }

@@ -17,6 +17,7 @@
 //! index     where each file is by its number
 //! journal   what was changed since the index was last written
 //! change    one change of names and attributes, as bytes
+//! calls     calls that are made once, and known after restarts
 //! layout    slots, numbers, placeholders
 //! disk      what is asked of the file system under D: real, and simulated
 //! ```
@@ -25,6 +26,7 @@
 //! owners, modes, times and attributes. Everything else in D can be made again from them.
 
 mod backups;
+mod calls;
 mod change;
 pub mod disk;
 mod fs;
@@ -42,6 +44,7 @@ pub mod remote;
 mod routing;
 mod turns;
 
+pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
 pub use group::{GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;

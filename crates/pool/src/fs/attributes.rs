@@ -141,7 +141,12 @@ impl<D: Disk> PoolFs<D> {
         if !stands && flags.replace {
             return Err(Errno::ENODATA);
         }
-        let change = PoolChange::Extended { id, name: name.to_vec(), value: Some(value.to_vec()) };
+        let change = PoolChange::Extended {
+            id,
+            name: name.to_vec(),
+            value: Some(value.to_vec()),
+            by: self.origin,
+        };
         self.member.change(change).await?;
         if name == ACCESS_LIST {
             self.keep_set_gid_of_members(caller, &node, &before).await?;
@@ -181,7 +186,7 @@ impl<D: Disk> PoolFs<D> {
             Err(Errno::ENODATA) if name == ACCESS_LIST || name == DEFAULT_LIST => return Ok(()),
             Err(errno) => return Err(errno),
         }
-        let change = PoolChange::Extended { id, name: name.to_vec(), value: None };
+        let change = PoolChange::Extended { id, name: name.to_vec(), value: None, by: self.origin };
         self.member.change(change).await?;
         if name == ACCESS_LIST {
             self.note_mode(id, &node).await?;

@@ -7,6 +7,7 @@
 //! device; [`FileSystem::persist`] and [`FileSystem::fsync`] wait. Bytes are the plain file's: durable after `fsync`.
 
 mod attributes;
+mod calls;
 mod files;
 mod names;
 
@@ -22,6 +23,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 use futures_channel::oneshot;
 
+use crate::calls::CallOrigin;
 use crate::change::BirthKind;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::layout::FileId;
@@ -36,11 +38,13 @@ const TTL: Duration = Duration::from_secs(1);
 /// See the module. Clones are handles to the same one.
 pub struct PoolFs<D: Disk> {
     member: Arc<PoolMember<D>>,
+    /// The call that this was made for, whose change is made once.
+    origin: Option<CallOrigin>,
 }
 
 impl<D: Disk> Clone for PoolFs<D> {
     fn clone(&self) -> PoolFs<D> {
-        PoolFs { member: self.member.clone() }
+        PoolFs { member: self.member.clone(), origin: self.origin }
     }
 }
 
@@ -48,12 +52,12 @@ impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
         let (member, report) = PoolMember::open(env, disk).await?;
-        Ok((PoolFs { member }, report))
+        Ok((PoolFs { member, origin: None }, report))
     }
 
     /// The file system of a primary.
     pub(crate) fn of_primary(member: Arc<PoolMember<D>>) -> PoolFs<D> {
-        PoolFs { member }
+        PoolFs { member, origin: None }
     }
 
     /// What the pool was made with.
@@ -215,7 +219,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
                 FileKind::Regular => BirthKind::Regular,
                 kind => BirthKind::special(kind, rdev).ok_or(Errno::EINVAL)?,
             };
-            pool.make(caller, parent.into(), &name, what, mode, None).await
+            pool.entry_once(pool.make(caller, parent.into(), &name, what, mode, None)).await
         })
     }
 
@@ -247,7 +251,8 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
         let name = name.to_vec();
         self.call(async move |pool| {
-            pool.make(caller, parent.into(), &name, BirthKind::Directory, mode, None).await
+            let what = BirthKind::Directory;
+            pool.entry_once(pool.make(caller, parent.into(), &name, what, mode, None)).await
         })
     }
 
@@ -260,7 +265,8 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<Entry> {
         let (name, target) = (name.to_vec(), target.to_vec());
         self.call(async move |pool| {
-            pool.make(caller, parent.into(), &name, BirthKind::Symlink(target), 0o777, None).await
+            let what = BirthKind::Symlink(target);
+            pool.entry_once(pool.make(caller, parent.into(), &name, what, 0o777, None)).await
         })
     }
 
@@ -272,17 +278,19 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         new_name: &[u8],
     ) -> Answer<Entry> {
         let name = new_name.to_vec();
-        self.call(async move |pool| pool.link_name(inode.into(), new_parent.into(), &name).await)
+        self.call(async move |pool| {
+            pool.entry_once(pool.link_name(inode.into(), new_parent.into(), &name)).await
+        })
     }
 
     fn unlink(&self, _caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
         let name = name.to_vec();
-        self.call(async move |pool| pool.remove(parent.into(), &name, false).await)
+        self.call(async move |pool| pool.once(pool.remove(parent.into(), &name, false)).await)
     }
 
     fn rmdir(&self, _caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
         let name = name.to_vec();
-        self.call(async move |pool| pool.remove(parent.into(), &name, true).await)
+        self.call(async move |pool| pool.once(pool.remove(parent.into(), &name, true)).await)
     }
 
     fn rename(
@@ -296,7 +304,8 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<()> {
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
         self.call(async move |pool| {
-            pool.rename_name((parent.into(), &name), (new_parent.into(), &new_name), flags).await
+            let (from, to) = ((parent.into(), &name[..]), (new_parent.into(), &new_name[..]));
+            pool.once(pool.rename_name(from, to, flags)).await
         })
     }
 
@@ -314,7 +323,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<(Entry, Opened)> {
         let name = name.to_vec();
         self.call(async move |pool| {
-            pool.create_and_open(caller, parent.into(), &name, mode, flags).await
+            pool.create_once(caller, parent.into(), &name, mode, flags).await
         })
     }
 
@@ -422,12 +431,12 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<()> {
         let name = name.to_vec();
         self.call(async move |pool| {
-            pool.set_attribute(caller, inode.into(), &name, &value, flags).await
+            pool.once(pool.set_attribute(caller, inode.into(), &name, &value, flags)).await
         })
     }
 
     fn removexattr(&self, _caller: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
         let name = name.to_vec();
-        self.call(async move |pool| pool.remove_attribute(inode.into(), &name).await)
+        self.call(async move |pool| pool.once(pool.remove_attribute(inode.into(), &name)).await)
     }
 }

@@ -154,7 +154,7 @@ impl<D: Disk> PoolFs<D> {
             }),
             what,
         };
-        let change = PoolChange::Make { id, at: named.place.clone(), birth };
+        let change = PoolChange::Make { id, at: named.place.clone(), birth, by: self.origin };
         let (node, stat) = self.member.change(change).await?.ok_or(Errno::EIO)?;
         let entry = self.entry(id, &stat)?;
         self.member.held().keep_node(id, node);
@@ -219,7 +219,7 @@ impl<D: Disk> PoolFs<D> {
         if stat.nlink == 0 {
             return Err(Errno::ENOENT);
         }
-        let change = PoolChange::Link { id, at: named.place.clone() };
+        let change = PoolChange::Link { id, at: named.place.clone(), by: self.origin };
         self.member.change(change).await?;
         let stat = self.member.stat(id, &node).await?;
         self.entry(id, &stat)
@@ -245,7 +245,7 @@ impl<D: Disk> PoolFs<D> {
         if is_rmdir {
             self.check_empty(found.id).await?;
         }
-        let change = PoolChange::Unlink { id: found.id, at: named.place.clone() };
+        let change = PoolChange::Unlink { id: found.id, at: named.place.clone(), by: self.origin };
         self.member.change(change).await.map(|_| ())
     }
 
@@ -257,7 +257,7 @@ impl<D: Disk> PoolFs<D> {
         let id = self.member.lost_directory(&dir, name).await?.ok_or(Errno::EIO)?;
         self.member.held().forget_listing(parent);
         let at = PoolPlace::new(parent, name);
-        self.member.change(PoolChange::Unlink { id, at }).await.map(|_| ())
+        self.member.change(PoolChange::Unlink { id, at, by: self.origin }).await.map(|_| ())
     }
 
     async fn check_empty(&self, id: FileId) -> DiskResult<()> {
@@ -294,7 +294,8 @@ impl<D: Disk> PoolFs<D> {
                 return Err(Errno::ENOENT);
             }
             let (from, to) = (old.place.clone(), new.place.clone());
-            let change = PoolChange::Rename { id: moved.id, from, to, replaced: None };
+            let change =
+                PoolChange::Rename { id: moved.id, from, to, replaced: None, by: self.origin };
             return self.member.change(change).await.map(|_| ());
         };
         if flags.no_replace {
@@ -307,7 +308,8 @@ impl<D: Disk> PoolFs<D> {
         if flags.exchange {
             self.check_loop(&other, old)?;
             let (from, to) = (old.place.clone(), new.place.clone());
-            let change = PoolChange::Exchange { id: moved.id, from, other: other.id, to };
+            let change =
+                PoolChange::Exchange { id: moved.id, from, other: other.id, to, by: self.origin };
             return self.member.change(change).await.map(|_| ());
         }
         match (moved.stat.kind == FileKind::Directory, other.stat.kind == FileKind::Directory) {
@@ -317,7 +319,13 @@ impl<D: Disk> PoolFs<D> {
             (false, false) => {}
         }
         let (from, to) = (old.place.clone(), new.place.clone());
-        let change = PoolChange::Rename { id: moved.id, from, to, replaced: Some(other.id) };
+        let change = PoolChange::Rename {
+            id: moved.id,
+            from,
+            to,
+            replaced: Some(other.id),
+            by: self.origin,
+        };
         self.member.change(change).await.map(|_| ())
     }
 

@@ -38,15 +38,15 @@ impl<D: Disk> PoolMember<D> {
         decided: Decided,
     ) -> DiskResult<Option<MadeFile<D>>> {
         match change {
-            PoolChange::Make { id, at, birth } => {
+            PoolChange::Make { id, at, birth, .. } => {
                 return Ok(Some(self.apply_make(*id, at, birth).await?));
             }
-            PoolChange::Link { id, at } => {
+            PoolChange::Link { id, at, .. } => {
                 let (node, at) = (self.node(*id).await?, self.on_disk(at).await?);
                 self.disk.link(&node, &at.dir, &at.place.name).await?;
                 self.index.add_place(*id, at.place);
             }
-            PoolChange::Unlink { id, at } => {
+            PoolChange::Unlink { id, at, .. } => {
                 let at = self.on_disk(at).await?;
                 match self.found_as(*id, &at).await {
                     Ok(found) => {
@@ -60,7 +60,7 @@ impl<D: Disk> PoolMember<D> {
                     Err(errno) => return Err(errno),
                 }
             }
-            PoolChange::Rename { id, from, to, replaced } => {
+            PoolChange::Rename { id, from, to, replaced, .. } => {
                 let (old, new) = (self.on_disk(from).await?, self.on_disk(to).await?);
                 let moved = self.found_as(*id, &old).await?;
                 match replaced {
@@ -74,7 +74,7 @@ impl<D: Disk> PoolMember<D> {
                 }
                 self.moved(&moved, &old, &new).await?;
             }
-            PoolChange::Exchange { id, from, other, to } => {
+            PoolChange::Exchange { id, from, other, to, .. } => {
                 let (old, new) = (self.on_disk(from).await?, self.on_disk(to).await?);
                 let moved = self.found_as(*id, &old).await?;
                 let other = self.found_as(*other, &new).await?;
@@ -100,7 +100,7 @@ impl<D: Disk> PoolMember<D> {
                     self.disk.set_times(&node, time(atime), time(mtime)).await?;
                 }
             }
-            PoolChange::Extended { id, name, value } => {
+            PoolChange::Extended { id, name, value, .. } => {
                 let node = self.node(*id).await?;
                 let set = match value {
                     Some(value) => {

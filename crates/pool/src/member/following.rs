@@ -99,6 +99,7 @@ impl<D: Disk> PoolMember<D> {
                     tracing::error!("change {order} of the primary cannot be made: {errno}");
                     return Err(self.fail());
                 }
+                self.note_done(order, &change);
             }
             self.with_followed(|followed| {
                 followed.pending.remove(&order);

@@ -35,6 +35,7 @@ use bytes::Bytes;
 
 use self::following::FollowedChanges;
 use crate::backups::Backups;
+use crate::calls::{CallId, DoneCall, DoneCalls, KnownCall};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
@@ -119,6 +120,10 @@ pub(crate) struct PoolMember<D: Disk> {
     retained: Mutex<BTreeMap<u64, PoolChange>>,
     /// Where bytes of members may differ; nowhere in a pool of one.
     marks: Mutex<Marks>,
+    /// It does no more work, whatever its disk could do.
+    is_closed: AtomicBool,
+    /// The calls that made the last changes.
+    done: Mutex<DoneCalls>,
     /// When the next checkpoint is made, if one is planned.
     planned: Mutex<Option<Instant>>,
 }
@@ -201,16 +206,45 @@ impl<D: Disk> PoolMember<D> {
         self.whole.write(whole::MOVES).await
     }
 
-    /// Decides a change, makes it, and withdraws it if that fails. Returns the file that it made.
+    /// Decides a change, makes it, and withdraws it if that fails. Returns the file that it made. [`Errno::EBUSY`] if its call
+    /// has made a change before: whoever makes a call again has the same locks, so that is certain here.
     pub(crate) async fn change(&self, change: PoolChange) -> DiskResult<Option<MadeFile<D>>> {
+        if let Some((by, _)) = change.done_call()
+            && self.find_call(by.id())?.is_some()
+        {
+            return Err(Errno::EBUSY);
+        }
         let order = self.decide(&change).await?;
         let made = self.apply(&change, Decided::Here).await;
         if made.is_err() {
             let withdrawal = self.decide(&PoolChange::Withdrawn { order }).await?;
             self.finish(withdrawal);
+        } else {
+            self.note_done(order, &change);
         }
         self.finish(order);
         made
+    }
+
+    fn done(&self) -> MutexGuard<'_, DoneCalls> {
+        self.done.lock().expect("no holder of this lock panics")
+    }
+
+    /// A change is made, and so is the call that made it.
+    fn note_done(&self, order: u64, change: &PoolChange) {
+        if let Some((by, done)) = change.done_call() {
+            self.done().note(order, by, done);
+        }
+    }
+
+    /// What a call has done; none if it has made no change. [`Errno::EIO`] if that is not known any more, for nobody waits for its
+    /// answer.
+    pub(crate) fn find_call(&self, call: CallId) -> DiskResult<Option<DoneCall>> {
+        match self.done().find(call) {
+            KnownCall::Unknown => Ok(None),
+            KnownCall::Done(done) => Ok(Some(done)),
+            KnownCall::Forgotten => Err(Errno::EIO),
+        }
     }
 
     /// Whether all changes are refused, since the disk has failed.
@@ -220,10 +254,16 @@ impl<D: Disk> PoolMember<D> {
 
     /// Ends the work of a primary: whatever is under way fails, and the disk is free when nobody holds this any more.
     pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
         self.journal.fail();
         if let Some(backups) = self.backups.get() {
             backups.close();
         }
+    }
+
+    /// Whether it does no more work.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
     }
 
     fn finish(&self, order: u64) {
@@ -250,6 +290,9 @@ impl<D: Disk> PoolMember<D> {
             let handed = backups.hand(append, Bytes::new());
             let (handed, synced) = futures_util::join!(handed, self.journal.sync(&self.disk));
             handed.and(synced)?;
+        } else if change.done_call().is_some() {
+            // The disk must not know of the change what the journal has lost: its call could not be told from others.
+            self.journal.sync(&self.disk).await?;
         }
         Ok(order)
     }
@@ -314,7 +357,7 @@ impl<D: Disk> PoolMember<D> {
             None => (self.journal.last_order(), self.retained().clone()),
         };
         let meta = self.meta(sequence, order);
-        let group = GroupEntries { pending, marks: self.marks().all() };
+        let group = self.group_entries(pending);
         let frozen = self.index.freeze(meta, group);
         let resized = self.held().all_resized();
         drop(barrier);
@@ -327,6 +370,10 @@ impl<D: Disk> PoolMember<D> {
         self.journal.note_checkpoint(sequence).await;
         self.unsettled().retain(|_, at| *at > sequence);
         self.note_checkpoint(meta).await
+    }
+
+    fn group_entries(&self, pending: BTreeMap<u64, PoolChange>) -> GroupEntries {
+        GroupEntries { pending, marks: self.marks().all(), calls: self.done().clone() }
     }
 
     fn meta(&self, sequence: u64, order: u64) -> IndexMeta {
@@ -343,7 +390,7 @@ impl<D: Disk> PoolMember<D> {
     ) -> DiskResult<()> {
         let meta = self.meta(sequence, order);
         let last = pending.keys().next_back().copied().unwrap_or(0).max(order);
-        let frozen = self.index.freeze(meta, GroupEntries { pending, marks: self.marks().all() });
+        let frozen = self.index.freeze(meta, self.group_entries(pending));
         self.disk.sync_all().await?;
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;

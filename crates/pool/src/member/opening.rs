@@ -394,6 +394,8 @@ impl<D: Disk> PoolMember<D> {
             followed: Mutex::default(),
             retained: Mutex::default(),
             marks: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            done: Mutex::default(),
             planned: Mutex::new(None),
             slots,
             disk: Arc::new(disk),

@@ -53,14 +53,27 @@ pub fn example_calls() -> Vec<Vec<u8>> {
     let calls = [
         FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
         FileCall::SetAttr { caller: caller.clone(), inode: 2, handle: 0, changes: changes.into() },
-        FileCall::Write { writer: WireWriter::AtEnd(caller), inode: 2, handle: 1, offset: 0 },
+        FileCall::Write {
+            writer: WireWriter::AtEnd(caller.clone()),
+            inode: 2,
+            handle: 1,
+            offset: 0,
+        },
+        FileCall::Write {
+            writer: WireWriter::AtEndIf(caller.clone()),
+            inode: 2,
+            handle: 1,
+            offset: 8,
+        },
+        FileCall::Write { writer: WireWriter::AtEndAgain(caller), inode: 2, handle: 1, offset: 8 },
         FileCall::Persist { inodes: vec![1, 2].into() },
         FileCall::Sync,
         FileCall::GetXattr { inode: 2, name },
     ];
     let (session, boot, lowest) = (SessionId([7; 16]), u64::MAX, 3);
     let of = SessionCall { session, boot, lowest };
-    let mut all = vec![to_header(&of).to_vec(), to_header(&Begin { session }).to_vec()];
+    let begin = Begin { session, client: [9; 16], lowest };
+    let mut all = vec![to_header(&of).to_vec(), to_header(&begin).to_vec()];
     for call in calls {
         let forgotten = vec![Forgotten { inode: 4, count: 2 }].into();
         all.push(
@@ -106,6 +119,7 @@ pub fn example_replies() -> Vec<Vec<u8>> {
         FileReply::StatFs((&StatFs::default()).into()),
         FileReply::Written(7, Some(8)),
         FileReply::Handle(vec![1; 16]),
+        FileReply::EndsAt(9),
     ];
     let begun = Begun {
         boot: 1,
@@ -113,6 +127,7 @@ pub fn example_replies() -> Vec<Vec<u8>> {
         has_stateless_directories: false,
         has_lasting_cookies: true,
         missing_ttl_nanos: 5,
+        remembers_calls: true,
     };
     let mut all: Vec<Vec<u8>> =
         replies.map(|reply| to_header(&Answer::Done(reply)).to_vec()).into();

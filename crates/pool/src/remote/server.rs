@@ -3,6 +3,9 @@
 //! A call that is numbered runs as a task: it goes on when the attempt that brought it is given up, and further attempts wait for
 //! it. While it takes long they are told so ([`wire::AT_WORK`]), so that a client can tell a slow disk from a dead server.
 //!
+//! A call that is made once ([`FileCall::is_made_once`]) is made by a file system that remembers it, if this one does
+//! ([`RemembersCalls`]).
+//!
 //! It does not know who may call: the owner of the pool asks that before.
 
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -13,19 +16,32 @@ use atoll_key::PeerId;
 use atoll_net::header::{from_header, to_header};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_vfs::{
-    CreateVerifier, DirEntry, Entry, Errno, FileSystem, Handle, InodeFlags, InodeNumber, OpenFlags,
-    Opened, PersistentHandle, RenameFlags, SeekTo, Writer, XattrFlags,
+    Caller, CreateVerifier, DirEntry, Entry, Errno, FileSystem, Handle, InodeFlags, InodeNumber,
+    OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, Writer, XattrFlags,
 };
 use bytes::Bytes;
 use minicbor::Encode;
 
+use crate::calls::{CallOrigin, RemembersCalls};
+use crate::turns::Turns;
+
 use super::sessions::{Attempt, Leftover, SessionOpen, SessionTable};
-use super::wire::{self, Answer, Begin, Begun, CallHeader, FileCall, FileReply, SessionCall};
+use super::wire::{
+    self, Answer, Begin, Begun, CallHeader, FileCall, FileReply, SessionCall, WireWriter,
+};
 
 /// How long an attempt waits for its call before it is told that it is at work: below the time that a client gives its first one.
 const AT_WORK_AFTER: Duration = Duration::from_millis(500);
 /// How often silent sessions are looked for.
 const LOOK_PERIOD: Duration = Duration::from_secs(30);
+
+/// What an earlier server has made of an append.
+enum AppendedBefore {
+    Whole,
+    /// The file ends within it.
+    Partly,
+    Not,
+}
 
 /// What a call answers: its reply, and bytes beside it.
 type Outcome = Result<(FileReply, Option<Bytes>), Errno>;
@@ -39,15 +55,39 @@ pub struct RemoteServer {
 struct ServerShared {
     env: Env,
     fs: Arc<dyn FileSystem>,
+    /// The same one, if it remembers calls.
+    remembering: Option<Arc<dyn RemembersCalls>>,
+    /// By inode: what changes a file's length; alone where it must end at a known place.
+    lengths: Turns,
     boot: u64,
     table: Mutex<SessionTable>,
 }
 
 impl RemoteServer {
-    /// Serves `fs`. Sessions are of this server alone: clients of an earlier one begin new ones.
+    /// Serves `fs`. Sessions are of this server alone: clients of an earlier one begin new ones, and do not know what became of
+    /// changes of names that were at work.
     pub fn new(env: Env, fs: Arc<dyn FileSystem>) -> RemoteServer {
-        let (boot, table) = (env.random_u64(), Mutex::default());
-        let shared = Arc::new(ServerShared { env: env.clone(), fs, boot, table });
+        RemoteServer::start(env, fs, None)
+    }
+
+    /// Serves `fs`, which remembers the calls that earlier servers made, here or on other members.
+    pub fn remembering(env: Env, fs: Arc<dyn RemembersCalls>) -> RemoteServer {
+        RemoteServer::start(env, fs.clone(), Some(fs))
+    }
+
+    fn start(
+        env: Env,
+        fs: Arc<dyn FileSystem>,
+        remembering: Option<Arc<dyn RemembersCalls>>,
+    ) -> RemoteServer {
+        let shared = Arc::new(ServerShared {
+            env: env.clone(),
+            fs,
+            remembering,
+            lengths: Turns::default(),
+            boot: env.random_u64(),
+            table: Mutex::default(),
+        });
         let weak = Arc::downgrade(&shared);
         env.spawn(Box::pin(end_silent_sessions(env.clone(), weak)));
         RemoteServer { shared }
@@ -132,8 +172,11 @@ impl ServerShared {
     }
 
     fn begin(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
-        let Begin { session } = from_header(&request.header)?;
-        let begun = self.locked().begin(session, from, self.env.now());
+        let begin: Begin = from_header(&request.header)?;
+        if self.has_ended() {
+            return Err(Refusal::new(Refusal::OVERLOADED, "this server ends"));
+        }
+        let begun = self.locked().begin(begin, from, self.env.now());
         Ok(reply(&match begun {
             Ok(()) => Answer::Done(Begun {
                 boot: self.boot,
@@ -141,9 +184,14 @@ impl ServerShared {
                 has_stateless_directories: self.fs.has_stateless_directories(),
                 has_lasting_cookies: self.fs.has_lasting_cookies(),
                 missing_ttl_nanos: wire::nanos(self.fs.missing_ttl()),
+                remembers_calls: self.remembering.is_some(),
             }),
             Err(errno) => Answer::Failed(errno.0),
         }))
+    }
+
+    fn has_ended(&self) -> bool {
+        self.remembering.as_ref().is_some_and(|fs| fs.has_ended())
     }
 
     /// Checks that a call is of a session that this server has, which renews it.
@@ -190,13 +238,13 @@ impl ServerShared {
         let session = of.session;
         let number = match (number, call.is_numbered()) {
             (_, false) => {
-                return Ok(reply_to_call(self.perform(session, call, data).await));
+                return Ok(reply_to_call(self.perform(session, None, call, data).await));
             }
             (Some(number), true) => number,
             (None, true) => return Err(malformed("a change without a number")),
         };
-        let attempt = match self.locked().get(session) {
-            Some(session) => session.attempt(number),
+        let (attempt, origin) = match self.locked().get(session) {
+            Some(session) => (session.attempt(number), session.origin(number)),
             None => return Err(unknown_session()),
         };
         let waiting = match attempt {
@@ -206,7 +254,13 @@ impl ServerShared {
                 let env = self.env.clone();
                 env.spawn(Box::pin(async move {
                     self.forget(session, &forgotten.0);
-                    let reply = reply_to_call(self.perform(session, call, data).await);
+                    let outcome = self.perform(session, Some(origin), call, data).await;
+                    if outcome.is_err() && self.has_ended() {
+                        // The next server knows whether it was made.
+                        self.locked().abandon(session, number);
+                        return;
+                    }
+                    let reply = reply_to_call(outcome);
                     let now = self.env.now();
                     let waiting = self.locked().answer(session, number, &reply, now);
                     for attempt in waiting {
@@ -232,8 +286,8 @@ impl ServerShared {
     ) -> Result<Reply, Refusal> {
         match atoll_env::timeout(&*env, AT_WORK_AFTER, waiting).await {
             Ok(Ok(reply)) => Ok(reply),
-            // The session has ended.
-            Ok(Err(_)) => Err(unknown_session()),
+            // The session has ended, or the server.
+            Ok(Err(_)) => Err(Refusal::new(wire::ENDED, "the call has no answer")),
             Err(_) => Err(Refusal::new(wire::AT_WORK, "the call is at work")),
         }
     }
@@ -318,11 +372,15 @@ impl ServerShared {
     async fn perform(
         &self,
         session: wire::SessionId,
+        origin: Option<CallOrigin>,
         call: FileCall,
         data: Option<Bytes>,
     ) -> Outcome {
         const NOTHING: Outcome = Ok((FileReply::Nothing, None));
-        let fs = &self.fs;
+        let fs = match (&self.remembering, origin) {
+            (Some(fs), Some(origin)) if call.is_made_once() => &fs.for_call(origin),
+            _ => &self.fs,
+        };
         // No bytes may travel as no part.
         let data = data.unwrap_or_default();
         match call {
@@ -350,6 +408,7 @@ impl ServerShared {
             FileCall::SetAttr { caller, inode, handle, changes } => {
                 let handle = self.optional_file(session, inode, handle)?;
                 let changes = changes.try_into().map_err(|_: wire::Meaningless| Errno::EINVAL)?;
+                let _length = self.lengths.read(inode).await;
                 let (caller, inode) = (caller.caller(), InodeNumber(inode));
                 let reply = fs.setattr(caller, inode, handle, changes).await?;
                 Ok((FileReply::Attr((&reply).into()), None))
@@ -415,6 +474,10 @@ impl ServerShared {
                 let (caller, parent) = (caller.caller(), InodeNumber(parent));
                 let flags = OpenFlags(flags);
                 let (entry, opened) = fs.create(caller, parent, &name, mode, flags).await?;
+                if self.remembering.is_some() && opened.handle == Handle::NONE {
+                    // It was created before, and is gone.
+                    return self.entry(session, &entry);
+                }
                 let opened = self.keep_open(session, entry.attr.inode, opened, false).await?;
                 self.hold(session, &entry)?;
                 Ok((FileReply::Created((&entry).into(), opened), None))
@@ -427,7 +490,7 @@ impl ServerShared {
             }
             FileCall::Write { writer, inode, handle, offset } => {
                 let handle = self.file(session, inode, handle)?;
-                self.write((&writer).into(), InodeNumber(inode), handle, offset, data).await
+                self.write(&writer, InodeNumber(inode), handle, offset, data).await
             }
             FileCall::Flush { inode, handle } => {
                 let handle = self.file(session, inode, handle)?;
@@ -447,6 +510,7 @@ impl ServerShared {
             }
             FileCall::Allocate { caller, inode, handle, offset, len, mode } => {
                 let handle = self.file(session, inode, handle)?;
+                let _length = self.lengths.read(inode).await;
                 let (caller, inode) = (caller.caller(), InodeNumber(inode));
                 fs.fallocate(caller, inode, handle, offset, len, mode).await?;
                 NOTHING
@@ -531,31 +595,92 @@ impl ServerShared {
         }
     }
 
-    /// Writes. A client that may have to send appended bytes again must know where they went: that is certain if the file grew by
-    /// just them.
     async fn write(
         &self,
-        writer: Writer,
+        writer: &WireWriter,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         data: Bytes,
     ) -> Outcome {
-        let is_append = matches!(writer, Writer::AtEnd(_));
-        let size = async || match is_append {
-            true => self.fs.getattr(inode, Some(handle)).await.ok().map(|now| now.attr.size_bytes),
-            false => None,
-        };
-        let before = size().await;
-        let written = self.fs.write(writer, inode, handle, offset, data).await?;
-        let begins = match (is_append, before, size().await) {
-            (false, ..) => Some(offset),
-            (true, Some(before), Some(after)) if before + u64::from(written) == after => {
-                Some(before)
+        match writer {
+            WireWriter::At(_) | WireWriter::Mapping => {
+                let _length = self.lengths.read(inode.0).await;
+                let written = self.fs.write(writer.into(), inode, handle, offset, data).await?;
+                Ok((FileReply::Written(written, Some(offset)), None))
             }
+            WireWriter::AtEnd(_) => {
+                let _length = self.lengths.write(inode.0).await;
+                self.append(writer.into(), inode, handle, data).await
+            }
+            WireWriter::AtEndIf(_) | WireWriter::AtEndAgain(_) => {
+                let _length = self.lengths.write(inode.0).await;
+                let end = self.fs.getattr(inode, Some(handle)).await?.attr.size_bytes;
+                if end == offset {
+                    return self.append(writer.into(), inode, handle, data).await;
+                }
+                let ends_at = Ok((FileReply::EndsAt(end), None));
+                if matches!(writer, WireWriter::AtEndIf(_)) || end < offset {
+                    return ends_at;
+                }
+                match self.appended_before(inode, offset, end, &data).await? {
+                    AppendedBefore::Whole => {
+                        let written = u32::try_from(data.len()).map_err(|_| Errno::EINVAL)?;
+                        Ok((FileReply::Written(written, Some(offset)), None))
+                    }
+                    AppendedBefore::Partly => {
+                        let at = Writer::Mapping;
+                        let written = self.fs.write(at, inode, handle, offset, data).await?;
+                        Ok((FileReply::Written(written, Some(offset)), None))
+                    }
+                    AppendedBefore::Not => ends_at,
+                }
+            }
+        }
+    }
+
+    /// Writes at the end. A client that may have to send the bytes again must know where they went: that is certain if the file grew
+    /// by just them.
+    async fn append(
+        &self,
+        writer: Writer,
+        inode: InodeNumber,
+        handle: Handle,
+        data: Bytes,
+    ) -> Outcome {
+        let size =
+            async || self.fs.getattr(inode, Some(handle)).await.ok().map(|now| now.attr.size_bytes);
+        let before = size().await;
+        let written = self.fs.write(writer, inode, handle, 0, data).await?;
+        let begins = before.filter(|before| before.checked_add(u64::from(written)).is_some());
+        let begins = match (begins, size().await) {
+            (Some(before), Some(after)) if before + u64::from(written) == after => Some(before),
             _ => None,
         };
         Ok((FileReply::Written(written, begins), None))
+    }
+
+    /// Whether an append that a server before this one was asked for was made where the file ended: nobody else can have appended
+    /// there then. What stands in the way is another's, unless the file ends within it and has nothing else there, or holes that a
+    /// loss of power has left.
+    async fn appended_before(
+        &self,
+        inode: InodeNumber,
+        offset: u64,
+        end: u64,
+        data: &Bytes,
+    ) -> Result<AppendedBefore, Errno> {
+        let len = u32::try_from(data.len()).map_err(|_| Errno::EINVAL)?;
+        let open = self.fs.open(Caller::default(), inode, OpenFlags::READ).await?;
+        let read = self.fs.read(inode, open.handle, offset, len).await;
+        let _ = self.fs.close(inode, open.handle).await;
+        let stands = read?;
+        if stands == *data {
+            return Ok(AppendedBefore::Whole);
+        }
+        let is_own = stands.iter().zip(data).all(|(stands, own)| stands == own || *stands == 0);
+        let ends_within = offset.checked_add(u64::from(len)).is_some_and(|own_end| end <= own_end);
+        Ok(if is_own && ends_within { AppendedBefore::Partly } else { AppendedBefore::Not })
     }
 
     fn listing(&self, session: wire::SessionId, listed: Vec<DirEntry>) -> Outcome {

@@ -4,6 +4,9 @@
 //! that is kept; or below [`SessionCall::lowest`](super::wire::SessionCall), which the client waits for no more: its reply is gone,
 //! and it is never done again.
 //!
+//! Numbers are the client's, in all of its sessions: a call that is made once has the number of its first attempt
+//! ([`crate::calls`]).
+//!
 //! Life of a session: it begins with the first call that names it; each call renews it; it ends when its client says so, or after
 //! [`SESSION_TIME`] without a call. One that has calls at work does not end by time. What it held is then given back to the file
 //! system by the caller of [`SessionTable::end`] and [`SessionTable::end_silent`].
@@ -17,7 +20,8 @@ use atoll_net::Reply;
 use atoll_vfs::{Errno, Handle, InodeNumber};
 use futures_channel::oneshot;
 
-use super::wire::{Forgotten, SessionId};
+use super::wire::{Begin, Forgotten, SessionId};
+use crate::calls::{CallOrigin, ClientKey};
 
 /// How long a session lasts without a call: as long as kept replies (`POOL.md`, retries).
 pub(super) const SESSION_TIME: Duration = Duration::from_secs(600);
@@ -75,6 +79,7 @@ pub(super) struct Leftover {
 /// One session.
 pub(super) struct ServedSession {
     owner: PeerId,
+    client: ClientKey,
     heard: Instant,
     opens: BTreeMap<u64, SessionOpen>,
     last_open: u64,
@@ -92,8 +97,9 @@ fn size(reply: &Reply) -> usize {
 }
 
 impl ServedSession {
-    fn new(owner: PeerId, heard: Instant) -> ServedSession {
+    fn new(owner: PeerId, client: &[u8; 16], heard: Instant) -> ServedSession {
         ServedSession {
+            client: ClientKey::new(&owner, client),
             owner,
             heard,
             opens: BTreeMap::new(),
@@ -121,6 +127,11 @@ impl ServedSession {
                 }
             }
         }
+    }
+
+    /// What a change says of the call that makes it.
+    pub(super) fn origin(&self, number: u64) -> CallOrigin {
+        CallOrigin { client: self.client, number, lowest: self.lowest.min(number) }
     }
 
     /// An attempt of a call arrives.
@@ -161,6 +172,14 @@ impl ServedSession {
         self.kept_bytes += size(reply);
         self.acknowledge(self.lowest);
         waiting
+    }
+
+    /// A call has no answer, nor ever will: those who wait for it hear nothing.
+    fn abandon(&mut self, number: u64) {
+        if let Some(NumberedCall::AtWork(_)) = self.calls.get(&number) {
+            self.calls.remove(&number);
+            self.at_work -= 1;
+        }
     }
 
     /// The open file or directory under a number of the session; [`Errno::EBADF`] if it is none of this inode.
@@ -254,7 +273,12 @@ pub(super) struct SessionTable {
 impl SessionTable {
     /// Begins a session, or finds that it has begun. [`Errno::ENFILE`] if there are too many; [`Errno::EACCES`] if another peer
     /// has one of this name.
-    pub(super) fn begin(&mut self, id: SessionId, from: PeerId, now: Instant) -> Result<(), Errno> {
+    pub(super) fn begin(
+        &mut self,
+        Begin { session: id, client, lowest }: Begin,
+        from: PeerId,
+        now: Instant,
+    ) -> Result<(), Errno> {
         if let Some(session) = self.sessions.get_mut(&id) {
             if session.owner != from {
                 return Err(Errno::EACCES);
@@ -266,7 +290,9 @@ impl SessionTable {
         if self.sessions.len() >= MAX_SESSIONS || of_peer >= MAX_SESSIONS_OF_PEER {
             return Err(Errno::ENFILE);
         }
-        self.sessions.insert(id, ServedSession::new(from, now));
+        let mut session = ServedSession::new(from, &client, now);
+        session.acknowledge(lowest);
+        self.sessions.insert(id, session);
         Ok(())
     }
 
@@ -300,6 +326,13 @@ impl SessionTable {
         let Some(session) = self.sessions.get_mut(&id) else { return Vec::new() };
         session.heard = now;
         session.answer(number, reply)
+    }
+
+    /// A call of a session has no answer, nor ever will.
+    pub(super) fn abandon(&mut self, id: SessionId, number: u64) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.abandon(number);
+        }
     }
 
     /// Ends a peer's session.
@@ -354,9 +387,13 @@ mod tests {
         Reply { header: Bytes::from(vec![0; len]), parts: Vec::new() }
     }
 
+    fn begin(session: SessionId) -> Begin {
+        Begin { session, client: [5; 16], lowest: 0 }
+    }
+
     fn table() -> SessionTable {
         let mut table = SessionTable::default();
-        table.begin(ID, ME, at(0)).unwrap();
+        table.begin(begin(ID), ME, at(0)).unwrap();
         table
     }
 
@@ -398,6 +435,32 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_its_client_waited_for_in_no_earlier_session_are_given_up() {
+        let mut table = SessionTable::default();
+        table.begin(Begin { lowest: 7, ..begin(ID) }, ME, at(0)).unwrap();
+        assert!(matches!(attempt(&mut table, 6, 0), Attempt::GivenUp));
+        assert!(matches!(attempt(&mut table, 7, 0), Attempt::First(_)));
+        let origin = table.get(ID).unwrap().origin(7);
+        assert_eq!((origin.client, origin.number), (ClientKey::new(&ME, &[5; 16]), 7));
+        assert_eq!(origin.lowest, 7);
+        // A call goes on that is given up while it is at work.
+        table.hear(ID, ME, 9, at(0));
+        assert_eq!(table.get(ID).unwrap().origin(7).lowest, 7);
+    }
+
+    #[test]
+    fn a_call_without_an_answer_leaves_nothing() {
+        let mut table = table();
+        let Attempt::First(mut waiting) = attempt(&mut table, 5, 5) else { panic!("it was seen") };
+        table.abandon(ID, 5);
+        table.check_invariants();
+        assert!(waiting.try_recv().is_err(), "nobody will answer");
+        assert_eq!(answer(&mut table, 5, 10), 0);
+        table.abandon(ID, 5);
+        table.check_invariants();
+    }
+
+    #[test]
     fn too_many_calls_are_put_off() {
         let mut table = table();
         let many: Vec<Attempt> =
@@ -425,7 +488,7 @@ mod tests {
     #[test]
     fn a_session_belongs_to_the_peer_that_began_it() {
         let mut table = table();
-        assert_eq!(table.begin(ID, STRANGER, at(0)), Err(Errno::EACCES));
+        assert_eq!(table.begin(begin(ID), STRANGER, at(0)), Err(Errno::EACCES));
         assert!(table.hear(ID, STRANGER, 0, at(0)).is_none());
         table.get(ID).unwrap().hold(7).unwrap();
         assert_eq!(table.end(ID, STRANGER), Leftover::default());
@@ -437,7 +500,7 @@ mod tests {
         let mut table = table();
         let _first = attempt(&mut table, 0, 0);
         table.end(ID, ME);
-        table.begin(ID, ME, at(0)).unwrap();
+        table.begin(begin(ID), ME, at(0)).unwrap();
         assert_eq!(answer(&mut table, 0, 10), 0);
         assert!(matches!(attempt(&mut table, 0, 0), Attempt::First(_)));
     }
@@ -447,11 +510,11 @@ mod tests {
         let mut table = SessionTable::default();
         let id = |number: u8| SessionId([number; 16]);
         for number in 0..MAX_SESSIONS_OF_PEER as u8 {
-            table.begin(id(number), ME, at(0)).unwrap();
+            table.begin(begin(id(number)), ME, at(0)).unwrap();
         }
-        assert_eq!(table.begin(id(200), ME, at(0)), Err(Errno::ENFILE));
-        assert_eq!(table.begin(id(0), ME, at(0)), Ok(()), "one that has begun");
-        assert_eq!(table.begin(id(200), STRANGER, at(0)), Ok(()));
+        assert_eq!(table.begin(begin(id(200)), ME, at(0)), Err(Errno::ENFILE));
+        assert_eq!(table.begin(begin(id(0)), ME, at(0)), Ok(()), "one that has begun");
+        assert_eq!(table.begin(begin(id(200)), STRANGER, at(0)), Ok(()));
     }
 
     #[test]

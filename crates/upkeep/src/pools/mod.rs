@@ -341,8 +341,9 @@ impl Pools {
         let started = GroupMember::start(node.env.clone(), node.transport.clone(), disk).await;
         let (member, report) = started.map_err(|error| error.to_string())?;
         tracing::info!(?report, "pool {name} is open");
-        let server =
-            member.file_system().map(|fs| RemoteServer::new(node.env.clone(), Arc::new(fs)));
+        let server = member
+            .file_system()
+            .map(|fs| RemoteServer::remembering(node.env.clone(), Arc::new(fs)));
         let members = member.members().clone();
         let served = Arc::new(ServedMember { member, server, members });
         let service = MemberService { served: Arc::downgrade(&served), token };

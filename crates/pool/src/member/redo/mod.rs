@@ -60,6 +60,7 @@ impl<D: Disk> PoolMember<D> {
         for (id, marks) in &group.marks {
             self.marks().add(*id, marks);
         }
+        *self.done() = group.calls;
         let mut decided = group.pending;
         let newer = records.into_iter().filter(|record| record.sequence > known);
         decided.extend(
@@ -84,6 +85,11 @@ impl<D: Disk> PoolMember<D> {
                 for id in self.index.all_files().map_err(index_failed)?.into_keys() {
                     self.marks().add(id, &[WHOLE]);
                 }
+            }
+        }
+        for (order, change) in &made {
+            if !withdrawn.contains(order) {
+                self.note_done(*order, change);
             }
         }
         report.changes_redone = made.len();

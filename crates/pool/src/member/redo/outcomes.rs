@@ -85,15 +85,17 @@ impl FileOutcomes {
         };
         // A change that was withdrawn may have been made in part.
         match change {
-            PoolChange::Make { id, at, .. } | PoolChange::Link { id, at } => gains(*id, at, true),
-            PoolChange::Rename { id, from, to, replaced } => {
+            PoolChange::Make { id, at, .. } | PoolChange::Link { id, at, .. } => {
+                gains(*id, at, true)
+            }
+            PoolChange::Rename { id, from, to, replaced, .. } => {
                 gains(*id, to, true);
                 // Where a directory and a placeholder are exchanged before one of them goes.
                 if let Some(replaced) = replaced {
                     gains(*replaced, from, false);
                 }
             }
-            PoolChange::Exchange { id, from, other, to } => {
+            PoolChange::Exchange { id, from, other, to, .. } => {
                 gains(*id, to, true);
                 gains(*other, from, true);
             }
@@ -121,10 +123,10 @@ impl FileOutcomes {
                     LastAttributes { mode, uid: Some(uid), gid: Some(gid), atime, mtime };
                 file.attributes_at = order;
             }
-            PoolChange::Unlink { id, at } => {
+            PoolChange::Unlink { id, at, .. } => {
                 self.file(*id).after.remove(at);
             }
-            PoolChange::Rename { id, from, to, replaced } => {
+            PoolChange::Rename { id, from, to, replaced, .. } => {
                 if from != to {
                     self.file(*id).after.remove(from);
                 }
@@ -132,7 +134,7 @@ impl FileOutcomes {
                     self.file(replaced).after.remove(to);
                 }
             }
-            PoolChange::Exchange { id, from, other, to } => {
+            PoolChange::Exchange { id, from, other, to, .. } => {
                 self.file(*id).after.remove(from);
                 self.file(*other).after.remove(to);
             }
@@ -147,7 +149,7 @@ impl FileOutcomes {
                     mtime: mtime.map(NewTime::time).or(now.mtime),
                 };
             }
-            PoolChange::Extended { id, name, value } => {
+            PoolChange::Extended { id, name, value, .. } => {
                 let file = self.file(*id);
                 file.attributes_at = order;
                 file.extended.insert(name.clone(), value.clone());

@@ -6,7 +6,7 @@ use atoll_vfs::{AttrReply, Errno, OpenFlags};
 use bytes::Bytes;
 
 use super::super::wire::{CallClass, FileCall, FileReply, WireCaller, WireWriter};
-use super::exchange::{ClientSession, Patience, Stop};
+use super::exchange::{AwaitedNumber, ClientSession, Patience, Stop};
 use super::unstable::UnstableChange;
 use super::{Client, OpenAtClient};
 
@@ -29,7 +29,7 @@ pub(super) struct Asked {
 
 impl Client {
     /// Makes a call in the present session; in the next one if the server has lost that, unless the call may have been made and
-    /// must not be repeated.
+    /// can neither be repeated nor be known by its number.
     pub(super) async fn run<T, F>(
         self: &Arc<Self>,
         class: CallClass,
@@ -61,9 +61,13 @@ impl Client {
         file: Option<u64>,
         open: Option<Arc<OpenAtClient>>,
     ) -> Result<Asked, Errno> {
-        let (class, is_repeatable) = (call.class(), call.is_repeatable());
+        let class = call.class();
+        let is_made_once = call.is_made_once() && self.features.remembers_calls;
+        let is_repeatable = call.is_repeatable() || is_made_once;
+        let own_number = Arc::new(futures_util::lock::Mutex::new(None));
         let asked = self.run(class, is_repeatable, move |attempt| {
             let (mut call, data, open) = (call.clone(), data.clone(), open.clone());
+            let own_number = own_number.clone();
             async move {
                 let up_to = match file {
                     Some(inode) => attempt.send_unstable(inode).await?,
@@ -72,7 +76,13 @@ impl Client {
                 if let Some(open) = open {
                     call.set_handle(attempt.handle(&open).await?.1);
                 }
-                let (reply, data) = attempt.call(call, data).await?;
+                let (reply, data) = match is_made_once {
+                    true => {
+                        let mut number = own_number.lock().await;
+                        attempt.call_once(call, data, &mut number).await?
+                    }
+                    false => attempt.call(call, data).await?,
+                };
                 Ok(Asked { reply, data, session: attempt.session.clone(), up_to })
             }
         });
@@ -114,9 +124,31 @@ impl Attempt {
         call: FileCall,
         data: Option<Bytes>,
     ) -> Result<(FileReply, Option<Bytes>), Stop> {
+        self.call_as(call, data, None).await
+    }
+
+    /// A call that is made once: it has the same number in all sessions.
+    async fn call_once(
+        &self,
+        call: FileCall,
+        data: Option<Bytes>,
+        number: &mut Option<AwaitedNumber>,
+    ) -> Result<(FileReply, Option<Bytes>), Stop> {
+        if number.is_none() {
+            *number = Some(self.client.exchange.take_number(&self.patience).await?);
+        }
+        self.call_as(call, data, number.as_ref()).await
+    }
+
+    async fn call_as(
+        &self,
+        call: FileCall,
+        data: Option<Bytes>,
+        number: Option<&AwaitedNumber>,
+    ) -> Result<(FileReply, Option<Bytes>), Stop> {
         let forgotten = || self.client.held().take_forgotten(self.session.serial);
         let Attempt { client, session, patience } = self;
-        client.exchange.call(session, (call, data), forgotten, patience).await
+        client.exchange.call(session, (call, data), number, forgotten, patience).await
     }
 
     /// Waits as long as the call goes on.
@@ -125,7 +157,7 @@ impl Attempt {
     }
 
     /// A call before the one that matters, which has not been made if this brings no answer.
-    async fn prepare(
+    pub(super) async fn prepare(
         &self,
         call: FileCall,
         data: Option<Bytes>,

@@ -3,13 +3,79 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use atoll_vfs::Errno;
+use atoll_vfs::{AttrReply, Errno};
 use bytes::{Bytes, BytesMut};
 
 use super::super::wire::{CallClass, FileCall, FileReply, MAX_DATA_BYTES, WireCaller, WireWriter};
-use super::attempt::{bytes, errno, nothing};
+use super::attempt::{Asked, Attempt, bytes, errno, nothing};
+use super::exchange::Stop;
 use super::unstable::UnstableChange;
 use super::{Client, OpenAtClient, WAIT_LIMIT};
+
+/// How often an append is tried at the place where the file was said to end; a guess at how many clients append to one file. Beyond,
+/// the server says where, and the client cannot find out whether a server that died has made it.
+const MAX_APPEND_ATTEMPTS: usize = 16;
+
+/// Where an append is tried.
+#[derive(Default)]
+struct AppendPlace {
+    /// Where the file ends, as far as is known.
+    end: Option<u64>,
+    /// A server that is gone may have written the bytes there.
+    possibly_done: bool,
+    attempts: usize,
+}
+
+impl Attempt {
+    /// Appends where the file is said to end, or to end by now. None if it never ends there.
+    async fn append(
+        &self,
+        open: &OpenAtClient,
+        caller: WireCaller,
+        data: Bytes,
+        place: &mut AppendPlace,
+    ) -> Result<Option<Asked>, Stop> {
+        let inode = open.inode;
+        let up_to = self.send_unstable(inode).await?;
+        let handle = self.handle(open).await?.1;
+        while place.attempts < MAX_APPEND_ATTEMPTS {
+            let end = match place.end {
+                Some(end) => end,
+                None => match self.prepare(FileCall::GetAttr { inode, handle }, None).await? {
+                    (FileReply::Attr(reply), _) => {
+                        AttrReply::try_from(&reply).map_err(Errno::from)?.attr.size_bytes
+                    }
+                    _ => return Err(Errno::EPROTO.into()),
+                },
+            };
+            place.end = Some(end);
+            let writer = match place.possibly_done {
+                true => WireWriter::AtEndAgain(caller.clone()),
+                false => WireWriter::AtEndIf(caller.clone()),
+            };
+            let write = FileCall::Write { writer, inode, handle, offset: end };
+            let answer = self.call(write, Some(data.clone())).await;
+            if answer == Err(Stop::Lost { possibly_done: true }) {
+                place.possibly_done = true;
+            }
+            let (reply, data) = answer?;
+            match reply {
+                FileReply::Written(taken, _) => {
+                    place.end = end.checked_add(u64::from(taken));
+                    let session = self.session.clone();
+                    return Ok(Some(Asked { reply, data, session, up_to }));
+                }
+                FileReply::EndsAt(now) => {
+                    place.end = Some(now);
+                    place.possibly_done = false;
+                    place.attempts += 1;
+                }
+                _ => return Err(Errno::EPROTO.into()),
+            }
+        }
+        Ok(None)
+    }
+}
 
 impl Client {
     pub(super) async fn read(
@@ -77,8 +143,16 @@ impl Client {
     ) -> Result<usize, Errno> {
         let inode = open.inode;
         let order = self.within(WAIT_LIMIT, self.order.read(inode)).await?;
-        let write = FileCall::Write { writer, inode, handle: 0, offset };
-        let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone())).await?;
+        let asked = match writer {
+            WireWriter::AtEnd(caller) => self.append(open, caller, data.clone()).await?,
+            writer => {
+                let write = FileCall::Write { writer, inode, handle: 0, offset };
+                let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone()));
+                let asked = asked.await;
+                self.ends().remove(&inode);
+                asked?
+            }
+        };
         let FileReply::Written(taken, begins) = asked.reply else { return Err(Errno::EPROTO) };
         let taken = taken as usize;
         if taken > data.len() {
@@ -100,6 +174,34 @@ impl Client {
             }
         }
         Ok(taken)
+    }
+
+    /// Appends. The client says where, so that it can find out whether an attempt that a dead server was at was made.
+    async fn append(
+        self: &Arc<Self>,
+        open: &Arc<OpenAtClient>,
+        caller: WireCaller,
+        data: Bytes,
+    ) -> Result<Asked, Errno> {
+        let inode = open.inode;
+        let place = AppendPlace { end: self.ends().remove(&inode), ..AppendPlace::default() };
+        let place = futures_util::lock::Mutex::new(place);
+        let appended = self.run(CallClass::Changes, true, |attempt| {
+            let (caller, data, place) = (caller.clone(), data.clone(), &place);
+            async move { attempt.append(open, caller, data, &mut *place.lock().await).await }
+        });
+        let appended = appended.await.map_err(|stop| errno(stop, CallClass::Changes))?;
+        if let Some(asked) = appended {
+            let end = place.into_inner().end;
+            if let Some(end) = end.filter(|_| self.has_open(inode)) {
+                self.ends().insert(inode, end);
+            }
+            return Ok(asked);
+        }
+        // Others append all the time.
+        let writer = WireWriter::AtEnd(caller);
+        let write = FileCall::Write { writer, inode, handle: 0, offset: 0 };
+        self.ask(write, Some(data), Some(inode), Some(open.clone())).await
     }
 
     pub(super) async fn fsync(
@@ -147,7 +249,9 @@ impl Client {
         let inode = open.inode;
         let _order = self.within(WAIT_LIMIT, self.order.write(inode)).await?;
         let allocate = FileCall::Allocate { caller, inode, handle: 0, offset, len, mode };
-        let asked = self.ask(allocate, None, Some(inode), Some(open)).await?;
+        let asked = self.ask(allocate, None, Some(inode), Some(open)).await;
+        self.ends().remove(&inode);
+        let asked = asked?;
         let change = UnstableChange::Allocate(offset, len, mode);
         self.keep_unstable(inode, &asked.session, change);
         nothing(asked)

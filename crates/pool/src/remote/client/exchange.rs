@@ -25,7 +25,7 @@ const FIRST_LIMIT: Duration = Duration::from_secs(1);
 const LAST_LIMIT: Duration = Duration::from_secs(8);
 /// How long the client waits after a connection was refused or broke; each further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_millis(250);
 /// The most numbered calls from the lowest that is waited for to the next: below what a server takes.
 const WINDOW: u64 = 512;
 
@@ -88,7 +88,7 @@ impl From<Errno> for Stop {
     }
 }
 
-/// The numbers of a session's calls. Plain state.
+/// The numbers of a client's calls, the same in all of its sessions. Plain state.
 #[derive(Default, Debug)]
 struct CallNumbers {
     next: u64,
@@ -133,36 +133,36 @@ pub(super) struct ClientSession {
     /// The run of the server that has it.
     pub(super) boot: u64,
     id: SessionId,
-    numbers: Mutex<CallNumbers>,
 }
 
+/// The numbers, shared by the calls that wait.
+#[derive(Clone, Default, Debug)]
+struct SharedNumbers(Arc<Mutex<CallNumbers>>);
+
 /// A number that a call waits for.
-struct AwaitedNumber {
-    session: Arc<ClientSession>,
+#[derive(Debug)]
+pub(super) struct AwaitedNumber {
+    numbers: SharedNumbers,
     number: u64,
 }
 
 impl Drop for AwaitedNumber {
     fn drop(&mut self) {
-        self.session.numbers().release(self.number);
+        self.numbers.locked().release(self.number);
     }
 }
 
-impl ClientSession {
-    fn numbers(&self) -> MutexGuard<'_, CallNumbers> {
-        self.numbers.lock().expect("no holder of this lock panics")
+impl SharedNumbers {
+    fn locked(&self) -> MutexGuard<'_, CallNumbers> {
+        self.0.lock().expect("no holder of this lock panics")
     }
 
-    fn of(&self) -> SessionCall {
-        SessionCall { session: self.id, boot: self.boot, lowest: self.numbers().lowest() }
-    }
-
-    async fn take_number(self: &Arc<Self>) -> AwaitedNumber {
+    async fn take(&self) -> AwaitedNumber {
         loop {
             let receiver = {
-                let mut numbers = self.numbers();
+                let mut numbers = self.locked();
                 if let Some(number) = numbers.take() {
-                    return AwaitedNumber { session: self.clone(), number };
+                    return AwaitedNumber { numbers: self.clone(), number };
                 }
                 let (sender, receiver) = oneshot::channel();
                 numbers.waiting.push_back(sender);
@@ -178,6 +178,9 @@ impl ClientSession {
 pub(super) struct Exchange {
     pub(super) env: Env,
     route: Arc<dyn Route>,
+    /// Of this client.
+    id: [u8; 16],
+    numbers: SharedNumbers,
     current: Mutex<Option<Arc<ClientSession>>>,
     begun: AtomicU64,
     beginning: futures_util::lock::Mutex<()>,
@@ -194,8 +197,10 @@ enum Again {
 impl Exchange {
     pub(super) fn new(env: Env, route: Arc<dyn Route>) -> Exchange {
         Exchange {
+            id: random_id(&env),
             env,
             route,
+            numbers: SharedNumbers::default(),
             current: Mutex::default(),
             begun: AtomicU64::new(0),
             beginning: futures_util::lock::Mutex::new(()),
@@ -252,20 +257,17 @@ impl Exchange {
         &self,
         patience: &Patience,
     ) -> Result<(Arc<ClientSession>, Begun), Stop> {
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&self.env.random_u64().to_be_bytes());
-        id[8..].copy_from_slice(&self.env.random_u64().to_be_bytes());
-        let id = SessionId(id);
-        let begin = Begin { session: id };
+        let id = SessionId(random_id(&self.env));
         let mut attempts = Attempts::new(&self.env, patience);
         loop {
             let limit = attempts.limit().ok_or(Stop::OutOfTime)?;
+            let lowest = self.numbers.locked().lowest();
+            let begin = Begin { session: id, client: self.id, lowest };
             match self.send(wire::BEGIN, &begin, None, limit).await {
                 Ok(reply) => match from_header::<Answer<Begun>>(&reply.header) {
                     Ok(Answer::Done(begun)) => {
                         let serial = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-                        let (boot, numbers) = (begun.boot, Mutex::default());
-                        let session = Arc::new(ClientSession { serial, boot, id, numbers });
+                        let session = Arc::new(ClientSession { serial, boot: begun.boot, id });
                         let mut current =
                             self.current.lock().expect("no holder of this lock panics");
                         *current = Some(session.clone());
@@ -282,6 +284,16 @@ impl Exchange {
         }
     }
 
+    fn of(&self, session: &ClientSession) -> SessionCall {
+        let ClientSession { id, boot, .. } = *session;
+        SessionCall { session: id, boot, lowest: self.numbers.locked().lowest() }
+    }
+
+    /// A number for a call.
+    pub(super) async fn take_number(&self, patience: &Patience) -> Result<AwaitedNumber, Stop> {
+        self.while_patient(patience, self.numbers.take()).await
+    }
+
     async fn send<T: Encode<()>>(
         &self,
         method: u16,
@@ -294,33 +306,35 @@ impl Exchange {
         self.route.call(request, limit).await
     }
 
-    /// Has the server make a call. It takes lookups back with it that `forgotten` gives, if it is numbered.
+    /// Has the server make a call, under its number of an earlier session if it has one. It takes lookups back with it that
+    /// `forgotten` gives, if it is numbered.
     pub(super) async fn call(
         &self,
         session: &Arc<ClientSession>,
         (call, mut data): (FileCall, Option<Bytes>),
+        number: Option<&AwaitedNumber>,
         forgotten: impl FnOnce() -> Vec<Forgotten>,
         patience: &Patience,
     ) -> Result<(FileReply, Option<Bytes>), Stop> {
-        let number = if call.is_numbered() {
-            Some(self.while_patient(patience, session.take_number()).await?)
-        } else {
-            None
+        let own = match number {
+            None if call.is_numbered() => Some(self.take_number(patience).await?),
+            _ => None,
         };
+        let number = number.or(own.as_ref());
         let mut attempts = Attempts::new(&self.env, patience);
         let mut possibly_done = false;
         let mut header = CallHeader {
-            of: session.of(),
+            of: self.of(session),
             call,
             forgotten: if number.is_some() { forgotten() } else { Vec::new() }.into(),
-            number: number.as_ref().map(|one| one.number),
+            number: number.map(|one| one.number),
         };
         loop {
             if !self.is_current(session) {
                 return Err(Stop::Lost { possibly_done });
             }
             let limit = attempts.limit().ok_or(Stop::OutOfTime)?;
-            header.of = session.of();
+            header.of = self.of(session);
             let error = match self.send(wire::CALL, &header, data.clone(), limit).await {
                 Ok(reply) => return read_reply(reply),
                 Err(error) => error,
@@ -330,6 +344,10 @@ impl Exchange {
                     wire::UNKNOWN_SESSION => {
                         self.lose(session);
                         return Err(Stop::Lost { possibly_done });
+                    }
+                    wire::ENDED => {
+                        self.lose(session);
+                        return Err(Stop::Lost { possibly_done: true });
                     }
                     wire::AT_WORK => {
                         possibly_done = true;
@@ -359,7 +377,7 @@ impl Exchange {
     /// Tells the server that this client lives.
     pub(super) async fn renew(&self, patience: &Patience) -> Result<(), Stop> {
         let session = self.session(patience).await?;
-        let renewed = self.send(wire::RENEW, &session.of(), None, FIRST_LIMIT).await;
+        let renewed = self.send(wire::RENEW, &self.of(&session), None, FIRST_LIMIT).await;
         if let Err(CallError::Refused(Refusal { code: wire::UNKNOWN_SESSION, .. })) = renewed {
             self.lose(&session);
             self.session(patience).await?;
@@ -371,13 +389,20 @@ impl Exchange {
     pub(super) fn end(&self) {
         let Some(session) = self.current_session() else { return };
         let request =
-            Request { method: wire::END, header: to_header(&session.of()), parts: Vec::new() };
+            Request { method: wire::END, header: to_header(&self.of(&session)), parts: Vec::new() };
         let ended = self.route.call(request, FIRST_LIMIT);
         self.env.spawn(Box::pin(async move {
             // Without it the session ends by time.
             let _ = ended.await;
         }));
     }
+}
+
+fn random_id(env: &Env) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&env.random_u64().to_be_bytes());
+    id[8..].copy_from_slice(&env.random_u64().to_be_bytes());
+    id
 }
 
 fn read_reply(reply: Reply) -> Result<(FileReply, Option<Bytes>), Stop> {

@@ -129,11 +129,13 @@ impl Client {
         kind: OpenKind,
         caller: WireCaller,
         asked: &Asked,
-        opened: WireOpened,
+        opened: Option<WireOpened>,
     ) -> Opened {
-        let at_server = (&*asked.session, opened.handle);
-        let handle = self.keep_open(inode.0, kind, caller, at_server);
-        Opened { handle, keep_cache: false, direct_io: opened.direct_io }
+        let serial = asked.session.serial;
+        let at_server = opened.map(|opened| (serial, opened.handle));
+        let handle = self.keep_open(inode.0, kind, caller, at_server, serial);
+        let direct_io = opened.is_some_and(|opened| opened.direct_io);
+        Opened { handle, keep_cache: false, direct_io }
     }
 
     async fn open(
@@ -148,7 +150,7 @@ impl Client {
         let open = FileCall::Open { caller: alone.clone(), inode: inode.0, flags: kept.0 };
         let asked = self.ask(open, None, Some(inode.0), None).await?;
         let FileReply::Opened(opened) = asked.reply else { return Err(Errno::EPROTO) };
-        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, opened);
+        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, Some(opened));
         if flags.has(OpenFlags::TRUNCATE) {
             let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             if let Err(errno) = self.set_attr(caller, inode, None, empty).await {
@@ -168,13 +170,18 @@ impl Client {
     ) -> Result<(Entry, Opened), Errno> {
         let (alone, caller) = caller;
         let asked = self.ask(create, None, None, None).await?;
-        let FileReply::Created(entry, opened) = &asked.reply else { return Err(Errno::EPROTO) };
+        let (entry, opened) = match &asked.reply {
+            FileReply::Created(entry, opened) => (entry, Some(*opened)),
+            // It was created before a restart of the server, and is gone: as a file that was removed while it was open.
+            FileReply::Entry(entry) => (entry, None),
+            _ => return Err(Errno::EPROTO),
+        };
         let mut entry = Entry::try_from(entry)?;
         self.look_up(&asked.session, &entry);
         self.refresh(&asked, &mut entry).await;
         let inode = entry.attr.inode;
         let kept = OpenFlags(flags.0 & !(OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE));
-        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, *opened);
+        let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, opened);
         if flags.has(OpenFlags::TRUNCATE) && entry.attr.size_bytes > 0 {
             let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
             match self.set_attr(caller, inode, None, empty).await {
@@ -196,6 +203,7 @@ impl Client {
         if !self.has_open(inode.0) {
             // Nobody is left who could be told.
             self.unstable().take_failure(inode.0);
+            self.ends().remove(&inode.0);
         }
         let closed = self.run(CallClass::Reads, true, move |attempt| {
             let open = open.clone();
@@ -229,7 +237,9 @@ impl Client {
             None => self.within(WAIT_LIMIT, self.order.read(inode.0)).await?,
         };
         let set = FileCall::SetAttr { caller, inode: inode.0, handle: 0, changes: changes.into() };
-        let asked = self.ask(set, None, Some(inode.0), open).await?;
+        let asked = self.ask(set, None, Some(inode.0), open).await;
+        self.ends().remove(&inode.0);
+        let asked = asked?;
         let SetAttr { size_bytes, atime, mtime, .. } = changes;
         let is_time = atime.is_some() || mtime.is_some();
         if size_bytes.is_some() || (is_time && self.unstable().has(inode.0)) {
@@ -538,7 +548,8 @@ impl FileSystem for RemoteFs {
             let call = FileCall::OpenDirectory { caller: caller.clone(), inode: inode.0 };
             let asked = client.ask(call, None, None, None).await?;
             let FileReply::Opened(opened) = asked.reply else { return Err(Errno::EPROTO) };
-            let opened = client.keep_opened(inode, OpenKind::Directory, caller, &asked, opened);
+            let opened =
+                client.keep_opened(inode, OpenKind::Directory, caller, &asked, Some(opened));
             Ok((inode, opened))
         };
         let opened = self.call(work, |client, (inode, opened): (InodeNumber, Opened)| {

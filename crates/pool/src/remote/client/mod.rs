@@ -82,6 +82,7 @@ impl RemoteFs {
             opens: Mutex::default(),
             held: Mutex::default(),
             unstable: Mutex::default(),
+            ends: Mutex::default(),
             order: Turns::default(),
             sending: Turns::default(),
             making_room: futures_util::lock::Mutex::new(()),
@@ -158,6 +159,8 @@ struct Client {
     opens: Mutex<OpensAtClient>,
     held: Mutex<HeldNumbers>,
     unstable: Mutex<UnstableFiles>,
+    /// By inode: where open files ended when this client appended to them, unless it has changed them otherwise since.
+    ends: Mutex<BTreeMap<u64, u64>>,
     /// By inode: lengths are set alone, so that it is known which bytes were written before.
     order: Turns,
     /// By inode: who sends its unstable changes again.
@@ -189,20 +192,25 @@ impl Client {
         self.unstable.lock().expect("no holder of this lock panics")
     }
 
-    /// Keeps what the session has opened under a handle of the client.
+    fn ends(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.ends.lock().expect("no holder of this lock panics")
+    }
+
+    /// Keeps what a session of this serial number has opened under a handle of the client; or what is opened when it is needed.
     fn keep_open(
         &self,
         inode: u64,
         kind: OpenKind,
         caller: WireCaller,
-        (session, handle): (&ClientSession, u64),
+        at_server: Option<(u64, u64)>,
+        serial: u64,
     ) -> Handle {
         let open = OpenAtClient {
             inode,
             kind,
             caller,
-            at_server: futures_util::lock::Mutex::new(Some((session.serial, handle))),
-            half_read: Mutex::new((session.serial, HalfRead::default())),
+            at_server: futures_util::lock::Mutex::new(at_server),
+            half_read: Mutex::new((serial, HalfRead::default())),
             listing: futures_util::lock::Mutex::new(()),
         };
         let mut opens = self.opens();

@@ -404,8 +404,8 @@ impl FileCall {
         )
     }
 
-    /// Whether a client that does not know if the call was made by a session that is gone may have it made by another.
-    pub(in crate::remote) fn is_repeatable(&self) -> bool {
+    /// Whether the call would answer something else if it was made a second time, and makes a change that says which call made it.
+    pub(in crate::remote) fn is_made_once(&self) -> bool {
         use FileCall as Call;
         match self {
             Call::MakeNode { .. }
@@ -416,11 +416,17 @@ impl FileCall {
             | Call::RemoveDirectory { .. }
             | Call::Rename { .. }
             | Call::Create { .. }
-            | Call::RemoveXattr { .. } => false,
-            Call::SetXattr { create, replace, .. } => !create && !replace,
-            Call::Write { writer, .. } => !matches!(writer, WireWriter::AtEnd(_)),
-            _ => true,
+            | Call::RemoveXattr { .. } => true,
+            Call::SetXattr { create, replace, .. } => *create || *replace,
+            _ => false,
         }
+    }
+
+    /// Whether a client that does not know if the call was made by a session that is gone may have it made by another, also where
+    /// the server does not remember.
+    pub(in crate::remote) fn is_repeatable(&self) -> bool {
+        let appends = matches!(self, FileCall::Write { writer: WireWriter::AtEnd(_), .. });
+        !appends && !self.is_made_once()
     }
 
     pub(in crate::remote) fn class(&self) -> CallClass {
@@ -495,4 +501,7 @@ pub(in crate::remote) enum FileReply {
     Flags(#[n(0)] u32),
     #[n(11)]
     Handle(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// Nothing was written: the file ends here.
+    #[n(12)]
+    EndsAt(#[n(0)] u64),
 }

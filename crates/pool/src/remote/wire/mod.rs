@@ -36,6 +36,9 @@ pub(super) const AT_WORK: u16 = 101;
 /// Refusal: the client has said that it waits for no such number any more.
 pub(super) const GIVEN_UP: u16 = 102;
 
+/// Refusal: the server has ended while the call was at work, which may have been made.
+pub(super) const ENDED: u16 = 103;
+
 /// The most bytes that one call reads or writes.
 pub(super) const MAX_DATA_BYTES: usize = 1 << 20;
 /// The most entries of a directory in one reply: with their attributes they fit into a header (a test).
@@ -62,6 +65,12 @@ pub(super) enum Answer<T> {
 pub(super) struct Begin {
     #[n(0)]
     pub(super) session: SessionId,
+    /// Who begins it: random bits, the same in all sessions of the client. Its numbers of calls are the same in all of them, too.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub(super) client: [u8; 16],
+    /// As in [`SessionCall`].
+    #[n(2)]
+    pub(super) lowest: u64,
 }
 
 #[derive(Clone, PartialEq, Debug, Encode, Decode)]
@@ -78,6 +87,9 @@ pub(super) struct Begun {
     pub(super) has_lasting_cookies: bool,
     #[n(4)]
     pub(super) missing_ttl_nanos: u64,
+    /// Calls that are made once ([`FileCall::is_made_once`]) are so over restarts, and whichever member serves.
+    #[n(5)]
+    pub(super) remembers_calls: bool,
 }
 
 /// What each call of a session begins with.
@@ -98,7 +110,7 @@ pub(super) struct SessionCall {
 pub(super) struct CallHeader {
     #[n(0)]
     pub(super) of: SessionCall,
-    /// Which call of the session it is: one for all attempts. None: it may be done twice.
+    /// Which call of the client it is: one for all attempts. None: it may be done twice.
     #[n(1)]
     pub(super) number: Option<u64>,
     #[n(2)]

@@ -63,6 +63,12 @@ pub(in crate::remote) enum WireWriter {
     AtEnd(#[n(0)] WireCaller),
     #[n(2)]
     Mapping,
+    /// At the end, if the file ends at the offset of the call.
+    #[n(3)]
+    AtEndIf(#[n(0)] WireCaller),
+    /// As `AtEndIf`, for a call that may have been made there before.
+    #[n(4)]
+    AtEndAgain(#[n(0)] WireCaller),
 }
 
 impl From<&Writer> for WireWriter {
@@ -79,7 +85,9 @@ impl From<&WireWriter> for Writer {
     fn from(writer: &WireWriter) -> Writer {
         match writer {
             WireWriter::At(caller) => Writer::At(caller.caller()),
-            WireWriter::AtEnd(caller) => Writer::AtEnd(caller.caller()),
+            WireWriter::AtEnd(caller)
+            | WireWriter::AtEndIf(caller)
+            | WireWriter::AtEndAgain(caller) => Writer::AtEnd(caller.caller()),
             WireWriter::Mapping => Writer::Mapping,
         }
     }

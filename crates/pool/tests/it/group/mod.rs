@@ -3,9 +3,11 @@
 //! ```text
 //! seeds      clients of a pool whose network, processes, machines and disks fail
 //! directed   one fault at the moment that matters
+//! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
 
 mod directed;
+mod retries;
 mod seeds;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@ mod hostile;
 mod kit;
 mod network;
 mod restarts;
+mod retries;
 mod sessions;
 
 use std::sync::{Arc, Mutex};
@@ -67,6 +68,12 @@ enum Behind {
     Pool(u8),
 }
 
+/// What a server is made with.
+enum BehindServer {
+    Memory(Arc<dyn FileSystem>),
+    Pool(Arc<PoolFs<SimulatedDisk>>),
+}
+
 /// What is served by now.
 #[derive(Clone)]
 struct Served {
@@ -112,31 +119,45 @@ impl World {
         self.served.lock().unwrap().clone().expect("something is served")
     }
 
-    fn serve(&self, disk: SimulatedDisk, fs: Arc<dyn FileSystem>) {
-        let remote = RemoteServer::new(self.sim.env(self.server), fs.clone());
+    fn serve(&self, disk: SimulatedDisk, behind: BehindServer) {
+        let env = self.sim.env(self.server);
+        let (remote, fs) = match behind {
+            BehindServer::Memory(fs) => (RemoteServer::new(env, fs.clone()), fs),
+            BehindServer::Pool(pool) => {
+                let fs: Arc<dyn FileSystem> = pool.clone();
+                (RemoteServer::remembering(env, pool), fs)
+            }
+        };
         self.sim.transport(self.server).serve(Arc::new(remote.clone()));
         *self.served.lock().unwrap() = Some(Served { disk, fs, remote });
     }
 
-    async fn open(&self, disk: &SimulatedDisk) -> Arc<dyn FileSystem> {
-        Arc::new(PoolFs::open(self.sim.env(self.server), disk.clone()).await.expect("it opens").0)
+    async fn open(&self, disk: &SimulatedDisk) -> BehindServer {
+        let opened = PoolFs::open(self.sim.env(self.server), disk.clone()).await;
+        BehindServer::Pool(Arc::new(opened.expect("it opens").0))
     }
 
     /// Makes a file system and serves it.
     async fn start(&self, tree: Option<&Tree>) {
         // The disk outlives the process that uses it.
         let disk = SimulatedDisk::new(self.sim.outside());
-        let fs: Arc<dyn FileSystem> = match self.behind {
-            Behind::Memory => Arc::new(MemoryFs::new(self.sim.env(self.server))),
+        let behind = match self.behind {
+            Behind::Memory => {
+                BehindServer::Memory(Arc::new(MemoryFs::new(self.sim.env(self.server))))
+            }
             Behind::Pool(level) => {
                 create(&disk, PoolSettings { pool: [7; 16], level }).await.unwrap();
                 self.open(&disk).await
             }
         };
         if let Some(tree) = tree {
+            let fs: Arc<dyn FileSystem> = match &behind {
+                BehindServer::Memory(fs) => fs.clone(),
+                BehindServer::Pool(pool) => pool.clone(),
+            };
             write_tree_to_fs(tree, &*fs).await.unwrap();
         }
-        self.serve(disk, fs);
+        self.serve(disk, behind);
     }
 
     /// The server's process ends and begins anew; with `power`, its machine has lost power meanwhile.
@@ -150,17 +171,17 @@ impl World {
         }
         atoll_env::sleep(&*self.sim.outside(), down).await;
         self.sim.restart(self.server);
-        let (disk, fs) = match self.behind {
+        let (disk, behind) = match self.behind {
             // Its files live on, as if they were on a disk.
-            Behind::Memory => (disk, fs),
+            Behind::Memory => (disk, BehindServer::Memory(fs)),
             Behind::Pool(_) => {
                 drop(fs);
                 let disk = disk.reopen();
-                let fs = self.open(&disk).await;
-                (disk, fs)
+                let behind = self.open(&disk).await;
+                (disk, behind)
             }
         };
-        self.serve(disk, fs);
+        self.serve(disk, behind);
     }
 
     async fn pause(&self, time: Duration) {

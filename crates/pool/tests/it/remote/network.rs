@@ -91,14 +91,23 @@ impl Route for FaultyRoute {
     }
 }
 
-/// Changes of which each shows if it was made twice, or not at all. Returns how many had no answer.
+/// What changes have come to.
+#[derive(Default)]
+pub(super) struct Changed {
+    /// So many had no answer.
+    pub(super) unanswered: u64,
+    /// The lines that were appended.
+    pub(super) lines: BTreeSet<String>,
+}
+
+/// Changes of which each shows if it was made twice, or not at all.
 pub(super) async fn change_once(
     fs: Arc<RemoteFs>,
     worker: u64,
     mut dice: Dice,
     shared: InodeNumber,
-) -> u64 {
-    let mut unanswered = 0;
+) -> Changed {
+    let (mut unanswered, mut lines) = (0, BTreeSet::new());
     let open = OpenFlags::READ_WRITE;
     let shared_handle = until_answered(|| fs.open(me(), shared, open)).await.handle;
     let name = |number: u64| format!("chain-{worker}-{number}").into_bytes();
@@ -107,6 +116,7 @@ pub(super) async fn change_once(
     match fs.mknod(me(), ROOT, &name(0), kind, 0o644, 0).await {
         Ok(_) => {}
         Err(Errno::EIO) => {
+            unanswered += 1;
             until_answered(|| async {
                 let verifier = CreateVerifier([1; 8]);
                 match fs.lookup(me(), ROOT, &name(0)).await {
@@ -152,7 +162,10 @@ pub(super) async fn change_once(
                         loop {
                             match fs.unlink(me(), ROOT, &own).await {
                                 Ok(()) => break,
-                                Err(Errno::EIO) => possibly_gone = true,
+                                Err(Errno::EIO) => {
+                                    unanswered += 1;
+                                    possibly_gone = true;
+                                }
                                 Err(Errno::ENOENT) if possibly_gone => break,
                                 Err(errno) => panic!("unlink: {errno}"),
                             }
@@ -165,9 +178,13 @@ pub(super) async fn change_once(
             }
             // A line in a file that others write, too.
             _ => {
-                let line = Bytes::from(format!("{worker:04} {step:04}\n"));
-                match fs.write(Writer::AtEnd(me()), shared, shared_handle, 0, line).await {
-                    Ok(written) => assert_eq!(written, 10),
+                let line = format!("{worker:04} {step:04}");
+                let bytes = Bytes::from(format!("{line}\n"));
+                match fs.write(Writer::AtEnd(me()), shared, shared_handle, 0, bytes).await {
+                    Ok(written) => {
+                        assert_eq!(written, 10);
+                        lines.insert(line);
+                    }
                     Err(Errno::EIO) => unanswered += 1,
                     Err(errno) => panic!("append: {errno}"),
                 }
@@ -175,7 +192,16 @@ pub(super) async fn change_once(
         }
     }
     until_answered(|| fs.lookup(me(), ROOT, &name(at))).await;
-    unanswered
+    Changed { unanswered, lines }
+}
+
+/// That a file has each of these lines, and no line twice.
+pub(super) fn check_lines(there: &[String], all: &[Changed]) {
+    let different: BTreeSet<&String> = there.iter().collect();
+    assert_eq!(different.len(), there.len(), "a line was written twice");
+    for line in all.iter().flat_map(|changed| &changed.lines) {
+        assert!(different.contains(line), "the line {line} is lost");
+    }
 }
 
 #[test]
@@ -196,16 +222,14 @@ fn each_change_is_made_once_however_often_its_call_arrives() {
                 let dice = Dice(seed * 100 + worker);
                 change_once(clients[worker as usize % 2].clone(), worker, dice, shared)
             });
-            let unanswered = join_all(work).await;
+            let all = join_all(work).await;
             // What is late arrives.
             world.pause(Duration::from_secs(60)).await;
             let served = world.served();
-            let lines = lines(&*served.fs, shared).await;
-            let different: BTreeSet<&String> = lines.iter().collect();
-            assert_eq!(different.len(), lines.len(), "a line was written twice");
+            check_lines(&lines(&*served.fs, shared).await, &all);
             served.remote.check_invariants();
             served.fs.close(shared, handle).await.unwrap();
-            unanswered.iter().sum::<u64>()
+            all.iter().map(|changed| changed.unanswered).sum::<u64>()
         });
     }
     // Most are answered, or the test shows little.

@@ -1,0 +1,213 @@
+//! Clients over the network whose primary dies: each call is answered, and each change of names is made once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use atoll_pool::disk::Disk;
+use atoll_pool::remote::{PeerRoute, RemoteFs, RemoteServer};
+use atoll_pool::{CallOrigin, ClientKey, RemembersCalls};
+use atoll_vfs::{Errno, FileKind, RenameFlags};
+
+use super::*;
+use crate::workload::clients::{Client, Grounds, judge, look_at_everything};
+use crate::workload::history::History;
+use crate::workload::{Dice, ROOT, for_each_seed, me};
+
+const CLIENTS: u32 = 3;
+const STEPS: u64 = 300;
+
+impl Group {
+    /// Serves clients on the primary.
+    fn serve(&self) {
+        let host = self.hosts[PRIMARY];
+        let server = RemoteServer::remembering(self.sim.env(host), Arc::new(self.fs()));
+        self.sim.transport(host).serve(Arc::new(server));
+    }
+
+    /// A client on a machine of its own.
+    fn mount(&self, client: HostId) -> Arc<RemoteFs> {
+        let route = PeerRoute::new(self.sim.transport(client), self.sim.peer(self.hosts[PRIMARY]));
+        let begun = RemoteFs::begin(self.sim.env(client), Arc::new(route));
+        Arc::new(self.sim.block_on(LONG, begun).unwrap().unwrap())
+    }
+
+    /// Ends all members and starts them again with another one as the primary, which is the first of the list and of this group.
+    fn make_primary(&mut self, at: usize) {
+        for one in MEMBERS {
+            self.kill(one, InFlight::Lost);
+        }
+        self.hosts.swap(PRIMARY, at);
+        self.disks.swap(PRIMARY, at);
+        let peers = self.hosts.iter().map(|host| self.sim.peer(*host));
+        let text = peers.map(|peer| {
+            let key: String = peer.id.0.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{key} {}\n", peer.addr)
+        });
+        let text = format!("atoll pool members 1\n{}end\n", text.collect::<String>());
+        for disk in &mut self.disks {
+            *disk = disk.reopen();
+            let write = async {
+                let own = disk.node(&disk.top(), b".atoll").await.unwrap();
+                let list = disk.open(&disk.node(&own, b"members").await.unwrap()).await.unwrap();
+                disk.write(&list, 0, text.as_bytes()).await.unwrap();
+            };
+            self.sim.block_on(LONG, write).unwrap();
+        }
+        for one in MEMBERS {
+            self.restart(one);
+        }
+        self.await_quiet().unwrap();
+    }
+}
+
+/// Another member is told from its journal, or its index, what was done for a call.
+#[test]
+fn the_next_primary_knows_what_was_done_for_a_call() {
+    for (seed, has_checkpoint) in [(1, false), (2, true)] {
+        let mut group = Group::new(seed, 1);
+        let fs = group.fs();
+        let client = ClientKey::new(&group.sim.peer(group.hosts[1]).id, &[1; 16]);
+        let call = |number| CallOrigin { client, number, lowest: 1 };
+        let sim = group.sim.clone();
+        let made = sim
+            .block_on(LONG, async {
+                for name in ["one", "two"] {
+                    let kind = FileKind::Regular;
+                    fs.mknod(me(), ROOT, name.as_bytes(), kind, 0o644, 0).await.unwrap();
+                }
+                let made = fs.for_call(call(1)).mkdir(me(), ROOT, b"new", 0o755).await.unwrap();
+                fs.for_call(call(2)).unlink(me(), ROOT, b"one").await.unwrap();
+                let (from, to, flags) = (b"two", b"three", RenameFlags::default());
+                fs.for_call(call(3)).rename(me(), ROOT, from, ROOT, to, flags).await.unwrap();
+                if has_checkpoint {
+                    fs.sync().await.unwrap();
+                }
+                made
+            })
+            .unwrap();
+        drop(fs);
+        for at in [1, 2] {
+            group.make_primary(at);
+            if has_checkpoint && at == 1 {
+                // The journals of all begin anew.
+                group.settle_and_compare().unwrap();
+            }
+            let fs = group.fs();
+            let again = async {
+                let again = fs.for_call(call(1)).mkdir(me(), ROOT, b"new", 0o755).await.unwrap();
+                assert_eq!(again.attr.inode, made.attr.inode);
+                let unlinked = fs.for_call(call(2)).unlink(me(), ROOT, b"one").await;
+                assert_eq!(unlinked, Ok(()));
+                let (from, to, flags) = (b"two", b"three", RenameFlags::default());
+                let renamed = fs.for_call(call(3)).rename(me(), ROOT, from, ROOT, to, flags).await;
+                assert_eq!(renamed, Ok(()));
+                let another = fs.for_call(call(4)).mkdir(me(), ROOT, b"new", 0o755).await;
+                assert_eq!(another.map(drop), Err(Errno::EEXIST));
+                let older = fs.for_call(call(0)).mkdir(me(), ROOT, b"older", 0o755).await;
+                assert_eq!(older.map(drop), Err(Errno::EIO), "nobody waits for it");
+            };
+            group.sim.block_on(LONG, again).unwrap();
+        }
+    }
+}
+
+/// The primary's process ends in good order while a change waits for a backup that is away: the client does not hear of it.
+#[test]
+fn a_call_that_an_ending_primary_leaves_is_answered_by_the_next() {
+    let mut group = Group::new(1, 1);
+    let host = group.sim.add_host(HostConfig::default());
+    group.serve();
+    let fs = group.mount(host);
+    group.sim.partition(&[&[group.hosts[1]]]);
+    let answer = Arc::new(std::sync::Mutex::new(None));
+    let (made, to) = (fs.mkdir(me(), ROOT, b"new", 0o755), answer.clone());
+    group.sim.outside().spawn(Box::pin(async move {
+        let made = made.await;
+        *to.lock().unwrap() = Some(made);
+    }));
+    group.sim.run_for(Duration::from_millis(300));
+    let member = group.members[PRIMARY].take().unwrap();
+    let ended = group.sim.block_on(LONG, member.end()).unwrap();
+    assert_eq!(ended, Err(Errno::ETIMEDOUT), "a change is under way");
+    drop(member);
+    group.sim.run_for(Duration::from_secs(1));
+    assert!(answer.lock().unwrap().is_none());
+    group.kill(PRIMARY, InFlight::Lost);
+    group.sim.heal();
+    group.restart(PRIMARY);
+    group.serve();
+    group.sim.run_for(Duration::from_secs(10));
+    let made = answer.lock().unwrap().take().expect("it is answered").unwrap();
+    let found = group.sim.block_on(LONG, fs.lookup(me(), ROOT, b"new")).unwrap().unwrap();
+    assert_eq!(found.attr.inode, made.attr.inode);
+}
+
+/// Clients on a machine of their own, while members are killed, or lose power, and return within seconds.
+fn survive(seed: u64, loses_power: bool) -> Result<(), String> {
+    let mut group = Group::new(seed, (seed % 4) as u8);
+    let client = group.sim.add_host(HostConfig::default());
+    group.serve();
+    let history = History::new(group.sim.outside());
+    let fs: Arc<dyn FileSystem> = group.mount(client);
+    let grounds = group.sim.block_on(LONG, Grounds::make(&*fs, CLIENTS as usize, 3)).unwrap();
+    let grounds = Arc::new(grounds);
+    for disk in &group.disks {
+        disk.set_latency(seed, Duration::from_millis(2));
+    }
+    let running = Arc::new(AtomicUsize::new(CLIENTS as usize));
+    let env = group.sim.env(client);
+    for number in 0..CLIENTS {
+        let work = Client {
+            number,
+            grounds: grounds.clone(),
+            history: history.clone(),
+            seed: seed * 10_000 + u64::from(number),
+            steps: STEPS,
+            pause: Duration::from_millis(20),
+            persists: false,
+        };
+        let (work, running) = (work.run(fs.clone(), env.clone()), running.clone());
+        env.spawn(Box::pin(async move {
+            work.await;
+            running.fetch_sub(1, Ordering::SeqCst);
+        }));
+    }
+    let mut dice = Dice(seed);
+    let until = group.sim.now() + Duration::from_secs(1200);
+    while running.load(Ordering::SeqCst) > 0 {
+        if group.sim.now() > until {
+            return Err("clients have no answer".to_owned());
+        }
+        group.sim.run_for(Duration::from_millis(dice.below(2500)));
+        let at = if dice.below(3) == 0 { 1 + dice.below(2) as usize } else { PRIMARY };
+        match loses_power && dice.below(2) == 0 {
+            true => group.lose_power(at, Loss::Ordered, dice.below(1000)),
+            false => group.kill(at, InFlight::Lost),
+        }
+        group.sim.run_for(Duration::from_millis(dice.below(2000)));
+        group.restart(at);
+        if at == PRIMARY {
+            group.serve();
+        }
+    }
+    group.settle_and_compare()?;
+    history.settled();
+    group.sim.block_on(LONG, look_at_everything(&fs, &history, &grounds)).unwrap();
+    let (calls, _) = history.read();
+    for call in &calls {
+        let is_unknown = matches!(call.answer, None | Some(Err(Errno::EIO | Errno::ETIMEDOUT)));
+        if call.called.changes_names() && is_unknown {
+            return Err(format!("a change of names has no answer: {}", call.line()));
+        }
+    }
+    judge(&history, &grounds, &[Errno::EAGAIN])
+}
+
+#[test]
+fn clients_hear_nothing_of_members_that_are_killed() {
+    for_each_seed(4, |seed| survive(seed, false));
+}
+
+#[test]
+fn clients_hear_nothing_of_machines_that_lose_power() {
+    for_each_seed(4, |seed| survive(seed, true));
+}
