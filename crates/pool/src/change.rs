@@ -329,6 +329,15 @@ pub(crate) enum PoolChange {
         #[n(0)]
         order: u64,
     },
+    /// A member has become the primary of this epoch of the pool's map: the changes that follow are its.
+    #[n(13)]
+    Began {
+        #[n(0)]
+        epoch: u64,
+    },
+    /// All members of the pool have all changes before this one, and the same bytes but for the marks: logs begin here.
+    #[n(14)]
+    LogBegins,
     /// The change of this order failed.
     #[n(7)]
     Withdrawn {
@@ -358,6 +367,8 @@ impl PoolChange {
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
+            | PoolChange::Began { .. }
+            | PoolChange::LogBegins
             | PoolChange::Withdrawn { .. } => return None,
         };
         by.map(|by| (by, DoneCall { file }))
@@ -415,6 +426,8 @@ mod tests {
             PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX, order: u64::MAX },
             PoolChange::Withdrawn { order: u64::MAX },
             PoolChange::Released { order: u64::MAX },
+            PoolChange::Began { epoch: u64::MAX },
+            PoolChange::LogBegins,
         ];
         for change in changes {
             let bytes = change.encode();

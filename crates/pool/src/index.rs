@@ -5,10 +5,12 @@
 //! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4); big-endian |
 //! | `inodes` | inode number | number of the file |
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
-//! | `pending` | order of a change that is not to be made yet | the change, as in the journal |
+//! | `log` | order of a change that some member may lack, or that is not made yet | the change, as in the journal |
+//! | `epochs` | order of the first change of an epoch | the epoch |
 //! | `marks` | number of the file | its marks (8 bytes each), big-endian |
+//! | `remembered` | number of the file | marks that it had since all members had everything |
 //! | `calls` | a client | its last calls ([`crate::calls`]) |
-//! | `meta` | `sequence`, `order`, `next` | the last record of the journal that is in it; the last change of the pool; the next number for a file |
+//! | `meta` | `sequence`, `order`, `next`, `after` | the last record of the journal that is in it; the last change that was made; the next number for a file; after which change `log` begins |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
 //!
@@ -26,14 +28,18 @@ use redb::{
 
 use crate::calls::DoneCalls;
 use crate::change::{PoolChange, PoolPlace};
+use crate::change_log::ChangeLog;
 use crate::disk::DatabaseFile;
 use crate::layout::{FileId, Slot};
+use crate::marks::MarkTable;
 
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const INODES: TableDefinition<'_, u64, u64> = TableDefinition::new("inodes");
 const NAMES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("names");
-const PENDING: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("pending");
+const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
+const EPOCHS: TableDefinition<'_, u64, u64> = TableDefinition::new("epochs");
 const MARKS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("marks");
+const REMEMBERED: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("remembered");
 const CALLS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("calls");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
@@ -149,10 +155,14 @@ impl PoolIndexError {
 /// What a member has to know beside where its files are.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct GroupEntries {
-    /// Changes that are not to be made yet, by their order.
-    pub(crate) pending: BTreeMap<u64, PoolChange>,
+    /// The log: where it begins, its epochs, and changes that the index has not.
+    pub(crate) log: ChangeLog,
+    /// The last change that is in the log.
+    pub(crate) last: u64,
     /// The marks of files.
-    pub(crate) marks: BTreeMap<FileId, Vec<u64>>,
+    pub(crate) marks: MarkTable,
+    /// Marks that there were since all members had everything.
+    pub(crate) remembered: MarkTable,
     /// The last calls that made changes.
     pub(crate) calls: DoneCalls,
 }
@@ -162,6 +172,13 @@ pub(crate) struct FrozenEntries {
     changed: Arc<PendingEntries>,
     group: GroupEntries,
     meta: IndexMeta,
+}
+
+impl FrozenEntries {
+    /// The changes of the log that it writes.
+    pub(crate) fn logged(&self) -> &BTreeMap<u64, PoolChange> {
+        &self.group.log.recent
+    }
 }
 
 /// The meta entries of an index.
@@ -188,8 +205,10 @@ impl PoolIndex {
             work.open_table(FILES).map_err(PoolIndexError::of)?;
             work.open_table(INODES).map_err(PoolIndexError::of)?;
             work.open_table(NAMES).map_err(PoolIndexError::of)?;
-            work.open_table(PENDING).map_err(PoolIndexError::of)?;
+            work.open_table(LOG).map_err(PoolIndexError::of)?;
+            work.open_table(EPOCHS).map_err(PoolIndexError::of)?;
             work.open_table(MARKS).map_err(PoolIndexError::of)?;
+            work.open_table(REMEMBERED).map_err(PoolIndexError::of)?;
             work.open_table(CALLS).map_err(PoolIndexError::of)?;
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
@@ -370,25 +389,36 @@ impl PoolIndex {
                 }
                 .map_err(PoolIndexError::of)?;
             }
-            let mut pending = work.open_table(PENDING).map_err(PoolIndexError::of)?;
-            pending.retain(|_, _| false).map_err(PoolIndexError::of)?;
-            for (order, change) in &frozen.group.pending {
-                pending.insert(order, &change.encode()[..]).map_err(PoolIndexError::of)?;
+            let GroupEntries { log, last, marks, remembered, calls: done } = &frozen.group;
+            let mut changes = work.open_table(LOG).map_err(PoolIndexError::of)?;
+            changes.retain_in(..=log.after, |_, _| false).map_err(PoolIndexError::of)?;
+            changes.retain_in(last + 1.., |_, _| false).map_err(PoolIndexError::of)?;
+            for (order, change) in &log.recent {
+                changes.insert(order, &change.encode()[..]).map_err(PoolIndexError::of)?;
             }
-            let mut marks = work.open_table(MARKS).map_err(PoolIndexError::of)?;
-            marks.retain(|_, _| false).map_err(PoolIndexError::of)?;
-            for (id, of_file) in &frozen.group.marks {
-                let bytes: Vec<u8> = of_file.iter().flat_map(|mark| mark.to_be_bytes()).collect();
-                marks.insert(id.0, &bytes[..]).map_err(PoolIndexError::of)?;
+            let mut epochs = work.open_table(EPOCHS).map_err(PoolIndexError::of)?;
+            epochs.retain(|_, _| false).map_err(PoolIndexError::of)?;
+            for (order, epoch) in &log.epochs {
+                epochs.insert(order, epoch).map_err(PoolIndexError::of)?;
+            }
+            for (table, marks) in [(MARKS, marks), (REMEMBERED, remembered)] {
+                let mut table = work.open_table(table).map_err(PoolIndexError::of)?;
+                table.retain(|_, _| false).map_err(PoolIndexError::of)?;
+                for (id, of_file) in marks {
+                    let bytes: Vec<u8> =
+                        of_file.iter().flat_map(|mark| mark.to_be_bytes()).collect();
+                    table.insert(id.0, &bytes[..]).map_err(PoolIndexError::of)?;
+                }
             }
             let mut calls = work.open_table(CALLS).map_err(PoolIndexError::of)?;
             calls.retain(|_, _| false).map_err(PoolIndexError::of)?;
-            for (client, record) in frozen.group.calls.records() {
+            for (client, record) in done.records() {
                 calls.insert(&client[..], &record[..]).map_err(PoolIndexError::of)?;
             }
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let IndexMeta { sequence, order, next } = frozen.meta;
-            for (name, value) in [("sequence", sequence), ("order", order), ("next", next)] {
+            let after = ("after", log.after);
+            for (name, value) in [("sequence", sequence), ("order", order), ("next", next), after] {
                 meta.insert(name, value).map_err(PoolIndexError::of)?;
             }
         }
@@ -400,27 +430,32 @@ impl PoolIndex {
         Ok(())
     }
 
-    /// What the last checkpoint has said of the group.
+    /// What the last checkpoint has said of the group; of the log all but its changes.
     pub(crate) fn group(&self) -> Result<GroupEntries, PoolIndexError> {
-        let damaged = |text: &str| PoolIndexError { text: text.to_owned(), is_damaged: true };
         let read = self.database.begin_read().map_err(PoolIndexError::of)?;
         let mut group = GroupEntries::default();
-        let pending = read.open_table(PENDING).map_err(PoolIndexError::of)?;
-        for entry in pending.iter().map_err(PoolIndexError::of)? {
-            let (order, change) = entry.map_err(PoolIndexError::of)?;
-            let change = PoolChange::decode(change.value());
-            let change = change.ok_or_else(|| damaged("a change that waits is damaged"))?;
-            group.pending.insert(order.value(), change);
+        let meta = read.open_table(META).map_err(PoolIndexError::of)?;
+        let after = meta.get("after").map_err(PoolIndexError::of)?;
+        group.log.after = after.map_or(0, |after| after.value());
+        let changes = read.open_table(LOG).map_err(PoolIndexError::of)?;
+        let last = changes.last().map_err(PoolIndexError::of)?;
+        group.last = last.map_or(group.log.after, |(order, _)| order.value());
+        let epochs = read.open_table(EPOCHS).map_err(PoolIndexError::of)?;
+        for entry in epochs.iter().map_err(PoolIndexError::of)? {
+            let (order, epoch) = entry.map_err(PoolIndexError::of)?;
+            group.log.epochs.insert(order.value(), epoch.value());
         }
-        let marks = read.open_table(MARKS).map_err(PoolIndexError::of)?;
-        for entry in marks.iter().map_err(PoolIndexError::of)? {
-            let (id, bytes) = entry.map_err(PoolIndexError::of)?;
-            let (marks, rest) = bytes.value().as_chunks();
-            if !rest.is_empty() {
-                return Err(damaged("the marks of a file are damaged"));
+        for (table, marks) in [(MARKS, &mut group.marks), (REMEMBERED, &mut group.remembered)] {
+            let table = read.open_table(table).map_err(PoolIndexError::of)?;
+            for entry in table.iter().map_err(PoolIndexError::of)? {
+                let (id, bytes) = entry.map_err(PoolIndexError::of)?;
+                let (of_file, rest) = bytes.value().as_chunks();
+                if !rest.is_empty() {
+                    return Err(damaged("the marks of a file are damaged"));
+                }
+                let of_file = of_file.iter().map(|mark| u64::from_be_bytes(*mark)).collect();
+                marks.insert(FileId(id.value()), of_file);
             }
-            let of_file = marks.iter().map(|mark| u64::from_be_bytes(*mark)).collect();
-            group.marks.insert(FileId(id.value()), of_file);
         }
         let calls = read.open_table(CALLS).map_err(PoolIndexError::of)?;
         for entry in calls.iter().map_err(PoolIndexError::of)? {
@@ -429,6 +464,25 @@ impl PoolIndex {
             added.ok_or_else(|| damaged("the calls of a client are damaged"))?;
         }
         Ok(group)
+    }
+
+    /// Changes of the log that the last checkpoint has written: those after `after`, at most so many.
+    pub(crate) fn logged(
+        &self,
+        after: u64,
+        most: usize,
+    ) -> Result<BTreeMap<u64, PoolChange>, PoolIndexError> {
+        let read = self.database.begin_read().map_err(PoolIndexError::of)?;
+        let table = read.open_table(LOG).map_err(PoolIndexError::of)?;
+        let mut changes = BTreeMap::new();
+        for entry in table.range(after.saturating_add(1)..).map_err(PoolIndexError::of)?.take(most)
+        {
+            let (order, change) = entry.map_err(PoolIndexError::of)?;
+            let change = PoolChange::decode(change.value());
+            let change = change.ok_or_else(|| damaged("a change of the log is damaged"))?;
+            changes.insert(order.value(), change);
+        }
+        Ok(changes)
     }
 
     /// All files of the last checkpoint, and what changed since, in the order of their numbers.
@@ -459,6 +513,10 @@ impl IndexState {
     fn layers(&self) -> impl Iterator<Item = &PendingEntries> {
         std::iter::once(&self.now).chain(self.writing.as_deref())
     }
+}
+
+fn damaged(text: &str) -> PoolIndexError {
+    PoolIndexError { text: text.to_owned(), is_damaged: true }
 }
 
 fn snapshot(database: &Database) -> Result<WrittenTables, PoolIndexError> {

@@ -196,6 +196,11 @@ impl<D: Disk> PoolJournal<D> {
         self.order.load(Ordering::SeqCst)
     }
 
+    /// The last change that was found when the journal was opened.
+    pub(crate) fn set_last_order(&self, last: u64) {
+        self.order.store(last, Ordering::SeqCst);
+    }
+
     /// The orders after this one are given to other changes.
     pub(crate) fn forget_orders_after(&self, last: u64) {
         self.order.fetch_min(last, Ordering::SeqCst);

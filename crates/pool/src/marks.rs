@@ -4,10 +4,13 @@
 //! A *mark* is one MiB of one file. It is in the journals of all members before the first byte is written there, and stays until
 //! all of them have synced the file. A member that may have lost bytes gets its marked ranges from the primary again.
 //!
+//! **A member that was away** has missed bytes also in ranges that were marked and synced meanwhile. So marks are remembered after
+//! they are cleared, until all members of the pool have everything ([`PoolChange::LogBegins`]).
+//!
 //! A sync covers what was written before it began. Writes go on meanwhile, so a mark is cleared only if no write began or ended in
 //! its range between the beginning of the sync and its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::change::{BirthKind, PoolChange};
 use crate::layout::FileId;
@@ -34,7 +37,15 @@ pub(crate) struct Marks {
     /// Counts what happens to marks. It never repeats, also for a mark that was cleared and made again.
     clock: u64,
     files: BTreeMap<FileId, BTreeMap<u64, Mark>>,
+    /// All marks that there were since all members had everything.
+    since_all: MarkTable,
 }
+
+/// Marks of files.
+pub(crate) type MarkTable = BTreeMap<FileId, BTreeSet<u64>>;
+
+/// Marks of one file that are remembered singly; with more, all of the file is marked.
+const MAX_REMEMBERED: usize = 4096;
 
 /// The marks of a file when a sync of it began.
 #[derive(Clone, Debug)]
@@ -70,6 +81,7 @@ impl Marks {
                     self.keep(id, kept.get(&id).map_or(&[], |marks| &marks[..]));
                 }
             }
+            PoolChange::LogBegins => self.since_all = self.all(),
             _ => {}
         }
     }
@@ -88,6 +100,16 @@ impl Marks {
         for mark in marks {
             file.entry(*mark).or_insert(Mark { writing: 0, changes: self.clock });
         }
+        self.remember(id, marks.iter().copied());
+    }
+
+    /// Remembers marks that there were.
+    pub(crate) fn remember(&mut self, id: FileId, marks: impl IntoIterator<Item = u64>) {
+        let remembered = self.since_all.entry(id).or_default();
+        remembered.extend(marks);
+        if remembered.len() > MAX_REMEMBERED {
+            *remembered = BTreeSet::from([WHOLE]);
+        }
     }
 
     /// Leaves a file these marks and no others.
@@ -95,13 +117,14 @@ impl Marks {
         let Some(marks) = self.files.get_mut(&id) else { return };
         marks.retain(|mark, _| kept.contains(mark));
         if marks.is_empty() {
-            self.remove(id);
+            self.files.remove(&id);
         }
     }
 
     /// The file is gone.
     pub(crate) fn remove(&mut self, id: FileId) {
         self.files.remove(&id);
+        self.since_all.remove(&id);
     }
 
     /// A write into ranges that are marked begins.
@@ -148,8 +171,13 @@ impl Marks {
     }
 
     /// All marks of all files.
-    pub(crate) fn all(&self) -> BTreeMap<FileId, Vec<u64>> {
+    pub(crate) fn all(&self) -> MarkTable {
         self.files.iter().map(|(id, marks)| (*id, marks.keys().copied().collect())).collect()
+    }
+
+    /// All marks that there were since all members had everything.
+    pub(crate) fn since_all_had_everything(&self) -> &MarkTable {
+        &self.since_all
     }
 }
 
@@ -186,6 +214,20 @@ mod tests {
         marks.keep(FILE, &[]);
         assert!(!marks.has_any(FILE));
         assert_eq!(marks.missing(FILE, &[3]), [3]);
+    }
+
+    #[test]
+    fn cleared_marks_are_remembered_until_all_members_have_everything() {
+        let mut marks = Marks::default();
+        marks.add(FILE, &[0, 1]);
+        marks.note(&PoolChange::Synced { id: FILE, upto: 0, kept: vec![1] });
+        assert_eq!(marks.since_all_had_everything()[&FILE], BTreeSet::from([0, 1]));
+        marks.note(&PoolChange::LogBegins);
+        assert_eq!(marks.since_all_had_everything()[&FILE], BTreeSet::from([1]));
+        marks.add(FILE, &(0..2 * MAX_REMEMBERED as u64).collect::<Vec<_>>());
+        assert_eq!(marks.since_all_had_everything()[&FILE], BTreeSet::from([WHOLE]));
+        marks.remove(FILE);
+        assert!(marks.since_all_had_everything().is_empty());
     }
 
     /// Two syncs of one file overlap, and a write comes between their ends.

@@ -129,6 +129,8 @@ impl<D: Disk> PoolMember<D> {
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
+            | PoolChange::Began { .. }
+            | PoolChange::LogBegins
             | PoolChange::Withdrawn { .. } => {}
         }
         Ok(None)

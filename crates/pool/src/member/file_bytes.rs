@@ -19,7 +19,7 @@ use bytes::Bytes;
 use super::PoolMember;
 use crate::backups::{BackupLink, Backups, Item};
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
-use crate::disk::{Disk, DiskResult};
+use crate::disk::{Disk, DiskResult, TimeToSet};
 use crate::layout::FileId;
 use crate::marks::{MARK_BYTES, WHOLE, marks_of};
 use crate::messages::{ItemKind, MAX_ITEM_BYTES};
@@ -48,8 +48,8 @@ impl<D: Disk> Drop for MarkedWrite<'_, D> {
 
 impl<D: Disk> PoolMember<D> {
     /// Those that get this file's bytes.
-    fn followers(&self, id: FileId) -> Option<&Arc<Backups>> {
-        self.backups.get().filter(|_| !self.held().is_nameless(id))
+    fn followers(&self, id: FileId) -> Option<Arc<Backups>> {
+        self.backups().filter(|_| !self.held().is_nameless(id))
     }
 
     async fn begin_write(
@@ -88,7 +88,7 @@ impl<D: Disk> PoolMember<D> {
         while sent < written {
             let end = (sent + MAX_ITEM_BYTES).min(written);
             let at = offset.saturating_add(sent as u64);
-            let what = ItemKind::Write { id, after: backups.made_by(id), offset: at };
+            let what = ItemKind::Write { id, after: backups.needed_by(id), offset: at };
             backups.hand(what, data.slice(sent..end)).await?;
             sent = end;
         }
@@ -111,7 +111,7 @@ impl<D: Disk> PoolMember<D> {
         let len = before.saturating_sub(size_bytes).max(1);
         let _marked = self.begin_write(id, (size_bytes, len)).await?;
         self.disk.set_len(file, size_bytes).await?;
-        let what = ItemKind::SetLength { id, after: backups.made_by(id), size_bytes };
+        let what = ItemKind::SetLength { id, after: backups.needed_by(id), size_bytes };
         backups.hand(what, Bytes::new()).await
     }
 
@@ -135,7 +135,7 @@ impl<D: Disk> PoolMember<D> {
         }
         let _marked = self.begin_write(id, (offset, len)).await?;
         self.disk.allocate(file, mode, offset, len).await?;
-        let what = ItemKind::Allocate { id, after: backups.made_by(id), mode, offset, len };
+        let what = ItemKind::Allocate { id, after: backups.needed_by(id), mode, offset, len };
         backups.hand(what, Bytes::new()).await
     }
 
@@ -147,7 +147,7 @@ impl<D: Disk> PoolMember<D> {
         data_only: bool,
     ) -> DiskResult<()> {
         let resized = self.held().resized(id);
-        let Some(backups) = self.followers(id).cloned() else {
+        let Some(backups) = self.followers(id) else {
             let upto = if data_only { 0 } else { self.changes_so_far() };
             self.disk.sync_file(file, data_only).await?;
             self.held().end_resized(id, resized);
@@ -166,7 +166,7 @@ impl<D: Disk> PoolMember<D> {
             let before = self.marks().before_sync(id);
             let own = self.disk.sync_file(file, data_only);
             let mtime = self.disk.stat_file(file).await?.mtime;
-            let after = backups.made_by(id).max(upto);
+            let after = backups.needed_by(id).max(upto);
             let what = ItemKind::Sync { id, after, mtime: (mtime.secs, mtime.nanos) };
             let (handed, own) = futures_util::join!(backups.hand(what, Bytes::new()), own);
             handed.and(own)?;
@@ -196,12 +196,14 @@ impl<D: Disk> PoolMember<D> {
 
     /// Hands over all that a backup may have lost, and makes all files durable on all members.
     pub(crate) async fn mend_and_sync_members(self: &Arc<Self>) -> DiskResult<()> {
-        let Some(backups) = self.backups.get() else { return Ok(()) };
+        let Some(backups) = self.backups() else { return Ok(()) };
         loop {
             let losses = backups.losses();
-            for link in &backups.links {
-                while let Some(id) = link.next_to_mend() {
-                    self.mend(link, id).await?;
+            for link in backups.members_to_mend() {
+                while let Some(id) = link.next_to_mend()
+                    && link.is_member()
+                {
+                    self.mend(&link, id).await?;
                 }
             }
             self.sync_members().await?;
@@ -213,7 +215,7 @@ impl<D: Disk> PoolMember<D> {
 
     /// Makes all files durable on all members, but for what some backup may have lost, so that few have marks.
     pub(crate) async fn sync_members(self: &Arc<Self>) -> DiskResult<()> {
-        let Some(backups) = self.backups.get() else { return Ok(()) };
+        let Some(backups) = self.backups() else { return Ok(()) };
         let files = self.marks().all();
         if files.is_empty() {
             return Ok(());
@@ -254,7 +256,7 @@ impl<D: Disk> PoolMember<D> {
         // Files that were marked since.
         for (id, marks) in self.marks().all() {
             if !files.contains_key(&id) {
-                kept.push((id, marks));
+                kept.push((id, marks.into_iter().collect()));
             }
         }
         let change = PoolChange::AllSynced { kept };
@@ -265,15 +267,14 @@ impl<D: Disk> PoolMember<D> {
         }
     }
 
-    /// Ranges of a file that some backup has not got again.
+    /// Ranges of a file that some member has not got again.
     fn unmended(&self, id: FileId) -> Vec<u64> {
-        let links = self.backups.get().into_iter().flat_map(|backups| &backups.links);
-        links.flat_map(|link| link.to_mend(id)).collect()
+        self.backups().map_or_else(Vec::new, |backups| backups.unmended(id))
     }
 
     async fn mend_for_sync(&self, id: FileId) -> DiskResult<()> {
-        let links = self.backups.get().into_iter().flat_map(|backups| backups.links.clone());
-        for link in links {
+        let members = self.backups().map_or_else(Vec::new, |backups| backups.members_to_mend());
+        for link in members {
             if !link.to_mend(id).is_empty() {
                 self.mend(&link, id).await?;
             }
@@ -281,47 +282,53 @@ impl<D: Disk> PoolMember<D> {
         Ok(())
     }
 
-    /// Hands the marked ranges of a file to a backup that may have lost them.
+    /// Hands ranges of a file to a member that may lack them.
     pub(crate) async fn mend(&self, link: &Arc<BackupLink>, id: FileId) -> DiskResult<()> {
+        let (losses, ranges) = (link.losses(), link.to_mend(id));
+        let mut next = ranges.first().map(|first| if *first == WHOLE { 0 } else { *first });
+        while let Some(mark) = next {
+            let Some(size_bytes) = self.mend_range(link, id, mark).await? else { break };
+            let after = mark + 1;
+            next = match ranges.contains(&WHOLE) {
+                true => (after.saturating_mul(MARK_BYTES) < size_bytes).then_some(after),
+                false => ranges.iter().find(|range| **range >= after).copied(),
+            };
+        }
+        link.end_mend(id, &ranges, losses);
+        Ok(())
+    }
+
+    /// Hands over one range; returns how long the file is, none if there is none any more that others have. No write of the file is
+    /// under way meanwhile.
+    async fn mend_range(
+        &self,
+        link: &Arc<BackupLink>,
+        id: FileId,
+        mark: u64,
+    ) -> DiskResult<Option<u64>> {
         let (_turn, node) = {
             // No directory moves while it is sought. A rename takes these locks in the same order.
             let _still = self.whole.read(super::whole::MOVES).await;
             (self.turns.write(id.0).await, self.node(id).await)
         };
-        let losses = link.losses();
-        let ranges = link.to_mend(id);
         let node = match node {
             // It is gone, on all members.
-            Err(Errno::ESTALE) if self.record(id)?.is_none() => {
-                link.end_mend(id, &ranges, losses);
-                return Ok(());
-            }
+            Err(Errno::ESTALE) if self.record(id)?.is_none() => return Ok(None),
             node => node?,
         };
-        let is_regular = self.disk.stat(&node).await?.kind == FileKind::Regular;
-        if ranges.is_empty() || !is_regular || self.held().is_nameless(id) {
-            link.end_mend(id, &ranges, losses);
-            return Ok(());
+        if self.disk.stat(&node).await?.kind != FileKind::Regular || self.held().is_nameless(id) {
+            return Ok(None);
         }
         let file = self.disk.open(&node).await?;
-        let size_bytes = self.disk.stat_file(&file).await?.size_bytes;
-        let whole = size_bytes.div_ceil(MARK_BYTES).max(1);
-        let (first, last) = match ranges.contains(&WHOLE) {
-            true => (0, whole),
-            false => (u64::MAX, 0),
-        };
-        let single = ranges.iter().copied().filter(|mark| *mark != WHOLE && first == u64::MAX);
-        for mark in (first..last).chain(single) {
-            let offset = mark.saturating_mul(MARK_BYTES);
-            let len = size_bytes.saturating_sub(offset).min(MARK_BYTES) as usize;
-            let bytes = self.disk.read(&file, offset, len).await?;
-            let offset = offset.min(size_bytes);
-            let after = self.backups.get().map_or(0, |backups| backups.made_by(id));
-            let what = ItemKind::Mend { id, after, offset, size_bytes };
-            link.hand(Arc::new(Item { what, bytes })).await?;
-        }
-        link.end_mend(id, &ranges, losses);
-        Ok(())
+        let stat = self.disk.stat_file(&file).await?;
+        let (size_bytes, mtime) = (stat.size_bytes, (stat.mtime.secs, stat.mtime.nanos));
+        let offset = mark.saturating_mul(MARK_BYTES).min(size_bytes);
+        let len = (size_bytes - offset).min(MARK_BYTES) as usize;
+        let bytes = self.disk.read(&file, offset, len).await?;
+        let after = self.backups().map_or(0, |backups| backups.needed_by(id));
+        let what = ItemKind::Mend { id, after, offset, size_bytes, mtime };
+        link.give(Arc::new(Item { what, bytes })).await?;
+        Ok(Some(size_bytes))
     }
 
     // ---- on a backup ----
@@ -354,17 +361,16 @@ impl<D: Disk> PoolMember<D> {
             ItemKind::Allocate { mode, offset, len, .. } => {
                 self.disk.allocate(&file, *mode, *offset, *len).await
             }
-            ItemKind::Sync { mtime: (secs, nanos), .. } => {
-                let mtime = atoll_vfs::FileTime { secs: *secs, nanos: *nanos };
-                let mtime = Some(crate::disk::TimeToSet::To(mtime));
-                self.disk.set_times(&node, None, mtime).await?;
+            ItemKind::Sync { mtime, .. } => {
+                self.disk.set_times(&node, None, time_to_set(*mtime)).await?;
                 self.disk.sync_file(&file, false).await
             }
-            ItemKind::Mend { offset, size_bytes, .. } => {
+            ItemKind::Mend { offset, size_bytes, mtime, .. } => {
                 if self.disk.stat_file(&file).await?.size_bytes != *size_bytes {
                     self.disk.set_len(&file, *size_bytes).await?;
                 }
-                self.write_here(&file, *offset, bytes).await
+                self.write_here(&file, *offset, bytes).await?;
+                self.disk.set_times(&node, None, time_to_set(*mtime)).await
             }
             ItemKind::Append { .. } | ItemKind::SyncAll { .. } => Err(Errno::EINVAL),
         }
@@ -376,4 +382,8 @@ impl<D: Disk> PoolMember<D> {
             _ => Err(Errno::ENOSPC),
         }
     }
+}
+
+fn time_to_set((secs, nanos): (i64, u32)) -> Option<TimeToSet> {
+    Some(TimeToSet::To(atoll_vfs::FileTime { secs, nanos }))
 }

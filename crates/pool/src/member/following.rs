@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use atoll_vfs::Errno;
 
-use super::{Decided, PoolMember};
+use super::{Decided, LogStand, PoolMember};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::journal::RecordOrder;
@@ -58,6 +59,12 @@ impl<D: Disk> PoolMember<D> {
         followed.as_ref().map(|followed| (followed.applied, followed.last()))
     }
 
+    /// Where this backup stands in the order of changes.
+    pub(crate) fn log_stand(&self) -> Option<LogStand> {
+        let (applied, last) = self.followed()?;
+        Some(LogStand { last, epoch: self.log().epoch_of(last), applied })
+    }
+
     fn with_followed<T>(&self, work: impl FnOnce(&mut FollowedChanges) -> T) -> DiskResult<T> {
         let mut followed = self.followed.lock().expect("no holder of this lock panics");
         followed.as_mut().map(work).ok_or(Errno::EIO)
@@ -76,6 +83,10 @@ impl<D: Disk> PoolMember<D> {
             return Err(Errno::EAGAIN);
         }
         self.journal.append(&self.disk, RecordOrder::Given(order), &change).await?;
+        self.note_in_log(order, &change);
+        if let PoolChange::Make { id, .. } = &change {
+            self.next.fetch_max(id.count() + 1, Ordering::SeqCst);
+        }
         self.with_followed(|followed| followed.pending.insert(order, change)).map(|_| ())
     }
 
@@ -95,6 +106,9 @@ impl<D: Disk> PoolMember<D> {
                 // Bytes of a file find it by its directories, which may be moving.
                 let _moving = self.whole.write(super::whole::MOVES).await;
                 self.note_decided(&change, self.journal.written());
+                if change == PoolChange::LogBegins {
+                    self.log().begin_after(order);
+                }
                 if let Err(errno) = self.apply(&change, Decided::Elsewhere).await {
                     tracing::error!("change {order} of the primary cannot be made: {errno}");
                     return Err(self.fail());
@@ -126,6 +140,7 @@ impl<D: Disk> PoolMember<D> {
                 return Err(Errno::ESTALE);
             }
             self.with_followed(|followed| followed.cut(last))?;
+            self.log().cut(last);
             self.journal.forget_orders_after(last);
             before > last
         };

@@ -37,6 +37,7 @@ use self::following::FollowedChanges;
 use crate::backups::Backups;
 use crate::calls::{CallId, DoneCall, DoneCalls, KnownCall};
 use crate::change::PoolChange;
+use crate::change_log::ChangeLog;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
 use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
@@ -50,11 +51,11 @@ use crate::turns::{Turn, Turns};
 pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
-pub(crate) use opening::UnrecoveredMember;
 pub use opening::{
     CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
     is_in_use, leave, read_members, read_settings,
 };
+pub(crate) use opening::{LogStand, UnrecoveredMember};
 pub(crate) use redo::Makes;
 pub(crate) use seeking::FoundFile;
 
@@ -68,6 +69,9 @@ const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
 
 /// A change that cannot be begun for so long, since a backup cannot be reached, is refused.
 const ALL_UP_LIMIT: Duration = Duration::from_secs(10);
+
+/// The most changes that are read from the log at once.
+const MAX_LOGGED: usize = 1024;
 
 /// Entries of the index in memory beyond which a checkpoint is made soon.
 const MAX_PENDING: usize = 200_000;
@@ -112,12 +116,12 @@ pub(crate) struct PoolMember<D: Disk> {
     is_tight: AtomicBool,
     /// The members of the pool, if there are several.
     pub(crate) members: Option<PoolMembers>,
-    /// Those that follow this one.
-    pub(crate) backups: OnceLock<Arc<Backups>>,
+    /// Those that follow this one, if it is the primary.
+    backups: Mutex<Option<Arc<Backups>>>,
     /// What this one follows.
     followed: Mutex<Option<FollowedChanges>>,
-    /// Changes that some backup may not have.
-    retained: Mutex<BTreeMap<u64, PoolChange>>,
+    /// The changes that some member may not have; none in a pool of one.
+    log: Mutex<ChangeLog>,
     /// Where bytes of members may differ; nowhere in a pool of one.
     marks: Mutex<Marks>,
     /// It does no more work, whatever its disk could do.
@@ -159,7 +163,7 @@ impl<D: Disk> PoolMember<D> {
     /// Before a change is begun: waits until all backups can be spoken to. [`Errno::EAGAIN`] if that takes too long: nothing was done,
     /// so clients of NFS are told to try again. There are none in a pool of one.
     pub(crate) async fn wait_for_backups(&self) -> DiskResult<()> {
-        let Some(backups) = self.backups.get() else { return Ok(()) };
+        let Some(backups) = self.backups() else { return Ok(()) };
         let up = timeout(&*self.env, ALL_UP_LIMIT, backups.all_up()).await;
         up.map_err(|_| Errno::EAGAIN)
     }
@@ -256,7 +260,7 @@ impl<D: Disk> PoolMember<D> {
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         self.journal.fail();
-        if let Some(backups) = self.backups.get() {
+        if let Some(backups) = self.backups() {
             backups.close();
         }
     }
@@ -267,7 +271,7 @@ impl<D: Disk> PoolMember<D> {
     }
 
     fn finish(&self, order: u64) {
-        if let Some(backups) = self.backups.get() {
+        if let Some(backups) = self.backups() {
             backups.finish(order);
         }
     }
@@ -281,10 +285,11 @@ impl<D: Disk> PoolMember<D> {
     async fn decide(&self, change: &PoolChange) -> DiskResult<u64> {
         let AppendedRecord { sequence, order } =
             self.journal.append(&self.disk, RecordOrder::Next, change).await?;
+        self.note_in_log(order, change);
         self.note_decided(change, sequence);
-        if let Some(backups) = self.backups.get() {
-            if let PoolChange::Make { id, .. } = change {
-                backups.note_made(*id, order);
+        if let Some(backups) = self.backups() {
+            if let PoolChange::Make { id, .. } | PoolChange::Attributes { id, .. } = change {
+                backups.note_needed(*id, order);
             }
             let append = ItemKind::Append { order, change: change.encode() };
             let handed = backups.hand(append, Bytes::new());
@@ -297,7 +302,14 @@ impl<D: Disk> PoolMember<D> {
         Ok(order)
     }
 
-    /// A change is in the journal.
+    /// A change of the pool is in the journal.
+    fn note_in_log(&self, order: u64, change: &PoolChange) {
+        if self.members.is_some() {
+            self.log().add(order, change);
+        }
+    }
+
+    /// A change is in the journal, and is made now.
     fn note_decided(&self, change: &PoolChange, sequence: u64) {
         if let PoolChange::Make { id, .. }
         | PoolChange::Attributes { id, .. }
@@ -310,9 +322,49 @@ impl<D: Disk> PoolMember<D> {
         }
     }
 
-    /// Changes made by an earlier run, until all backups have them.
-    pub(crate) fn retained(&self) -> MutexGuard<'_, BTreeMap<u64, PoolChange>> {
-        self.retained.lock().expect("no holder of this lock panics")
+    pub(crate) fn log(&self) -> MutexGuard<'_, ChangeLog> {
+        self.log.lock().expect("no holder of this lock panics")
+    }
+
+    /// Some changes of the log after `after`, in their order; those up to `last` that are missing are on their way into it.
+    pub(crate) fn logged(&self, after: u64, last: u64) -> DiskResult<BTreeMap<u64, PoolChange>> {
+        let written =
+            self.index.logged(after, MAX_LOGGED).map_err(|error| self.index_failed(&error))?;
+        let upto = match written.len() {
+            MAX_LOGGED => written.keys().next_back().copied().unwrap_or(last).min(last),
+            _ => last,
+        };
+        let mut changes = written;
+        if after < upto {
+            let log = self.log();
+            let recent = log.recent.range(after + 1..=upto).take(MAX_LOGGED);
+            changes.extend(recent.map(|(order, change)| (*order, change.clone())));
+        }
+        changes.split_off(&upto.saturating_add(1));
+        Ok(changes)
+    }
+
+    pub(crate) fn backups(&self) -> Option<Arc<Backups>> {
+        self.backups.lock().expect("no holder of this lock panics").clone()
+    }
+
+    /// All members of the pool have all changes: their logs begin after this one, and only marks of now are remembered.
+    pub(crate) async fn begin_log(self: &Arc<Self>) -> DiskResult<()> {
+        self.wait_for_backups().await?;
+        // No mark is made or cleared meanwhile.
+        let _alone = self.whole.write(whole::BARRIER).await;
+        let order = self.decide(&PoolChange::LogBegins).await?;
+        self.log().begin_after(order);
+        self.finish(order);
+        Ok(())
+    }
+
+    /// This member decides all changes from now on. It follows nobody any more; all changes that it has are made.
+    pub(crate) fn lead(&self, backups: Arc<Backups>) {
+        *self.followed.lock().expect("no holder of this lock panics") = None;
+        *self.backups.lock().expect("no holder of this lock panics") = Some(backups);
+        // Numbers that the primary before gave to files which nobody else has heard of.
+        self.pass_over(self.next.load(Ordering::SeqCst));
     }
 
     pub(crate) fn marks(&self) -> MutexGuard<'_, Marks> {
@@ -351,13 +403,12 @@ impl<D: Disk> PoolMember<D> {
         let barrier = self.whole.write(whole::BARRIER).await;
         self.journal.check()?;
         let sequence = self.journal.written();
-        let followed = self.followed.lock().expect("no holder of this lock panics").clone();
-        let (order, pending) = match followed {
-            Some(FollowedChanges { applied, pending, .. }) => (applied, pending),
-            None => (self.journal.last_order(), self.retained().clone()),
+        let order = match self.followed() {
+            Some((applied, _)) => applied,
+            None => self.journal.last_order(),
         };
         let meta = self.meta(sequence, order);
-        let group = self.group_entries(pending);
+        let group = self.group_entries();
         let frozen = self.index.freeze(meta, group);
         let resized = self.held().all_resized();
         drop(barrier);
@@ -367,33 +418,41 @@ impl<D: Disk> PoolMember<D> {
         }
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
+        self.log().note_written(frozen.logged());
         self.journal.note_checkpoint(sequence).await;
         self.unsettled().retain(|_, at| *at > sequence);
         self.note_checkpoint(meta).await
-    }
-
-    fn group_entries(&self, pending: BTreeMap<u64, PoolChange>) -> GroupEntries {
-        GroupEntries { pending, marks: self.marks().all(), calls: self.done().clone() }
     }
 
     fn meta(&self, sequence: u64, order: u64) -> IndexMeta {
         IndexMeta { sequence, order, next: self.next.load(Ordering::SeqCst) }
     }
 
-    /// After all changes up to record `sequence` are on the disk and in the index, those up to `order` made and the others in
-    /// `pending`: writes both, and begins the journal anew.
-    pub(crate) async fn settle(
-        &self,
-        sequence: u64,
-        order: u64,
-        pending: BTreeMap<u64, PoolChange>,
-    ) -> DiskResult<()> {
+    /// What the index has to know of the group.
+    fn group_entries(&self) -> GroupEntries {
+        let last = self.journal.last_order();
+        let log = {
+            let mut log = self.log();
+            log.bound(last);
+            log.clone()
+        };
+        let (marks, remembered) = {
+            let marks = self.marks();
+            (marks.all(), marks.since_all_had_everything().clone())
+        };
+        GroupEntries { log, last, marks, remembered, calls: self.done().clone() }
+    }
+
+    /// After all changes up to record `sequence` are on the disk and in the index, those up to `order` made, and the log's last is
+    /// `last`: writes both, and begins the journal anew.
+    pub(crate) async fn settle(&self, sequence: u64, order: u64, last: u64) -> DiskResult<()> {
+        self.journal.set_last_order(last);
         let meta = self.meta(sequence, order);
-        let last = pending.keys().next_back().copied().unwrap_or(0).max(order);
-        let frozen = self.index.freeze(meta, self.group_entries(pending));
+        let frozen = self.index.freeze(meta, self.group_entries());
         self.disk.sync_all().await?;
         self.make_room().await?;
         self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
+        self.log().note_written(frozen.logged());
         self.journal.begin(&self.disk, (sequence, last), self.env.random_u64()).await?;
         self.note_checkpoint(meta).await
     }

@@ -3,6 +3,7 @@
 //! `D/.atoll/stamp` says that D belongs to a pool. A D without its stamp is refused, and never made anew: the disk of a pool may
 //! just not be mounted.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -17,7 +18,7 @@ use crate::held::HeldFiles;
 use crate::index::{IndexMeta, PoolIndex};
 use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
-use crate::map::make_votes;
+use crate::map::{VoterError, make_votes};
 use crate::turns::Turns;
 
 pub(super) const STAMP: &[u8] = b"stamp";
@@ -86,6 +87,9 @@ pub enum OpenError {
     /// The list of the members cannot be read.
     #[error("{OWN_DIRECTORY}/members is damaged, or of a newer version")]
     Members,
+    /// What it has voted for cannot be read.
+    #[error("its votes for the pool's map: {0}")]
+    Votes(#[from] VoterError),
     /// It follows a primary that knows less than it.
     #[error(
         "it has made changes that its primary does not know: the primary's disk was set back to an older state"
@@ -302,6 +306,26 @@ pub(super) fn released_of(records: &[JournalRecord]) -> u64 {
     released.max().unwrap_or(0)
 }
 
+/// The last of the changes that follow `applied` without a gap. There is one where an index was lost.
+pub(super) fn last_of_unbroken(applied: u64, decided: &BTreeMap<u64, PoolChange>) -> u64 {
+    let mut last = applied;
+    while decided.contains_key(&(last + 1)) {
+        last += 1;
+    }
+    last
+}
+
+/// Where a member stands in the order of changes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct LogStand {
+    /// The last change that it has.
+    pub(crate) last: u64,
+    /// The epoch of that one.
+    pub(crate) epoch: u64,
+    /// The last change that it has made, or was about to.
+    pub(crate) applied: u64,
+}
+
 /// A member's disk that is not in order yet: what its journal has is to be made again.
 pub(crate) struct UnrecoveredMember<D: Disk> {
     member: PoolMember<D>,
@@ -319,14 +343,32 @@ impl<D: Disk> UnrecoveredMember<D> {
         Ok((Arc::new(self.member), report))
     }
 
-    /// The last change that it has, and the last that it has made, or was about to.
-    pub(crate) fn orders(&self) -> Result<(u64, u64), OpenError> {
+    /// Where it stands.
+    pub(crate) fn stands(&self) -> Result<LogStand, OpenError> {
         let failed = |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
-        let pending = self.member.index.group().map_err(failed)?.pending;
+        let mut log = self.member.index.group().map_err(failed)?.log;
         let (known, applied) = checkpoint_of(&self.records, self.meta);
-        let newer = self.records.iter().filter(|record| record.sequence > known);
-        let last = newer.map(|record| record.order).chain(pending.into_keys()).max();
-        Ok((last.unwrap_or(0).max(applied), applied.max(released_of(&self.records))))
+        let mut decided = self.member.index.logged(applied, usize::MAX).map_err(failed)?;
+        for record in self.records.iter().filter(|record| record.sequence > known) {
+            if record.order > 0 {
+                log.add(record.order, &record.change);
+                decided.insert(record.order, record.change.clone());
+            }
+        }
+        let last = last_of_unbroken(applied, &decided);
+        let released = released_of(&self.records).min(last);
+        Ok(LogStand { last, epoch: log.epoch_of(last), applied: applied.max(released) })
+    }
+
+    /// Whether it has the index that the last checkpoint wrote: without it, it may lack changes that it had.
+    pub(crate) fn has_index(&self) -> bool {
+        let (known, _) = checkpoint_of(&self.records, self.meta);
+        known == 0 || self.meta.is_some_and(|meta| meta.sequence >= known)
+    }
+
+    /// The disk.
+    pub(crate) fn disk(&self) -> Arc<D> {
+        self.member.disk.clone()
     }
 
     /// Who the members are; none in a pool of one.
@@ -390,9 +432,9 @@ impl<D: Disk> PoolMember<D> {
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
             members,
-            backups: OnceLock::new(),
+            backups: Mutex::default(),
             followed: Mutex::default(),
-            retained: Mutex::default(),
+            log: Mutex::default(),
             marks: Mutex::default(),
             is_closed: AtomicBool::new(false),
             done: Mutex::default(),

@@ -42,7 +42,7 @@ impl<D: Disk> PoolMember<D> {
     /// Refuses what takes room while the disk is full, or a backup's.
     pub(crate) fn check_room(&self) -> DiskResult<()> {
         let is_tight_elsewhere =
-            self.backups.get().is_some_and(|backups| backups.free_bytes() < MIN_ROOM_BYTES);
+            self.backups().is_some_and(|backups| backups.free_bytes() < MIN_ROOM_BYTES);
         match self.is_tight.load(Ordering::Relaxed) || is_tight_elsewhere {
             true => Err(Errno::ENOSPC),
             false => Ok(()),

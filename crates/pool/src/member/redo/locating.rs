@@ -169,7 +169,9 @@ impl<D: Disk> Redo<'_, D> {
         }
         let is_to_go = self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.is_empty());
         let is_empty = stat.kind != FileKind::Regular || stat.size_bytes == 0;
-        if is_to_go && !(self.has_stopped && is_empty) {
+        // A backup may have been making it when it was killed, and known already that it is to go.
+        let may_be_half_made = self.has_stopped || self.member.members.is_some();
+        if is_to_go && !(may_be_half_made && is_empty) {
             // To be removed: somebody may have put another one there by hand.
             return Ok(None);
         }

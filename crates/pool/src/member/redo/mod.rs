@@ -19,7 +19,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags};
 
 use self::outcomes::{FileOutcomes, LastAttributes, named};
 use super::following::{self, FollowedChanges};
-use super::opening::{checkpoint_of, released_of};
+use super::opening::{checkpoint_of, last_of_unbroken, released_of};
 use super::{OpenError, OpenReport, PoolMember};
 use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
 use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none};
@@ -37,7 +37,7 @@ impl<D: Disk> PoolMember<D> {
         makes: Makes,
     ) -> Result<OpenReport, OpenError> {
         let mut report = OpenReport::default();
-        let last = records.last().map_or(0, |record| record.sequence);
+        let last_record = records.last().map_or(0, |record| record.sequence);
         let highest =
             records.iter().flat_map(|record| named(&record.change)).map(|id| id.count() + 1).max();
         let next =
@@ -58,17 +58,27 @@ impl<D: Disk> PoolMember<D> {
             |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
         let group = self.index.group().map_err(index_failed)?;
         for (id, marks) in &group.marks {
-            self.marks().add(*id, marks);
+            self.marks().add(*id, &marks.iter().copied().collect::<Vec<_>>());
         }
+        for (id, marks) in group.remembered {
+            self.marks().remember(id, marks);
+        }
+        *self.log() = group.log;
         *self.done() = group.calls;
-        let mut decided = group.pending;
+        let mut decided = self.index.logged(order, usize::MAX).map_err(index_failed)?;
         let newer = records.into_iter().filter(|record| record.sequence > known);
-        decided.extend(
-            newer.filter(|record| record.order > 0).map(|record| (record.order, record.change)),
-        );
+        for record in newer.filter(|record| record.order > 0) {
+            self.note_in_log(record.order, &record.change);
+            decided.insert(record.order, record.change);
+        }
+        if meta.is_none() || has_gap {
+            // What the index had of the log is gone.
+            self.log().begin_after(order);
+        }
+        let unbroken = last_of_unbroken(order, &decided);
         let (upto, last_decided) = match &makes {
             Makes::All => (u64::MAX, u64::MAX),
-            Makes::Released { upto, last, .. } => (*upto, *last),
+            Makes::Released { upto, last, .. } => (*upto, (*last).min(unbroken)),
         };
         if order.max(released) > last_decided {
             return Err(OpenError::PrimaryIsOlder);
@@ -95,8 +105,11 @@ impl<D: Disk> PoolMember<D> {
         report.changes_redone = made.len();
         let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
         if self.members.is_some() {
-            for change in made.values() {
+            for (order, change) in &made {
                 self.marks().note(change);
+                if *change == PoolChange::LogBegins {
+                    self.log().begin_after(*order);
+                }
             }
         }
         if report.changes_redone > 0 {
@@ -109,18 +122,15 @@ impl<D: Disk> PoolMember<D> {
                 .await
                 .map_err(failed)?;
         }
-        let sequence = last.max(known);
-        let mut pending = pending;
-        if makes == Makes::All && self.members.is_some() {
-            // A backup may lack some of them.
-            *self.retained() = made.clone();
-            pending = made;
-        } else if makes != Makes::All {
+        let sequence = last_record.max(known);
+        let last = pending.keys().next_back().copied().unwrap_or(order);
+        self.log().cut(last);
+        if makes != Makes::All {
             let withdrawn = withdrawn.split_off(&(order + 1));
-            let followed = FollowedChanges { applied: order, pending: pending.clone(), withdrawn };
+            let followed = FollowedChanges { applied: order, pending, withdrawn };
             *self.followed.lock().expect("no holder of this lock panics") = Some(followed);
         }
-        self.settle(sequence, order, pending).await.map_err(failed)?;
+        self.settle(sequence, order, last).await.map_err(failed)?;
         Ok(report)
     }
 }
@@ -381,7 +391,8 @@ impl<'a, D: Disk> Redo<'a, D> {
                 Err(errno) => Err(errno),
             };
         }
-        let is_filled = self.outcomes.file(id).is_filled;
+        // The log of a member that was away says what others have synced: the file may have been nowhere here.
+        let is_filled = self.outcomes.file(id).is_filled && self.member.members.is_none();
         let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
         let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
         let making = birth.what.making(&stored);

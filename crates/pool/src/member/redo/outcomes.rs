@@ -107,6 +107,8 @@ impl FileOutcomes {
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
+            | PoolChange::Began { .. }
+            | PoolChange::LogBegins
             | PoolChange::Withdrawn { .. } => {}
         }
         if is_withdrawn {
@@ -167,6 +169,8 @@ impl FileOutcomes {
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
+            | PoolChange::Began { .. }
+            | PoolChange::LogBegins
             | PoolChange::Withdrawn { .. } => {}
         }
     }
@@ -187,6 +191,8 @@ pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         | PoolChange::AllSynced { .. }
         | PoolChange::Checkpoint { .. }
         | PoolChange::Released { .. }
+        | PoolChange::Began { .. }
+        | PoolChange::LogBegins
         | PoolChange::Withdrawn { .. } => (None, None),
     };
     first.into_iter().chain(second)
