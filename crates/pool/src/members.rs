@@ -48,6 +48,11 @@ impl PoolMembers {
         &self.peers
     }
 
+    /// The member with this key.
+    pub fn get(&self, id: PeerId) -> Option<Peer> {
+        self.peers.iter().find(|peer| peer.id == id).copied()
+    }
+
     /// Whether a node is one of them.
     pub fn contains(&self, id: PeerId) -> bool {
         self.peers.iter().any(|peer| peer.id == id)

@@ -174,7 +174,7 @@ pub(super) enum ProposeReply {
 /// For fuzzing: some such messages.
 pub fn example_map_messages() -> Vec<Vec<u8>> {
     let primary = atoll_key::PeerId([3; 32]);
-    let map = PoolMap { epoch: 7, primary, members: [primary].into() };
+    let map = PoolMap { epoch: 7, primary, run: 3, verifier: 1, members: [primary].into() };
     let at = LogPlace { term: 4, index: 9 };
     let items = vec![LogItem::Began(5), LogItem::Change(map.clone()), LogItem::Asked];
     let messages = [

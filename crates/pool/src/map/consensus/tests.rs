@@ -82,7 +82,7 @@ impl Voters {
 /// A map of this epoch with one member alone.
 fn map(epoch: u64, primary: u8) -> PoolMap {
     let primary = PeerId([primary; 32]);
-    PoolMap { epoch, primary, members: [primary].into() }
+    PoolMap { epoch, primary, run: 0, verifier: 1, members: [primary].into() }
 }
 
 #[test]
