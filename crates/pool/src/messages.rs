@@ -1,13 +1,17 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503` (`0x0504` and `0x0505` are [`crate::map`]'s). A backup answers its pool's primary alone. The headers of all calls of the family `0x05` begin with
+//! Methods `0x0500` to `0x0503` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers founding members of its pool alone, and
+//! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
+//! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
+use atoll_key::PeerId;
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::layout::FileId;
+use crate::pool_map::PoolMap;
 
 /// Asks a backup where it stands.
 pub(crate) const HELLO: u16 = 0x0500;
@@ -27,20 +31,22 @@ pub(crate) mod refused {
     pub(crate) const NO_SESSION: u16 = 100;
     /// Its disk failed, or is not as it should be.
     pub(crate) const DISK: u16 = 101;
-    /// The caller is not its primary.
+    /// The caller is no member, or not the primary any more: there is a newer map, or this member has proposed one.
     pub(crate) const NOT_PRIMARY: u16 = 102;
     /// It has made changes that the primary does not know.
     pub(crate) const PRIMARY_IS_OLDER: u16 = 103;
     /// The caller is no member, or no voter, of the pool.
     pub(crate) const NOT_A_MEMBER: u16 = 104;
+    /// A call of the file system may have been made, but another member may be the primary by now.
+    pub(crate) const UNCONFIRMED: u16 = 105;
 }
 
 /// One connection of a primary's run and a backup's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) struct GroupSession {
-    /// Greater than that of any session before.
+    /// Greater than that of any session of the backup's run before; the first is 1.
     #[n(0)]
-    pub(crate) epoch: u64,
+    pub(crate) number: u64,
     /// The primary's run: random bits, others at each start.
     #[n(1)]
     pub(crate) primary_run: u64,
@@ -54,12 +60,15 @@ pub(crate) struct GroupSession {
 pub(crate) struct HelloReply {
     #[n(0)]
     pub(crate) run: u64,
-    /// The last session's.
+    /// The number of the last session of this run; 0 if there was none: it may have missed things since it was a member.
     #[n(1)]
-    pub(crate) epoch: u64,
+    pub(crate) session: u64,
     /// The last change that it has durably.
     #[n(2)]
     pub(crate) last: u64,
+    /// The epoch of that one.
+    #[n(4)]
+    pub(crate) last_epoch: u64,
     /// The last change that it has made.
     #[n(3)]
     pub(crate) applied: u64,
@@ -69,7 +78,10 @@ pub(crate) struct HelloReply {
 pub(crate) struct BeginSession {
     #[n(0)]
     pub(crate) session: GroupSession,
-    /// The last change that the primary knows: those after it were never answered.
+    /// The map by which the caller is the primary.
+    #[n(4)]
+    pub(crate) map: PoolMap,
+    /// The last change that both have: those after it were never answered.
     #[n(1)]
     pub(crate) last: u64,
     /// The last change that is to be made.
@@ -148,6 +160,9 @@ pub(crate) enum ItemKind {
         offset: u64,
         #[n(3)]
         size_bytes: u64,
+        /// As with [`ItemKind::Sync`]: writing what was there already changes it.
+        #[n(4)]
+        mtime: (i64, u32),
     },
     /// Makes all files durable.
     #[n(6)]
@@ -173,12 +188,14 @@ pub(crate) struct ItemHeader {
     pub(crate) what: ItemKind,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) struct Beat {
     #[n(0)]
     pub(crate) session: GroupSession,
     #[n(1)]
     pub(crate) released: u64,
+    #[n(2)]
+    pub(crate) map: PoolMap,
 }
 
 /// The answer to items and beats.
@@ -261,7 +278,15 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
 
 /// For fuzzing: some such messages.
 pub fn example_member_messages() -> Vec<Vec<u8>> {
-    let session = GroupSession { epoch: 1, primary_run: 2, backup_run: 3 };
+    let session = GroupSession { number: 1, primary_run: 2, backup_run: 3 };
+    let primary = PeerId([1; 32]);
+    let map = PoolMap {
+        epoch: 4,
+        primary,
+        run: 5,
+        verifier: 1,
+        members: [primary, PeerId([2; 32])].into(),
+    };
     let change = PoolChange::Marked { id: FileId(7), marks: vec![0, 1] }.encode();
     let kinds = [
         ItemKind::Append { order: 9, change },
@@ -271,9 +296,10 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let item = |what| ItemHeader { session, number: 4, answered: 3, released: 8, what };
     let mut messages: Vec<Vec<u8>> =
         kinds.into_iter().map(|what| encode(&item(what)).to_vec()).collect();
-    let begin = BeginSession { session, last: 9, released: 8, withdrawn: vec![5] };
+    let begin =
+        BeginSession { session, map: map.clone(), last: 9, released: 8, withdrawn: vec![5] };
     messages.push(encode(&begin).to_vec());
-    messages.push(encode(&Beat { session, released: 8 }).to_vec());
+    messages.push(encode(&Beat { session, released: 8, map }).to_vec());
     messages
 }
 
@@ -283,7 +309,7 @@ mod tests {
 
     #[test]
     fn messages_read_back_and_what_is_cut_off_is_none() {
-        let session = GroupSession { epoch: u64::MAX, primary_run: 1, backup_run: 2 };
+        let session = GroupSession { number: u64::MAX, primary_run: 1, backup_run: 2 };
         let what = ItemKind::Sync { id: FileId(3), after: 4, mtime: (i64::MIN, 5) };
         let header = ItemHeader { session, number: 1, answered: 1, released: 9, what };
         let bytes = encode(&header);

@@ -1,0 +1,660 @@
+//! A primary's connection to one other member.
+//!
+//! Items that the member has not answered are in a queue. An item is one call; calls overlap, and the member puts changes into their
+//! order. An item whose call fails is sent again under its number, and the member does it once. When the member knows the session no
+//! more, or has been silent for [`SUSPECT_AFTER`], the link is down until another session is begun ([`BackupLink::open`]); then all items of
+//! the queue are sent again, and doing one again changes nothing.
+//!
+//! Beats are sent at a steady pace, whatever becomes of the one before. An answer to a beat or an item is a promise of the member: it
+//! follows nobody else until [`LEASE`] after the call was *sent* (the lease of PacificA, section 2.3).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::{Env, Instant, Moment, Notify, sleep};
+use atoll_net::{CallError, Peer, Refusal, Request, Transport};
+use atoll_vfs::Errno;
+use bytes::Bytes;
+use futures_channel::oneshot;
+
+use super::Said;
+use crate::disk::DiskResult;
+use crate::layout::FileId;
+use crate::marks::MarkTable;
+use crate::messages::{
+    self, BEAT, BackupReport, Beat, GroupSession, ITEM, ItemHeader, ItemKind, refused,
+};
+use crate::routing::addressed;
+
+/// How long an answer of a member to a call is a promise, counted from the call's sending.
+pub(crate) const LEASE: Duration = Duration::from_millis(250);
+/// Who has been silent for so long may be dead. Longer than [`LEASE`], also by a clock that runs a tenth faster.
+pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(300);
+
+/// A call that takes so long is made again: it may have been lost. A member whose disk is slow is still at work on the first one.
+const CALL_LIMIT: Duration = Duration::from_secs(3);
+/// A beat takes a round trip.
+const BEAT_LIMIT: Duration = Duration::from_millis(500);
+/// A learner that has not done an item for so long, but for syncs, is not waited for. A guess: nobody has to lose more time by it.
+const LEARNER_LIMIT: Duration = Duration::from_secs(2);
+/// It is tried again after this time.
+const HOLD_OFF: Duration = Duration::from_secs(30);
+/// Between a call that failed and the next; a guess.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// A change, or bytes of a file.
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) what: ItemKind,
+    /// Bytes of a file.
+    pub(crate) bytes: Bytes,
+}
+
+struct Waiting {
+    item: Arc<Item>,
+    since: Instant,
+    done: oneshot::Sender<()>,
+}
+
+/// What an other member is in the group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LinkPart {
+    /// It gets what it lacks, and nothing else.
+    CatchingUp,
+    /// It gets all items. Whether it has everything that it had missed, too.
+    Learning { is_complete: bool },
+    /// All items wait for it.
+    Member,
+}
+
+/// Why a session ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum LinkEnd {
+    /// It may be tried again.
+    Lost(String),
+    /// The member was restarted, or its disk failed: it is no member any more.
+    Interrupted(String),
+    /// It knows a newer map, or has proposed one.
+    NotPrimary,
+    /// It is a learner for which others would have to wait too long.
+    TooSlow,
+}
+
+struct LinkState {
+    /// None: the member cannot be reached, or not be spoken to.
+    session: Option<GroupSession>,
+    part: LinkPart,
+    next_number: u64,
+    queue: BTreeMap<u64, Waiting>,
+    report: Option<BackupReport>,
+    /// When it answered last, or was first to be reached.
+    heard: Instant,
+    /// When the call was sent that it answered last.
+    granted: Option<Moment>,
+    /// Why the link is down.
+    end: Option<LinkEnd>,
+    /// The run of the member that was heard of, and has had everything since.
+    run: Option<u64>,
+    /// Ranges of files that it may lack.
+    to_mend: MarkTable,
+    /// How often ranges were added.
+    losses: u64,
+    /// It is told of no later release: it may lack that changes up to it were withdrawn.
+    release_limit: Option<u64>,
+    /// The release that a beat under way says.
+    beating: Option<u64>,
+    /// This member has stopped its work.
+    is_closed: bool,
+    /// Calls that wait for the link to be up.
+    waiting_for_session: Vec<oneshot::Sender<()>>,
+}
+
+/// See the module.
+pub(crate) struct BackupLink {
+    pub(crate) peer: Peer,
+    env: Env,
+    transport: Arc<dyn Transport>,
+    said: Arc<Said>,
+    state: Mutex<LinkState>,
+    /// The link went down.
+    pub(crate) went_down: Notify,
+}
+
+impl BackupLink {
+    pub(super) fn new(
+        env: &Env,
+        transport: &Arc<dyn Transport>,
+        peer: Peer,
+        said: Arc<Said>,
+        is_member: bool,
+    ) -> BackupLink {
+        let state = LinkState {
+            session: None,
+            part: if is_member { LinkPart::Member } else { LinkPart::CatchingUp },
+            next_number: 0,
+            queue: BTreeMap::new(),
+            report: None,
+            heard: env.now(),
+            granted: None,
+            end: None,
+            run: None,
+            to_mend: BTreeMap::new(),
+            losses: 0,
+            release_limit: None,
+            beating: None,
+            is_closed: false,
+            waiting_for_session: Vec::new(),
+        };
+        BackupLink {
+            peer,
+            env: env.clone(),
+            transport: transport.clone(),
+            said,
+            state: Mutex::new(state),
+            went_down: Notify::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    pub(super) fn close(&self) {
+        let waiting = {
+            let mut state = self.state();
+            state.session = None;
+            state.is_closed = true;
+            state.to_mend.clear();
+            (std::mem::take(&mut state.queue), std::mem::take(&mut state.waiting_for_session))
+        };
+        drop(waiting);
+        self.went_down.notify();
+    }
+
+    // ---- its part ----
+
+    /// Whether all items wait for it.
+    pub(crate) fn is_member(&self) -> bool {
+        self.state().part == LinkPart::Member
+    }
+
+    /// It is to be a member: all items wait for it from now on.
+    pub(crate) fn require(&self) {
+        self.state().part = LinkPart::Member;
+    }
+
+    /// It is no member: what waits for it does so no longer. One that takes part goes on to.
+    pub(super) fn excuse(&self) {
+        let waiting = {
+            let mut state = self.state();
+            match state.part {
+                LinkPart::Member => state.leave(),
+                LinkPart::Learning { .. } | LinkPart::CatchingUp => return,
+            }
+        };
+        self.went_down.notify();
+        waiting.into_iter().for_each(answer);
+    }
+
+    /// A learner has nearly all changes: it gets all items from now on.
+    pub(crate) fn begin_learning(&self, session: GroupSession) {
+        let mut state = self.state();
+        if state.session == Some(session) && state.part == LinkPart::CatchingUp {
+            state.part = LinkPart::Learning { is_complete: false };
+        }
+    }
+
+    /// A learner has everything.
+    pub(crate) fn complete(&self, session: GroupSession) {
+        let mut state = self.state();
+        if state.session == Some(session) && state.part != LinkPart::Member {
+            state.part = LinkPart::Learning { is_complete: true };
+            drop(state);
+            self.said.has_news.notify();
+        }
+    }
+
+    /// Whether it is a learner that has everything.
+    pub(crate) fn is_complete(&self) -> bool {
+        let state = self.state();
+        state.session.is_some() && state.part == LinkPart::Learning { is_complete: true }
+    }
+
+    /// Whether it takes no part any more, as far as can be known.
+    pub(crate) fn is_gone(&self) -> bool {
+        let state = self.state();
+        match &state.end {
+            Some(LinkEnd::Interrupted(_)) => true,
+            _ => self.env.now().since(state.heard) > SUSPECT_AFTER,
+        }
+    }
+
+    /// How long no session is to be begun with it.
+    pub(crate) fn hold_off(&self) -> Option<Duration> {
+        (self.state().end == Some(LinkEnd::TooSlow)).then_some(HOLD_OFF)
+    }
+
+    /// Whether it knows of a newer map.
+    pub(crate) fn knows_newer_map(&self) -> bool {
+        self.state().end == Some(LinkEnd::NotPrimary)
+    }
+
+    pub(super) fn has_granted(&self, now: Moment) -> bool {
+        self.state().granted.is_some_and(|sent| !now.until(sent + LEASE).is_zero())
+    }
+
+    // ---- items ----
+
+    /// Hands something to a member that takes part; resolves when it has it, or takes part no more. [`Errno::EIO`] as for
+    /// [`super::Backups::hand`].
+    pub(super) async fn hand(self: &Arc<Self>, item: Arc<Item>) -> DiskResult<()> {
+        let done = {
+            let mut state = self.state();
+            match (state.is_closed, state.part) {
+                (true, _) => return Err(Errno::EIO),
+                (false, LinkPart::CatchingUp) => return Ok(()),
+                (false, LinkPart::Learning { .. } | LinkPart::Member) => {}
+            }
+            self.enqueue(&mut state, item)
+        };
+        // The queue keeps the sender until the member has it.
+        done.await.map_err(|oneshot::Canceled| Errno::EIO)
+    }
+
+    /// Hands something to this one alone, in whatever session there is if it is a member; resolves as [`BackupLink::hand`].
+    pub(crate) async fn give(self: &Arc<Self>, item: Arc<Item>) -> DiskResult<()> {
+        let done = {
+            let mut state = self.state();
+            if state.is_closed || state.session.is_none() && state.part != LinkPart::Member {
+                return Err(Errno::EIO);
+            }
+            self.enqueue(&mut state, item)
+        };
+        done.await.map_err(|oneshot::Canceled| Errno::EIO)
+    }
+
+    /// Hands something to this one alone in this session; resolves as [`BackupLink::hand`].
+    pub(crate) async fn hand_over(
+        self: &Arc<Self>,
+        session: GroupSession,
+        item: Arc<Item>,
+    ) -> DiskResult<()> {
+        let done = {
+            let mut state = self.state();
+            if state.is_closed || state.session != Some(session) {
+                return Err(Errno::EIO);
+            }
+            self.enqueue(&mut state, item)
+        };
+        done.await.map_err(|oneshot::Canceled| Errno::EIO)
+    }
+
+    fn enqueue(self: &Arc<Self>, state: &mut LinkState, item: Arc<Item>) -> oneshot::Receiver<()> {
+        let number = state.next_number;
+        state.next_number += 1;
+        let (sender, done) = oneshot::channel();
+        let since = self.env.now();
+        state.queue.insert(number, Waiting { item: item.clone(), since, done: sender });
+        if let Some(session) = state.session {
+            self.carry(session, number, item);
+        }
+        done
+    }
+
+    /// Whether bytes or a sync are on their way.
+    pub(super) fn has_bytes_waiting(&self) -> bool {
+        let is_append = |waiting: &Waiting| matches!(waiting.item.what, ItemKind::Append { .. });
+        self.state().queue.values().any(|waiting| !is_append(waiting))
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        let state = self.state();
+        let Some(report) = state.report else { return u64::MAX };
+        let taken = |waiting: &Waiting| match waiting.item.what {
+            ItemKind::Allocate { len, .. } => len,
+            _ => waiting.item.bytes.len() as u64,
+        };
+        let under_way = state.queue.values().map(taken).fold(0, u64::saturating_add);
+        report.free_bytes.saturating_sub(under_way)
+    }
+
+    /// Sends an item until the member has it, or the session has ended.
+    fn carry(self: &Arc<Self>, session: GroupSession, number: u64, item: Arc<Item>) {
+        let link = self.clone();
+        self.env.spawn(Box::pin(async move {
+            let Item { what, bytes } = &*item;
+            loop {
+                let (answered, released) = {
+                    let state = link.state();
+                    if state.session != Some(session) {
+                        return;
+                    }
+                    let answered = state.queue.keys().next().copied().unwrap_or(number);
+                    (answered, link.released(&state))
+                };
+                let header = ItemHeader { session, number, answered, released, what: what.clone() };
+                let parts = if bytes.is_empty() { Vec::new() } else { vec![bytes.clone()] };
+                let header = addressed(&link.said.pool, &messages::encode(&header));
+                let request = Request { method: ITEM, header, parts };
+                let sent = Moment::now(&*link.env);
+                match link.transport.call(link.peer, request, CALL_LIMIT).await {
+                    Ok(reply) => match messages::decode::<BackupReport>(&reply.header) {
+                        Some(report) => return link.answered((session, number), report, sent),
+                        None => return link.lose(session, unreadable()),
+                    },
+                    Err(CallError::Refused(refusal)) if refusal.code == Refusal::OVERLOADED => {
+                        sleep(&*link.env, RETRY_AFTER).await;
+                    }
+                    Err(CallError::Refused(refusal)) => {
+                        return link.lose(session, end_of(&refusal));
+                    }
+                    Err(CallError::TooLarge) => {
+                        let end = LinkEnd::Interrupted("a message is too long".into());
+                        return link.lose(session, end);
+                    }
+                    Err(CallError::TimedOut | CallError::Unreachable(_)) => {
+                        sleep(&*link.env, RETRY_AFTER).await;
+                    }
+                }
+            }
+        }));
+    }
+
+    fn released(&self, state: &LinkState) -> u64 {
+        let released = self.said.released.load(Ordering::SeqCst);
+        state.release_limit.map_or(released, |limit| limit.min(released))
+    }
+
+    fn answered(&self, (session, number): (GroupSession, u64), report: BackupReport, sent: Moment) {
+        let mut state = self.state();
+        if state.session != Some(session) {
+            // The next session has it done again.
+            return;
+        }
+        let done = state.queue.remove(&number);
+        state.note(report, self.env.now(), sent);
+        drop(state);
+        done.into_iter().for_each(answer);
+    }
+
+    /// The session has ended.
+    pub(crate) fn lose(&self, session: GroupSession, end: LinkEnd) {
+        let waiting = {
+            let mut state = self.state();
+            if state.session != Some(session) {
+                return;
+            }
+            state.end = Some(end);
+            match state.part {
+                LinkPart::Member => {
+                    state.session = None;
+                    Vec::new()
+                }
+                LinkPart::Learning { .. } | LinkPart::CatchingUp => state.leave(),
+            }
+        };
+        self.went_down.notify();
+        self.said.has_news.notify();
+        waiting.into_iter().for_each(answer);
+    }
+
+    /// No session was begun.
+    pub(crate) fn note_end(&self, end: LinkEnd) {
+        let is_news = !matches!(end, LinkEnd::Lost(_));
+        self.state().end = Some(end);
+        if is_news {
+            self.said.has_news.notify();
+        }
+    }
+
+    /// Why the link is down; none if it is up.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let state = self.state();
+        match (state.session, &state.end) {
+            (Some(_), _) => None,
+            (None, None) => Some("it was not reached yet".into()),
+            (None, Some(LinkEnd::Lost(text) | LinkEnd::Interrupted(text))) => Some(text.clone()),
+            (None, Some(LinkEnd::NotPrimary)) => Some("it knows another primary".into()),
+            (None, Some(LinkEnd::TooSlow)) => {
+                Some("its disk does not keep up; it is tried again within half a minute".into())
+            }
+        }
+    }
+
+    /// The member's last report.
+    pub(crate) fn report(&self) -> Option<BackupReport> {
+        self.state().report
+    }
+
+    /// The run of the member that has had everything since it was spoken to first.
+    pub(crate) fn trusted_run(&self) -> Option<u64> {
+        self.state().run
+    }
+
+    /// A session was begun with a member of the epoch, or with another one, which has all changes up to `last`: sends what it has not.
+    /// False if it is no member of the epoch any more.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        session: GroupSession,
+        last: u64,
+        is_member: bool,
+    ) -> bool {
+        let mut had = Vec::new();
+        let waiting = {
+            let mut state = self.state();
+            if state.is_closed || is_member != (state.part == LinkPart::Member) {
+                return false;
+            }
+            state.session = Some(session);
+            state.run = Some(session.backup_run);
+            state.end = None;
+            state.heard = self.env.now();
+            state.release_limit = (state.part != LinkPart::Member).then_some(0);
+            let queue = std::mem::take(&mut state.queue);
+            for (number, waiting) in queue {
+                match waiting.item.what {
+                    ItemKind::Append { order, .. } if order <= last => had.push(waiting),
+                    _ => {
+                        self.carry(session, number, waiting.item.clone());
+                        state.queue.insert(number, waiting);
+                    }
+                }
+            }
+            std::mem::take(&mut state.waiting_for_session)
+        };
+        had.into_iter().for_each(answer);
+        for waiting in waiting {
+            let _ = waiting.send(());
+        }
+        self.said.has_news.notify();
+        true
+    }
+
+    /// A learner may be told of releases up to this one; of all if there is no limit.
+    pub(crate) fn limit_releases(&self, session: GroupSession, limit: Option<u64>) {
+        let mut state = self.state();
+        if state.session == Some(session) {
+            state.release_limit = limit;
+        }
+    }
+
+    // ---- what it may have lost ----
+
+    /// These ranges of files are to be handed over again.
+    pub(crate) fn begin_mend(&self, marks: MarkTable) {
+        let mut state = self.state();
+        state.to_mend = marks;
+        state.losses += 1;
+        if state.part == LinkPart::Member {
+            self.said.losses.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The ranges of a file that are to be handed over again.
+    pub(crate) fn to_mend(&self, id: FileId) -> Vec<u64> {
+        self.state().to_mend.get(&id).into_iter().flatten().copied().collect()
+    }
+
+    /// How often ranges were added.
+    pub(crate) fn losses(&self) -> u64 {
+        self.state().losses
+    }
+
+    /// How many files they are in.
+    pub(crate) fn files_to_mend(&self) -> usize {
+        self.state().to_mend.len()
+    }
+
+    /// Some file of which ranges are to be handed over again.
+    pub(crate) fn next_to_mend(&self) -> Option<FileId> {
+        self.state().to_mend.keys().next().copied()
+    }
+
+    /// Ranges were handed over, when ranges had been added so often. What was added since is to be handed over again.
+    pub(crate) fn end_mend(&self, id: FileId, done: &[u64], losses: u64) {
+        let mut state = self.state();
+        if state.losses != losses {
+            return;
+        }
+        if let Some(marks) = state.to_mend.get_mut(&id) {
+            marks.retain(|mark| !done.contains(mark));
+            if marks.is_empty() {
+                state.to_mend.remove(&id);
+            }
+        }
+    }
+
+    /// The session under way.
+    pub(crate) fn session(&self) -> Option<GroupSession> {
+        self.state().session
+    }
+
+    pub(super) async fn up(&self) {
+        let up = {
+            let mut state = self.state();
+            if state.session.is_some() || state.is_closed || state.part != LinkPart::Member {
+                return;
+            }
+            let (sender, up) = oneshot::channel();
+            // Those that gave up are forgotten.
+            state.waiting_for_session.retain(|waiting| !waiting.is_canceled());
+            state.waiting_for_session.push(sender);
+            up
+        };
+        let _ = up.await;
+    }
+
+    // ---- beats ----
+
+    /// Says at once up to where changes are made. A lost beat is made up for by the next.
+    pub(super) fn beat(self: &Arc<Self>) {
+        let (session, first) = {
+            let mut state = self.state();
+            let Some(session) = state.session.filter(|_| state.beating.is_none()) else { return };
+            let released = self.released(&state);
+            state.beating = Some(released);
+            (session, released)
+        };
+        let link = self.clone();
+        self.env.spawn(Box::pin(async move {
+            let mut said = first;
+            loop {
+                link.beat_once(session).await;
+                let mut state = link.state();
+                let released = link.released(&state);
+                if released == said || state.session != Some(session) {
+                    state.beating = None;
+                    return;
+                }
+                state.beating = Some(released);
+                said = released;
+            }
+        }));
+    }
+
+    /// A beat of the steady ones; ends the session of a member that has been silent for too long, and of a learner that is too slow.
+    pub(crate) fn steady_beat(self: &Arc<Self>, session: GroupSession) {
+        if self.does_not_keep_up() {
+            return self.lose(session, LinkEnd::TooSlow);
+        }
+        if self.env.now().since(self.state().heard) > SUSPECT_AFTER {
+            return self.lose(session, LinkEnd::Lost("it does not answer".into()));
+        }
+        let link = self.clone();
+        self.env.spawn(Box::pin(async move { link.beat_once(session).await }));
+    }
+
+    fn does_not_keep_up(&self) -> bool {
+        let (state, now) = (self.state(), self.env.now());
+        let is_sync =
+            |what: &ItemKind| matches!(what, ItemKind::Sync { .. } | ItemKind::SyncAll { .. });
+        let is_late = |waiting: &Waiting| {
+            now.since(waiting.since) > LEARNER_LIMIT && !is_sync(&waiting.item.what)
+        };
+        matches!(state.part, LinkPart::Learning { .. }) && state.queue.values().any(is_late)
+    }
+
+    async fn beat_once(&self, session: GroupSession) {
+        let released = self.released(&self.state());
+        let header = messages::encode(&Beat { session, released, map: self.said.map() });
+        let header = addressed(&self.said.pool, &header);
+        let request = Request { method: BEAT, header, parts: Vec::new() };
+        let sent = Moment::now(&*self.env);
+        match self.transport.call(self.peer, request, BEAT_LIMIT).await {
+            Ok(reply) => {
+                if let Some(report) = messages::decode(&reply.header) {
+                    let mut state = self.state();
+                    if state.session == Some(session) {
+                        state.note(report, self.env.now(), sent);
+                    }
+                }
+            }
+            Err(CallError::Refused(refusal)) if refusal.code != Refusal::OVERLOADED => {
+                self.lose(session, end_of(&refusal));
+            }
+            // Silence ends the session by and by.
+            Err(_) => {}
+        }
+    }
+}
+
+impl LinkState {
+    fn note(&mut self, report: BackupReport, now: Instant, sent: Moment) {
+        self.heard = now;
+        if self.granted.is_none_or(|before| before.steady < sent.steady) {
+            self.granted = Some(sent);
+        }
+        let applied = self.report.map_or(0, |before| before.applied).max(report.applied);
+        self.report = Some(BackupReport { applied, ..report });
+    }
+
+    /// It takes part no more. Returns what waited for it.
+    fn leave(&mut self) -> Vec<Waiting> {
+        self.part = LinkPart::CatchingUp;
+        self.session = None;
+        self.run = None;
+        self.granted = None;
+        self.to_mend.clear();
+        self.waiting_for_session.clear();
+        std::mem::take(&mut self.queue).into_values().collect()
+    }
+}
+
+fn answer(waiting: Waiting) {
+    // The call that waited may have given up.
+    let _ = waiting.done.send(());
+}
+
+fn unreadable() -> LinkEnd {
+    LinkEnd::Interrupted("its answer cannot be read".into())
+}
+
+fn end_of(refusal: &Refusal) -> LinkEnd {
+    match refusal.code {
+        refused::NO_SESSION => LinkEnd::Lost("it was restarted".into()),
+        refused::NOT_PRIMARY => LinkEnd::NotPrimary,
+        _ => LinkEnd::Interrupted(refusal.text.clone()),
+    }
+}

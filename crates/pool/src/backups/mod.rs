@@ -1,0 +1,214 @@
+//! A primary's queues to the other members: changes in their order, and bytes of files; an item is done when all that take part have
+//! it (PacificA, MSR-TR-2008-25, section 2.2).
+//!
+//! ```text
+//! link    one other member: session, queue, beats, and what is known of it
+//! ```
+//!
+//! A *member of the epoch* has everything that was answered, and must answer each item. A *learner* is one that comes back: it gets the
+//! changes that it lacks, then all items as a member does, and the ranges of files that it may have missed. One that is silent is
+//! no longer waited for: a learner at once, a member when the pool's map says so.
+//!
+//! A change is *released* when it and all before it are durable on all members and made on the primary: backups make it then.
+//!
+//! Who is a member, the owner decides ([`crate::group`]).
+
+mod link;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_env::{Env, Moment, Notify};
+use atoll_net::{Peer, Transport};
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use crate::disk::DiskResult;
+use crate::layout::FileId;
+use crate::messages::ItemKind;
+use crate::pool_map::PoolMap;
+use crate::routing::PoolId;
+
+pub(crate) use self::link::{BackupLink, Item, LinkEnd, SUSPECT_AFTER};
+
+/// What the primary says to all.
+struct Said {
+    pool: PoolId,
+    /// The last released change.
+    released: AtomicU64,
+    map: Mutex<PoolMap>,
+    /// Members may have lost bytes so often, or are others.
+    losses: AtomicU64,
+    /// Something has changed about a link.
+    has_news: Notify,
+}
+
+/// The changes that are made, and those that are released.
+#[derive(Default)]
+struct FinishedOrders {
+    finished: BTreeSet<u64>,
+    /// Files, and changes that are to be made before their bytes are written, and are not released.
+    needed: BTreeMap<FileId, u64>,
+}
+
+/// See the module.
+pub(crate) struct Backups {
+    pub(crate) links: Vec<Arc<BackupLink>>,
+    orders: Mutex<FinishedOrders>,
+    said: Arc<Said>,
+}
+
+impl Backups {
+    /// Links to `peers`, of which those that `map` names are members. All changes up to `released` are made.
+    pub(crate) fn new(
+        env: &Env,
+        transport: &Arc<dyn Transport>,
+        (pool, peers): (PoolId, &[Peer]),
+        map: &PoolMap,
+        released: u64,
+    ) -> Backups {
+        let said = Arc::new(Said {
+            pool,
+            released: AtomicU64::new(released),
+            map: Mutex::new(map.clone()),
+            losses: AtomicU64::new(0),
+            has_news: Notify::default(),
+        });
+        let link = |peer: &Peer| {
+            let is_member = map.members.contains(&peer.id);
+            Arc::new(BackupLink::new(env, transport, *peer, said.clone(), is_member))
+        };
+        let links = peers.iter().map(link).collect();
+        Backups { links, orders: Mutex::default(), said }
+    }
+
+    fn orders(&self) -> MutexGuard<'_, FinishedOrders> {
+        self.orders.lock().expect("no holder of this lock panics")
+    }
+
+    /// Hands something to all that take part; returns when all have it. [`Errno::EIO`](atoll_vfs::Errno::EIO) if this member has
+    /// stopped its work before.
+    pub(crate) async fn hand(&self, what: ItemKind, bytes: Bytes) -> DiskResult<()> {
+        let item = Arc::new(Item { what, bytes });
+        let handed = join_all(self.links.iter().map(|link| link.hand(item.clone()))).await;
+        handed.into_iter().collect()
+    }
+
+    /// Stops the work: whatever waits for a backup fails.
+    pub(crate) fn close(&self) {
+        for link in &self.links {
+            link.close();
+        }
+        self.said.has_news.notify();
+    }
+
+    /// Something has changed about a link: it went down, was heard of again, or has everything.
+    pub(crate) fn has_news(&self) -> &Notify {
+        &self.said.has_news
+    }
+
+    /// The map by which this member is the primary.
+    pub(crate) fn map(&self) -> PoolMap {
+        self.said.map()
+    }
+
+    /// A newer one; the members that it does not name are no longer waited for.
+    pub(crate) fn set_map(&self, map: &PoolMap) {
+        *self.said.map.lock().expect("no holder of this lock panics") = map.clone();
+        self.said.losses.fetch_add(1, Ordering::SeqCst);
+        for link in &self.links {
+            match map.members.contains(&link.peer.id) {
+                true => link.require(),
+                false => link.excuse(),
+            }
+        }
+        self.said.has_news.notify();
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Arc<BackupLink>> {
+        self.links.iter().filter(|link| link.is_member())
+    }
+
+    /// The change that bytes of a file wait for: one that makes it or sets its times, or else all that are released, whether or not a
+    /// learner was told so.
+    pub(crate) fn needed_by(&self, id: FileId) -> u64 {
+        let orders = self.orders();
+        orders.needed.get(&id).copied().unwrap_or_else(|| self.released())
+    }
+
+    /// A change makes a file, or sets its times, which bytes that are written later change.
+    pub(crate) fn note_needed(&self, id: FileId, order: u64) {
+        self.orders().needed.insert(id, order);
+    }
+
+    /// The last released change.
+    pub(crate) fn released(&self) -> u64 {
+        self.said.released.load(Ordering::SeqCst)
+    }
+
+    /// All changes up to this one are made, and all members have them.
+    pub(crate) fn release_inherited(&self, order: u64) {
+        self.said.released.fetch_max(order, Ordering::SeqCst);
+    }
+
+    /// A change is made, or withdrawn.
+    pub(crate) fn finish(&self, order: u64) {
+        {
+            let mut orders = self.orders();
+            orders.finished.insert(order);
+            let before = self.released();
+            let mut released = before;
+            while orders.finished.remove(&(released + 1)) {
+                released += 1;
+            }
+            if released == before {
+                return;
+            }
+            self.said.released.store(released, Ordering::SeqCst);
+            orders.needed.retain(|_, needed| *needed > released);
+        }
+        for link in &self.links {
+            // Bytes may wait at the backup for the file to be made.
+            if link.has_bytes_waiting() {
+                link.beat();
+            }
+        }
+    }
+
+    /// Waits until all members can be spoken to.
+    pub(crate) async fn all_up(&self) {
+        join_all(self.members().map(|link| link.up())).await;
+    }
+
+    /// Whether all members have promised, until now at least, to follow nobody else.
+    pub(crate) fn has_leases(&self, now: Moment) -> bool {
+        self.members().all(|link| link.has_granted(now))
+    }
+
+    /// Changes whenever a member may have lost bytes, or members are others.
+    pub(crate) fn losses(&self) -> u64 {
+        self.said.losses.load(Ordering::SeqCst)
+    }
+
+    /// The members that may have lost bytes.
+    pub(crate) fn members_to_mend(&self) -> Vec<Arc<BackupLink>> {
+        self.members().filter(|link| link.files_to_mend() > 0).cloned().collect()
+    }
+
+    /// Ranges of a file that some member has not got again.
+    pub(crate) fn unmended(&self, id: FileId) -> Vec<u64> {
+        self.members().flat_map(|link| link.to_mend(id)).collect()
+    }
+
+    /// Room on the fullest member's disk, less what is on its way, bytes.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.members().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
+    }
+}
+
+impl Said {
+    fn map(&self) -> PoolMap {
+        self.map.lock().expect("no holder of this lock panics").clone()
+    }
+}
