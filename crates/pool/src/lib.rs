@@ -2,32 +2,35 @@
 //! (Kosha, SC 2004).
 //!
 //! ```text
-//! remote    calls of a file system over the network: a gateway works on a member's
-//! group     a member of several at work: the primary's sessions with its backups, and theirs with it
-//! fs        vfs::FileSystem over one member's disk
-//! member    a member's D: made, opened, brought in order after a crash, changed, walked through
-//! map       who the primary is and which members have everything: decided by a majority of voters
-//! backups   what a primary hands to its backups, until they have it
-//! marks     where bytes of members may differ
-//! messages  what a primary and its backups say to each other, as bytes
-//! members   the list of the members, which does not change
-//! routing   which pool a call is about
-//! held      files that somebody holds, and open nodes
-//! turns     locks by number
-//! index     where each file is by its number
-//! journal   what was changed since the index was last written
-//! change    one change of names and attributes, as bytes
-//! calls     calls that are made once, and known after restarts
-//! layout    slots, numbers, placeholders
-//! disk      what is asked of the file system under D: real, and simulated
+//! group       a member of several at work: the primary, and those that follow it
+//! remote      calls of a file system over the network: a gateway works on a member's
+//! fs          vfs::FileSystem over one member's disk
+//! member      a member's D: made, opened, brought in order after a crash, changed, walked through
+//! backups     what a primary hands to the others, until they have it
+//! map         who the primary is and which members have everything: decided by a majority of voters
+//! messages    what a primary and the others say to each other, as bytes
+//! pool_map    who the primary is and which members have everything
+//! members     the list of the members, which does not change
+//! routing     which pool a call is about
+//! held        files that somebody holds, and open nodes
+//! turns       locks by number
+//! index       where each file is by its number
+//! change_log  the changes that some member may lack
+//! marks       where bytes of members may differ
+//! journal     what was changed since the index was last written
+//! change      one change of names and attributes, as bytes
+//! calls       which calls made the last changes, so that none is made twice
+//! layout      slots, numbers, placeholders
+//! disk        what is asked of the file system under D: real, and simulated
 //! ```
 //!
-//! A pool has one member, or several that do not change, each with a copy of every file. Files lie in D with their own names,
+//! A pool has one member, or several founding members, each with a copy of every file. Files lie in D with their own names,
 //! owners, modes, times and attributes. Everything else in D can be made again from them.
 
 mod backups;
 mod calls;
 mod change;
+mod change_log;
 pub mod disk;
 mod fs;
 mod group;
@@ -40,6 +43,7 @@ mod marks;
 mod member;
 mod members;
 mod messages;
+mod pool_map;
 pub mod remote;
 mod routing;
 mod turns;

@@ -5,7 +5,12 @@
 //! comes late changes nothing. A session begins when all that was under way in the one before has ended. Within it each item has a
 //! number, and is done once, however often it is called for.
 //!
-//! Until the first session the disk is as a crash has left it: which changes of the journal are to be made, the primary says.
+//! **Promises.** An answer within a session promises the primary that this member follows nobody else for a while (PacificA, section
+//! 2.3). It keeps that promise by its own silence: before it proposes another primary it has not heard of the one it follows for
+//! longer than the promise lasts, and from then on it answers nothing of that epoch any more ([`Backup::stand`]).
+//!
+//! Until the first session the disk is as a crash has left it: which changes of the journal are to be made, the primary says, or this
+//! member when it becomes the primary. A run without a session may have lost bytes that were answered, with its machine's memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -19,9 +24,12 @@ use bytes::Bytes;
 use futures_channel::oneshot;
 
 use super::MemberStatus;
+use crate::backups::SUSPECT_AFTER;
 use crate::change::PoolChange;
 use crate::disk::Disk;
-use crate::member::{Makes, OpenError, PoolMember, UnrecoveredMember};
+use crate::map::PoolMap;
+use crate::member::{LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
+use crate::members::PoolMembers;
 use crate::messages::{
     self, BEAT, BEGIN, BackupReport, Beat, BeginSession, GroupSession, HELLO, HelloReply, ITEM,
     ItemHeader, ItemKind, refused,
@@ -32,8 +40,16 @@ use crate::turns::Turns;
 const WAIT_FOR_EARLIER: Duration = Duration::from_millis(500);
 /// A primary that has not called for so long is said to be away.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
+/// A run that has not been spoken to waits so long before it proposes itself.
+const RESTARTED_WAITS: Duration = Duration::from_secs(1);
 /// The most items of a session that are under way.
 const MAX_ITEMS: u64 = 16 << 10;
+
+/// What a member that led nobody was, when it becomes the primary.
+pub(super) enum Follower<D: Disk> {
+    Restarted(Box<UnrecoveredMember<D>>),
+    Uninterrupted(Arc<PoolMember<D>>),
+}
 
 type ItemOutcome = Result<(), Refusal>;
 
@@ -50,20 +66,38 @@ enum Phase<D: Disk> {
     /// The changes of the journal are being made again.
     Recovering,
     Serving(Arc<PoolMember<D>>),
+    /// This member is the primary, or about to be.
+    Leading,
     /// The disk failed, or is not as it should be.
     Failed(String),
 }
 
+/// A follower that could be the primary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// The primary is heard of.
+    Content,
+    /// It is silent. This run has had everything that was answered, bytes too.
+    Uninterrupted,
+    /// It is silent. This run has every change that was answered; bytes that were not synced may have been lost.
+    Restarted,
+}
+
 struct BackupState<D: Disk> {
     phase: Phase<D>,
-    epoch: u64,
+    /// The number of the last session.
+    sessions: u64,
     session: Option<GroupSession>,
+    /// The newest map that a primary has told of.
+    map: PoolMap,
+    /// Primaries of this epoch and of those before are answered no more.
+    given_up: u64,
     items: BTreeMap<u64, ItemProgress>,
     /// All items before this one are answered.
     answered: u64,
     released: u64,
-    /// When the primary called last.
-    heard: Option<Instant>,
+    /// When the primary called last, or this run began.
+    heard: Instant,
     /// Items that wait for a change to be written or made.
     waiting: Vec<oneshot::Sender<()>>,
 }
@@ -72,10 +106,14 @@ struct BackupState<D: Disk> {
 pub(super) struct Backup<D: Disk> {
     env: Env,
     local: Peer,
-    primary: PeerId,
+    founding: PoolMembers,
     run: u64,
-    /// The last change that is durable here, and the last that is made, before the first session.
-    found: (u64, u64),
+    /// Where it stood before the first session.
+    found: LogStand,
+    /// Whether it may have lost changes, with its index.
+    is_doubtful: bool,
+    /// A newer map was heard of, or the member has failed.
+    pub(super) has_news: Notify,
     state: Mutex<BackupState<D>>,
     /// Shared by items under way; a session begins alone.
     under_way: Turns,
@@ -87,29 +125,34 @@ impl<D: Disk> Backup<D> {
     pub(super) fn new(
         env: Env,
         local: Peer,
-        primary: PeerId,
+        founding: &PoolMembers,
         unrecovered: UnrecoveredMember<D>,
     ) -> Result<Arc<Backup<D>>, OpenError> {
-        let found = unrecovered.orders()?;
+        let found = unrecovered.stands()?;
+        let is_doubtful = !unrecovered.has_index();
         let backup = Arc::new_cyclic(|own| Backup {
             run: env.random_u64(),
-            env,
             local,
-            primary,
+            founding: founding.clone(),
             found,
+            is_doubtful,
+            has_news: Notify::default(),
             state: Mutex::new(BackupState {
                 phase: Phase::Unrecovered(Box::new(unrecovered)),
-                epoch: 0,
+                sessions: 0,
                 session: None,
+                map: PoolMap::first(founding),
+                given_up: 0,
                 items: BTreeMap::new(),
                 answered: 0,
                 released: 0,
-                heard: None,
+                heard: env.now(),
                 waiting: Vec::new(),
             }),
             under_way: Turns::default(),
             has_released: Arc::default(),
             own: own.clone(),
+            env,
         });
         Ok(backup)
     }
@@ -120,22 +163,29 @@ impl<D: Disk> Backup<D> {
 
     pub(super) fn status(&self) -> MemberStatus {
         let state = self.state();
+        let is_silent = self.env.now().since(state.heard) > SILENT_AFTER;
         let problem = match (&state.phase, state.session) {
             (Phase::Failed(problem), _) => Some(problem.clone()),
-            (Phase::Unrecovered(_), _) => Some("the primary has not called yet".to_owned()),
-            (Phase::Recovering, _) => Some("it is being brought in order".to_owned()),
-            (Phase::Serving(_), None) => Some("the primary has not called yet".to_owned()),
-            (Phase::Serving(_), Some(_)) => {
-                let is_silent =
-                    state.heard.is_none_or(|at| self.env.now().since(at) > SILENT_AFTER);
-                is_silent.then(|| "the primary does not call".to_owned())
+            (Phase::Unrecovered(_) | Phase::Serving(_), None) => {
+                Some("no primary has called yet".to_owned())
             }
+            (Phase::Recovering, _) => Some("it is being brought in order".to_owned()),
+            (Phase::Leading, _) => Some("it becomes the primary".to_owned()),
+            (_, Some(_)) if is_silent => Some("the primary does not call".to_owned()),
+            (_, Some(_)) => None,
         };
         let applied = match &state.phase {
             Phase::Serving(member) => member.followed().map_or(0, |(applied, _)| applied),
-            _ => self.found.1,
+            _ => self.found.applied,
         };
-        MemberStatus { peer: self.local, problem, applied, free_bytes: None, files_to_mend: 0 }
+        MemberStatus {
+            peer: self.local,
+            is_member: state.map.members.contains(&self.local.id),
+            problem,
+            applied,
+            free_bytes: None,
+            files_to_mend: 0,
+        }
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -150,46 +200,124 @@ impl<D: Disk> Backup<D> {
         member.checkpoint().await
     }
 
+    /// Where it stood when it was opened.
+    pub(super) fn found(&self) -> LogStand {
+        self.found
+    }
+
+    /// The newest map that it knows.
+    pub(super) fn map(&self) -> PoolMap {
+        self.state().map.clone()
+    }
+
+    /// A map that was decided.
+    pub(super) fn note_map(&self, map: &PoolMap) {
+        let mut state = self.state();
+        if map.epoch > state.map.epoch {
+            state.map = map.clone();
+            // Its primary has time to call.
+            state.heard = self.env.now();
+            drop(state);
+            self.has_news.notify();
+        }
+    }
+
+    /// Whether it could be the primary, and should be.
+    pub(super) fn stand(&self) -> Standing {
+        let state = self.state();
+        let silence = self.env.now().since(state.heard);
+        let is_member = state.map.members.contains(&self.local.id) && !self.is_doubtful;
+        match (&state.phase, state.sessions) {
+            (Phase::Serving(_), _) if is_member && silence > SUSPECT_AFTER => {
+                Standing::Uninterrupted
+            }
+            // Promises of the run before have ended, and members that were not restarted come first.
+            (Phase::Unrecovered(_), 0) if is_member && silence > RESTARTED_WAITS => {
+                Standing::Restarted
+            }
+            _ => Standing::Content,
+        }
+    }
+
+    /// Whether no primary has called for long.
+    pub(super) fn is_silent(&self) -> bool {
+        self.env.now().since(self.state().heard) > SUSPECT_AFTER
+    }
+
+    /// Answers nothing of this epoch any more: this member proposes the next one. False if the primary was heard of meanwhile.
+    pub(super) fn give_up(&self, epoch: u64) -> bool {
+        let mut state = self.state();
+        if state.map.epoch != epoch || self.env.now().since(state.heard) <= SUSPECT_AFTER {
+            return false;
+        }
+        state.given_up = epoch;
+        state.session = None;
+        true
+    }
+
+    /// Ends its work as a follower, to be the primary. Everything that it was called for has ended.
+    pub(super) async fn lead(&self) -> Result<Follower<D>, ()> {
+        let _alone = self.under_way.write(0).await;
+        let mut state = self.state();
+        state.session = None;
+        match std::mem::replace(&mut state.phase, Phase::Leading) {
+            Phase::Unrecovered(unrecovered) => Ok(Follower::Restarted(unrecovered)),
+            Phase::Serving(member) => Ok(Follower::Uninterrupted(member)),
+            other => {
+                state.phase = other;
+                Err(())
+            }
+        }
+    }
+
     fn serving(&self) -> Result<Arc<PoolMember<D>>, Refusal> {
         match &self.state().phase {
             Phase::Serving(member) => Ok(member.clone()),
             Phase::Failed(problem) => Err(Refusal::new(refused::DISK, problem.clone())),
             Phase::Unrecovered(_) | Phase::Recovering => Err(no_session()),
+            Phase::Leading => Err(not_primary()),
         }
     }
 
     /// Nothing is done any more on this disk until it is opened again.
-    fn fail(&self, problem: String) -> Refusal {
+    pub(super) fn fail(&self, problem: String) -> Refusal {
         tracing::error!("this member of a pool takes no part any more: {problem}");
         let mut state = self.state();
         state.phase = Phase::Failed(problem.clone());
         state.session = None;
+        drop(state);
+        self.has_news.notify();
         Refusal::new(refused::DISK, problem)
     }
 
     fn hello(&self) -> Result<Reply, Refusal> {
         let state = self.state();
-        let (applied, last) = match &state.phase {
-            Phase::Serving(member) => member.followed().unwrap_or_default(),
-            Phase::Unrecovered(_) => (self.found.1, self.found.0),
+        let LogStand { last, epoch, applied } = match &state.phase {
+            Phase::Serving(member) => member.log_stand().unwrap_or_default(),
+            Phase::Unrecovered(_) => self.found,
             Phase::Recovering => {
                 return Err(Refusal::new(Refusal::OVERLOADED, "it is being brought in order"));
             }
+            Phase::Leading => return Err(not_primary()),
             Phase::Failed(problem) => return Err(Refusal::new(refused::DISK, problem.clone())),
         };
-        let (run, epoch) = (self.run, state.epoch);
-        Ok(reply(&HelloReply { run, epoch, last, applied }))
+        let (run, session) = (self.run, state.sessions);
+        Ok(reply(&HelloReply { run, session, last, last_epoch: epoch, applied }))
     }
 
-    async fn begin(self: Arc<Self>, begin: BeginSession) -> Result<Reply, Refusal> {
-        let BeginSession { session, last, released, withdrawn } = begin;
+    async fn begin(self: Arc<Self>, from: PeerId, begin: BeginSession) -> Result<Reply, Refusal> {
+        let BeginSession { session, map, last, released, withdrawn } = begin;
+        if map.primary != from || !map.is_sound(&self.founding) {
+            return Err(Refusal::new(Refusal::MALFORMED, "a map that names another primary"));
+        }
         let _alone = self.under_way.write(0).await;
         let member = {
             let mut state = self.state();
-            if session.backup_run != self.run || session.epoch <= state.epoch {
+            self.hear(&mut state, &map)?;
+            if session.backup_run != self.run || session.number <= state.sessions {
                 return Err(no_session());
             }
-            state.epoch = session.epoch;
+            state.sessions = session.number;
             state.session = None;
             match std::mem::replace(&mut state.phase, Phase::Recovering) {
                 Phase::Unrecovered(member) => Err(member),
@@ -226,24 +354,44 @@ impl<D: Disk> Backup<D> {
         }
         {
             let mut state = self.state();
+            // It may have taken long.
+            self.hear(&mut state, &map)?;
             state.session = Some(session);
-            state.heard = Some(self.env.now());
             state.items.clear();
             state.answered = 0;
         }
+        self.has_news.notify();
         self.note_released(session, released);
         Ok(Reply::default())
+    }
+
+    /// A primary calls, by this map. Refused if another one is known, or was proposed.
+    fn hear(&self, state: &mut BackupState<D>, map: &PoolMap) -> Result<(), Refusal> {
+        if map.epoch < state.map.epoch || map.epoch <= state.given_up {
+            return Err(not_primary());
+        }
+        if map.epoch > state.map.epoch {
+            state.map = map.clone();
+            self.has_news.notify();
+        }
+        state.heard = self.env.now();
+        Ok(())
     }
 
     /// What the primary has released is made by [`make_released`].
     fn note_released(&self, session: GroupSession, released: u64) {
         let mut state = self.state();
-        if state.session == Some(session) {
-            state.heard = Some(self.env.now());
-        }
         if state.session == Some(session) && released > state.released {
             state.released = released;
             self.has_released.notify();
+        }
+    }
+
+    /// Why a call's session is not the one of this member.
+    fn no_session_of(&self, state: &BackupState<D>) -> Refusal {
+        match state.session.is_none() && state.given_up >= state.map.epoch {
+            true => not_primary(),
+            false => no_session(),
         }
     }
 
@@ -255,8 +403,12 @@ impl<D: Disk> Backup<D> {
 
     async fn beat(self: Arc<Self>, beat: Beat) -> Result<Reply, Refusal> {
         let member = self.serving()?;
-        if self.state().session != Some(beat.session) {
-            return Err(no_session());
+        {
+            let mut state = self.state();
+            if state.session != Some(beat.session) {
+                return Err(self.no_session_of(&state));
+            }
+            self.hear(&mut state, &beat.map)?;
         }
         self.note_released(beat.session, beat.released);
         self.report(&member).await
@@ -270,8 +422,9 @@ impl<D: Disk> Backup<D> {
         let answer = {
             let mut state = self.state();
             if state.session != Some(header.session) {
-                return Err(no_session());
+                return Err(self.no_session_of(&state));
             }
+            state.heard = self.env.now();
             state.answered = state.answered.max(header.answered);
             let answered = state.answered;
             if header.number < answered {
@@ -425,6 +578,10 @@ fn no_session() -> Refusal {
     Refusal::new(refused::NO_SESSION, "there is no such session")
 }
 
+fn not_primary() -> Refusal {
+    Refusal::new(refused::NOT_PRIMARY, "the caller is not the primary any more")
+}
+
 fn too_early() -> Refusal {
     Refusal::new(Refusal::OVERLOADED, "changes before it are not here yet")
 }
@@ -442,8 +599,11 @@ impl<D: Disk> Service for Backup<D> {
         let backup = self.own.upgrade();
         Box::pin(async move {
             let backup = backup.ok_or_else(no_session)?;
-            if from.id != backup.primary {
-                return Err(Refusal::new(refused::NOT_PRIMARY, "the caller is not its primary"));
+            if !backup.founding.contains(from.id) {
+                return Err(Refusal::new(
+                    Refusal::MALFORMED,
+                    "the caller is no member of the pool",
+                ));
             }
             let Request { method, header, parts } = request;
             match method {
@@ -454,7 +614,7 @@ impl<D: Disk> Service for Backup<D> {
                     let env = backup.env.clone();
                     // It goes on if the call is given up.
                     env.spawn(Box::pin(async move {
-                        let _ = sender.send(backup.begin(begin).await);
+                        let _ = sender.send(backup.begin(from.id, begin).await);
                     }));
                     answer.await.unwrap_or_else(|_| Err(no_session()))
                 }

@@ -1,51 +1,95 @@
-//! A pool of several members that do not change: one is the *primary*, the others are its *backups* (primary and backups as in
-//! PacificA, MSR-TR-2008-25; Kosha §4.2 keeps replicas of each directory in the same way, without an order).
+//! A pool of several members at work: one is the *primary*, the others follow it (PacificA, MSR-TR-2008-25; Kosha §4.2 keeps
+//! replicas of each directory in the same way, without an order).
 //!
 //! ```text
-//! primary   its links to the backups: begun, watched, mended
-//! backup    a member that follows: its answers to the primary
+//! primary     the primary's links to the others: begun, watched, given what they lack
+//! membership  which members the primary waits for, as the pool's map says, and whether it may answer
+//! backup      a member that follows: its answers to the primary
 //! ```
 //!
+//! The pool's map ([`crate::map`]) says who is the primary and who is a *member of the epoch*: has everything that was answered.
 //! The primary decides every change and gives it its place in one order. A change of names or attributes is answered when all
-//! members have it durably in their journals and the primary has made it; backups make it when they hear that. Bytes go to all
-//! members in place, and are durable on all after a sync. Clients work with the primary alone.
+//! members of the epoch have it durably in their journals and the primary has made it; the others make it when they hear that. Bytes go
+//! to all in place, and are durable on all after a sync. Clients work with the primary alone, through any member ([`GroupMember::call`]).
 //!
-//! **Invariants.** What a backup has made, all members have durably. What was answered survives the loss of all disks but one.
-//! When nothing is under way, all members have the same files, with the same bytes.
+//! **Who proposes maps.** The primary leaves out a member that is silent, and adds one that has everything again. A member that has not heard
+//! of the primary for longer than its own promise to it proposes itself. All members of an epoch have all answered changes, so each of
+//! them will do; one that was not restarted has all answered bytes, too, so it comes first. Nobody else ever proposes. A restart ends a
+//! membership.
 //!
-//! **It does not know** what to do without a member: while one cannot be reached, changes wait (reads go on), and while the primary
-//! is away there is no file system. Nobody else becomes primary.
+//! **A new primary** gives its first change, which says its epoch, to all members with what they lack; when they have it, everything
+//! that it has inherited is made and released, and clients are served. What a member had beyond is cut off: it was never answered.
+//!
+//! **Invariants.** There is one primary that answers. What a member has made, all members of the epoch have durably. What was answered
+//! survives as long as one member of the last epoch does. When nothing is under way, all members have the same files, with the same bytes.
+//!
+//! **It does not know** what to do when no member of the last epoch lives, or no majority of the voters: then the pool waits.
 
 mod backup;
+mod membership;
 mod primary;
 
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use atoll_env::{Env, timeout};
-use atoll_net::{Peer, Service, Transport};
+use atoll_env::{BoxFuture, Env, Instant, sleep, timeout};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_vfs::Errno;
+use bytes::Bytes;
+use futures_util::future::{Either, join_all, select};
 
-use self::backup::Backup;
+use self::backup::{Backup, Follower, Standing};
+use self::membership::Membership;
 use self::primary::Primary;
-use crate::disk::Disk;
+use crate::backups::Backups;
+use crate::change::PoolChange;
+use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
-use crate::member::{Makes, OpenError, OpenReport, PoolMember, PoolSettings};
+use crate::layout::OWN_DIRECTORY;
+use crate::map::{MapAsker, MapVoter, PROPOSE, PoolMap, VOTER_MESSAGE, voters};
+use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
+use crate::messages::{self, BEAT, BEGIN, HELLO, HelloReply, ITEM, ItemKind, refused};
+use crate::remote::{METHODS, RemoteServer};
+use crate::routing::addressed;
 
 /// How long changes that are under way may take when a primary ends its work.
 const END_LIMIT: Duration = Duration::from_secs(3);
+/// How often a member looks whether the primary is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// How often a member that hears of no primary asks who it is.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long a map is proposed, or asked for, until that is begun anew.
+const ASK_LIMIT: Duration = Duration::from_secs(1);
+/// How long a member is asked whether it was restarted.
+const HELLO_LIMIT: Duration = Duration::from_millis(300);
+/// For so long a restarted member leaves it to others to become the primary that were not.
+const DEFERS: Duration = Duration::from_secs(5);
 
 /// A member of a pool of several, at work in a node.
 pub struct GroupMember<D: Disk> {
-    settings: PoolSettings,
-    members: PoolMembers,
-    role: MemberRole<D>,
+    seat: Arc<Seat<D>>,
 }
 
-enum MemberRole<D: Disk> {
-    Primary(Arc<Primary<D>>),
-    Backup(Arc<Backup<D>>),
+/// The primary's work.
+struct Lead<D: Disk> {
+    primary: Arc<Primary<D>>,
+    /// The file system, once it is served.
+    server: Option<RemoteServer>,
+}
+
+struct Seat<D: Disk> {
+    env: Env,
+    transport: Arc<dyn Transport>,
+    settings: PoolSettings,
+    founding: PoolMembers,
+    /// Random bits.
+    run: u64,
+    voter: Option<Arc<MapVoter>>,
+    maps: MapAsker,
+    backup: Arc<Backup<D>>,
+    lead: Mutex<Option<Lead<D>>>,
 }
 
 /// How a member stands.
@@ -53,6 +97,8 @@ enum MemberRole<D: Disk> {
 pub struct MemberStatus {
     /// Which.
     pub peer: Peer,
+    /// Whether it has everything that was answered.
+    pub is_member: bool,
     /// Why it does not take part, for people; none if it does.
     pub problem: Option<String>,
     /// The last change that it has made.
@@ -66,15 +112,18 @@ pub struct MemberStatus {
 /// How a pool of several stands, as one member knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupStatus {
-    /// Whether this member decides changes.
+    /// Counts the pool's maps.
+    pub epoch: u64,
+    /// Who decides changes, as far as this member knows.
+    pub primary: Peer,
+    /// Whether this member is the primary, and serves clients.
     pub is_primary: bool,
-    /// The members that it knows the state of: on the primary all, itself first; on a backup that one alone.
+    /// The members that it knows the state of: on the primary all, itself first; elsewhere that one alone.
     pub members: Vec<MemberStatus>,
 }
 
 impl<D: Disk> GroupMember<D> {
-    /// Opens a member's disk, and begins its work: the primary's file system can be used at once, and its changes wait for the
-    /// backups; a backup waits for the primary.
+    /// Opens a member's disk, and begins its work.
     ///
     /// # Errors
     /// As for a pool of one; [`OpenError::NotAMember`] if this node is not in the list, or there is none.
@@ -82,84 +131,360 @@ impl<D: Disk> GroupMember<D> {
         env: Env,
         transport: Arc<dyn Transport>,
         disk: D,
-    ) -> Result<(GroupMember<D>, OpenReport), OpenError> {
-        let own = transport.local().id;
+    ) -> Result<GroupMember<D>, OpenError> {
+        let local = transport.local();
         let unrecovered = PoolMember::open_unrecovered(env.clone(), disk).await?;
-        let members = unrecovered.members().cloned().ok_or(OpenError::NotAMember)?;
-        if !members.contains(own) {
+        let founding = unrecovered.members().cloned().ok_or(OpenError::NotAMember)?;
+        if !founding.contains(local.id) {
             return Err(OpenError::NotAMember);
         }
         let settings = unrecovered.settings();
-        if members.primary().id != own {
-            let backup = Backup::new(env, transport.local(), members.primary().id, unrecovered)?;
-            let role = MemberRole::Backup(backup);
-            return Ok((GroupMember { settings, members, role }, OpenReport::default()));
-        }
-        let (member, report) = unrecovered.recover(Makes::All).await?;
-        let primary = Primary::start(&env, &transport, member, members.backups());
-        Ok((GroupMember { settings, members, role: MemberRole::Primary(primary) }, report))
+        let failed = |errno| OpenError::Disk("cannot open its .atoll", errno);
+        let disk = unrecovered.disk();
+        let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await.map_err(failed)?;
+        let voter = match voters(&founding).iter().any(|voter| voter.id == local.id) {
+            true => {
+                let (env, transport) = (env.clone(), transport.clone());
+                let voter = MapVoter::start(env, transport, disk, &own, settings.pool, &founding);
+                Some(voter.await.map_err(OpenError::Votes)?)
+            }
+            false => None,
+        };
+        let maps = MapAsker::new(
+            env.clone(),
+            transport.clone(),
+            settings.pool,
+            founding.clone(),
+            voter.clone(),
+        );
+        let backup = Backup::new(env.clone(), local, &founding, unrecovered)?;
+        let (run, lead) = (env.random_u64(), Mutex::new(None));
+        let seat =
+            Arc::new(Seat { env, transport, settings, founding, run, voter, maps, backup, lead });
+        seat.env.spawn(Box::pin(keep_seat(Arc::downgrade(&seat), seat.env.clone())));
+        Ok(GroupMember { seat })
     }
 
     /// What the pool was made with.
     pub fn settings(&self) -> PoolSettings {
-        self.settings
+        self.seat.settings
     }
 
     /// Who its members are.
     pub fn members(&self) -> &PoolMembers {
-        &self.members
+        &self.seat.founding
     }
 
-    /// Answers calls of the family `0x05` that are the pool's members'.
-    pub fn service(&self) -> Option<Arc<dyn Service>> {
-        match &self.role {
-            MemberRole::Primary(_) => None,
-            MemberRole::Backup(backup) => Some(backup.clone()),
+    /// Answers calls of the family `0x05` that are the pool's: those of other members, and of the file system.
+    pub fn service(&self) -> Arc<dyn Service> {
+        Arc::new(SeatService { seat: Arc::downgrade(&self.seat) })
+    }
+
+    /// Makes a call of the file system, on whoever is the primary ([`crate::remote`]).
+    ///
+    /// # Errors
+    /// [`CallError::Unreachable`] also if there is no primary now, or another one before there was an answer.
+    pub async fn call(&self, request: Request, limit: Duration) -> Result<Reply, CallError> {
+        let seat = &self.seat;
+        let primary = seat.primary();
+        if primary.id == seat.transport.local().id {
+            let answered = seat.answer(seat.transport.local(), request);
+            return match timeout(&*seat.env, limit, answered).await {
+                Ok(Ok(reply)) => Ok(reply),
+                Ok(Err(refusal)) => Err(CallError::Refused(refusal)),
+                Err(_) => Err(CallError::TimedOut),
+            };
+        }
+        let Request { method, header, parts } = request;
+        let request = Request { method, header: addressed(&seat.settings.pool, &header), parts };
+        let answered = seat.transport.call(primary, request, limit);
+        match select(answered, pin!(seat.until_other_primary(primary))).await {
+            Either::Left((answered, _)) => answered,
+            Either::Right(_) => {
+                Err(CallError::Unreachable("another one is the primary now".into()))
+            }
         }
     }
 
-    /// The file system; on the primary alone.
+    /// The file system, on the primary alone. Its answers hold only as long as this member is the primary: what calls it gets wrong
+    /// answers when another one is, and it does not know. For tests.
+    #[doc(hidden)]
     pub fn file_system(&self) -> Option<PoolFs<D>> {
-        match &self.role {
-            MemberRole::Primary(primary) => Some(PoolFs::of_primary(primary.member.clone())),
-            MemberRole::Backup(_) => None,
-        }
+        let lead = self.seat.lead();
+        let served = lead.as_ref().filter(|lead| lead.server.is_some())?;
+        Some(PoolFs::of_primary(served.primary.member.clone()))
     }
 
     /// How the pool stands.
     pub fn status(&self) -> GroupStatus {
-        match &self.role {
-            MemberRole::Primary(primary) => {
-                GroupStatus { is_primary: true, members: primary.status() }
-            }
-            MemberRole::Backup(backup) => {
-                GroupStatus { is_primary: false, members: vec![backup.status()] }
-            }
-        }
+        let map = self.seat.backup.map();
+        let primary = self.seat.primary();
+        let lead = self.seat.lead();
+        let (is_primary, members) = match &*lead {
+            Some(lead) => (lead.server.is_some(), lead.primary.status()),
+            None => (false, vec![self.seat.backup.status()]),
+        };
+        GroupStatus { epoch: map.epoch, primary, is_primary, members }
     }
 
-    /// Whether its disk has failed: it takes no part until it is opened again.
+    /// Whether it takes no part any more until it is opened again: its disk has failed, or another member has taken its place as the
+    /// primary.
     pub fn has_failed(&self) -> bool {
-        match &self.role {
-            MemberRole::Primary(primary) => primary.member.has_failed(),
-            MemberRole::Backup(backup) => backup.has_failed(),
-        }
+        let lead = self.seat.lead();
+        self.seat.backup.has_failed()
+            || self.seat.voter.as_ref().is_some_and(|voter| voter.failed().is_some())
+            || lead.as_ref().is_some_and(|lead| lead.primary.member.has_failed())
     }
 
     /// Makes everything durable that this member has, so that the next start has little to do, and stops its work: calls that are
     /// under way fail, and the disk is free when this and all file systems of it are dropped.
     ///
     /// # Errors
-    /// What the disk says; [`Errno::ETIMEDOUT`] if changes wait for a backup that is away. The next start makes them again.
+    /// What the disk says; [`Errno::ETIMEDOUT`] if changes wait for a member that is away. The next start makes them again.
     pub async fn end(&self) -> Result<(), Errno> {
-        match &self.role {
-            MemberRole::Primary(primary) => {
-                let member = &primary.member;
+        let lead = self.seat.lead().take();
+        match lead {
+            Some(lead) => {
+                let member = &lead.primary.member;
                 let ended = timeout(&*member.env, END_LIMIT, member.checkpoint()).await;
                 member.close();
                 ended.unwrap_or(Err(Errno::ETIMEDOUT))
             }
-            MemberRole::Backup(backup) => backup.end().await,
+            None => self.seat.backup.end().await,
         }
     }
+}
+
+impl<D: Disk> Seat<D> {
+    fn lead(&self) -> MutexGuard<'_, Option<Lead<D>>> {
+        self.lead.lock().expect("no holder of this lock panics")
+    }
+
+    /// Who is the primary, as far as this member knows.
+    fn primary(&self) -> Peer {
+        let id = self.backup.map().primary;
+        self.founding.get(id).unwrap_or_else(|| self.founding.primary())
+    }
+
+    async fn until_other_primary(&self, primary: Peer) {
+        while self.primary().id == primary.id {
+            sleep(&*self.env, LOOK_EVERY).await;
+        }
+    }
+
+    /// Answers a call of the file system, if this member is the primary.
+    async fn answer(&self, from: Peer, request: Request) -> Result<Reply, Refusal> {
+        let served = {
+            let lead = self.lead();
+            let served =
+                lead.as_ref().and_then(|lead| Some((lead.server.clone()?, lead.primary.clone())));
+            served.ok_or_else(|| refuse("it is not the pool's primary"))?
+        };
+        let (server, primary) = served;
+        let answered = server.handle(from, request).await;
+        // What was read, or was wrong, may be so no more if there is another primary.
+        primary.confirm().await.map_err(|()| {
+            // Not the refusal of a call that no service has seen: it may have been made.
+            Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more")
+        })?;
+        answered
+    }
+
+    /// Becomes the primary, if the primary is gone and nobody else has become it.
+    async fn propose_itself(self: &Arc<Self>, standing: Standing) -> Result<(), OpenError> {
+        let local = self.transport.local().id;
+        let current = self.backup.map();
+        let (members, verifier) = match standing {
+            Standing::Content => return Ok(()),
+            // Bytes may have been lost with the memory of its machine.
+            Standing::Restarted => ([local].into(), self.run),
+            Standing::Uninterrupted => {
+                let mut members = current.members.clone();
+                members.remove(&current.primary);
+                (members, current.verifier)
+            }
+        };
+        if !self.backup.give_up(current.epoch) {
+            return Ok(());
+        }
+        let epoch = current.epoch + 1;
+
+        let map = PoolMap { epoch, primary: local, run: self.run, verifier, members };
+        // Until that is known nobody is followed: it may be decided at any time.
+        let decided = loop {
+            if let Ok(decided) = self.maps.propose(&map, ASK_LIMIT).await {
+                break decided;
+            }
+        };
+        self.backup.note_map(&decided);
+        if decided != map {
+            return Ok(());
+        }
+        tracing::info!("this member is the primary of epoch {epoch} of its pool");
+        self.begin_lead(&map).await
+    }
+
+    async fn begin_lead(self: &Arc<Self>, map: &PoolMap) -> Result<(), OpenError> {
+        let Ok(follower) = self.backup.lead().await else { return Ok(()) };
+        let failed = |errno| OpenError::Disk("cannot begin as the primary", errno);
+        let (member, applied) = match follower {
+            Follower::Uninterrupted(member) => {
+                let applied = member.followed().map_or(0, |(applied, _)| applied);
+                (member, applied)
+            }
+            Follower::Restarted(unrecovered) => {
+                let (member, report) = unrecovered.recover(Makes::All).await?;
+                tracing::info!(?report, "the disk is in order");
+                let applied = member.changes_so_far();
+                (member, applied)
+            }
+        };
+        let local = self.transport.local().id;
+        let others: Vec<_> =
+            self.founding.peers().iter().filter(|peer| peer.id != local).copied().collect();
+        let names = (self.settings.pool, &others[..]);
+        let backups = Arc::new(Backups::new(&self.env, &self.transport, names, map, applied));
+        let primary =
+            Primary::start(&self.env, &self.transport, member.clone(), backups.clone(), map.run);
+        *self.lead() = Some(Lead { primary: primary.clone(), server: None });
+        self.env.spawn(Box::pin(Membership::keep(Arc::downgrade(self), primary.clone())));
+        let began = PoolChange::Began { epoch: map.epoch };
+        match member.followed() {
+            Some(_) => inherit(&member, &backups, began).await.map_err(failed)?,
+            None => {
+                member.lead(backups);
+                member.change(began).await.map_err(failed)?;
+            }
+        }
+        let fs = Arc::new(PoolFs::of_primary(member));
+        let server = RemoteServer::remembering(self.env.clone(), fs, map.verifier);
+        let mut lead = self.lead();
+        // It may have been ended, or another member the primary, meanwhile.
+        if let Some(lead) = lead.as_mut().filter(|lead| Arc::ptr_eq(&lead.primary, &primary)) {
+            lead.server = Some(server);
+        }
+        Ok(())
+    }
+
+    /// A map was decided by which another member is the primary.
+    fn end_lead(&self, primary: &Arc<Primary<D>>, decided: &PoolMap) {
+        self.backup.note_map(decided);
+        primary.member.close();
+        let mut lead = self.lead();
+        if lead.as_ref().is_some_and(|lead| Arc::ptr_eq(&lead.primary, primary)) {
+            *lead = None;
+            drop(lead);
+            self.backup.fail("another member is the primary now".into());
+        }
+    }
+
+    /// What other members of the epoch say, of those that answer.
+    async fn others_stand(&self) -> Vec<HelloReply> {
+        let members = self.backup.map().members;
+        let local = self.transport.local().id;
+        let others = self.founding.peers().iter();
+        let others = others.filter(|peer| peer.id != local && members.contains(&peer.id));
+        let asked = others.map(|peer| async {
+            let header = addressed(&self.settings.pool, &[]);
+            let request = Request { method: HELLO, header, parts: Vec::new() };
+            let reply = self.transport.call(*peer, request, HELLO_LIMIT).await.ok()?;
+            messages::decode::<HelloReply>(&reply.header)
+        });
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// Whether this member, which was restarted, may propose itself: since `since` it leaves that to others that were not. It never
+    /// does if another one has more changes: all have those that were answered, so its own disk was set back to an older state, or
+    /// that one has changes that nobody waits for.
+    async fn may_propose_itself(&self, since: Instant) -> bool {
+        let others = self.others_stand().await;
+        let own = self.backup.found();
+        let has_more = |other: &HelloReply| (other.last_epoch, other.last) > (own.epoch, own.last);
+        let is_uninterrupted = |other: &HelloReply| other.session > 0;
+        let defers = self.env.now().since(since) > DEFERS;
+        !others.iter().any(has_more) && (defers || !others.iter().any(is_uninterrupted))
+    }
+}
+
+/// Gives all members what this one has, and makes it.
+async fn inherit<D: Disk>(
+    member: &Arc<PoolMember<D>>,
+    backups: &Arc<Backups>,
+    began: PoolChange,
+) -> DiskResult<()> {
+    let order = member.changes_so_far() + 1;
+    let change = began.encode();
+    member.accept(order, began).await?;
+    member.sync_changes().await?;
+    backups.hand(ItemKind::Append { order, change }, Bytes::new()).await?;
+    member.release(order).await?;
+    backups.release_inherited(order);
+    member.lead(backups.clone());
+    Ok(())
+}
+
+/// Looks whether this member has to be the primary, as long as it is at work.
+async fn keep_seat<D: Disk>(seat: Weak<Seat<D>>, env: Env) {
+    let mut asked = env.now();
+    let mut silent_since = None;
+    loop {
+        sleep(&*env, LOOK_EVERY).await;
+        let Some(own) = seat.upgrade() else { return };
+        if let Some(voter) = &own.voter {
+            own.backup.note_map(&voter.map());
+        }
+        if own.lead().is_some() || own.backup.has_failed() {
+            continue;
+        }
+        let standing = own.backup.stand();
+        let is_due = match standing {
+            Standing::Content => {
+                silent_since = None;
+                false
+            }
+            Standing::Uninterrupted => true,
+            Standing::Restarted => {
+                let since = *silent_since.get_or_insert(env.now());
+                own.may_propose_itself(since).await
+            }
+        };
+        if is_due {
+            if let Err(error) = own.propose_itself(standing).await {
+                own.backup.fail(error.to_string());
+            }
+        } else if own.backup.is_silent() && env.now().since(asked) > ASK_EVERY {
+            asked = env.now();
+            if let Ok(map) = own.maps.ask(ASK_LIMIT).await {
+                own.backup.note_map(&map);
+            }
+        }
+    }
+}
+
+/// What peers may ask of a member.
+struct SeatService<D: Disk> {
+    seat: Weak<Seat<D>>,
+}
+
+impl<D: Disk> Service for SeatService<D> {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let seat = self.seat.upgrade();
+        Box::pin(async move {
+            let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
+            if !seat.founding.contains(from.id) {
+                let text = "the caller is no member of the pool";
+                return Err(Refusal::new(refused::NOT_A_MEMBER, text));
+            }
+            match (request.method, &seat.voter) {
+                (HELLO | BEGIN | ITEM | BEAT, _) => seat.backup.handle(from, request).await,
+                (VOTER_MESSAGE | PROPOSE, Some(voter)) => voter.handle(from, request).await,
+                (method, _) if METHODS.contains(&method) => seat.answer(from, request).await,
+                _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),
+            }
+        })
+    }
+}
+
+fn refuse(why: &str) -> Refusal {
+    Refusal::new(Refusal::OVERLOADED, why)
 }

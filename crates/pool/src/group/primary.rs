@@ -1,68 +1,66 @@
-//! The primary's links to its backups: begun when a backup is reached, watched by beats, begun anew when it was restarted.
+//! The primary's links to the other members: begun when one is reached, watched by beats, and what one lacks that comes back.
 //!
-//! A backup that may have lost bytes, for its machine stopped, or of which an earlier run of the primary may have known more, gets
-//! all marked ranges again.
+//! A member that was restarted is one no more: it may have lost bytes. It learns, as does one that was away: it gets the changes of the
+//! log that it lacks, until it has nearly all; from then on it gets all items; then all ranges of files that had marks since all
+//! members had everything, and makes them durable. Then it can be a member ([`super::membership`]).
+//!
+//! When a new primary begins, the other members may have got bytes that it has not, and the other way round: they get all marked
+//! ranges from it.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_env::{Env, jittered, sleep};
-use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Request, Transport};
 use bytes::Bytes;
 use futures_util::future::{join_all, select};
 
 use super::MemberStatus;
-use crate::backups::{BackupLink, Backups, Item};
+use crate::backups::{BackupLink, Backups, Item, LinkEnd};
 use crate::change::PoolChange;
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskResult};
 use crate::member::PoolMember;
-use crate::messages::{self, BEGIN, BeginSession, GroupSession, HELLO, HelloReply, ItemKind};
+use crate::messages::{
+    self, BEGIN, BeginSession, GroupSession, HELLO, HelloReply, ItemKind, refused,
+};
 use crate::routing::{PoolId, addressed};
 
 /// Between beats.
-const BEAT_EVERY: Duration = Duration::from_millis(250);
-/// Between attempts to reach a backup; a guess.
-const RETRY_EVERY: Duration = Duration::from_millis(250);
-const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// A backup makes the changes of its journal again meanwhile; one that is not done by then is asked again.
+const BEAT_EVERY: Duration = Duration::from_millis(50);
+/// Between attempts to reach a member; a guess.
+const RETRY_EVERY: Duration = Duration::from_millis(50);
+const HELLO_LIMIT: Duration = Duration::from_millis(500);
+/// A member makes the changes of its journal again meanwhile; one that is not done by then is asked again.
 const BEGIN_LIMIT: Duration = Duration::from_secs(5);
+/// A learner that lacks no more changes than this gets all items.
+const NEARLY_ALL: u64 = 64;
 
 /// See the module.
 pub(super) struct Primary<D: Disk> {
-    pub(super) member: Arc<PoolMember<D>>,
-    backups: Arc<Backups>,
+    pub(super) env: Env,
     transport: Arc<dyn Transport>,
     pool: PoolId,
+    pub(super) member: Arc<PoolMember<D>>,
+    pub(super) backups: Arc<Backups>,
     /// Random bits.
-    run: u64,
-    /// Backups that have all changes of earlier runs.
-    has_all: Mutex<BTreeSet<PeerId>>,
+    pub(super) run: u64,
 }
 
 impl<D: Disk> Primary<D> {
-    /// Begins to work with a member's disk on which all changes of the journal are made.
+    /// Begins to speak with the other members.
     pub(super) fn start(
         env: &Env,
         transport: &Arc<dyn Transport>,
         member: Arc<PoolMember<D>>,
-        peers: &[Peer],
+        backups: Arc<Backups>,
+        run: u64,
     ) -> Arc<Primary<D>> {
-        let backups = Arc::new(Backups::new(
-            env,
-            transport,
-            (member.settings.pool, peers),
-            member.changes_so_far(),
-        ));
-        // The member is new, and has none.
-        let _ = member.backups.set(backups.clone());
         let primary = Arc::new(Primary {
-            pool: member.settings.pool,
-            run: env.random_u64(),
+            env: env.clone(),
             transport: transport.clone(),
-            has_all: Mutex::default(),
+            pool: member.settings.pool,
+            run,
             member,
             backups,
         });
@@ -73,95 +71,214 @@ impl<D: Disk> Primary<D> {
         primary
     }
 
+    /// Whether clients can be served: all members have what this one began with.
+    pub(super) fn is_ready(&self) -> bool {
+        self.member.followed().is_none()
+    }
+
     pub(super) fn status(&self) -> Vec<MemberStatus> {
         let own = MemberStatus {
             peer: self.transport.local(),
+            is_member: true,
             problem: None,
             applied: self.backups.released(),
             free_bytes: None,
             files_to_mend: 0,
         };
-        let backups = self.backups.links.iter().map(|link| MemberStatus {
+        let others = self.backups.links.iter().map(|link| MemberStatus {
             peer: link.peer,
+            is_member: link.is_member(),
             problem: link.problem(),
             applied: link.report().map_or(0, |report| report.applied),
             free_bytes: link.report().map(|report| report.free_bytes),
             files_to_mend: link.files_to_mend(),
         });
-        std::iter::once(own).chain(backups).collect()
+        std::iter::once(own).chain(others).collect()
     }
 
-    /// Begins a session with a backup.
-    async fn begin(self: &Arc<Self>, link: &Arc<BackupLink>) -> Result<(), String> {
+    /// Begins a session with a member.
+    async fn begin(self: &Arc<Self>, link: &Arc<BackupLink>) -> Result<(), LinkEnd> {
+        let is_member = link.is_member();
+        if !is_member && !self.is_ready() {
+            return Err(LinkEnd::Lost("the members come first".into()));
+        }
         let reply = self.call(link.peer, HELLO, Bytes::new(), HELLO_LIMIT).await?;
-        let stands: HelloReply =
-            messages::decode(&reply).ok_or_else(|| "its answer cannot be read".to_owned())?;
-        // No change that is decided from here on is on its way: the link is down.
-        let (last, released) = (self.member.changes_so_far(), self.backups.released());
-        if stands.applied > last {
-            return Err(
-                "it has made changes that this disk does not know: this disk was set back \
-                 to an older state"
-                    .into(),
-            );
-        }
-        let has = stands.last.min(last);
-        let lacks = self.changes_after(link, has);
-        if lacks.range(..=last).count() as u64 != last - has {
-            return Err(
-                "it lacks changes that it had: its disk was set back to an older state".into()
-            );
-        }
-        let epoch = stands.epoch.saturating_add(1);
-        let session = GroupSession { epoch, primary_run: self.run, backup_run: stands.run };
-        let withdrawn = lacks.values().filter_map(|change| match change {
-            PoolChange::Withdrawn { order } if *order <= has => Some(*order),
-            _ => None,
-        });
-        let withdrawn = withdrawn.collect();
-        let begin = messages::encode(&BeginSession { session, last, released, withdrawn });
-        self.call(link.peer, BEGIN, begin, BEGIN_LIMIT).await?;
-        let missing: Vec<_> = {
-            let retained = self.member.retained();
-            let missing = retained.iter().filter(|(order, _)| **order > has);
-            missing.map(|(order, change)| (*order, change.encode())).collect()
+        let unreadable = || LinkEnd::Interrupted("its answer cannot be read".to_owned());
+        let stands: HelloReply = messages::decode(&reply).ok_or_else(unreadable)?;
+        // A run that was spoken to was a member all the time.
+        let is_trusted = match link.trusted_run() {
+            Some(run) => run == stands.run,
+            None => stands.session > 0,
         };
-        if link.may_have_lost(stands.run) {
+        if is_member && !is_trusted {
+            return Err(LinkEnd::Interrupted("it was restarted".into()));
+        }
+        let is_resumed = link.trusted_run() == Some(stands.run);
+        // In this order: what is released, and was withdrawn, is so by a change up to `last`.
+        let released = self.backups.released();
+        let last = self.member.changes_so_far();
+        let (common, begins_after) = {
+            let log = self.member.log();
+            (log.common((stands.last, stands.last_epoch)).min(last), log.after)
+        };
+        if stands.applied > common {
+            let why = "it has made changes that this disk does not know: this disk was set back to \
+                       an older state";
+            return Err(LinkEnd::Interrupted(why.into()));
+        }
+        if common < begins_after {
+            let why = "it was away for too long: its directory has to be made anew";
+            return Err(LinkEnd::Interrupted(why.into()));
+        }
+        let mut withdrawn = Vec::new();
+        if stands.applied < common {
+            self.scan(stands.applied, last, |change| match change {
+                PoolChange::Withdrawn { order } if *order <= common => withdrawn.push(*order),
+                _ => {}
+            })
+            .await?;
+        }
+        let number = stands.session.saturating_add(1);
+        let session = GroupSession { number, primary_run: self.run, backup_run: stands.run };
+        let map = self.backups.map();
+        let released_of_it = released.min(common);
+        let begin =
+            BeginSession { session, map, last: common, released: released_of_it, withdrawn };
+        self.call(link.peer, BEGIN, messages::encode(&begin), BEGIN_LIMIT).await?;
+        if is_member && !is_resumed {
             link.begin_mend(self.member.marks().all());
         }
-        link.resume(session, has);
-        let (primary, link) = (Arc::downgrade(self), link.clone());
-        self.member.env.spawn(Box::pin(async move {
-            let items = missing.into_iter().map(|(order, change)| {
-                Arc::new(Item { what: ItemKind::Append { order, change }, bytes: Bytes::new() })
-            });
-            let handed = join_all(items.map(|item| link.hand(item))).await;
-            if handed.iter().all(Result::is_ok)
-                && let Some(primary) = primary.upgrade()
+        if !link.open(session, common, is_member) {
+            return Err(LinkEnd::Lost("its part has changed".into()));
+        }
+        let (primary, link) = (self.clone(), link.clone());
+        self.env.spawn(Box::pin(async move {
+            let done = match is_member {
+                true => primary.complete_member(&link, session, (common, last)).await,
+                false => primary.teach(&link, session, (common, released)).await,
+            };
+            if let Err(errno) = done
+                && link.session() == Some(session)
             {
-                primary.note_has_all(link.peer.id);
+                link.lose(
+                    session,
+                    LinkEnd::Lost(format!("it cannot be given what it lacks: {errno}")),
+                );
             }
         }));
         Ok(())
     }
 
-    /// The changes after `has` that a backup can get: those of earlier runs, and those in its queue.
-    fn changes_after(&self, link: &BackupLink, has: u64) -> BTreeMap<u64, PoolChange> {
-        let mut changes = self.member.retained().clone();
-        let queued = link.queued_changes().into_iter();
-        changes.extend(
-            queued.filter_map(|(order, change)| Some((order, PoolChange::decode(&change)?))),
-        );
-        changes.split_off(&(has + 1))
+    /// Looks through the changes of the log after one, up to another one.
+    async fn scan(
+        &self,
+        after: u64,
+        last: u64,
+        mut look: impl FnMut(&PoolChange),
+    ) -> Result<(), LinkEnd> {
+        let mut at = after;
+        while at < last {
+            let changes = self.member.logged(at, last);
+            let changes = changes.map_err(|errno| LinkEnd::Lost(format!("the log: {errno}")))?;
+            let Some(upto) = changes.keys().next_back().copied() else { break };
+            changes.values().for_each(&mut look);
+            at = upto;
+            atoll_env::yield_now().await;
+        }
+        Ok(())
     }
 
-    /// A backup has all changes of earlier runs. When all have, nobody needs them any more.
-    fn note_has_all(&self, backup: PeerId) {
-        let mut has_all = self.has_all.lock().expect("no holder of this lock panics");
-        has_all.insert(backup);
-        if has_all.len() == self.backups.links.len() {
-            self.member.retained().clear();
+    /// Hands over all changes of the log after one that are in it by now; returns the last. Those of a change that is just being
+    /// decided come by themselves.
+    async fn hand_log(
+        &self,
+        link: &Arc<BackupLink>,
+        session: GroupSession,
+        mut has: u64,
+        last: u64,
+    ) -> DiskResult<u64> {
+        while has < last {
+            let changes = self.member.logged(has, last)?;
+            let Some(upto) = changes.keys().next_back().copied() else { break };
+            let items = changes.into_iter().map(|(order, change)| {
+                let change = match change {
+                    // Who was away has not synced the file with the others: attributes are to be set there.
+                    PoolChange::Synced { id, kept, .. } => PoolChange::Synced { id, upto: 0, kept },
+                    change => change,
+                };
+                let what = ItemKind::Append { order, change: change.encode() };
+                Arc::new(Item { what, bytes: Bytes::new() })
+            });
+            for handed in join_all(items.map(|item| link.hand_over(session, item))).await {
+                handed?;
+            }
+            has = upto;
         }
+        Ok(has)
+    }
+
+    /// A member gets the changes that it lacks, and the ranges that it may have otherwise.
+    async fn complete_member(
+        &self,
+        link: &Arc<BackupLink>,
+        session: GroupSession,
+        (common, last): (u64, u64),
+    ) -> DiskResult<()> {
+        self.hand_log(link, session, common, last).await?;
+        // What is inherited is made without the locks that keep files as they are while they are handed over.
+        while !self.is_ready() {
+            if self.member.has_failed() {
+                return Ok(());
+            }
+            sleep(&*self.env, RETRY_EVERY).await;
+        }
+        self.mend_all(link, session).await
+    }
+
+    /// A learner gets everything that it lacks.
+    async fn teach(
+        &self,
+        link: &Arc<BackupLink>,
+        session: GroupSession,
+        (mut has, mut released): (u64, u64),
+    ) -> DiskResult<()> {
+        loop {
+            let last = self.member.changes_so_far();
+            has = self.hand_log(link, session, has, last).await?;
+            if link.session() != Some(session) {
+                return Ok(());
+            }
+            // It has whatever withdraws a change up to `released`, which was looked at before `last`.
+            link.limit_releases(session, Some(released));
+            released = self.backups.released();
+            let applied = link.report().map_or(0, |report| report.applied);
+            if applied.saturating_add(NEARLY_ALL) >= self.member.changes_so_far() {
+                break;
+            }
+            sleep(&*self.env, BEAT_EVERY).await;
+        }
+        link.begin_learning(session);
+        // What was decided before is in the log, or was handed over by the one that decides it.
+        let last = self.member.changes_so_far();
+        self.hand_log(link, session, has, last).await?;
+        link.limit_releases(session, None);
+        let remembered = self.member.marks().since_all_had_everything().clone();
+        link.begin_mend(remembered);
+        self.mend_all(link, session).await?;
+        let what = ItemKind::SyncAll { after: self.backups.released() };
+        link.hand_over(session, Arc::new(Item { what, bytes: Bytes::new() })).await?;
+        link.complete(session);
+        Ok(())
+    }
+
+    async fn mend_all(&self, link: &Arc<BackupLink>, session: GroupSession) -> DiskResult<()> {
+        while let Some(id) = link.next_to_mend() {
+            if link.session() != Some(session) {
+                return Ok(());
+            }
+            self.member.mend(link, id).await?;
+        }
+        Ok(())
     }
 
     async fn call(
@@ -170,44 +287,41 @@ impl<D: Disk> Primary<D> {
         method: u16,
         header: Bytes,
         limit: Duration,
-    ) -> Result<Bytes, String> {
+    ) -> Result<Bytes, LinkEnd> {
         let header = addressed(&self.pool, &header);
         let request = Request { method, header, parts: Vec::new() };
         match self.transport.call(peer, request, limit).await {
             Ok(reply) => Ok(reply.header),
-            Err(CallError::Refused(refusal)) => Err(refusal.text),
-            Err(error) => Err(error.to_string()),
+            Err(CallError::Refused(refusal)) => Err(match refusal.code {
+                refused::NOT_PRIMARY => LinkEnd::NotPrimary,
+                refused::DISK | refused::PRIMARY_IS_OLDER => LinkEnd::Interrupted(refusal.text),
+                _ => LinkEnd::Lost(refusal.text),
+            }),
+            Err(error) => Err(LinkEnd::Lost(error.to_string())),
         }
     }
 }
 
-/// Begins sessions with a backup, as long as the primary is at work.
+/// Begins sessions with a member, as long as the primary is at work.
 async fn keep_link<D: Disk>(primary: Weak<Primary<D>>, link: Arc<BackupLink>, env: Env) {
     loop {
+        if let Some(hold_off) = link.hold_off() {
+            sleep(&*env, hold_off).await;
+        }
         let began = match primary.upgrade() {
-            None => return,
-            Some(primary) => primary.begin(&link).await,
+            Some(primary) if !primary.member.has_failed() => primary.begin(&link).await,
+            _ => return,
         };
-        if let Err(problem) = began {
-            link.note_problem(problem);
+        if let Err(end) = began {
+            link.note_end(end);
             sleep(&*env, jittered(&*env, RETRY_EVERY)).await;
             continue;
         }
-        if let Some(primary) = primary.upgrade() {
-            let (member, link) = (primary.member.clone(), link.clone());
-            env.spawn(Box::pin(async move {
-                for id in link.all_to_mend() {
-                    if let Err(errno) = member.mend(&link, id).await {
-                        tracing::warn!("file {id} is not handed over again: {errno}");
-                    }
-                }
-            }));
-        }
-        while link.session().is_some() {
+        while let Some(session) = link.session() {
             if primary.strong_count() == 0 {
                 return;
             }
-            link.beat();
+            link.steady_beat(session);
             let beat = sleep(&*env, BEAT_EVERY);
             select(pin!(link.went_down.notified()), beat).await;
         }
