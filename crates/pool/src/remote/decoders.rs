@@ -128,6 +128,7 @@ pub fn example_replies() -> Vec<Vec<u8>> {
         has_lasting_cookies: true,
         missing_ttl_nanos: 5,
         remembers_calls: true,
+        verifier: 2,
     };
     let mut all: Vec<Vec<u8>> =
         replies.map(|reply| to_header(&Answer::Done(reply)).to_vec()).into();

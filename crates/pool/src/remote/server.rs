@@ -60,6 +60,8 @@ struct ServerShared {
     /// By inode: what changes a file's length; alone where it must end at a known place.
     lengths: Turns,
     boot: u64,
+    /// Another one when bytes that were answered, and not synced, may have been lost.
+    verifier: u64,
     table: Mutex<SessionTable>,
 }
 
@@ -67,18 +69,21 @@ impl RemoteServer {
     /// Serves `fs`. Sessions are of this server alone: clients of an earlier one begin new ones, and do not know what became of
     /// changes of names that were at work.
     pub fn new(env: Env, fs: Arc<dyn FileSystem>) -> RemoteServer {
-        RemoteServer::start(env, fs, None)
+        let verifier = env.random_u64();
+        RemoteServer::start(env, fs, None, verifier)
     }
 
-    /// Serves `fs`, which remembers the calls that earlier servers made, here or on other members.
-    pub fn remembering(env: Env, fs: Arc<dyn RemembersCalls>) -> RemoteServer {
-        RemoteServer::start(env, fs.clone(), Some(fs))
+    /// Serves `fs`, which remembers the calls that earlier servers made, here or on other members. `verifier` is another one than
+    /// theirs if bytes that they answered, and that were not synced, may have been lost.
+    pub fn remembering(env: Env, fs: Arc<dyn RemembersCalls>, verifier: u64) -> RemoteServer {
+        RemoteServer::start(env, fs.clone(), Some(fs), verifier)
     }
 
     fn start(
         env: Env,
         fs: Arc<dyn FileSystem>,
         remembering: Option<Arc<dyn RemembersCalls>>,
+        verifier: u64,
     ) -> RemoteServer {
         let shared = Arc::new(ServerShared {
             env: env.clone(),
@@ -86,6 +91,7 @@ impl RemoteServer {
             remembering,
             lengths: Turns::default(),
             boot: env.random_u64(),
+            verifier,
             table: Mutex::default(),
         });
         let weak = Arc::downgrade(&shared);
@@ -180,6 +186,7 @@ impl ServerShared {
         Ok(reply(&match begun {
             Ok(()) => Answer::Done(Begun {
                 boot: self.boot,
+                verifier: self.verifier,
                 has_acls: self.fs.has_acls(),
                 has_stateless_directories: self.fs.has_stateless_directories(),
                 has_lasting_cookies: self.fs.has_lasting_cookies(),

@@ -222,8 +222,8 @@ impl Attempt {
     /// Sends the unstable changes of a file that the session's server does not have. Returns the number of the last change that
     /// it has then.
     pub(super) async fn send_unstable(&self, inode: u64) -> Result<u64, Stop> {
-        let boot = self.session.boot;
-        let sent_up_to = || self.client.unstable().sent_up_to(inode, boot);
+        let verifier = self.session.verifier;
+        let sent_up_to = || self.client.unstable().sent_up_to(inode, verifier);
         if let Some(up_to) = sent_up_to() {
             return Ok(up_to);
         }
@@ -243,18 +243,18 @@ impl Attempt {
     }
 
     async fn send_missing(&self, inode: u64) -> Result<(), Stop> {
-        let boot = self.session.boot;
+        let verifier = self.session.verifier;
         let handle = self.open(inode, OpenFlags::WRITE).await?;
         let mut sent = Ok(());
         while let Some((number, change)) = {
             let unstable = self.client.unstable();
-            unstable.next_to_send(inode, boot)
+            unstable.next_to_send(inode, verifier)
         } {
             sent = self.send_change(inode, handle, change).await;
             if sent.is_err() {
                 break;
             }
-            self.client.unstable().note_sent(inode, boot, number);
+            self.client.unstable().note_sent(inode, verifier, number);
         }
         self.close(inode, handle).await?;
         sent

@@ -131,7 +131,9 @@ pub(super) struct ClientSession {
     /// Counts the sessions of this client, from 1.
     pub(super) serial: u64,
     /// The run of the server that has it.
-    pub(super) boot: u64,
+    boot: u64,
+    /// Servers with the same one have all bytes that any of them has answered.
+    pub(super) verifier: u64,
     id: SessionId,
 }
 
@@ -217,9 +219,9 @@ impl Exchange {
         self.current_session().is_some_and(|current| current.serial == session.serial)
     }
 
-    /// The run of the server that has the present session.
-    pub(super) fn current_boot(&self) -> Option<u64> {
-        self.current_session().map(|session| session.boot)
+    /// The write verifier of the server that has the present session.
+    pub(super) fn current_verifier(&self) -> Option<u64> {
+        self.current_session().map(|session| session.verifier)
     }
 
     /// The server does not have this session.
@@ -267,7 +269,12 @@ impl Exchange {
                 Ok(reply) => match from_header::<Answer<Begun>>(&reply.header) {
                     Ok(Answer::Done(begun)) => {
                         let serial = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-                        let session = Arc::new(ClientSession { serial, boot: begun.boot, id });
+                        let session = Arc::new(ClientSession {
+                            serial,
+                            boot: begun.boot,
+                            verifier: begun.verifier,
+                            id,
+                        });
                         let mut current =
                             self.current.lock().expect("no holder of this lock panics");
                         *current = Some(session.clone());

@@ -110,7 +110,7 @@ impl Client {
     /// Asks for the attributes of a file again if the server that has told them lacks bytes of it.
     pub(super) async fn refresh(self: &Arc<Self>, asked: &Asked, entry: &mut Entry) {
         let inode = entry.attr.inode;
-        if self.unstable().sent_up_to(inode.0, asked.session.boot).is_some() {
+        if self.unstable().sent_up_to(inode.0, asked.session.verifier).is_some() {
             return;
         }
         let get = FileCall::GetAttr { inode: inode.0, handle: 0 };

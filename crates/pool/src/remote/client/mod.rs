@@ -271,9 +271,9 @@ impl Client {
 
     /// Keeps a change until it is durable.
     fn keep_unstable(&self, inode: u64, session: &ClientSession, change: UnstableChange) {
-        let current = self.exchange.current_boot();
+        let current = self.exchange.current_verifier();
         let now = self.exchange.env.now();
-        self.unstable().keep(inode, (session.boot, current), change, now);
+        self.unstable().keep(inode, (session.verifier, current), change, now);
     }
 
     /// The server cannot take a file's unstable changes.

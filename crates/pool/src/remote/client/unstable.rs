@@ -5,7 +5,8 @@
 //! them times that were set, since sending bytes again changes them. The server may have any part of them after a crash; all of
 //! them, in their order, make the file what it was.
 //!
-//! A change is kept with the *boot* of the server that answered it. A file's changes are *sent* to a boot if that has all of them.
+//! A change is kept with the write *verifier* of the server that answered it. A file's changes are *sent* to a verifier if the servers
+//! that have it have all of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -50,7 +51,7 @@ struct KeptChange {
 struct UnstableFile {
     changes: VecDeque<KeptChange>,
     bytes: usize,
-    /// The boot that has the changes up to this number.
+    /// The verifier whose servers have the changes up to this number.
     sent: Option<(u64, u64)>,
     /// Changes were lost, and nobody was told.
     has_failed: bool,
@@ -61,10 +62,10 @@ impl UnstableFile {
         self.changes.back().map(|kept| kept.number)
     }
 
-    fn is_sent(&self, boot: u64) -> bool {
+    fn is_sent(&self, verifier: u64) -> bool {
         match (self.last(), self.sent) {
             (None, _) => true,
-            (Some(last), Some((to, up_to))) => to == boot && up_to >= last,
+            (Some(last), Some((to, up_to))) => to == verifier && up_to >= last,
             (Some(_), None) => false,
         }
     }
@@ -79,11 +80,11 @@ pub(super) struct UnstableFiles {
 }
 
 impl UnstableFiles {
-    /// Keeps a change that a server of this boot has answered, which is not `current` if that one is gone by now.
+    /// Keeps a change that a server with this verifier has answered, which is not `current` if that one is gone by now.
     pub(super) fn keep(
         &mut self,
         inode: u64,
-        (boot, current): (u64, Option<u64>),
+        (verifier, current): (u64, Option<u64>),
         change: UnstableChange,
         now: Instant,
     ) {
@@ -91,8 +92,8 @@ impl UnstableFiles {
         let number = self.last;
         let file = self.files.entry(inode).or_default();
         // Another server has the changes before, or this one has died: all of them must be sent.
-        let is_lost = current.is_some_and(|current| current != boot) || !file.is_sent(boot);
-        file.sent = if is_lost { None } else { Some((boot, number)) };
+        let is_lost = current.is_some_and(|current| current != verifier) || !file.is_sent(verifier);
+        file.sent = if is_lost { None } else { Some((verifier, number)) };
         let bytes = change.bytes();
         file.bytes += bytes;
         self.bytes += bytes;
@@ -104,26 +105,26 @@ impl UnstableFiles {
         self.files.get(&inode).is_some_and(|file| !file.changes.is_empty())
     }
 
-    /// If a server of this boot has all kept changes of a file: the number of the last one.
-    pub(super) fn sent_up_to(&self, inode: u64, boot: u64) -> Option<u64> {
+    /// If a server with this verifier has all kept changes of a file: the number of the last one.
+    pub(super) fn sent_up_to(&self, inode: u64, verifier: u64) -> Option<u64> {
         match self.files.get(&inode) {
             None => Some(0),
-            Some(file) => file.is_sent(boot).then(|| file.last().unwrap_or(0)),
+            Some(file) => file.is_sent(verifier).then(|| file.last().unwrap_or(0)),
         }
     }
 
-    /// The first change of a file that a server of this boot does not have, and its number.
-    pub(super) fn next_to_send(&self, inode: u64, boot: u64) -> Option<(u64, UnstableChange)> {
+    /// The first change of a file that a server with this verifier does not have, and its number.
+    pub(super) fn next_to_send(&self, inode: u64, verifier: u64) -> Option<(u64, UnstableChange)> {
         let file = self.files.get(&inode)?;
-        let sent = file.sent.filter(|(to, _)| *to == boot).map_or(0, |(_, up_to)| up_to);
+        let sent = file.sent.filter(|(to, _)| *to == verifier).map_or(0, |(_, up_to)| up_to);
         let at = file.changes.partition_point(|kept| kept.number <= sent);
         file.changes.get(at).map(|kept| (kept.number, kept.change.clone()))
     }
 
-    /// A server of this boot has the change after the one it had, unless a change was kept meanwhile that nobody has.
-    pub(super) fn note_sent(&mut self, inode: u64, boot: u64, number: u64) {
+    /// A server with this verifier has the change after the one it had, unless a change was kept meanwhile that nobody has.
+    pub(super) fn note_sent(&mut self, inode: u64, verifier: u64, number: u64) {
         if let Some(file) = self.files.get_mut(&inode) {
-            file.sent = Some((boot, number));
+            file.sent = Some((verifier, number));
         }
     }
 

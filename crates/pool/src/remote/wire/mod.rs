@@ -90,6 +90,9 @@ pub(super) struct Begun {
     /// Calls that are made once ([`FileCall::is_made_once`]) are so over restarts, and whichever member serves.
     #[n(5)]
     pub(super) remembers_calls: bool,
+    /// The write verifier: the same as that of another run if bytes which that one answered are all here.
+    #[n(6)]
+    pub(super) verifier: u64,
 }
 
 /// What each call of a session begins with.
