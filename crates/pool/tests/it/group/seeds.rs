@@ -10,8 +10,8 @@ use crate::workload::history::History;
 use crate::workload::{Dice, for_each_seed};
 
 const CLIENTS: u32 = 3;
-/// Of each client in each life of the primary.
-const STEPS: u64 = 500;
+/// Of each client.
+const STEPS: u64 = 1500;
 /// The clients have made their steps so long after all faults have ended.
 const DONE_WITHIN: Duration = Duration::from_secs(600);
 
@@ -33,7 +33,6 @@ struct Trial {
     history: History,
     seed: u64,
     dice: Dice,
-    lives: u64,
     /// Clients that have steps to make.
     running: Arc<AtomicUsize>,
     frozen: [bool; MEMBERS.len()],
@@ -43,15 +42,14 @@ impl Trial {
     fn new(seed: u64) -> Trial {
         let group = Group::new(seed, (seed % 4) as u8);
         let history = History::new(group.sim.outside());
-        let fs = group.fs();
-        let grounds = group.sim.block_on(LONG, Grounds::make(&fs, CLIENTS as usize, 3)).unwrap();
+        let fs = group.mount(0);
+        let grounds = group.sim.block_on(LONG, Grounds::make(&*fs, CLIENTS as usize, 3)).unwrap();
         let mut trial = Trial {
             group,
             grounds: Arc::new(grounds),
             history,
             seed,
             dice: Dice(seed),
-            lives: 0,
             running: Arc::default(),
             frozen: [false; MEMBERS.len()],
         };
@@ -62,18 +60,17 @@ impl Trial {
         trial
     }
 
-    /// Clients live and die with the primary.
+    /// Each on a mount of another member.
     fn start_clients(&mut self) {
-        self.lives += 1;
         self.running = Arc::new(AtomicUsize::new(CLIENTS as usize));
-        let fs: Arc<dyn FileSystem> = Arc::new(self.group.fs());
-        let env = self.group.sim.env(self.group.hosts[PRIMARY]);
+        let env = self.group.sim.env(self.group.clients);
         for number in 0..CLIENTS {
+            let fs: Arc<dyn FileSystem> = self.group.mount(number as usize);
             let client = Client {
                 number,
                 grounds: self.grounds.clone(),
                 history: self.history.clone(),
-                seed: self.seed * 10_000 + self.lives * 100 + u64::from(number),
+                seed: self.seed * 100 + u64::from(number),
                 steps: STEPS,
                 pause: Duration::from_millis(20),
                 persists: false,
@@ -104,9 +101,7 @@ impl Trial {
         let seed = self.dice.below(1 << 32);
         // What runs no more can still lose what it left.
         self.group.lose_power(at, loss, seed);
-        if at == PRIMARY {
-            self.history.power_lost();
-        }
+        self.history.power_lost();
     }
 
     fn restart(&mut self, at: usize) {
@@ -114,11 +109,6 @@ impl Trial {
             return;
         }
         self.group.restart(at);
-        if at == PRIMARY {
-            // What the one before had begun is made, or never will be.
-            self.history.settled();
-            self.start_clients();
-        }
     }
 
     fn thaw(&mut self) {
@@ -181,10 +171,10 @@ impl Trial {
 
     fn run(mut self, faults: Faults) -> Result<(), String> {
         for _ in 0..10 {
-            self.group.sim.run_for(Duration::from_millis(self.dice.below(1500)));
+            self.group.run_for(Duration::from_millis(self.dice.below(1500)));
             self.disturb(faults);
             let pause = [100, 1000, 4000][self.dice.below(3) as usize];
-            self.group.sim.run_for(Duration::from_millis(self.dice.below(pause)));
+            self.group.run_for(Duration::from_millis(self.dice.below(pause)));
             if self.dice.below(2) == 0 {
                 self.thaw();
             }
@@ -210,22 +200,27 @@ impl Trial {
         for at in MEMBERS {
             self.restart(at);
         }
-        let is_done = || self.running.load(Ordering::SeqCst) == 0;
+        let running = self.running.clone();
+        let is_done = || running.load(Ordering::SeqCst) == 0;
         let until = self.group.sim.now() + DONE_WITHIN;
         while !is_done() && self.group.sim.now() < until {
-            self.group.sim.run_for(Duration::from_millis(500));
+            self.group.run_for(Duration::from_millis(500));
         }
         if !is_done() {
-            let all: Vec<_> = MEMBERS.iter().map(|at| self.group.status(*at)).collect();
+            let all: Vec<_> = MEMBERS.into_iter().map(|at| self.group.status(at)).collect();
             return Err(format!("clients have no answer: {all:#?}"));
         }
         self.group.settle_and_compare()?;
         // Calls that were answered with EIO have come to an end, too.
         self.history.settled();
-        let fs: Arc<dyn FileSystem> = Arc::new(self.group.fs());
+        let fs: Arc<dyn FileSystem> = self.group.mount(0);
         let look = look_at_everything(&fs, &self.history, &self.grounds);
         self.group.sim.block_on(LONG, look).unwrap();
-        judge(&self.history, &self.grounds, &[atoll_vfs::Errno::EAGAIN])
+        judge(
+            &self.history,
+            &self.grounds,
+            &[atoll_vfs::Errno::EAGAIN, atoll_vfs::Errno::ETIMEDOUT],
+        )
     }
 }
 

@@ -115,7 +115,7 @@ mod tests {
 
     fn map(epoch: u64, primary: u8) -> PoolMap {
         let primary = PeerId([primary; 32]);
-        PoolMap { epoch, primary, members: [primary].into() }
+        PoolMap { epoch, primary, run: 0, verifier: 1, members: [primary].into() }
     }
 
     fn at(ms: u64) -> Instant {

@@ -168,7 +168,7 @@ impl Pool {
     fn map_after(&self, map: &PoolMap, primary: usize, others: &[usize]) -> PoolMap {
         let id = |at: &usize| self.founding.peers()[*at].id;
         let members = others.iter().chain([&primary]).map(id).collect();
-        PoolMap { epoch: map.epoch + 1, primary: id(&primary), members }
+        PoolMap { epoch: map.epoch + 1, primary: id(&primary), run: 0, verifier: 1, members }
     }
 
     /// A member asks which map holds.

@@ -53,7 +53,7 @@ async fn propose_on(
             let primary = founding.peers()[own].id;
             let chosen = founding.peers().iter().filter(|_| random_below(&*env, 2) == 0);
             let members = chosen.map(|peer| peer.id).chain([primary]).collect();
-            let map = PoolMap { epoch: known.epoch + 1, primary, members };
+            let map = PoolMap { epoch: known.epoch + 1, primary, run: 0, verifier: 1, members };
             history.proposing(&map, &known);
             let holds = asker.propose(&map, limit).await;
             if holds.as_ref() == Ok(&map) {

@@ -125,7 +125,7 @@ impl World {
             BehindServer::Memory(fs) => (RemoteServer::new(env, fs.clone()), fs),
             BehindServer::Pool(pool) => {
                 let fs: Arc<dyn FileSystem> = pool.clone();
-                (RemoteServer::remembering(env, pool), fs)
+                (RemoteServer::remembering(env.clone(), pool, env.random_u64()), fs)
             }
         };
         self.sim.transport(self.server).serve(Arc::new(remote.clone()));

@@ -335,6 +335,8 @@ impl FileContents {
     /// Whether a call may have had its answer if it began in this state.
     fn check(&self, call: &Call) -> Result<(), String> {
         match (&call.called, call.outcome()) {
+            // It was gone again when its call was answered that made it.
+            (_, Some(Ok(Reply::Attr(attr)))) if attr.nlink == 0 => Ok(()),
             (_, Some(Ok(Reply::Attr(attr)))) => self.check_attributes(attr),
             (Called::Read { offset, len, .. }, Some(Ok(Reply::Bytes(bytes)))) => {
                 if bytes.len() < *len as usize {

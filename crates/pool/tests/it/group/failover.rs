@@ -1,0 +1,123 @@
+//! Members that die, come back, and take each other's place.
+
+use atoll_vfs::OpenFlags;
+use bytes::Bytes;
+
+use super::*;
+use crate::workload::{ROOT, for_each_seed, me};
+
+/// More than any call takes.
+const SOON: Duration = Duration::from_secs(40);
+
+async fn write_file(fs: &dyn FileSystem, name: &str, text: &str) {
+    let flags = OpenFlags::READ_WRITE;
+    let (entry, opened) = fs.create(me(), ROOT, name.as_bytes(), 0o644, flags).await.unwrap();
+    let (inode, handle) = (entry.attr.inode, opened.handle);
+    let data = Bytes::from(text.to_owned());
+    fs.write(atoll_vfs::Writer::At(me()), inode, handle, 0, data).await.unwrap();
+    fs.close(inode, handle).await.unwrap();
+}
+
+async fn read_file(fs: &dyn FileSystem, name: &str) -> String {
+    let entry = fs.lookup(me(), ROOT, name.as_bytes()).await.unwrap();
+    let inode = entry.attr.inode;
+    let opened = fs.open(me(), inode, OpenFlags::READ).await.unwrap();
+    let bytes = fs.read(inode, opened.handle, 0, 4096).await.unwrap();
+    fs.close(inode, opened.handle).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// How long a call takes that is made now.
+fn stall<T>(group: &Group, call: impl Future<Output = T>) -> (T, Duration) {
+    let before = group.sim.now();
+    let done = group.sim.block_on(SOON, call).unwrap();
+    (done, group.sim.now().since(before))
+}
+
+/// POOL: "no error at the client, no acknowledged operation lost", and a stall below one second.
+#[test]
+fn another_member_becomes_the_primary_when_it_dies() {
+    for_each_seed(10, |seed| {
+        let mut group = Group::new(seed, 1);
+        let [first, other, _] = group.roles();
+        let fs = group.mount(other);
+        group.sim.block_on(SOON, write_file(&*fs, "before", "made before")).unwrap();
+        group.kill(first, InFlight::Lost);
+        let (text, took) = stall(&group, read_file(&*fs, "before"));
+        assert_eq!(text, "made before");
+        assert!(took < Duration::from_secs(1), "seed {seed}: {took:?}");
+        group.sim.block_on(SOON, write_file(&*fs, "after", "made after")).unwrap();
+        assert_ne!(group.primary(), Some(first));
+        group.restart(first);
+        group.settle_and_compare().unwrap();
+        // And again, with the one that has come back among those who take its place.
+        let [second, other, _] = group.roles();
+        let fs = group.mount(other);
+        group.kill(second, InFlight::Lost);
+        let (text, took) = stall(&group, read_file(&*fs, "after"));
+        assert_eq!(text, "made after");
+        assert!(took < Duration::from_secs(1), "seed {seed}: {took:?}");
+        group.restart(second);
+        group.settle_and_compare()
+    });
+}
+
+#[test]
+fn a_backup_that_dies_is_waited_for_less_than_a_second() {
+    for_each_seed(10, |seed| {
+        let mut group = Group::new(seed, 1);
+        let [primary, backup, other] = group.roles();
+        let fs = group.mount(other);
+        group.kill(backup, InFlight::Lost);
+        let ((), took) = stall(&group, write_file(&*fs, "file", "made without it"));
+        assert!(took < Duration::from_secs(1), "seed {seed}: {took:?}");
+        assert_eq!(group.primary(), Some(primary));
+        // It missed bytes that were synced meanwhile, too.
+        group.sim.block_on(SOON, fs.sync()).unwrap().unwrap();
+        group.restart(backup);
+        group.settle_and_compare()
+    });
+}
+
+/// One member of the last epoch is enough, and no other will do.
+#[test]
+fn the_last_member_waits_for_nobody_and_all_wait_for_it() {
+    let mut group = Group::new(1, 1);
+    let [last, others @ ..] = group.roles();
+    let fs = group.mount(last);
+    group.kill(others[0], InFlight::Lost);
+    let ((), took) = stall(&group, write_file(&*fs, "two", "members"));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    group.restart(others[0]);
+    group.await_quiet().unwrap();
+    // Nobody else hears of this.
+    group.kill(others[0], InFlight::Lost);
+    group.run_for(Duration::from_secs(1));
+    group.sim.block_on(SOON, write_file(&*fs, "without one", "of them")).unwrap();
+    group.lose_power(others[1], Loss::Ordered, 1);
+    group.kill(last, InFlight::Lost);
+    group.restart(others[0]);
+    group.run_for(Duration::from_secs(5));
+    assert_eq!(group.primary(), None, "it may lack what was answered");
+    group.restart(others[1]);
+    group.run_for(Duration::from_secs(5));
+    let through_other = group.mount(others[1]);
+    group.sim.block_on(SOON, read_file(&*through_other, "without one")).unwrap();
+    group.restart(last);
+    group.settle_and_compare().unwrap();
+}
+
+/// A primary that stood still does not answer as if no time had passed.
+#[test]
+fn a_primary_that_was_stopped_finds_out_before_it_answers() {
+    let mut group = Group::new(1, 1);
+    let [first, other, _] = group.roles();
+    let (through_first, fs) = (group.mount(first), group.mount(other));
+    group.sim.freeze(group.hosts[first]);
+    let ((), took) = stall(&group, write_file(&*fs, "file", "made elsewhere"));
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    group.sim.thaw(group.hosts[first]);
+    let text = group.sim.block_on(SOON, read_file(&*through_first, "file")).unwrap();
+    assert_eq!(text, "made elsewhere");
+    group.settle_and_compare().unwrap();
+}
