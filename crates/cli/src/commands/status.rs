@@ -351,7 +351,7 @@ fn describe(status: &Status) -> Vec<(&str, String)> {
         lines.push((&row.name, safe_message(&row.text)));
     }
     for warning in &status.warnings {
-        lines.push(("warning", warning.clone()));
+        lines.push(("warning", safe_message(warning)));
     }
     lines
 }

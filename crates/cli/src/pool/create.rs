@@ -37,7 +37,7 @@ pub(super) struct CreateArgs {
     #[arg(long, value_name = "LEVEL", default_value_t = 1)]
     level: u8,
 
-    /// How many machines have a copy: each change is answered when all have it [default: 1, this one]
+    /// How many machines have a copy: each change is answered when all that are there have it [default: 1, this one]
     #[arg(long, value_name = "COUNT")]
     members: Option<usize>,
 }
@@ -132,7 +132,7 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
         members: members.backups().len() + 1,
         level: settings.level,
         token: hex(&[0; 16]),
-        primary: PeerRecord::of(members.primary()),
+        founder: PeerRecord::of(members.primary()),
         joined: Vec::new(),
         is_made: true,
         is_leaving: false,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_node::Client;
 use atoll_pool::PoolMembers;
-use atoll_upkeep::pools::{self, PoolInvitation, PoolOfNode};
+use atoll_upkeep::pools::{self, PoolInvitation, PoolMemberState, PoolOfNode};
 
 use super::create::{canonical, make_directory};
 use super::known;
@@ -15,7 +15,7 @@ use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::messages::note;
-use crate::output::{Output, hex};
+use crate::output::{Output, hex, safe_message};
 use crate::tfs::random_bytes;
 use crate::units;
 
@@ -107,7 +107,7 @@ fn invitation(record: &PoolRecord, what: &str) -> Result<String, Failure> {
             token: group.token()?,
             level: group.level,
             members: group.members,
-            founder: group.primary.peer()?,
+            founder: group.founder.peer()?,
         })
     };
     let invitation =
@@ -153,7 +153,7 @@ async fn take_part(
         members: invitation.members,
         level: invitation.level,
         token: hex(&invitation.token),
-        primary: PeerRecord::of(invitation.founder),
+        founder: PeerRecord::of(invitation.founder),
         joined: Vec::new(),
         is_made: false,
         is_leaving: false,
@@ -201,24 +201,28 @@ async fn stands_after_look(client: &Client, name: &str) -> Result<String, Failur
 
 /// How a pool of several stands, for people.
 pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
-    let role = if pool.is_primary { "this node decides" } else { "a backup" };
-    let mut lines = vec![format!("    {} machines, a copy on each; {role}", pool.members)];
+    let role = match (&pool.primary, pool.is_primary) {
+        (_, true) => format!("; epoch {}, this node is the primary", pool.epoch),
+        (Some(primary), false) => format!("; epoch {}, the primary is {primary}", pool.epoch),
+        (None, false) => String::new(),
+    };
+    let mut lines = vec![format!("    {} machines, a copy on each{role}", pool.members)];
     if let Some(problem) = &pool.problem {
-        lines.push(format!("    not served: {problem}"));
+        lines.push(format!("    not served: {}", safe_message(problem)));
     }
     for state in &pool.states {
-        let mut line = format!("    {}: change {}", state.node, state.applied);
+        let PoolMemberState { node, applied, .. } = state;
+        let standing = safe_message(&state.standing());
+        let mut line = format!("    {node} {standing}; change {applied}");
         if let Some(free) = state.free_bytes {
             line.push_str(&format!(", {} free", units::size(free)));
         }
-        if state.files_to_mend > 0 {
+        if state.is_member && state.files_to_mend > 0 {
             let files = units::counted(state.files_to_mend as u64, "file", "files");
             line.push_str(&format!(", gets parts of {files} again"));
         }
-        if let Some(problem) = &state.problem {
-            line.push_str(&format!("; takes no part: {problem}"));
-        }
         lines.push(line);
     }
+    lines.extend(pool.needed_member().map(|why| format!("    warning: {why}")));
     lines
 }

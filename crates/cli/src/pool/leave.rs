@@ -47,7 +47,7 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     if !args.yes {
         let others = match record.group {
             None => "",
-            Some(_) => " Its other members cannot change anything then.",
+            Some(_) => " Its other members go on as if this one had died.",
         };
         let question = format!(
             "{} will be a plain directory, and no pool any more.{others} Type {} to go on",

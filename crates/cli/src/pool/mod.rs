@@ -47,8 +47,8 @@ const NODE_ENDING_LIMIT: Duration = Duration::from_secs(15);
 
 The files of a pool lie in its directory as plain files, with their own names, owners, modes, times and attributes, and can
 be read there without Atoll: begin at FILES/slots/000/0000000000000001. A pool of one machine is as safe as that machine's disk
-and needs no node; one of several (--members) has a copy of every file on each. Root makes and serves pools, since files keep
-their owners.")]
+and needs no node; one of several (--members) has a copy of every file on each; of three or more, one may
+die: another member takes the primary's place. Root makes and serves pools, since files keep their owners.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -119,6 +119,7 @@ fn failure(error: &OpenError, what: &str) -> Failure {
         OpenError::HasMembers
         | OpenError::NotAMember
         | OpenError::Members
+        | OpenError::Votes(_)
         | OpenError::PrimaryIsOlder
         | OpenError::NoStamp
         | OpenError::Stamp
@@ -187,7 +188,7 @@ pub(crate) async fn begin_remote(
         let failure = Failure::new(Exit::Unavailable, what);
         match errno {
             atoll_vfs::Errno::ETIMEDOUT => failure
-                .because("its primary does not answer")
+                .because("it has no primary now that answers")
                 .advice("`atoll pool status` tells how it stands."),
             errno => failure.because(errno),
         }

@@ -18,7 +18,11 @@ use crate::units;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll pool status
-  atoll pool status --json | jq -r .dir")]
+  atoll pool status --json | jq -r .dir
+  atoll pool status --json | jq -r .group.primary
+
+Of a pool of several, `group` has its epoch (which counts up when a member goes or comes), its primary, and `states`: on the
+primary one of each member, on another node its own. A member takes part, is brought up to date, or is away.")]
 pub(super) struct Args {
     /// One JSON object a line
     #[arg(long)]

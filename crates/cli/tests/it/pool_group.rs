@@ -3,8 +3,14 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::processes::{Ring, Said, assert_same_contents, atoll, can_mount, make_tree, run, until};
+use crate::processes::{
+    Ring, Said, assert_holds, assert_same_contents, atoll, can_mount, make_tree, run, until,
+};
 
 /// Three nodes with a member each of pool `team`, which node 0 made.
 struct Team {
@@ -43,20 +49,59 @@ impl Team {
         run(self.ring.nodes[node].command(["pool"]).args(arguments))
     }
 
-    /// How the pool stands, as node 0 says.
-    fn state(&self) -> serde_json::Value {
-        self.pool(0, &["status", "--json"]).ok().json()["group"].clone()
+    /// How the pool stands, as a node says; null if it does not run.
+    fn state_at(&self, node: usize) -> serde_json::Value {
+        self.pool(node, &["status", "--json"]).ok().json()["group"].clone()
     }
 
+    /// Which of these nodes says that it is the primary, and how the pool stands, as that one says.
+    fn primary_of(&self, nodes: &[usize]) -> Option<(usize, serde_json::Value)> {
+        let states = nodes.iter().map(|node| (*node, self.state_at(*node)));
+        states.into_iter().find(|(_, state)| state["is_primary"] == true)
+    }
+
+    /// Waits until one of these nodes is the primary; which.
+    #[track_caller]
+    fn wait_for_primary(&self, nodes: &[usize]) -> usize {
+        let mut found = None;
+        until("one is the primary", || {
+            found = self.primary_of(nodes);
+            found.is_some()
+        });
+        found.expect("it was found").0
+    }
+
+    /// Waits until all members take part, and their nodes agree who the primary is; which.
+    #[track_caller]
+    fn wait_until_all_take_part(&self) -> usize {
+        let mut primary = None;
+        until("all members take part", || {
+            let all = [0, 1, 2].map(|node| self.state_at(node));
+            let is_agreed = all.iter().all(|state| {
+                state["epoch"] == all[0]["epoch"] && state["primary"] == all[0]["primary"]
+            });
+            let leads: Vec<usize> =
+                (0..3).filter(|node| all[*node]["is_primary"] == true).collect();
+            let [leader] = leads[..] else { return false };
+            primary = Some(leader);
+            let states = all[leader]["states"].as_array().cloned().unwrap_or_default();
+            let takes_part = |state: &serde_json::Value| {
+                state["is_member"] == true && state["problem"].is_null()
+            };
+            is_agreed && states.len() == 3 && states.iter().all(takes_part)
+        });
+        primary.expect("it was found")
+    }
+
+    /// The same, when nothing is under way: until all have made all changes.
+    #[track_caller]
     fn wait_until_whole(&self) {
-        until("all members take part, with all changes", || {
-            let group = self.state();
-            let states = group["states"].as_array().cloned().unwrap_or_default();
+        until("all members have all changes", || {
+            let primary = self.wait_until_all_take_part();
+            let states = self.state_at(primary)["states"].as_array().cloned().unwrap_or_default();
             states.len() == 3
                 && states.iter().all(|state| {
-                    state["problem"].is_null()
-                        && state["applied"] == states[0]["applied"]
-                        && state["files_to_mend"] == 0
+                    state["applied"] == states[0]["applied"] && state["files_to_mend"] == 0
                 })
         });
     }
@@ -74,6 +119,7 @@ impl Team {
         Path::new(&self.files(node)).join("slots/000/0000000000000001").join(path)
     }
 
+    #[track_caller]
     fn assert_same_on_all(&self) {
         self.wait_until_whole();
         for node in 1..3 {
@@ -88,6 +134,122 @@ impl Drop for Team {
         for at in &self.mounts {
             let _ = run(atoll().arg("unmount").arg(at));
         }
+    }
+}
+
+/// What the files of a [`Writer`] hold.
+fn contents_of(file: usize) -> String {
+    format!("this is file {file}\n").repeat(1 + file % 400)
+}
+
+/// What a [`Writer`] and others know of its work.
+#[derive(Default)]
+struct Written {
+    /// Files 0 to this one, without it, were written and synced.
+    files: AtomicUsize,
+    /// How long one took at most, since that was asked.
+    longest: Mutex<Duration>,
+    is_to_end: AtomicBool,
+}
+
+/// A program that writes files, syncs and reads them in a new directory, and takes no error.
+struct Writer {
+    at: PathBuf,
+    written: Arc<Written>,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    fn begin(at: PathBuf) -> Writer {
+        let written = Arc::new(Written::default());
+        let thread = {
+            let (at, written) = (at.clone(), written.clone());
+            std::thread::spawn(move || {
+                fs::create_dir(&at).expect("made");
+                let mut log = fs::File::options()
+                    .append(true)
+                    .create(true)
+                    .open(at.join("log"))
+                    .expect("a file to append to");
+                for file in 0.. {
+                    if written.is_to_end.load(Ordering::Acquire) {
+                        return;
+                    }
+                    let began = Instant::now();
+                    write_one(&at, &mut log, file);
+                    written.files.store(file + 1, Ordering::Release);
+                    let mut longest = written.longest.lock().expect("nobody panics with it");
+                    *longest = began.elapsed().max(*longest);
+                }
+            })
+        };
+        Writer { at, written, thread }
+    }
+
+    /// Waits until it has written so many more files.
+    #[track_caller]
+    fn goes_on_for(&self, files: usize) {
+        let upto = self.written.files.load(Ordering::Acquire) + files;
+        until("it goes on", || {
+            assert!(!self.thread.is_finished(), "it has failed");
+            self.written.files.load(Ordering::Acquire) >= upto
+        });
+    }
+
+    /// How long a file took at most, since that was asked.
+    fn longest(&self) -> Duration {
+        std::mem::take(&mut *self.written.longest.lock().expect("nobody panics with it"))
+    }
+
+    /// Ends it; how many files it has written.
+    #[track_caller]
+    fn end(self) -> usize {
+        self.written.is_to_end.store(true, Ordering::Release);
+        self.thread.join().expect("it has met no error");
+        self.written.files.load(Ordering::Acquire)
+    }
+}
+
+/// Writes a file and a line of the log, moves every seventh file to where it belongs, and reads one that is older.
+fn write_one(at: &Path, log: &mut fs::File, file: usize) {
+    let path = at.join(file.to_string());
+    let first = if file.is_multiple_of(7) { at.join("new") } else { path.clone() };
+    let mut out = fs::File::create_new(&first).unwrap_or_else(|error| panic!("{file}: {error}"));
+    out.write_all(contents_of(file).as_bytes()).expect("written");
+    out.sync_all().expect("synced");
+    drop(out);
+    if first != path {
+        fs::rename(&first, &path).expect("moved");
+    }
+    writeln!(log, "{file}").expect("appended");
+    log.sync_all().expect("synced");
+    let older = file * 5 / 8;
+    let read = fs::read_to_string(at.join(older.to_string()));
+    assert!(
+        read.expect("read") == contents_of(older),
+        "file {older}, read when {file} was written"
+    );
+}
+
+/// That a directory holds what a [`Writer`] has written, each file and each line once.
+#[track_caller]
+fn assert_written(at: &Path, files: usize) {
+    for file in 0..files {
+        let read = fs::read_to_string(at.join(file.to_string()));
+        let read = read.unwrap_or_else(|error| panic!("{}, {file}: {error}", at.display()));
+        assert!(read == contents_of(file), "{}, {file}: {} bytes", at.display(), read.len());
+    }
+    let lines: String = (0..files).map(|file| format!("{file}\n")).collect();
+    assert_eq!(fs::read_to_string(at.join("log")).expect("the log"), lines);
+    assert_eq!(fs::read_dir(at).expect("a directory").count(), files + 1);
+}
+
+/// Past the test harness, which would keep it to itself.
+fn tell(what: &str, writers: &[Writer]) {
+    for writer in writers {
+        let longest = writer.longest();
+        let at = writer.at.display();
+        let _ = writeln!(std::io::stderr(), "\n{what}: {at} stood still for {longest:?}");
     }
 }
 
@@ -107,39 +269,128 @@ fn a_pool_of_three_has_every_file_on_each_and_goes_on_after_each_dies() {
         assert_eq!(plain.expect("a plain file"), "text", "on node {node}");
     }
     team.assert_same_on_all();
-    // A backup dies: files are read, and a change waits for it.
+    // One dies, on which nothing is mounted: all goes on, also the files that it was the primary for.
     team.ring.nodes[2].kill();
     assert_eq!(fs::read_to_string(here.join("anna/file")).expect("it is read"), "text");
-    let waits = {
-        let at = here.join("anna/late");
-        std::thread::spawn(move || fs::write(at, "late"))
-    };
-    until("the status says who is missing", || {
-        let told = team.pool(0, &["status"]).ok().stdout;
-        told.contains("takes no part")
+    fs::write(here.join("anna/late"), "late").expect("written without it");
+    let primary = team.wait_for_primary(&[0, 1]);
+    until("the status says who is away", || {
+        let told = team.pool(primary, &["status"]).ok().stdout;
+        told.contains("is away") && told.contains("this node is the primary")
     });
+    let all = team.ring.nodes[primary].atoll(["status"]).ok();
+    assert!(all.stdout.contains("2 of 3 members take part"), "{all:?}");
     team.ring.nodes[2].restart();
-    let waited = waits.join().expect("it ends");
-    team.wait_until_whole();
-    if waited.is_err() {
-        // It was refused before it was begun, for the node was away for too long.
-        fs::write(here.join("anna/late"), "late").expect("written");
-    }
-    // The primary dies: the mounts go on when it is back.
-    team.ring.nodes[0].kill();
-    team.ring.nodes[0].restart();
-    until("the mount goes on", || fs::read_to_string(there.join("anna/late")).is_ok());
-    fs::rename(there.join("anna"), there.join("tree/anna")).expect("moved");
-    assert_eq!(fs::read_to_string(here.join("tree/anna/late")).expect("read"), "late");
     team.assert_same_on_all();
-    let told = team.pool(1, &["status"]).ok().stdout;
-    assert!(told.contains("3 machines, a copy on each; a backup"), "{told}");
-    let all = team.ring.nodes[0].atoll(["status"]).ok().stdout;
+    let plain = fs::read_to_string(team.plain(2, "anna/late"));
+    assert_eq!(plain.expect("it was brought up to date"), "late");
+    // The primary's machine is started again at once.
+    let primary = team.wait_until_all_take_part();
+    team.ring.nodes[primary].kill();
+    team.ring.nodes[primary].restart();
+    fs::rename(there.join("anna"), there.join("tree/anna")).expect("moved");
+    until("a machine sees what another has moved", || {
+        fs::read_to_string(here.join("tree/anna/late")).is_ok_and(|text| text == "late")
+    });
+    team.assert_same_on_all();
+    let primary = team.wait_until_all_take_part();
+    let other = (primary + 1) % 3;
+    let told = team.pool(other, &["status"]).ok().stdout;
+    let name = team.state_at(primary)["primary"].as_str().expect("a name").to_owned();
+    assert!(told.contains("3 machines, a copy on each; epoch "), "{told}");
+    assert!(told.contains(&format!("the primary is {name}")), "{told}");
+    let all = team.ring.nodes[other].atoll(["status"]).ok().stdout;
     assert!(all.contains("pool team"), "{all}");
     // One member leaves, and has plain files.
     team.pool(2, &["leave", "team", "--yes"]).ok();
     let left = Path::new(&team.files(2)).join("tree/anna/late");
     assert_eq!(fs::read_to_string(left).expect("a plain file"), "late");
+}
+
+#[test]
+fn programs_meet_no_error_when_the_primary_or_a_backup_is_killed() {
+    let test = "programs_meet_no_error_when_the_primary_or_a_backup_is_killed";
+    let Some(mut team) = Team::new(test) else { return };
+    let killed = team.wait_until_all_take_part();
+    let others: Vec<usize> = (0..3).filter(|node| *node != killed).collect();
+    let mounts = [team.mount(others[0]), team.mount(others[1])];
+    let writers = [mounts[0].join("one"), mounts[1].join("another")].map(Writer::begin);
+    writers.iter().for_each(|writer| writer.goes_on_for(20));
+    tell("before anything", &writers);
+    // The primary is killed: another member takes its place.
+    team.ring.nodes[killed].kill();
+    team.wait_for_primary(&others);
+    writers.iter().for_each(|writer| writer.goes_on_for(20));
+    tell("when the primary was killed", &writers);
+    team.ring.nodes[killed].restart();
+    let primary = team.wait_until_all_take_part();
+    writers.iter().for_each(|writer| writer.goes_on_for(20));
+    tell("when it came back", &writers);
+    // It is killed again, now a backup (unless the machine is so busy that another one stood still).
+    team.ring.nodes[killed].kill();
+    writers.iter().for_each(|writer| writer.goes_on_for(20));
+    let what = if killed == primary { "the primary" } else { "a backup" };
+    tell(&format!("when {what} was killed"), &writers);
+    team.ring.nodes[killed].restart();
+    team.wait_until_all_take_part();
+    let written = writers.map(|writer| (writer.at.clone(), writer.end()));
+    for (at, files) in &written {
+        assert_written(at, *files);
+    }
+    team.assert_same_on_all();
+    for node in 0..3 {
+        for (at, files) in &written {
+            let name = at.file_name().expect("a name").to_str().expect("a text");
+            assert_written(&team.plain(node, name), *files);
+        }
+    }
+}
+
+#[test]
+fn a_primary_that_stood_still_gives_no_stale_answers() {
+    let test = "a_primary_that_stood_still_gives_no_stale_answers";
+    let Some(mut team) = Team::new(test) else { return };
+    let frozen = team.wait_until_all_take_part();
+    let others: Vec<usize> = (0..3).filter(|node| *node != frozen).collect();
+    let (there, here) = (team.mount(others[0]), team.mount(frozen));
+    let writer = Writer::begin(there.join("new"));
+    writer.goes_on_for(5);
+    // The mount beside the primary reads each file that it finds written: it has never asked for its name before, so
+    // nothing but the primary can answer.
+    let reader = {
+        let (written, at) = (writer.written.clone(), here.join("new"));
+        std::thread::spawn(move || {
+            let mut read = 0;
+            while !written.is_to_end.load(Ordering::Acquire) {
+                let newest = written.files.load(Ordering::Acquire);
+                if newest == read {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                read = newest;
+                assert_holds(
+                    &at.join((newest - 1).to_string()),
+                    contents_of(newest - 1).as_bytes(),
+                );
+            }
+        })
+    };
+    for round in 0..2 {
+        // The second one stands still as a backup: the primary goes on without it.
+        writer.goes_on_for(10);
+        team.ring.nodes[frozen].freeze();
+        team.wait_for_primary(&others);
+        writer.goes_on_for(10);
+        team.ring.nodes[frozen].signal("CONT");
+        writer.goes_on_for(10);
+        assert!(!reader.is_finished(), "round {round}: the reader has failed");
+        team.wait_until_all_take_part();
+        tell("when a member stood still", std::slice::from_ref(&writer));
+    }
+    let (at, files) = (writer.at.clone(), writer.end());
+    reader.join().expect("it has met no error, and nothing that was stale");
+    assert_written(&at, files);
+    team.assert_same_on_all();
 }
 
 #[test]
@@ -173,8 +424,13 @@ fn codes_that_are_none_and_members_that_are_too_many_are_refused() {
     team.pool(1, &["join", code, "team", &files(1)]).ok();
     team.pool(1, &["join", code, "team", &files(2)]).failed(2, &["this node has a pool team"]);
     until("the pool has its two members", || {
-        team.state()["states"].as_array().is_some_and(|states| states.len() == 2)
+        let stands = team.primary_of(&[0, 1]);
+        stands
+            .is_some_and(|(_, state)| state["states"].as_array().is_some_and(|all| all.len() == 2))
     });
+    for warned in [team.pool(0, &["status"]), team.ring.nodes[1].atoll(["status"])] {
+        assert!(warned.stdout.contains("it has two members: it stops while"), "{warned:?}");
+    }
     // A third one is not let in, and told so.
     team.pool(2, &["join", code, "team", &files(2)]).ok();
     until("the third is told", || {

@@ -1,4 +1,4 @@
-//! How the members of a pool come together. Who made the pool (the founder, its primary) gives out a code; each node that has it asks
+//! How the members of a pool come together. Who made the pool (the founder) gives out a code; each node that has it asks
 //! the founder to be a member, again and again until it is told who all of them are. The founder knows the callers by their proven
 //! keys. When the number is complete, the list is fixed, and each member makes its directory with it.
 
@@ -37,8 +37,8 @@ struct WireMember {
 }
 
 fn to_wire(members: &PoolMembers) -> Vec<WireMember> {
-    let all = std::iter::once(members.primary()).chain(members.backups().iter().copied());
-    all.map(|peer| WireMember { key: peer.id.0, addr: peer.addr.to_string() }).collect()
+    let member = |peer: &Peer| WireMember { key: peer.id.0, addr: peer.addr.to_string() };
+    members.peers().iter().map(member).collect()
 }
 
 fn from_wire(members: Vec<WireMember>) -> Option<PoolMembers> {
@@ -76,7 +76,7 @@ pub(super) fn answer_made(
 ) -> Result<Reply, Refusal> {
     check_token(token, request)?;
     match members.contains(from.id) {
-        true => Ok(reply(members.backups().len() + 1, to_wire(members))),
+        true => Ok(reply(members.peers().len(), to_wire(members))),
         false => Err(Refusal::new(NOT_A_MEMBER, "the pool has all its members already")),
     }
 }
@@ -111,11 +111,11 @@ impl Pools {
         record: PoolRecord,
     ) -> Result<(), String> {
         let group = record.group.clone().ok_or("it has one member")?;
-        let primary = group.primary.peer().ok_or("its record is damaged")?;
-        if primary.id == self.local().id {
+        let founder = group.founder.peer().ok_or("its record is damaged")?;
+        if founder.id == self.local().id {
             let Some(members) = all_members(&group, self.local()) else {
-                let founder = FounderService { pools: Arc::downgrade(self), name: name.to_owned() };
-                self.router.add(pool, Arc::new(founder));
+                let service = FounderService { pools: Arc::downgrade(self), name: name.to_owned() };
+                self.router.add(pool, Arc::new(service));
                 let have = group.joined.len() + 1;
                 return Err(format!("{have} of {} members have joined", group.members));
             };
@@ -123,7 +123,7 @@ impl Pools {
         }
         let token = group.token().ok_or("its record is damaged")?;
         let request = Request { method: JOIN, header: addressed(&pool, &token), parts: Vec::new() };
-        let reply = match self.node.transport.call(primary, request, JOIN_LIMIT).await {
+        let reply = match self.node.transport.call(founder, request, JOIN_LIMIT).await {
             Ok(reply) => reply,
             Err(CallError::Refused(refusal)) => return Err(refusal.text),
             Err(error) => return Err(format!("the node that made the pool: {error}")),
@@ -134,7 +134,7 @@ impl Pools {
             return Err(format!("{} of {} members have joined", joined.count, group.members));
         }
         let members = from_wire(joined.members).ok_or("its founder's list is none")?;
-        if members.primary().id != primary.id || !members.contains(self.local().id) {
+        if members.primary().id != founder.id || !members.contains(self.local().id) {
             return Err("its founder's list lacks this node".into());
         }
         self.make(name, record, &members).await

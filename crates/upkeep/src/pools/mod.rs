@@ -5,17 +5,21 @@
 //! invitation   the code by which a node joins one
 //! joining      how the members come together
 //! relay        calls of mounts and servers of files on this machine, through the node, to the pool's primary
+//! standing     how a pool stands, for commands and people
 //! ```
 //!
 //! The node looks at the records when it starts, when a command says that one has changed, and now and then. A pool whose members
-//! have come together is opened and served until the node stops; again if its disk failed. Pools of one are no concern of the node.
+//! have come together is opened and served until the node stops. It is opened again, soon, if its disk failed, or another member took this
+//! one's place as the primary. Pools of one are no concern of the node.
 
 mod invitation;
 mod joining;
 pub mod records;
 mod relay;
+mod standing;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -26,20 +30,19 @@ use atoll_node::{
     Subsystem,
 };
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::remote::{METHODS, RemoteServer};
 use atoll_pool::{
-    CreateError, FAMILY, GroupMember, MemberStatus, PoolId, PoolMembers, PoolRouter, PoolSettings,
+    CreateError, FAMILY, GroupMember, OpenError, PoolId, PoolMembers, PoolRouter, PoolSettings,
     create_member, read_settings,
 };
 use bytes::Bytes;
-use futures_util::future::select;
-use serde::{Deserialize, Serialize};
+use futures_util::future::{Either, select};
 
 use self::joining::JOIN;
 use self::records::{GroupRecord, PoolRecord};
 
 pub use invitation::PoolInvitation;
 pub use relay::NodeRoute;
+pub use standing::{PoolMemberState, PoolOfNode};
 
 /// The control calls.
 mod call {
@@ -57,59 +60,16 @@ mod call {
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Otherwise: a disk may have failed, and work again.
 const CHECK_EVERY: Duration = Duration::from_secs(10);
-
-/// How one of this node's pools stands.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct PoolOfNode {
-    /// Its name on this node.
-    pub name: String,
-    /// Whether this node is its primary.
-    pub is_primary: bool,
-    /// How many members it has, or will have.
-    pub members: usize,
-    /// How many have come together.
-    pub joined: usize,
-    /// Why this node does not serve it, for people.
-    pub problem: Option<String>,
-    /// How its members stand, as far as this node knows: on the primary all, itself first; elsewhere this one.
-    pub states: Vec<PoolMemberState>,
-}
-
-/// How a member stands.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
-pub struct PoolMemberState {
-    /// The node, in short, and where it listens.
-    pub node: String,
-    /// Why it does not take part.
-    pub problem: Option<String>,
-    /// The last change that it has made.
-    pub applied: u64,
-    /// Room on its disk, bytes; none if that is not known.
-    pub free_bytes: Option<u64>,
-    /// Files of which it gets ranges again.
-    pub files_to_mend: usize,
-}
-
-impl From<MemberStatus> for PoolMemberState {
-    fn from(status: MemberStatus) -> PoolMemberState {
-        let MemberStatus { peer, problem, applied, free_bytes, files_to_mend } = status;
-        PoolMemberState { node: peer.to_string(), problem, applied, free_bytes, files_to_mend }
-    }
-}
+/// How soon a member that takes no part any more is found.
+const FAILURE_CHECK_EVERY: Duration = Duration::from_millis(100);
+/// How long calls that are under way may have the disk of a member that is opened again.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 /// How far a pool has come.
 enum Stage {
     /// Members are missing, or its directory cannot be opened; why, for people.
     Waiting(String),
-    Serving(Arc<ServedMember>),
-}
-
-/// A member at work.
-struct ServedMember {
-    member: GroupMember<Directory>,
-    /// The file system, on the primary.
-    server: Option<RemoteServer>,
-    members: PoolMembers,
+    Serving(Arc<GroupMember<Directory>>),
 }
 
 struct PoolOfSubsystem {
@@ -207,7 +167,7 @@ impl Pools {
         let mut is_missing = false;
         for name in names {
             let is_at_work = match self.pools().get(&name).map(|state| &state.stage) {
-                Some(Stage::Serving(served)) => Some(!served.member.has_failed()),
+                Some(Stage::Serving(member)) => Some(!member.has_failed()),
                 Some(Stage::Waiting(_)) | None => None,
             };
             match is_at_work {
@@ -238,7 +198,7 @@ impl Pools {
             };
             let stage = match went_on {
                 Ok(()) => match self.serve(&name, pool).await {
-                    Ok(served) => Stage::Serving(served),
+                    Ok(member) => Stage::Serving(member),
                     Err(problem) => Stage::Waiting(problem),
                 },
                 Err(waits_for) => Stage::Waiting(waits_for),
@@ -268,7 +228,11 @@ impl Pools {
     async fn end_one(&self, name: &str) {
         let ended = self.pools().remove(name);
         if let Some(state) = ended {
-            tracing::warn!("the disk of pool {name} failed; it is opened again");
+            if let Stage::Serving(member) = &state.stage {
+                let own = member.status().members.into_iter().next();
+                let why = own.and_then(|own| own.problem).unwrap_or_default();
+                tracing::warn!("pool {name} is opened again: {why}");
+            }
             self.end_pool(state).await;
         }
     }
@@ -286,8 +250,8 @@ impl Pools {
         if self.served_as("", &state.pool).is_none() {
             self.router.remove(&state.pool);
         }
-        if let Stage::Serving(served) = state.stage
-            && let Err(errno) = served.member.end().await
+        if let Stage::Serving(member) = state.stage
+            && let Err(errno) = member.end().await
         {
             tracing::warn!("a pool was not ended in order: {errno}");
         }
@@ -327,97 +291,98 @@ impl Pools {
         self: &Arc<Self>,
         name: &str,
         pool: PoolId,
-    ) -> Result<Arc<ServedMember>, String> {
+    ) -> Result<Arc<GroupMember<Directory>>, String> {
         let record = records::find(&self.node.dir, name).map_err(|error| error.to_string())?;
         let record = record.ok_or("it was forgotten")?;
         let token = record.group.as_ref().and_then(GroupRecord::token);
-        let disk = Directory::open(&record.dir)
-            .map_err(|error| format!("{}: {error}", record.dir.display()))?;
-        let settings = read_settings(&disk).await.map_err(|error| error.to_string())?;
+        let disk = || {
+            Directory::open(&record.dir)
+                .map_err(|error| format!("{}: {error}", record.dir.display()))
+        };
+        let settings = read_settings(&disk()?).await.map_err(|error| error.to_string())?;
         if settings.pool != pool {
             return Err(format!("{} holds another pool", record.dir.display()));
         }
-        let node = &self.node;
-        let started = GroupMember::start(node.env.clone(), node.transport.clone(), disk).await;
-        let (member, report) = started.map_err(|error| error.to_string())?;
-        tracing::info!(?report, "pool {name} is open");
-        let server = member
-            .file_system()
-            .map(|fs| RemoteServer::remembering(node.env.clone(), Arc::new(fs)));
-        let members = member.members().clone();
-        let served = Arc::new(ServedMember { member, server, members });
-        let service = MemberService { served: Arc::downgrade(&served), token };
-        self.router.add(pool, Arc::new(service));
-        Ok(served)
+        let (env, transport) = (&self.node.env, &self.node.transport);
+        let until = env.now() + RELEASE_LIMIT;
+        let member = loop {
+            match GroupMember::start(env.clone(), transport.clone(), disk()?).await {
+                Err(OpenError::InUse) if env.now() < until => {
+                    sleep(&**env, FAILURE_CHECK_EVERY).await;
+                }
+                started => break started.map_err(|error| error.to_string())?,
+            }
+        };
+        tracing::info!("pool {name} is open");
+        let (members, group) = (member.members().clone(), member.service());
+        self.router.add(pool, Arc::new(MemberService { token, members, group }));
+        Ok(Arc::new(member))
     }
 
     fn status(&self) -> Vec<PoolOfNode> {
-        let local = self.local().id;
-        let state = |(name, state): (&String, &PoolOfSubsystem)| {
-            let PoolOfSubsystem { group, stage, .. } = state;
-            let (problem, states) = match stage {
-                Stage::Waiting(why) => (Some(why.clone()), Vec::new()),
-                Stage::Serving(served) => {
-                    (None, served.member.status().members.into_iter().map(Into::into).collect())
-                }
+        let stands = |(name, state): (&String, &PoolOfSubsystem)| {
+            let served = match &state.stage {
+                Stage::Waiting(why) => Err(why.clone()),
+                Stage::Serving(member) => Ok(member.status()),
             };
-            let joined = match group.is_made {
-                true => group.members,
-                false => group.joined.len() + 1,
-            };
-            PoolOfNode {
-                name: name.clone(),
-                is_primary: group.primary.peer().is_some_and(|peer| peer.id == local),
-                members: group.members,
-                joined,
-                problem,
-                states,
-            }
+            PoolOfNode::new(name, &state.group, served)
         };
-        self.pools().iter().map(state).collect()
+        self.pools().iter().map(stands).collect()
     }
 
-    fn served(&self, pool: &PoolId) -> Option<Arc<ServedMember>> {
+    fn served(&self, pool: &PoolId) -> Option<Arc<GroupMember<Directory>>> {
         self.pools().values().find_map(|state| match &state.stage {
-            Stage::Serving(served) if state.pool == *pool => Some(served.clone()),
+            Stage::Serving(member) if state.pool == *pool => Some(member.clone()),
             _ => None,
         })
+    }
+
+    /// Waits until the records are to be looked at, or a pool is to be opened again.
+    async fn until_work(&self, is_missing: bool) {
+        let env = &*self.node.env;
+        let due = env.now() + if is_missing { LOOK_EVERY } else { CHECK_EVERY };
+        let has_failed = |state: &PoolOfSubsystem| match &state.stage {
+            Stage::Serving(member) => member.has_failed(),
+            Stage::Waiting(_) => false,
+        };
+        loop {
+            let (is_idle, has_failed) = {
+                let pools = self.pools();
+                (pools.is_empty(), pools.values().any(has_failed))
+            };
+            let left = due.since(env.now());
+            if has_failed || left.is_zero() {
+                return;
+            }
+            let pause = if is_idle { left } else { left.min(FAILURE_CHECK_EVERY) };
+            let pause = sleep(env, pause);
+            if let Either::Left(_) = select(pin!(self.has_news.notified()), pause).await {
+                return;
+            }
+        }
     }
 }
 
 /// What peers may ask of a member.
 struct MemberService {
-    served: std::sync::Weak<ServedMember>,
     token: Option<[u8; 16]>,
+    members: PoolMembers,
+    group: Arc<dyn Service>,
 }
 
 impl Service for MemberService {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let refuse = |code, why: &'static str| -> BoxFuture<'static, Result<Reply, Refusal>> {
-            Box::pin(async move { Err(Refusal::new(code, why)) })
-        };
-        let Some(served) = self.served.upgrade() else {
-            return refuse(Refusal::OVERLOADED, "it is being ended");
-        };
         match request.method {
             JOIN => {
-                let answer = joining::answer_made(self.token, &served.members, from, &request);
+                let answer = joining::answer_made(self.token, &self.members, from, &request);
                 Box::pin(async move { answer })
             }
-            method if METHODS.contains(&method) => match &served.server {
-                Some(server) if served.members.contains(from.id) => server.handle(from, request),
-                Some(_) => refuse(NOT_A_MEMBER, "the caller is no member of the pool"),
-                None => refuse(Refusal::OVERLOADED, "it is not the pool's primary"),
-            },
-            _ => match served.member.service() {
-                Some(service) => service.handle(from, request),
-                None => refuse(Refusal::UNKNOWN_METHOD, "no such call"),
-            },
+            _ => self.group.handle(from, request),
         }
     }
 }
 
-/// A refusal: the caller may not.
+/// A refusal: the caller may not join.
 const NOT_A_MEMBER: u16 = 110;
 
 impl Subsystem for Pools {
@@ -451,13 +416,11 @@ impl Subsystem for Pools {
 
     fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), StartError>> {
         let pools = Arc::downgrade(&self);
-        let env = self.node.env.clone();
-        let task = env.clone().spawn(Box::pin(async move {
+        let task = self.node.env.spawn(Box::pin(async move {
             loop {
                 let Some(own) = pools.upgrade() else { return };
                 let is_missing = own.look().await;
-                let again = sleep(&*env, if is_missing { LOOK_EVERY } else { CHECK_EVERY });
-                select(std::pin::pin!(own.has_news.notified()), again).await;
+                own.until_work(is_missing).await;
             }
         }));
         *self.looking.lock().expect("no holder of this lock panics") = Some(task);
@@ -469,20 +432,14 @@ impl Subsystem for Pools {
         if pools.is_empty() {
             return;
         }
-        let mut rows = Vec::new();
+        let row = |pool: &PoolOfNode| StatusRow {
+            name: format!("pool {}", pool.name),
+            text: pool.summary(),
+        };
+        let rows = pools.iter().map(row).collect();
         for pool in &pools {
-            let down = pool.states.iter().filter(|state| state.problem.is_some()).count();
-            let text = match &pool.problem {
-                Some(problem) => problem.clone(),
-                None if down > 0 => {
-                    let why = format!("pool {}: {down} of its members take no part", pool.name);
-                    status.warnings.push(why);
-                    format!("{} of {} members take part", pool.members - down, pool.members)
-                }
-                None if pool.is_primary => format!("{} members", pool.members),
-                None => "a backup of its primary".to_owned(),
-            };
-            rows.push(StatusRow { name: format!("pool {}", pool.name), text });
+            let warnings = pool.warnings().into_iter();
+            status.warnings.extend(warnings.map(|why| format!("pool {}: {why}", pool.name)));
         }
         let json = serde_json::to_value(&pools).unwrap_or_default();
         status.parts.insert("pools".into(), StatusPart { rows, json });

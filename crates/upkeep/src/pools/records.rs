@@ -34,8 +34,9 @@ pub struct GroupRecord {
     pub level: u8,
     /// Who knows it may join: 16 bytes in hexadecimal digits. Secret.
     pub token: String,
-    /// The founder of the pool, which is its primary.
-    pub primary: PeerRecord,
+    /// Who made the pool.
+    #[serde(alias = "primary")]
+    pub founder: PeerRecord,
     /// On the founder: those that have joined.
     #[serde(default)]
     pub joined: Vec<PeerRecord>,
@@ -206,7 +207,7 @@ mod tests {
             members: 3,
             level: 1,
             token: hex(&[7; 16]),
-            primary: PeerRecord::of(peer),
+            founder: PeerRecord::of(peer),
             joined: Vec::new(),
             is_made: false,
             is_leaving: false,
@@ -220,7 +221,7 @@ mod tests {
             io::ErrorKind::AlreadyExists
         );
         assert_eq!(record.pool_id(), Some([1; 16]));
-        assert_eq!(record.group.unwrap().primary.peer(), Some(peer));
+        assert_eq!(record.group.unwrap().founder.peer(), Some(peer));
         let old = r#"{"dir": "/srv/old", "pool": "00112233445566778899aabbccddeeff"}"#;
         fs::write(path_of(temp.path(), "old"), old).unwrap();
         assert_eq!(find(temp.path(), "old").unwrap().unwrap().group, None);

@@ -1,5 +1,5 @@
 //! Calls of a pool's file system (`atoll_pool::remote`) by processes of this machine: a mount and a server of files hand them to their
-//! node over its control socket, and the node calls the pool's primary, or is it.
+//! node over its control socket, and the node calls whoever is the pool's primary, or is it.
 //!
 //! | bytes of a request | |
 //! |---|---|
@@ -15,11 +15,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::{BoxFuture, timeout};
-use atoll_net::{CallError, Refusal, Reply, Request, Service};
+use atoll_env::BoxFuture;
+use atoll_net::{CallError, Refusal, Reply, Request};
 use atoll_node::{Client, ClientError};
+use atoll_pool::PoolId;
 use atoll_pool::remote::{METHODS, Route};
-use atoll_pool::{PoolId, addressed};
 use bytes::{Buf, Bytes};
 
 use super::{Pools, call};
@@ -147,20 +147,8 @@ pub(super) async fn answer(pools: &Pools, request: Bytes) -> Result<Bytes, Strin
     if !METHODS.contains(&request.method) {
         return Err("only calls of its file system are handed to a pool".into());
     }
-    let served = pools.served(&pool).ok_or("this node does not serve that pool now")?;
-    let Some(server) = &served.server else {
-        let Request { method, header, parts } = request;
-        let request = Request { method, header: addressed(&pool, &header), parts };
-        let primary = served.members.primary();
-        return Ok(to_answer(pools.node.transport.call(primary, request, limit).await));
-    };
-    let handled = server.handle(pools.local(), request);
-    let answer = match timeout(&*pools.node.env, limit, handled).await {
-        Ok(Ok(reply)) => Ok(reply),
-        Ok(Err(refusal)) => Err(CallError::Refused(refusal)),
-        Err(_) => Err(CallError::TimedOut),
-    };
-    Ok(to_answer(answer))
+    let member = pools.served(&pool).ok_or("this node does not serve that pool now")?;
+    Ok(to_answer(member.call(request, limit).await))
 }
 
 #[cfg(test)]
