@@ -6,14 +6,15 @@
 //! that its primary had when it began. So two logs are the same up to the last change of the older one's last epoch that both have
 //! (the log matching of Raft, section 5.3 of *In Search of an Understandable Consensus Algorithm*).
 //!
-//! The log begins after the last [`PoolChange::LogBegins`], which all members have.
+//! The log begins with the last [`PoolChange::LogBegins`]; all members have everything before it.
 
 use std::collections::BTreeMap;
 
 use crate::change::PoolChange;
 
-/// Changes that a log keeps; a member that lacks more has to be made anew. A guess: some days of work, and some hundred megabytes.
-const MAX_CHANGES: u64 = 4_000_000;
+/// Changes that a log keeps; a member that lacks more has to be made anew. A guess: some days of work. A member that gets all of them
+/// has them in memory at once, some hundred megabytes.
+const MAX_CHANGES: u64 = 1_000_000;
 
 /// See the module.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -37,8 +38,8 @@ impl ChangeLog {
 
     /// Forgets changes after `last`: others get their orders.
     pub(crate) fn cut(&mut self, last: u64) {
-        self.recent.split_off(&(last + 1));
-        self.epochs.split_off(&(last + 1));
+        self.recent.split_off(&last.saturating_add(1));
+        self.epochs.split_off(&last.saturating_add(1));
     }
 
     /// All members have the changes up to this one.

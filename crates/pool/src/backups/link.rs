@@ -216,10 +216,16 @@ impl BackupLink {
         }
     }
 
-    /// Whether it is a learner that has everything.
-    pub(crate) fn is_complete(&self) -> bool {
-        let state = self.state();
-        state.session.is_some() && state.part == LinkPart::Learning { is_complete: true }
+    /// Has all items wait for a learner that has everything: it is to be a member.
+    pub(crate) fn require_if_complete(&self) {
+        let mut state = self.state();
+        let is_there = self.env.now().since(state.heard) <= SUSPECT_AFTER;
+        if state.session.is_some()
+            && is_there
+            && state.part == (LinkPart::Learning { is_complete: true })
+        {
+            state.part = LinkPart::Member;
+        }
     }
 
     /// Whether it takes no part any more, as far as can be known.
@@ -597,7 +603,13 @@ impl BackupLink {
     }
 
     async fn beat_once(&self, session: GroupSession) {
-        let released = self.released(&self.state());
+        let released = {
+            let state = self.state();
+            if state.session != Some(session) {
+                return;
+            }
+            self.released(&state)
+        };
         let header = messages::encode(&Beat { session, released, map: self.said.map() });
         let header = addressed(&self.said.pool, &header);
         let request = Request { method: BEAT, header, parts: Vec::new() };

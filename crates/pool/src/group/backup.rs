@@ -13,6 +13,7 @@
 //! member when it becomes the primary. A run without a session may have lost bytes that were answered, with its machine's memory.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ use crate::turns::Turns;
 const WAIT_FOR_EARLIER: Duration = Duration::from_millis(500);
 /// A primary that has not called for so long is said to be away.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
+/// How often a primary counts as heard of that begins a session.
+const HEAR_EVERY: Duration = Duration::from_millis(100);
 /// A run that has not been spoken to waits so long before it proposes itself.
 const RESTARTED_WAITS: Duration = Duration::from_secs(1);
 /// The most items of a session that are under way.
@@ -112,8 +115,6 @@ pub(super) struct Backup<D: Disk> {
     found: LogStand,
     /// Whether it may have lost changes, with its index.
     is_doubtful: bool,
-    /// A newer map was heard of, or the member has failed.
-    pub(super) has_news: Notify,
     state: Mutex<BackupState<D>>,
     /// Shared by items under way; a session begins alone.
     under_way: Turns,
@@ -136,7 +137,6 @@ impl<D: Disk> Backup<D> {
             founding: founding.clone(),
             found,
             is_doubtful,
-            has_news: Notify::default(),
             state: Mutex::new(BackupState {
                 phase: Phase::Unrecovered(Box::new(unrecovered)),
                 sessions: 0,
@@ -217,14 +217,15 @@ impl<D: Disk> Backup<D> {
             state.map = map.clone();
             // Its primary has time to call.
             state.heard = self.env.now();
-            drop(state);
-            self.has_news.notify();
         }
     }
 
     /// Whether it could be the primary, and should be.
     pub(super) fn stand(&self) -> Standing {
-        let state = self.state();
+        self.standing(&self.state())
+    }
+
+    fn standing(&self, state: &BackupState<D>) -> Standing {
         let silence = self.env.now().since(state.heard);
         let is_member = state.map.members.contains(&self.local.id) && !self.is_doubtful;
         match (&state.phase, state.sessions) {
@@ -244,15 +245,16 @@ impl<D: Disk> Backup<D> {
         self.env.now().since(self.state().heard) > SUSPECT_AFTER
     }
 
-    /// Answers nothing of this epoch any more: this member proposes the next one. False if the primary was heard of meanwhile.
-    pub(super) fn give_up(&self, epoch: u64) -> bool {
+    /// Answers nothing of the present epoch any more: this member proposes the next one. Returns the map of the present one; none if
+    /// it does not stand like that any more, since a primary was heard of meanwhile.
+    pub(super) fn give_up(&self, standing: Standing) -> Option<PoolMap> {
         let mut state = self.state();
-        if state.map.epoch != epoch || self.env.now().since(state.heard) <= SUSPECT_AFTER {
-            return false;
+        if self.standing(&state) != standing {
+            return None;
         }
-        state.given_up = epoch;
+        state.given_up = state.map.epoch;
         state.session = None;
-        true
+        Some(state.map.clone())
     }
 
     /// Ends its work as a follower, to be the primary. Everything that it was called for has ended.
@@ -285,8 +287,6 @@ impl<D: Disk> Backup<D> {
         let mut state = self.state();
         state.phase = Phase::Failed(problem.clone());
         state.session = None;
-        drop(state);
-        self.has_news.notify();
         Refusal::new(refused::DISK, problem)
     }
 
@@ -310,7 +310,14 @@ impl<D: Disk> Backup<D> {
         if map.primary != from || !map.is_sound(&self.founding) {
             return Err(Refusal::new(Refusal::MALFORMED, "a map that names another primary"));
         }
-        let _alone = self.under_way.write(0).await;
+        let mut alone = pin!(self.under_way.write(0));
+        let _alone = loop {
+            // A sync under way may take long: the caller is there all the same.
+            self.hear(&mut self.state(), &map)?;
+            if let Ok(alone) = timeout(&*self.env, HEAR_EVERY, alone.as_mut()).await {
+                break alone;
+            }
+        };
         let member = {
             let mut state = self.state();
             self.hear(&mut state, &map)?;
@@ -359,8 +366,8 @@ impl<D: Disk> Backup<D> {
             state.session = Some(session);
             state.items.clear();
             state.answered = 0;
+            state.released = 0;
         }
-        self.has_news.notify();
         self.note_released(session, released);
         Ok(Reply::default())
     }
@@ -372,7 +379,6 @@ impl<D: Disk> Backup<D> {
         }
         if map.epoch > state.map.epoch {
             state.map = map.clone();
-            self.has_news.notify();
         }
         state.heard = self.env.now();
         Ok(())

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use futures_util::future::select;
 
 use super::primary::Primary;
 use super::{ASK_LIMIT, Seat};
+use crate::backups::BackupLink;
 use crate::disk::Disk;
 use crate::map::PoolMap;
 
@@ -55,13 +57,18 @@ pub(super) struct Membership<D: Disk> {
     is_unresolved: bool,
     /// Since when it may not answer.
     silenced: Option<Instant>,
+    is_beginning_log: Arc<AtomicBool>,
 }
 
 impl<D: Disk> Membership<D> {
     /// Looks after the members, as long as this one is the primary.
     pub(super) async fn keep(seat: Weak<Seat<D>>, primary: Arc<Primary<D>>) {
-        let mut membership =
-            Membership { primary: primary.clone(), is_unresolved: false, silenced: None };
+        let mut membership = Membership {
+            primary: primary.clone(),
+            is_unresolved: false,
+            silenced: None,
+            is_beginning_log: Arc::default(),
+        };
         loop {
             let look = sleep(&*primary.env, LOOK_EVERY);
             select(pin!(primary.backups.has_news().notified()), look).await;
@@ -86,12 +93,27 @@ impl<D: Disk> Membership<D> {
                 Some(Err(error)) => tracing::debug!("the pool's map: {error}"),
                 None => {}
             }
-            if membership.may_begin_log(seat.founding.peers().len())
-                && let Err(errno) = primary.member.begin_log().await
-            {
+            membership.begin_log();
+        }
+    }
+
+    /// Has the log begin anew if it is long and all members have everything; beside this task, which may have to leave one of them out.
+    fn begin_log(&self) {
+        let Primary { backups, member, env, .. } = &*self.primary;
+        let is_long = member.changes_so_far().saturating_sub(member.log().after) > LOG_LENGTH;
+        let is_whole = self.primary.is_ready()
+            && backups.map().members.len() == backups.links.len() + 1
+            && backups.members_to_mend().is_empty();
+        if !is_long || !is_whole || self.is_beginning_log.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (member, is_beginning) = (member.clone(), self.is_beginning_log.clone());
+        env.spawn(Box::pin(async move {
+            if let Err(errno) = member.begin_log().await {
                 tracing::debug!("the log is not begun anew: {errno}");
             }
-        }
+            is_beginning.store(false, Ordering::SeqCst);
+        }));
     }
 
     /// The map that is to be proposed, if any.
@@ -99,15 +121,18 @@ impl<D: Disk> Membership<D> {
         let Primary { backups, run, .. } = &*self.primary;
         let map = backups.map();
         if self.primary.is_ready() {
-            for link in backups.links.iter().filter(|link| link.is_complete()) {
-                link.require();
-            }
+            backups.links.iter().for_each(|link| link.require_if_complete());
         }
         let mut members: BTreeSet<PeerId> = [map.primary].into();
         let stay = backups.links.iter().filter(|link| link.is_member() && !link.is_gone());
         members.extend(stay.map(|link| link.peer.id));
-        let is_wanted = self.is_unresolved || members != map.members;
-        let epoch = map.epoch + 1;
+        let is_required = |link: &&Arc<BackupLink>| link.is_member();
+        let mut required = backups.links.iter().filter(is_required);
+        let is_wanted = self.is_unresolved
+            || members != map.members
+            // It was to be a member, and is gone again: everything waits for it until the next map.
+            || required.any(|link| !map.members.contains(&link.peer.id));
+        let epoch = map.epoch.saturating_add(1);
         is_wanted.then_some(PoolMap { epoch, run: *run, members, ..map })
     }
 
@@ -142,15 +167,5 @@ impl<D: Disk> Membership<D> {
             backups.set_map(decided);
         }
         true
-    }
-
-    /// Whether all members have everything, and the log is long.
-    fn may_begin_log(&self, members: usize) -> bool {
-        let Primary { backups, member, .. } = &*self.primary;
-        let begins = member.log().after;
-        self.primary.is_ready()
-            && backups.map().members.len() == members
-            && member.changes_so_far().saturating_sub(begins) > LOG_LENGTH
-            && backups.members_to_mend().is_empty()
     }
 }

@@ -247,7 +247,7 @@ impl<D: Disk> GroupMember<D> {
             Some(lead) => {
                 let member = &lead.primary.member;
                 let ended = timeout(&*member.env, END_LIMIT, member.checkpoint()).await;
-                member.close();
+                lead.primary.close();
                 ended.unwrap_or(Err(Errno::ETIMEDOUT))
             }
             None => self.seat.backup.end().await,
@@ -293,7 +293,7 @@ impl<D: Disk> Seat<D> {
     /// Becomes the primary, if the primary is gone and nobody else has become it.
     async fn propose_itself(self: &Arc<Self>, standing: Standing) -> Result<(), OpenError> {
         let local = self.transport.local().id;
-        let current = self.backup.map();
+        let Some(current) = self.backup.give_up(standing) else { return Ok(()) };
         let (members, verifier) = match standing {
             Standing::Content => return Ok(()),
             // Bytes may have been lost with the memory of its machine.
@@ -304,18 +304,10 @@ impl<D: Disk> Seat<D> {
                 (members, current.verifier)
             }
         };
-        if !self.backup.give_up(current.epoch) {
-            return Ok(());
-        }
-        let epoch = current.epoch + 1;
-
+        let epoch = current.epoch.saturating_add(1);
         let map = PoolMap { epoch, primary: local, run: self.run, verifier, members };
-        // Until that is known nobody is followed: it may be decided at any time.
-        let decided = loop {
-            if let Ok(decided) = self.maps.propose(&map, ASK_LIMIT).await {
-                break decided;
-            }
-        };
+        // It may be decided at any time from now on: until it is known, the primary of this epoch is answered no more.
+        let Ok(decided) = self.maps.propose(&map, ASK_LIMIT).await else { return Ok(()) };
         self.backup.note_map(&decided);
         if decided != map {
             return Ok(());
@@ -352,9 +344,14 @@ impl<D: Disk> Seat<D> {
         match member.followed() {
             Some(_) => inherit(&member, &backups, began).await.map_err(failed)?,
             None => {
-                member.lead(backups);
+                member.lead(backups.clone());
                 member.change(began).await.map_err(failed)?;
             }
+        }
+        // With what was inherited. No mark is cleared before clients are served.
+        let marks = member.marks().all();
+        for link in backups.links.iter().filter(|link| link.is_member()) {
+            link.begin_mend(marks.clone());
         }
         let fs = Arc::new(PoolFs::of_primary(member));
         let server = RemoteServer::remembering(self.env.clone(), fs, map.verifier);
@@ -369,7 +366,7 @@ impl<D: Disk> Seat<D> {
     /// A map was decided by which another member is the primary.
     fn end_lead(&self, primary: &Arc<Primary<D>>, decided: &PoolMap) {
         self.backup.note_map(decided);
-        primary.member.close();
+        primary.close();
         let mut lead = self.lead();
         if lead.as_ref().is_some_and(|lead| Arc::ptr_eq(&lead.primary, primary)) {
             *lead = None;

@@ -76,6 +76,13 @@ impl<D: Disk> Primary<D> {
         self.member.followed().is_none()
     }
 
+    /// Stops the work: whatever is under way fails.
+    pub(super) fn close(&self) {
+        self.member.close();
+        // The member may not know them yet.
+        self.backups.close();
+    }
+
     pub(super) fn status(&self) -> Vec<MemberStatus> {
         let own = MemberStatus {
             peer: self.transport.local(),
@@ -113,7 +120,6 @@ impl<D: Disk> Primary<D> {
         if is_member && !is_trusted {
             return Err(LinkEnd::Interrupted("it was restarted".into()));
         }
-        let is_resumed = link.trusted_run() == Some(stands.run);
         // In this order: what is released, and was withdrawn, is so by a change up to `last`.
         let released = self.backups.released();
         let last = self.member.changes_so_far();
@@ -132,7 +138,7 @@ impl<D: Disk> Primary<D> {
         }
         let mut withdrawn = Vec::new();
         if stands.applied < common {
-            self.scan(stands.applied, last, |change| match change {
+            self.scan(common, last, |change| match change {
                 PoolChange::Withdrawn { order } if *order <= common => withdrawn.push(*order),
                 _ => {}
             })
@@ -145,9 +151,6 @@ impl<D: Disk> Primary<D> {
         let begin =
             BeginSession { session, map, last: common, released: released_of_it, withdrawn };
         self.call(link.peer, BEGIN, messages::encode(&begin), BEGIN_LIMIT).await?;
-        if is_member && !is_resumed {
-            link.begin_mend(self.member.marks().all());
-        }
         if !link.open(session, common, is_member) {
             return Err(LinkEnd::Lost("its part has changed".into()));
         }
@@ -180,7 +183,9 @@ impl<D: Disk> Primary<D> {
         while at < last {
             let changes = self.member.logged(at, last);
             let changes = changes.map_err(|errno| LinkEnd::Lost(format!("the log: {errno}")))?;
-            let Some(upto) = changes.keys().next_back().copied() else { break };
+            let Some(upto) = changes.keys().next_back().copied() else {
+                return Err(LinkEnd::Lost("a change is just being decided".into()));
+            };
             changes.values().for_each(&mut look);
             at = upto;
             atoll_env::yield_now().await;
@@ -217,6 +222,23 @@ impl<D: Disk> Primary<D> {
         Ok(has)
     }
 
+    /// Hands over all changes of the log after one up to another one, also those that are just being decided.
+    async fn hand_whole_log(
+        &self,
+        link: &Arc<BackupLink>,
+        session: GroupSession,
+        mut has: u64,
+        last: u64,
+    ) -> DiskResult<()> {
+        loop {
+            has = self.hand_log(link, session, has, last).await?;
+            if has >= last || link.session() != Some(session) {
+                return Ok(());
+            }
+            sleep(&*self.env, RETRY_EVERY).await;
+        }
+    }
+
     /// A member gets the changes that it lacks, and the ranges that it may have otherwise.
     async fn complete_member(
         &self,
@@ -224,7 +246,7 @@ impl<D: Disk> Primary<D> {
         session: GroupSession,
         (common, last): (u64, u64),
     ) -> DiskResult<()> {
-        self.hand_log(link, session, common, last).await?;
+        self.hand_whole_log(link, session, common, last).await?;
         // What is inherited is made without the locks that keep files as they are while they are handed over.
         while !self.is_ready() {
             if self.member.has_failed() {
@@ -260,7 +282,7 @@ impl<D: Disk> Primary<D> {
         link.begin_learning(session);
         // What was decided before is in the log, or was handed over by the one that decides it.
         let last = self.member.changes_so_far();
-        self.hand_log(link, session, has, last).await?;
+        self.hand_whole_log(link, session, has, last).await?;
         link.limit_releases(session, None);
         let remembered = self.member.marks().since_all_had_everything().clone();
         link.begin_mend(remembered);

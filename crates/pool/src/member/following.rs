@@ -22,7 +22,7 @@ pub(crate) struct FollowedChanges {
     pub(crate) applied: u64,
     /// Those after it that are in the journal.
     pub(crate) pending: BTreeMap<u64, PoolChange>,
-    /// Some of those that were withdrawn, by changes that may not be in the journal yet.
+    /// Those that were withdrawn, by changes that may not be in the journal yet.
     pub(crate) withdrawn: BTreeSet<u64>,
 }
 
@@ -37,18 +37,20 @@ impl FollowedChanges {
     fn next(&self, released: u64) -> Option<(u64, Option<PoolChange>)> {
         let next = self.applied + 1;
         let change = self.pending.get(&next).filter(|_| next <= released)?;
-        let is_withdrawn = self.withdrawn.contains(&next)
-            || self
-                .pending
-                .values()
-                .any(|other| matches!(other, PoolChange::Withdrawn { order } if *order == next));
+        let is_withdrawn = self.withdrawn.contains(&next);
         Some((next, (!is_withdrawn).then(|| change.clone())))
     }
 
     /// Forgets all that is known of changes after `last`: their orders are given to others.
     fn cut(&mut self, last: u64) {
-        self.pending.split_off(&(last + 1));
-        self.withdrawn.split_off(&(last + 1));
+        self.pending.split_off(&last.saturating_add(1));
+        // By changes that are still there: others may have been withdrawn by changes that are forgotten.
+        self.withdrawn = self.pending.values().filter_map(withdrawn_by).collect();
+    }
+
+    fn add(&mut self, order: u64, change: PoolChange) {
+        self.withdrawn.extend(withdrawn_by(&change));
+        self.pending.insert(order, change);
     }
 }
 
@@ -87,7 +89,7 @@ impl<D: Disk> PoolMember<D> {
         if let PoolChange::Make { id, .. } = &change {
             self.next.fetch_max(id.count() + 1, Ordering::SeqCst);
         }
-        self.with_followed(|followed| followed.pending.insert(order, change)).map(|_| ())
+        self.with_followed(|followed| followed.add(order, change))
     }
 
     /// Makes all changes up to `released` that are in the journal.
@@ -107,7 +109,7 @@ impl<D: Disk> PoolMember<D> {
                 let _moving = self.whole.write(super::whole::MOVES).await;
                 self.note_decided(&change, self.journal.written());
                 if change == PoolChange::LogBegins {
-                    self.log().begin_after(order);
+                    self.log().begin_after(order - 1);
                 }
                 if let Err(errno) = self.apply(&change, Decided::Elsewhere).await {
                     tracing::error!("change {order} of the primary cannot be made: {errno}");
@@ -152,6 +154,14 @@ impl<D: Disk> PoolMember<D> {
     }
 }
 
+/// The change that another one withdraws.
+fn withdrawn_by(change: &PoolChange) -> Option<u64> {
+    match change {
+        PoolChange::Withdrawn { order } => Some(*order),
+        _ => None,
+    }
+}
+
 /// Which of the changes that a journal has are to be made, and which are to wait.
 pub(super) fn split_released(
     mut all: BTreeMap<u64, PoolChange>,
@@ -160,11 +170,7 @@ pub(super) fn split_released(
 ) -> (BTreeMap<u64, PoolChange>, BTreeMap<u64, PoolChange>, BTreeSet<u64>) {
     let _lost = all.split_off(&last.saturating_add(1));
     let waiting = all.split_off(&released.saturating_add(1));
-    let withdrawn = all.values().chain(waiting.values()).filter_map(|change| match change {
-        PoolChange::Withdrawn { order } => Some(*order),
-        _ => None,
-    });
-    let withdrawn = withdrawn.collect();
+    let withdrawn = all.values().chain(waiting.values()).filter_map(withdrawn_by).collect();
     (all, waiting, withdrawn)
 }
 
@@ -178,12 +184,12 @@ mod tests {
     fn a_change_with_the_order_of_a_withdrawn_one_that_was_cut_off_is_made() {
         let change = |mark| PoolChange::Marked { id: FileId(7), marks: vec![mark] };
         let mut followed = FollowedChanges { applied: 4, ..FollowedChanges::default() };
-        followed.pending.insert(5, change(1));
+        followed.add(5, change(1));
         followed.withdrawn.insert(5);
         assert_eq!(followed.next(5), Some((5, None)));
         followed.cut(4);
         assert_eq!((followed.last(), followed.next(5)), (4, None));
-        followed.pending.insert(5, change(2));
+        followed.add(5, change(2));
         assert_eq!(followed.next(5), Some((5, Some(change(2)))));
         assert_eq!(followed.next(4), None, "it is not released");
     }

@@ -51,6 +51,7 @@ use crate::turns::{Turn, Turns};
 pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub use leaving::LeaveReport;
+use opening::last_of_unbroken;
 pub use opening::{
     CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
     is_in_use, leave, read_members, read_settings,
@@ -326,21 +327,20 @@ impl<D: Disk> PoolMember<D> {
         self.log.lock().expect("no holder of this lock panics")
     }
 
-    /// Some changes of the log after `after`, in their order; those up to `last` that are missing are on their way into it.
+    /// The next changes of the log after `after`, up to `last` at most, without a gap: one that is just being decided may not be there
+    /// yet.
     pub(crate) fn logged(&self, after: u64, last: u64) -> DiskResult<BTreeMap<u64, PoolChange>> {
-        let written =
-            self.index.logged(after, MAX_LOGGED).map_err(|error| self.index_failed(&error))?;
-        let upto = match written.len() {
-            MAX_LOGGED => written.keys().next_back().copied().unwrap_or(last).min(last),
-            _ => last,
-        };
-        let mut changes = written;
-        if after < upto {
+        // In this order: what a checkpoint takes out of the log is in the index before.
+        let recent: Vec<(u64, PoolChange)> = {
             let log = self.log();
-            let recent = log.recent.range(after + 1..=upto).take(MAX_LOGGED);
-            changes.extend(recent.map(|(order, change)| (*order, change.clone())));
-        }
-        changes.split_off(&upto.saturating_add(1));
+            let recent = log.recent.range(after.saturating_add(1)..).take(MAX_LOGGED);
+            recent.map(|(order, change)| (*order, change.clone())).collect()
+        };
+        let mut changes =
+            self.index.logged(after, MAX_LOGGED).map_err(|error| self.index_failed(&error))?;
+        changes.extend(recent);
+        let unbroken = last_of_unbroken(after, &changes).min(last);
+        changes.split_off(&unbroken.saturating_add(1));
         Ok(changes)
     }
 
@@ -348,13 +348,19 @@ impl<D: Disk> PoolMember<D> {
         self.backups.lock().expect("no holder of this lock panics").clone()
     }
 
-    /// All members of the pool have all changes: their logs begin after this one, and only marks of now are remembered.
+    /// If all founding members have everything: their logs begin with a change that says so, and only marks of now are remembered.
     pub(crate) async fn begin_log(self: &Arc<Self>) -> DiskResult<()> {
-        self.wait_for_backups().await?;
+        self.journal.check()?;
         // No mark is made or cleared meanwhile.
         let _alone = self.whole.write(whole::BARRIER).await;
+        let Some(backups) = self.backups() else { return Ok(()) };
+        let founding = self.members.as_ref().map_or(0, |members| members.peers().len());
+        if backups.map().members.len() != founding || !backups.members_to_mend().is_empty() {
+            return Ok(());
+        }
         let order = self.decide(&PoolChange::LogBegins).await?;
-        self.log().begin_after(order);
+        // This one itself may be lost on some: who lacks it has all before it.
+        self.log().begin_after(order - 1);
         self.finish(order);
         Ok(())
     }

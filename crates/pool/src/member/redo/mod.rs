@@ -108,7 +108,7 @@ impl<D: Disk> PoolMember<D> {
             for (order, change) in &made {
                 self.marks().note(change);
                 if *change == PoolChange::LogBegins {
-                    self.log().begin_after(*order);
+                    self.log().begin_after(*order - 1);
                 }
             }
         }

@@ -121,3 +121,45 @@ fn a_primary_that_was_stopped_finds_out_before_it_answers() {
     assert_eq!(text, "made elsewhere");
     group.settle_and_compare().unwrap();
 }
+
+/// All have everything before the change with which logs begin, also who lacks that change itself.
+#[test]
+fn members_that_die_while_the_log_begins_anew_come_back() {
+    for_each_seed(8, |seed| {
+        let mut group = Group::new(seed, 1);
+        let [_, backup, other] = group.roles();
+        let (fs, mounted) = (group.fs(), group.mount(other));
+        let make = async {
+            for number in 0..1010 {
+                fs.mkdir(me(), ROOT, format!("dir-{number}").as_bytes(), 0o755).await.unwrap();
+            }
+        };
+        group.sim.block_on(LONG, make).unwrap();
+        for at in MEMBERS {
+            group.disks[at].set_latency(seed, Duration::from_millis(8));
+        }
+        let make = async {
+            for number in 0..20 {
+                fs.mkdir(me(), ROOT, format!("more-{number}").as_bytes(), 0o755).await.unwrap();
+            }
+        };
+        group.sim.block_on(LONG, make).unwrap();
+        drop(fs);
+        group.sim.run_for(Duration::from_millis(seed * 6));
+        group.kill(backup, InFlight::Lost);
+        let ((), took) = stall(&group, write_file(&*mounted, "file", "made without it"));
+        assert!(took < Duration::from_secs(1), "seed {seed}: {took:?}");
+        if seed % 2 == 1 {
+            for at in MEMBERS {
+                group.lose_power(at, Loss::Ordered, seed);
+            }
+        }
+        for at in MEMBERS {
+            group.disks[at].set_latency(seed, Duration::ZERO);
+            if !group.is_up(at) {
+                group.restart(at);
+            }
+        }
+        group.settle_and_compare()
+    });
+}
