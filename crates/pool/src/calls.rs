@@ -106,7 +106,7 @@ pub(crate) struct DoneCall {
     pub(crate) file: Option<(FileId, FileKind)>,
 }
 
-/// What is known of a call.
+/// Whether a call has made its change, as far as this member remembers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum KnownCall {
     /// Nothing: it has made no change.
@@ -282,7 +282,7 @@ impl DoneCalls {
     }
 }
 
-/// Kinds by their numbers in records.
+/// Kinds by their numbers, in records and in calls over the network.
 const KINDS: [FileKind; 7] = [
     FileKind::Regular,
     FileKind::Directory,
@@ -293,8 +293,14 @@ const KINDS: [FileKind; 7] = [
     FileKind::BlockDevice,
 ];
 
-fn kind_number(kind: FileKind) -> u8 {
+/// The number of a kind.
+pub(crate) fn kind_number(kind: FileKind) -> u8 {
     KINDS.iter().position(|known| *known == kind).expect("all kinds have numbers") as u8
+}
+
+/// The kind of a number; none for one that no kind has.
+pub(crate) fn numbered_kind(number: u8) -> Option<FileKind> {
+    KINDS.get(usize::from(number)).copied()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! map         who the primary is and which members have everything: decided by a majority of voters
 //! messages    what a primary and the others say to each other, as bytes
 //! pool_map    who the primary is and which members have everything
-//! members     the list of the members, which does not change
+//! members     the list of the founding members, which does not change
 //! routing     which pool a call is about
 //! held        files that somebody holds, and open nodes
 //! turns       locks by number

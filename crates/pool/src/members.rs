@@ -1,4 +1,4 @@
-//! Who the members of a pool are: lines of text, the primary first.
+//! Who the founding members of a pool are: lines of text, the founder first.
 //!
 //! ```text
 //! atoll pool members 1
@@ -15,7 +15,7 @@ use data_encoding::HEXLOWER;
 const FIRST_LINE: &str = "atoll pool members 1";
 const LAST_LINE: &str = "end\n";
 
-/// The members of a pool of several, which do not change. The first is the *primary*: it decides all changes.
+/// The founding members of a pool of several, which do not change. The first is the *founder*: the node on which the pool was made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolMembers {
     peers: Vec<Peer>,
@@ -25,7 +25,7 @@ impl PoolMembers {
     /// The most members.
     pub const MAX: usize = 16;
 
-    /// These members, the primary first; none if there are not between 2 and [`PoolMembers::MAX`], or one is named twice.
+    /// These members, the founder first; none if there are not between 2 and [`PoolMembers::MAX`], or one is named twice.
     pub fn new(peers: Vec<Peer>) -> Option<PoolMembers> {
         let is_twice =
             |(at, peer): (usize, &Peer)| peers[..at].iter().any(|other| other.id == peer.id);
@@ -33,17 +33,12 @@ impl PoolMembers {
         (is_sound && !peers.iter().enumerate().any(is_twice)).then_some(PoolMembers { peers })
     }
 
-    /// The member that decides all changes.
-    pub fn primary(&self) -> Peer {
+    /// The node on which the pool was made.
+    pub fn founder(&self) -> Peer {
         self.peers[0]
     }
 
-    /// The members that follow it.
-    pub fn backups(&self) -> &[Peer] {
-        &self.peers[1..]
-    }
-
-    /// All of them, the primary first.
+    /// All of them, the founder first.
     pub fn peers(&self) -> &[Peer] {
         &self.peers
     }

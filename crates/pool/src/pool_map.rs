@@ -33,7 +33,7 @@ impl PoolMap {
     /// The map with which a pool begins: the first of the list is primary, all are members.
     pub fn first(founding: &PoolMembers) -> PoolMap {
         let members = founding.peers().iter().map(|peer| peer.id).collect();
-        PoolMap { epoch: 1, primary: founding.primary().id, run: 0, verifier: 0, members }
+        PoolMap { epoch: 1, primary: founding.founder().id, run: 0, verifier: 0, members }
     }
 
     /// Whether it can be a map of this pool at all.

@@ -129,10 +129,10 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
     let settings = settings.map_err(|error| failure(&error, &what))?;
     let members = atoll_pool::read_members(&disk(&dir, &what)?).await;
     let group = members.map_err(|error| failure(&error, &what))?.map(|members| GroupRecord {
-        members: members.backups().len() + 1,
+        members: members.peers().len(),
         level: settings.level,
         token: hex(&[0; 16]),
-        founder: PeerRecord::of(members.primary()),
+        founder: PeerRecord::of(members.founder()),
         joined: Vec::new(),
         is_made: true,
         is_leaving: false,

@@ -21,7 +21,7 @@ use crate::units;
   atoll pool status --json | jq -r .dir
   atoll pool status --json | jq -r .group.primary
 
-Of a pool of several, `group` has its epoch (which counts up when a member goes or comes), its primary, and `states`: on the
+For a pool of several machines, `group` gives the epoch (a number that grows whenever a member goes or comes), the primary, and `states`: on the
 primary one of each member, on another node its own. A member takes part, is brought up to date, or is away.")]
 pub(super) struct Args {
     /// One JSON object a line

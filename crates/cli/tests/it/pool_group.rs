@@ -137,12 +137,12 @@ impl Drop for Team {
     }
 }
 
-/// What the files of a [`Writer`] hold.
+/// The text that a [`Writer`] puts into each of its files.
 fn contents_of(file: usize) -> String {
     format!("this is file {file}\n").repeat(1 + file % 400)
 }
 
-/// What a [`Writer`] and others know of its work.
+/// The state that a [`Writer`] shares with the test: how far it is, and when it is to end.
 #[derive(Default)]
 struct Written {
     /// Files 0 to this one, without it, were written and synced.

@@ -19,7 +19,7 @@ use atoll_vfs::Errno;
 use bytes::Bytes;
 use futures_channel::oneshot;
 
-use super::Said;
+use super::PrimaryAnnouncement;
 use crate::disk::DiskResult;
 use crate::layout::FileId;
 use crate::marks::MarkTable;
@@ -30,7 +30,7 @@ use crate::routing::addressed;
 
 /// How long an answer of a member to a call is a promise, counted from the call's sending.
 pub(crate) const LEASE: Duration = Duration::from_millis(250);
-/// Who has been silent for so long may be dead. Longer than [`LEASE`], also by a clock that runs a tenth faster.
+/// A member that has answered nothing for this long may be dead. It is longer than [`LEASE`], also by a clock that runs a tenth faster.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(300);
 
 /// A call that takes so long is made again: it may have been lost. A member whose disk is slow is still at work on the first one.
@@ -46,19 +46,19 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 /// A change, or bytes of a file.
 #[derive(Debug)]
-pub(crate) struct Item {
+pub(crate) struct HandedItem {
     pub(crate) what: ItemKind,
     /// Bytes of a file.
     pub(crate) bytes: Bytes,
 }
 
-struct Waiting {
-    item: Arc<Item>,
+struct QueuedItem {
+    item: Arc<HandedItem>,
     since: Instant,
     done: oneshot::Sender<()>,
 }
 
-/// What an other member is in the group.
+/// The part that another member has in the group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LinkPart {
     /// It gets what it lacks, and nothing else.
@@ -87,7 +87,7 @@ struct LinkState {
     session: Option<GroupSession>,
     part: LinkPart,
     next_number: u64,
-    queue: BTreeMap<u64, Waiting>,
+    queue: BTreeMap<u64, QueuedItem>,
     report: Option<BackupReport>,
     /// When it answered last, or was first to be reached.
     heard: Instant,
@@ -116,7 +116,7 @@ pub(crate) struct BackupLink {
     pub(crate) peer: Peer,
     env: Env,
     transport: Arc<dyn Transport>,
-    said: Arc<Said>,
+    said: Arc<PrimaryAnnouncement>,
     state: Mutex<LinkState>,
     /// The link went down.
     pub(crate) went_down: Notify,
@@ -127,7 +127,7 @@ impl BackupLink {
         env: &Env,
         transport: &Arc<dyn Transport>,
         peer: Peer,
-        said: Arc<Said>,
+        said: Arc<PrimaryAnnouncement>,
         is_member: bool,
     ) -> BackupLink {
         let state = LinkState {
@@ -181,7 +181,7 @@ impl BackupLink {
     }
 
     /// It is to be a member: all items wait for it from now on.
-    pub(crate) fn require(&self) {
+    pub(super) fn require(&self) {
         self.state().part = LinkPart::Member;
     }
 
@@ -255,7 +255,7 @@ impl BackupLink {
 
     /// Hands something to a member that takes part; resolves when it has it, or takes part no more. [`Errno::EIO`] as for
     /// [`super::Backups::hand`].
-    pub(super) async fn hand(self: &Arc<Self>, item: Arc<Item>) -> DiskResult<()> {
+    pub(super) async fn hand(self: &Arc<Self>, item: Arc<HandedItem>) -> DiskResult<()> {
         let done = {
             let mut state = self.state();
             match (state.is_closed, state.part) {
@@ -270,7 +270,7 @@ impl BackupLink {
     }
 
     /// Hands something to this one alone, in whatever session there is if it is a member; resolves as [`BackupLink::hand`].
-    pub(crate) async fn give(self: &Arc<Self>, item: Arc<Item>) -> DiskResult<()> {
+    pub(crate) async fn give(self: &Arc<Self>, item: Arc<HandedItem>) -> DiskResult<()> {
         let done = {
             let mut state = self.state();
             if state.is_closed || state.session.is_none() && state.part != LinkPart::Member {
@@ -285,7 +285,7 @@ impl BackupLink {
     pub(crate) async fn hand_over(
         self: &Arc<Self>,
         session: GroupSession,
-        item: Arc<Item>,
+        item: Arc<HandedItem>,
     ) -> DiskResult<()> {
         let done = {
             let mut state = self.state();
@@ -297,12 +297,16 @@ impl BackupLink {
         done.await.map_err(|oneshot::Canceled| Errno::EIO)
     }
 
-    fn enqueue(self: &Arc<Self>, state: &mut LinkState, item: Arc<Item>) -> oneshot::Receiver<()> {
+    fn enqueue(
+        self: &Arc<Self>,
+        state: &mut LinkState,
+        item: Arc<HandedItem>,
+    ) -> oneshot::Receiver<()> {
         let number = state.next_number;
         state.next_number += 1;
         let (sender, done) = oneshot::channel();
         let since = self.env.now();
-        state.queue.insert(number, Waiting { item: item.clone(), since, done: sender });
+        state.queue.insert(number, QueuedItem { item: item.clone(), since, done: sender });
         if let Some(session) = state.session {
             self.carry(session, number, item);
         }
@@ -311,14 +315,14 @@ impl BackupLink {
 
     /// Whether bytes or a sync are on their way.
     pub(super) fn has_bytes_waiting(&self) -> bool {
-        let is_append = |waiting: &Waiting| matches!(waiting.item.what, ItemKind::Append { .. });
+        let is_append = |waiting: &QueuedItem| matches!(waiting.item.what, ItemKind::Append { .. });
         self.state().queue.values().any(|waiting| !is_append(waiting))
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
         let state = self.state();
         let Some(report) = state.report else { return u64::MAX };
-        let taken = |waiting: &Waiting| match waiting.item.what {
+        let taken = |waiting: &QueuedItem| match waiting.item.what {
             ItemKind::Allocate { len, .. } => len,
             _ => waiting.item.bytes.len() as u64,
         };
@@ -327,10 +331,10 @@ impl BackupLink {
     }
 
     /// Sends an item until the member has it, or the session has ended.
-    fn carry(self: &Arc<Self>, session: GroupSession, number: u64, item: Arc<Item>) {
+    fn carry(self: &Arc<Self>, session: GroupSession, number: u64, item: Arc<HandedItem>) {
         let link = self.clone();
         self.env.spawn(Box::pin(async move {
-            let Item { what, bytes } = &*item;
+            let HandedItem { what, bytes } = &*item;
             loop {
                 let (answered, released) = {
                     let state = link.state();
@@ -596,7 +600,7 @@ impl BackupLink {
         let (state, now) = (self.state(), self.env.now());
         let is_sync =
             |what: &ItemKind| matches!(what, ItemKind::Sync { .. } | ItemKind::SyncAll { .. });
-        let is_late = |waiting: &Waiting| {
+        let is_late = |waiting: &QueuedItem| {
             now.since(waiting.since) > LEARNER_LIMIT && !is_sync(&waiting.item.what)
         };
         matches!(state.part, LinkPart::Learning { .. }) && state.queue.values().any(is_late)
@@ -643,7 +647,7 @@ impl LinkState {
     }
 
     /// It takes part no more. Returns what waited for it.
-    fn leave(&mut self) -> Vec<Waiting> {
+    fn leave(&mut self) -> Vec<QueuedItem> {
         self.part = LinkPart::CatchingUp;
         self.session = None;
         self.run = None;
@@ -654,7 +658,7 @@ impl LinkState {
     }
 }
 
-fn answer(waiting: Waiting) {
+fn answer(waiting: QueuedItem) {
     // The call that waited may have given up.
     let _ = waiting.done.send(());
 }

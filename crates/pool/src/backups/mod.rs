@@ -11,7 +11,7 @@
 //!
 //! A change is *released* when it and all before it are durable on all members and made on the primary: backups make it then.
 //!
-//! Who is a member, the owner decides ([`crate::group`]).
+//! The caller ([`crate::group`]) decides which members take part.
 
 mod link;
 
@@ -30,10 +30,10 @@ use crate::messages::ItemKind;
 use crate::pool_map::PoolMap;
 use crate::routing::PoolId;
 
-pub(crate) use self::link::{BackupLink, Item, LinkEnd, SUSPECT_AFTER};
+pub(crate) use self::link::{BackupLink, HandedItem, LinkEnd, SUSPECT_AFTER};
 
-/// What the primary says to all.
-struct Said {
+/// The values that the primary sends to every other member with its beats and items.
+struct PrimaryAnnouncement {
     pool: PoolId,
     /// The last released change.
     released: AtomicU64,
@@ -56,7 +56,7 @@ struct FinishedOrders {
 pub(crate) struct Backups {
     pub(crate) links: Vec<Arc<BackupLink>>,
     orders: Mutex<FinishedOrders>,
-    said: Arc<Said>,
+    said: Arc<PrimaryAnnouncement>,
 }
 
 impl Backups {
@@ -68,7 +68,7 @@ impl Backups {
         map: &PoolMap,
         released: u64,
     ) -> Backups {
-        let said = Arc::new(Said {
+        let said = Arc::new(PrimaryAnnouncement {
             pool,
             released: AtomicU64::new(released),
             map: Mutex::new(map.clone()),
@@ -90,7 +90,7 @@ impl Backups {
     /// Hands something to all that take part; returns when all have it. [`Errno::EIO`](atoll_vfs::Errno::EIO) if this member has
     /// stopped its work before.
     pub(crate) async fn hand(&self, what: ItemKind, bytes: Bytes) -> DiskResult<()> {
-        let item = Arc::new(Item { what, bytes });
+        let item = Arc::new(HandedItem { what, bytes });
         let handed = join_all(self.links.iter().map(|link| link.hand(item.clone()))).await;
         handed.into_iter().collect()
     }
@@ -207,7 +207,7 @@ impl Backups {
     }
 }
 
-impl Said {
+impl PrimaryAnnouncement {
     fn map(&self) -> PoolMap {
         self.map.lock().expect("no holder of this lock panics").clone()
     }

@@ -77,7 +77,7 @@ enum Phase<D: Disk> {
 
 /// A follower that could be the primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
+pub(super) enum FollowerStanding {
     /// The primary is heard of.
     Content,
     /// It is silent. This run has had everything that was answered, bytes too.
@@ -221,22 +221,22 @@ impl<D: Disk> Backup<D> {
     }
 
     /// Whether it could be the primary, and should be.
-    pub(super) fn stand(&self) -> Standing {
+    pub(super) fn stand(&self) -> FollowerStanding {
         self.standing(&self.state())
     }
 
-    fn standing(&self, state: &BackupState<D>) -> Standing {
+    fn standing(&self, state: &BackupState<D>) -> FollowerStanding {
         let silence = self.env.now().since(state.heard);
         let is_member = state.map.members.contains(&self.local.id) && !self.is_doubtful;
         match (&state.phase, state.sessions) {
             (Phase::Serving(_), _) if is_member && silence > SUSPECT_AFTER => {
-                Standing::Uninterrupted
+                FollowerStanding::Uninterrupted
             }
             // Promises of the run before have ended, and members that were not restarted come first.
             (Phase::Unrecovered(_), 0) if is_member && silence > RESTARTED_WAITS => {
-                Standing::Restarted
+                FollowerStanding::Restarted
             }
-            _ => Standing::Content,
+            _ => FollowerStanding::Content,
         }
     }
 
@@ -247,7 +247,7 @@ impl<D: Disk> Backup<D> {
 
     /// Answers nothing of the present epoch any more: this member proposes the next one. Returns the map of the present one; none if
     /// it does not stand like that any more, since a primary was heard of meanwhile.
-    pub(super) fn give_up(&self, standing: Standing) -> Option<PoolMap> {
+    pub(super) fn give_up(&self, standing: FollowerStanding) -> Option<PoolMap> {
         let mut state = self.state();
         if self.standing(&state) != standing {
             return None;

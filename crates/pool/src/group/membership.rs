@@ -18,7 +18,7 @@ use atoll_key::PeerId;
 use futures_util::future::select;
 
 use super::primary::Primary;
-use super::{ASK_LIMIT, Seat};
+use super::{ASK_LIMIT, GroupSeat};
 use crate::backups::BackupLink;
 use crate::disk::Disk;
 use crate::map::PoolMap;
@@ -51,7 +51,7 @@ impl<D: Disk> Primary<D> {
 }
 
 /// What a primary knows of its members.
-pub(super) struct Membership<D: Disk> {
+pub(super) struct EpochMembership<D: Disk> {
     primary: Arc<Primary<D>>,
     /// A proposal may have been decided, or may still be.
     is_unresolved: bool,
@@ -60,10 +60,10 @@ pub(super) struct Membership<D: Disk> {
     is_beginning_log: Arc<AtomicBool>,
 }
 
-impl<D: Disk> Membership<D> {
+impl<D: Disk> EpochMembership<D> {
     /// Looks after the members, as long as this one is the primary.
-    pub(super) async fn keep(seat: Weak<Seat<D>>, primary: Arc<Primary<D>>) {
-        let mut membership = Membership {
+    pub(super) async fn keep(seat: Weak<GroupSeat<D>>, primary: Arc<Primary<D>>) {
+        let mut membership = EpochMembership {
             primary: primary.clone(),
             is_unresolved: false,
             silenced: None,

@@ -39,8 +39,8 @@ use atoll_vfs::Errno;
 use bytes::Bytes;
 use futures_util::future::{Either, join_all, select};
 
-use self::backup::{Backup, Follower, Standing};
-use self::membership::Membership;
+use self::backup::{Backup, Follower, FollowerStanding};
+use self::membership::EpochMembership;
 use self::primary::Primary;
 use crate::backups::Backups;
 use crate::change::PoolChange;
@@ -69,7 +69,7 @@ const DEFERS: Duration = Duration::from_secs(5);
 
 /// A member of a pool of several, at work in a node.
 pub struct GroupMember<D: Disk> {
-    seat: Arc<Seat<D>>,
+    seat: Arc<GroupSeat<D>>,
 }
 
 /// The primary's work.
@@ -79,7 +79,7 @@ struct Lead<D: Disk> {
     server: Option<RemoteServer>,
 }
 
-struct Seat<D: Disk> {
+struct GroupSeat<D: Disk> {
     env: Env,
     transport: Arc<dyn Transport>,
     settings: PoolSettings,
@@ -159,8 +159,17 @@ impl<D: Disk> GroupMember<D> {
         );
         let backup = Backup::new(env.clone(), local, &founding, unrecovered)?;
         let (run, lead) = (env.random_u64(), Mutex::new(None));
-        let seat =
-            Arc::new(Seat { env, transport, settings, founding, run, voter, maps, backup, lead });
+        let seat = Arc::new(GroupSeat {
+            env,
+            transport,
+            settings,
+            founding,
+            run,
+            voter,
+            maps,
+            backup,
+            lead,
+        });
         seat.env.spawn(Box::pin(keep_seat(Arc::downgrade(&seat), seat.env.clone())));
         Ok(GroupMember { seat })
     }
@@ -255,7 +264,7 @@ impl<D: Disk> GroupMember<D> {
     }
 }
 
-impl<D: Disk> Seat<D> {
+impl<D: Disk> GroupSeat<D> {
     fn lead(&self) -> MutexGuard<'_, Option<Lead<D>>> {
         self.lead.lock().expect("no holder of this lock panics")
     }
@@ -263,7 +272,7 @@ impl<D: Disk> Seat<D> {
     /// Who is the primary, as far as this member knows.
     fn primary(&self) -> Peer {
         let id = self.backup.map().primary;
-        self.founding.get(id).unwrap_or_else(|| self.founding.primary())
+        self.founding.get(id).unwrap_or_else(|| self.founding.founder())
     }
 
     async fn until_other_primary(&self, primary: Peer) {
@@ -291,14 +300,14 @@ impl<D: Disk> Seat<D> {
     }
 
     /// Becomes the primary, if the primary is gone and nobody else has become it.
-    async fn propose_itself(self: &Arc<Self>, standing: Standing) -> Result<(), OpenError> {
+    async fn propose_itself(self: &Arc<Self>, standing: FollowerStanding) -> Result<(), OpenError> {
         let local = self.transport.local().id;
         let Some(current) = self.backup.give_up(standing) else { return Ok(()) };
         let (members, verifier) = match standing {
-            Standing::Content => return Ok(()),
+            FollowerStanding::Content => return Ok(()),
             // Bytes may have been lost with the memory of its machine.
-            Standing::Restarted => ([local].into(), self.run),
-            Standing::Uninterrupted => {
+            FollowerStanding::Restarted => ([local].into(), self.run),
+            FollowerStanding::Uninterrupted => {
                 let mut members = current.members.clone();
                 members.remove(&current.primary);
                 (members, current.verifier)
@@ -339,7 +348,7 @@ impl<D: Disk> Seat<D> {
         let primary =
             Primary::start(&self.env, &self.transport, member.clone(), backups.clone(), map.run);
         *self.lead() = Some(Lead { primary: primary.clone(), server: None });
-        self.env.spawn(Box::pin(Membership::keep(Arc::downgrade(self), primary.clone())));
+        self.env.spawn(Box::pin(EpochMembership::keep(Arc::downgrade(self), primary.clone())));
         let began = PoolChange::Began { epoch: map.epoch };
         match member.followed() {
             Some(_) => inherit(&member, &backups, began).await.map_err(failed)?,
@@ -421,7 +430,7 @@ async fn inherit<D: Disk>(
 }
 
 /// Looks whether this member has to be the primary, as long as it is at work.
-async fn keep_seat<D: Disk>(seat: Weak<Seat<D>>, env: Env) {
+async fn keep_seat<D: Disk>(seat: Weak<GroupSeat<D>>, env: Env) {
     let mut asked = env.now();
     let mut silent_since = None;
     loop {
@@ -435,12 +444,12 @@ async fn keep_seat<D: Disk>(seat: Weak<Seat<D>>, env: Env) {
         }
         let standing = own.backup.stand();
         let is_due = match standing {
-            Standing::Content => {
+            FollowerStanding::Content => {
                 silent_since = None;
                 false
             }
-            Standing::Uninterrupted => true,
-            Standing::Restarted => {
+            FollowerStanding::Uninterrupted => true,
+            FollowerStanding::Restarted => {
                 let since = *silent_since.get_or_insert(env.now());
                 own.may_propose_itself(since).await
             }
@@ -460,7 +469,7 @@ async fn keep_seat<D: Disk>(seat: Weak<Seat<D>>, env: Env) {
 
 /// What peers may ask of a member.
 struct SeatService<D: Disk> {
-    seat: Weak<Seat<D>>,
+    seat: Weak<GroupSeat<D>>,
 }
 
 impl<D: Disk> Service for SeatService<D> {

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures_util::future::{join_all, select};
 
 use super::MemberStatus;
-use crate::backups::{BackupLink, Backups, Item, LinkEnd};
+use crate::backups::{BackupLink, Backups, HandedItem, LinkEnd};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::member::PoolMember;
@@ -212,7 +212,7 @@ impl<D: Disk> Primary<D> {
                     change => change,
                 };
                 let what = ItemKind::Append { order, change: change.encode() };
-                Arc::new(Item { what, bytes: Bytes::new() })
+                Arc::new(HandedItem { what, bytes: Bytes::new() })
             });
             for handed in join_all(items.map(|item| link.hand_over(session, item))).await {
                 handed?;
@@ -284,11 +284,15 @@ impl<D: Disk> Primary<D> {
         let last = self.member.changes_so_far();
         self.hand_whole_log(link, session, has, last).await?;
         link.limit_releases(session, None);
+        if link.session() != Some(session) {
+            // Another session has begun, which does all this itself.
+            return Ok(());
+        }
         let remembered = self.member.marks().since_all_had_everything().clone();
         link.begin_mend(remembered);
         self.mend_all(link, session).await?;
         let what = ItemKind::SyncAll { after: self.backups.released() };
-        link.hand_over(session, Arc::new(Item { what, bytes: Bytes::new() })).await?;
+        link.hand_over(session, Arc::new(HandedItem { what, bytes: Bytes::new() })).await?;
         link.complete(session);
         Ok(())
     }

@@ -71,6 +71,6 @@ mod tests {
     fn voters_are_one_three_or_five_of_the_first_members() {
         let count = |members| voters(&founding(members)).len();
         assert_eq!([2, 3, 4, 5, 6, 16].map(count), [1, 3, 3, 5, 5, 5]);
-        assert_eq!(voters(&founding(4))[0], founding(4).primary());
+        assert_eq!(voters(&founding(4))[0], founding(4).founder());
     }
 }

@@ -62,7 +62,7 @@ struct VoterState {
 }
 
 /// What calls and the task share.
-struct Shared {
+struct VoterShared {
     own: usize,
     founding: PoolMembers,
     state: Mutex<VoterState>,
@@ -70,7 +70,7 @@ struct Shared {
     changed: Notify,
 }
 
-impl Shared {
+impl VoterShared {
     fn state(&self) -> MutexGuard<'_, VoterState> {
         self.state.lock().expect("no holder of this lock panics")
     }
@@ -102,7 +102,7 @@ impl Shared {
 
 /// A voter of a pool, at work until this is dropped.
 pub struct MapVoter {
-    shared: Arc<Shared>,
+    shared: Arc<VoterShared>,
 }
 
 impl std::fmt::Debug for MapVoter {
@@ -137,7 +137,7 @@ impl MapVoter {
             failed: None,
             has_ended: false,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(VoterShared {
             own: number,
             founding: founding.clone(),
             state: Mutex::new(state),
@@ -218,7 +218,7 @@ impl MapVoter {
     }
 
     fn take_message(&self, from: Peer, message: Option<VoterMessage>) -> Result<(), Refusal> {
-        let Shared { own, founding, .. } = &*self.shared;
+        let VoterShared { own, founding, .. } = &*self.shared;
         let voter = self.shared.voters().iter().position(|voter| voter.id == from.id);
         let Some(voter) = voter.filter(|voter| voter != own) else {
             return Err(Refusal::new(refused::NOT_A_MEMBER, "the caller is no voter of the pool"));
@@ -264,7 +264,7 @@ struct VoterTask<D: Disk> {
     env: Env,
     transport: Arc<dyn Transport>,
     pool: PoolId,
-    shared: Arc<Shared>,
+    shared: Arc<VoterShared>,
     storage: VoteStorage<D>,
     consensus: Box<dyn MapConsensus>,
     /// When its time is up.

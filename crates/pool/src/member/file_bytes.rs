@@ -17,7 +17,7 @@ use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
 
 use super::PoolMember;
-use crate::backups::{BackupLink, Backups, Item};
+use crate::backups::{BackupLink, Backups, HandedItem};
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::{Disk, DiskResult, TimeToSet};
 use crate::layout::FileId;
@@ -327,7 +327,7 @@ impl<D: Disk> PoolMember<D> {
         let bytes = self.disk.read(&file, offset, len).await?;
         let after = self.backups().map_or(0, |backups| backups.needed_by(id));
         let what = ItemKind::Mend { id, after, offset, size_bytes, mtime };
-        link.give(Arc::new(Item { what, bytes })).await?;
+        link.give(Arc::new(HandedItem { what, bytes })).await?;
         Ok(Some(size_bytes))
     }
 

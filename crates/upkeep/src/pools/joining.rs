@@ -134,7 +134,7 @@ impl Pools {
             return Err(format!("{} of {} members have joined", joined.count, group.members));
         }
         let members = from_wire(joined.members).ok_or("its founder's list is none")?;
-        if members.primary().id != founder.id || !members.contains(self.local().id) {
+        if members.founder().id != founder.id || !members.contains(self.local().id) {
             return Err("its founder's list lacks this node".into());
         }
         self.make(name, record, &members).await

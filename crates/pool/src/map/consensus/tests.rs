@@ -7,8 +7,8 @@ use super::super::tests::founding;
 use super::*;
 use crate::messages::encode;
 
-/// Voters that are told everything at once, and what came of proposals.
-struct Voters {
+/// SimulatedVoters that are told everything at once, and what came of proposals.
+struct SimulatedVoters {
     founding: PoolMembers,
     all: Vec<RaftVoter>,
     saved: Vec<DurableVotes>,
@@ -18,13 +18,13 @@ struct Voters {
     away: Vec<usize>,
 }
 
-impl Voters {
-    fn new(members: u8) -> Voters {
+impl SimulatedVoters {
+    fn new(members: u8) -> SimulatedVoters {
         let founding = founding(members);
         let first = DurableVotes::first(&founding);
         let count = voters(&founding).len();
         let all = (0..count).map(|own| RaftVoter::new(own, &founding, first.clone())).collect();
-        let mut new = Voters {
+        let mut new = SimulatedVoters {
             founding,
             all,
             saved: vec![first; count],
@@ -102,7 +102,7 @@ fn one_voter_decides_alone_at_once_without_a_timer() {
 
 #[test]
 fn a_map_is_decided_only_if_it_follows_the_one_that_holds() {
-    let mut voters = Voters::new(3);
+    let mut voters = SimulatedVoters::new(3);
     voters.time_is_up(1);
     assert!(voters.all[1].is_leader());
     assert_eq!(voters.all[0].propose(1, None), Err(NotProposed::NotLeader));
@@ -119,7 +119,7 @@ fn a_map_is_decided_only_if_it_follows_the_one_that_holds() {
 
 #[test]
 fn a_majority_goes_on_and_what_returns_learns_all_by_a_snapshot() {
-    let mut voters = Voters::new(5);
+    let mut voters = SimulatedVoters::new(5);
     voters.time_is_up(0);
     voters.away = vec![3, 4];
     for epoch in 2..100 {
@@ -142,7 +142,7 @@ fn a_majority_goes_on_and_what_returns_learns_all_by_a_snapshot() {
 
 #[test]
 fn what_a_voter_must_not_forget_stays_small() {
-    let mut voters = Voters::new(16);
+    let mut voters = SimulatedVoters::new(16);
     let full = PoolMap::first(&founding(16));
     voters.time_is_up(0);
     for epoch in 2..1000 {
@@ -164,7 +164,7 @@ fn what_a_voter_must_not_forget_stays_small() {
 
 #[test]
 fn a_leader_that_lost_its_followers_says_that_a_proposal_is_lost() {
-    let mut voters = Voters::new(3);
+    let mut voters = SimulatedVoters::new(3);
     voters.time_is_up(0);
     voters.away = vec![0];
     voters.propose(0, 1, Some(map(2, 1)));
@@ -180,7 +180,7 @@ fn a_leader_that_lost_its_followers_says_that_a_proposal_is_lost() {
 
 #[test]
 fn a_voter_gives_one_vote_a_term_also_over_a_restart() {
-    let mut voters = Voters::new(3);
+    let mut voters = SimulatedVoters::new(3);
     let call = VoterMessage::VoteCall { term: 5, last: LogPlace::default() };
     let granted = VoterMessage::VoteReply { term: 5, is_granted: true };
     let todo = voters.all[2].receive(0, call.clone(), false).unwrap();
@@ -194,7 +194,7 @@ fn a_voter_gives_one_vote_a_term_also_over_a_restart() {
 
 #[test]
 fn a_voter_that_has_a_leader_ends_no_term_for_one_that_has_none() {
-    let mut voters = Voters::new(3);
+    let mut voters = SimulatedVoters::new(3);
     voters.time_is_up(0);
     let call = VoterMessage::VoteCall { term: 9, last: LogPlace { term: 9, index: 100 } };
     assert_eq!(voters.all[1].receive(2, call.clone(), true), Ok(Todo::default()));
@@ -206,7 +206,7 @@ fn a_voter_that_has_a_leader_ends_no_term_for_one_that_has_none() {
 
 #[test]
 fn nothing_that_is_decided_is_taken_back_for_a_voter_that_breaks_the_rules() {
-    let mut voters = Voters::new(3);
+    let mut voters = SimulatedVoters::new(3);
     voters.time_is_up(0);
     voters.propose(0, 1, Some(map(2, 1)));
     let decided = voters.all[1].node.commit_index().get();
@@ -294,7 +294,7 @@ proptest! {
 
     #[test]
     fn no_message_makes_a_voter_panic_or_forget(blows in proptest::collection::vec(blow(), 1..60)) {
-        let mut voters = Voters::new(3);
+        let mut voters = SimulatedVoters::new(3);
         let mut known: BTreeMap<u64, PoolMap> = BTreeMap::new();
         let mut decided = 0;
         for (number, blow) in (0..).zip(blows) {

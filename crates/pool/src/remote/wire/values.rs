@@ -10,6 +10,9 @@ use atoll_vfs::{
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
+pub(in crate::remote) use crate::calls::kind_number;
+use crate::calls::numbered_kind;
+
 /// The most groups of a caller beside the first (RFC 5531, `AUTH_SYS`); of more the first are sent.
 const MAX_GROUPS: usize = 16;
 
@@ -173,23 +176,8 @@ impl TryFrom<WireSetAttr> for SetAttr {
     }
 }
 
-/// Kinds by their numbers.
-const KINDS: [FileKind; 7] = [
-    FileKind::Regular,
-    FileKind::Directory,
-    FileKind::Symlink,
-    FileKind::Fifo,
-    FileKind::Socket,
-    FileKind::CharDevice,
-    FileKind::BlockDevice,
-];
-
-pub(in crate::remote) fn kind_number(kind: FileKind) -> u8 {
-    KINDS.iter().position(|known| *known == kind).expect("all kinds have numbers") as u8
-}
-
 pub(in crate::remote) fn kind(number: u8) -> Result<FileKind, Meaningless> {
-    KINDS.get(usize::from(number)).copied().ok_or(Meaningless)
+    numbered_kind(number).ok_or(Meaningless)
 }
 
 #[derive(Clone, PartialEq, Debug, Encode, Decode)]

@@ -533,7 +533,7 @@ enum What {
 }
 
 #[derive(Encode)]
-struct Item {
+struct ItemAsBytes {
     #[n(0)]
     session: Session,
     #[n(1)]
@@ -588,7 +588,7 @@ fn a_member_answers_founding_members_alone_and_in_its_session() {
     for (session, from) in [(session, p), (earlier, p), (session, c)] {
         let what = What::Write { id: file.0.0, after: stands.applied, offset: 0 };
         let (number, answered, released) = (1000, 0, stands.applied);
-        let item = Item { session, number, answered, released, what };
+        let item = ItemAsBytes { session, number, answered, released, what };
         let item = minicbor::to_vec(item).unwrap();
         let wrong = vec![Bytes::from_static(b"WRONG")];
         let from = group.hosts[from];

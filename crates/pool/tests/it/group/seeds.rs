@@ -7,7 +7,7 @@ use atoll_sim::Loss as MessageLoss;
 use super::*;
 use crate::workload::clients::{Client, Grounds, judge, look_at_everything};
 use crate::workload::history::History;
-use crate::workload::{Dice, for_each_seed};
+use crate::workload::{Dice, NETWORK_FAULTS, disturb_network, for_each_seed};
 
 const CLIENTS: u32 = 3;
 /// Of each client.
@@ -132,16 +132,8 @@ impl Trial {
             Faults::Power(_) => 13,
         };
         match self.dice.below(kinds) {
-            0 => sim.set_loss(MessageLoss::Drop { chance }),
-            1 => {
-                let first_timeout = Duration::from_millis(200);
-                sim.set_loss(MessageLoss::Retransmit { chance, first_timeout });
-            }
-            2 => sim.cut(&[hosts[one]], &[hosts[other]]),
-            3 => sim.partition(&[&[hosts[one]]]),
-            4 => {
-                sim.heal();
-                sim.set_loss(MessageLoss::None);
+            kind if kind < NETWORK_FAULTS => {
+                disturb_network(sim, (hosts[one], hosts[other]), chance, kind);
             }
             5 => {
                 let bound = Duration::from_millis([2, 30, 200][self.dice.below(3) as usize]);

@@ -8,7 +8,7 @@ use atoll_sim::Loss as MessageLoss;
 
 use super::history::History;
 use super::*;
-use crate::workload::{Dice, for_each_seed};
+use crate::workload::{Dice, NETWORK_FAULTS, disturb_network, for_each_seed};
 
 /// A proposal succeeds so long after all faults have ended.
 const DECIDED_WITHIN: Duration = Duration::from_secs(2);
@@ -186,16 +186,8 @@ impl Trial {
         };
         let sim = &self.pool.sim;
         match self.dice.below(kinds) {
-            0 => sim.set_loss(MessageLoss::Drop { chance }),
-            1 => {
-                let first_timeout = Duration::from_millis(200);
-                sim.set_loss(MessageLoss::Retransmit { chance, first_timeout });
-            }
-            2 => sim.cut(&[hosts[one]], &[hosts[other]]),
-            3 => sim.partition(&[&[hosts[one]]]),
-            4 => {
-                sim.heal();
-                sim.set_loss(MessageLoss::None);
+            kind if kind < NETWORK_FAULTS => {
+                disturb_network(sim, (hosts[one], hosts[other]), chance, kind);
             }
             5 => {
                 let bound = Duration::from_millis([2, 20, 150][self.dice.below(3) as usize]);

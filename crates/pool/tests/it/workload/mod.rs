@@ -21,8 +21,10 @@ pub(crate) mod steps;
 pub(crate) mod tree;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
+use atoll_sim::{HostId, Loss as MessageLoss, Sim};
 use atoll_vfs::{Caller, InodeNumber};
 
 pub(crate) const ROOT: InodeNumber = InodeNumber::ROOT;
@@ -67,6 +69,26 @@ impl Drop for Replay {
             let test = std::thread::current().name().unwrap_or_default().to_owned();
             let seed = self.0;
             eprintln!("ATOLL_SEED={seed} cargo test -p atoll-pool --test it {test} replays it");
+        }
+    }
+}
+
+/// How many kinds of trouble [`disturb_network`] knows.
+pub(crate) const NETWORK_FAULTS: u64 = 5;
+
+/// Makes trouble of this kind in the network between two hosts, or ends all of it.
+pub(crate) fn disturb_network(sim: &Sim, (one, other): (HostId, HostId), chance: f64, kind: u64) {
+    match kind {
+        0 => sim.set_loss(MessageLoss::Drop { chance }),
+        1 => {
+            let first_timeout = Duration::from_millis(200);
+            sim.set_loss(MessageLoss::Retransmit { chance, first_timeout });
+        }
+        2 => sim.cut(&[one], &[other]),
+        3 => sim.partition(&[&[one]]),
+        _ => {
+            sim.heal();
+            sim.set_loss(MessageLoss::None);
         }
     }
 }
