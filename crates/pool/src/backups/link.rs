@@ -40,7 +40,9 @@ const BEAT_LIMIT: Duration = Duration::from_millis(500);
 /// A learner that has not done an item for so long, but for syncs, is not waited for. A guess: nobody has to lose more time by it.
 const LEARNER_LIMIT: Duration = Duration::from_secs(2);
 /// It is tried again after this time.
-const HOLD_OFF: Duration = Duration::from_secs(30);
+const SLOW_HOLD_OFF: Duration = Duration::from_secs(30);
+/// And a member whose disk failed after this one.
+const FAILED_HOLD_OFF: Duration = Duration::from_secs(2);
 /// Between a call that failed and the next; a guess.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
@@ -74,8 +76,10 @@ enum LinkPart {
 pub(crate) enum LinkEnd {
     /// It may be tried again.
     Lost(String),
-    /// The member was restarted, or its disk failed: it is no member any more.
+    /// The member was restarted, or cannot follow this primary: it is no member of the epoch any more.
     Interrupted(String),
+    /// Nor is one whose disk failed. It may do so again at once when it is opened again, as a full disk does.
+    DiskFailed(String),
     /// It knows a newer map, or has proposed one.
     NotPrimary,
     /// It is a learner for which others would have to wait too long.
@@ -232,14 +236,18 @@ impl BackupLink {
     pub(crate) fn is_gone(&self) -> bool {
         let state = self.state();
         match &state.end {
-            Some(LinkEnd::Interrupted(_)) => true,
+            Some(LinkEnd::Interrupted(_) | LinkEnd::DiskFailed(_)) => true,
             _ => self.env.now().since(state.heard) > SUSPECT_AFTER,
         }
     }
 
     /// How long no session is to be begun with it.
     pub(crate) fn hold_off(&self) -> Option<Duration> {
-        (self.state().end == Some(LinkEnd::TooSlow)).then_some(HOLD_OFF)
+        match self.state().end {
+            Some(LinkEnd::TooSlow) => Some(SLOW_HOLD_OFF),
+            Some(LinkEnd::DiskFailed(_)) => Some(FAILED_HOLD_OFF),
+            _ => None,
+        }
     }
 
     /// Whether it knows of a newer map.
@@ -425,7 +433,10 @@ impl BackupLink {
         match (state.session, &state.end) {
             (Some(_), _) => None,
             (None, None) => Some("it was not reached yet".into()),
-            (None, Some(LinkEnd::Lost(text) | LinkEnd::Interrupted(text))) => Some(text.clone()),
+            (
+                None,
+                Some(LinkEnd::Lost(text) | LinkEnd::Interrupted(text) | LinkEnd::DiskFailed(text)),
+            ) => Some(text.clone()),
             (None, Some(LinkEnd::NotPrimary)) => Some("it knows another primary".into()),
             (None, Some(LinkEnd::TooSlow)) => {
                 Some("its disk does not keep up; it is tried again within half a minute".into())
@@ -667,10 +678,12 @@ fn unreadable() -> LinkEnd {
     LinkEnd::Interrupted("its answer cannot be read".into())
 }
 
+/// What a refusal in a session says of the member.
 fn end_of(refusal: &Refusal) -> LinkEnd {
     match refusal.code {
         refused::NO_SESSION => LinkEnd::Lost("it was restarted".into()),
         refused::NOT_PRIMARY => LinkEnd::NotPrimary,
+        refused::DISK => LinkEnd::DiskFailed(refusal.text.clone()),
         _ => LinkEnd::Interrupted(refusal.text.clone()),
     }
 }

@@ -320,7 +320,8 @@ impl<D: Disk> Primary<D> {
             Ok(reply) => Ok(reply.header),
             Err(CallError::Refused(refusal)) => Err(match refusal.code {
                 refused::NOT_PRIMARY => LinkEnd::NotPrimary,
-                refused::DISK | refused::PRIMARY_IS_OLDER => LinkEnd::Interrupted(refusal.text),
+                refused::DISK => LinkEnd::DiskFailed(refusal.text),
+                refused::PRIMARY_IS_OLDER => LinkEnd::Interrupted(refusal.text),
                 _ => LinkEnd::Lost(refusal.text),
             }),
             Err(error) => Err(LinkEnd::Lost(error.to_string())),

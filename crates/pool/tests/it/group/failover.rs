@@ -163,3 +163,73 @@ fn members_that_die_while_the_log_begins_anew_come_back() {
         group.settle_and_compare()
     });
 }
+
+/// A backup is killed while it makes a file whose removal is in its journal already.
+#[test]
+fn a_file_that_a_killed_backup_was_making_is_removed_as_its_journal_says() {
+    for_each_seed(24, |seed| {
+        let mut group = Group::new(seed, 1);
+        let [_, backup, _] = group.roles();
+        let fs = group.fs();
+        group.disks[backup].set_latency(seed, Duration::from_millis(6));
+        let make = async {
+            for number in 0..4 {
+                let name = format!("file-{number}");
+                let kind = atoll_vfs::FileKind::Regular;
+                fs.mknod(me(), ROOT, name.as_bytes(), kind, 0o644, 0).await.unwrap();
+                fs.unlink(me(), ROOT, name.as_bytes()).await.unwrap();
+            }
+        };
+        group.sim.block_on(SOON, make).unwrap();
+        drop(fs);
+        group.sim.run_for(Duration::from_millis(seed * 2));
+        group.kill(backup, InFlight::Lost);
+        group.disks[backup].set_latency(seed, Duration::ZERO);
+        group.restart(backup);
+        group.await_quiet()?;
+        let fs = group.fs();
+        let again = async {
+            for number in 0..4 {
+                let name = format!("file-{number}");
+                fs.mkdir(me(), ROOT, name.as_bytes(), 0o755).await.unwrap();
+            }
+        };
+        group.sim.block_on(SOON, again).unwrap();
+        drop(fs);
+        group.settle_and_compare()
+    });
+}
+
+/// A member that comes back with a full disk holds nobody up, and takes part again when it has room.
+#[test]
+fn a_member_whose_disk_is_full_when_it_comes_back_is_waited_for_by_nobody() {
+    let mut group = Group::new(3, 1);
+    let [_, backup, other] = group.roles();
+    let fs = group.mount(other);
+    group.kill(backup, InFlight::Lost);
+    // The journal and the reserve fit, and little else.
+    group.disks[backup].set_capacity((16 << 20) + (40 << 20), 500);
+    let large = "x".repeat(1 << 20);
+    for number in 0..60 {
+        let name = format!("large-{number}");
+        group.sim.block_on(SOON, write_file(&*fs, &name, &large)).unwrap();
+    }
+    group.restart(backup);
+    for number in 0..20 {
+        let name = format!("more-{number}");
+        let ((), took) = stall(&group, write_file(&*fs, &name, &large));
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        group.run_for(Duration::from_millis(300));
+    }
+    let takes_part = |group: &Group| {
+        let primary = group.primary().unwrap();
+        let status = group.status(primary);
+        status.members.iter().filter(|member| member.is_member).count()
+    };
+    assert_eq!(takes_part(&group), 2, "its disk is full");
+    group.disks[backup].set_capacity(1 << 34, 1 << 20);
+    group.await_quiet().unwrap();
+    assert_eq!(takes_part(&group), 3);
+    group.failed.clear();
+    group.settle_and_compare().unwrap();
+}
