@@ -353,15 +353,11 @@ impl<D: Disk> GroupSeat<D> {
         match member.followed() {
             Some(_) => inherit(&member, &backups, began).await.map_err(failed)?,
             None => {
-                member.lead(backups.clone());
+                member.lead(backups);
                 member.change(began).await.map_err(failed)?;
             }
         }
-        // With what was inherited. No mark is cleared before clients are served.
-        let marks = member.marks().all();
-        for link in backups.links.iter().filter(|link| link.is_member()) {
-            link.begin_mend(marks.clone());
-        }
+        primary.note_ready();
         let fs = Arc::new(PoolFs::of_primary(member));
         let server = RemoteServer::remembering(self.env.clone(), fs, map.verifier);
         let mut lead = self.lead();

@@ -8,6 +8,7 @@
 //! ranges from it.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(super) struct Primary<D: Disk> {
     pub(super) backups: Arc<Backups>,
     /// Random bits.
     pub(super) run: u64,
+    /// All members have what this one began with, and it is known which ranges of files they are to get again.
+    is_ready: AtomicBool,
 }
 
 impl<D: Disk> Primary<D> {
@@ -63,6 +66,7 @@ impl<D: Disk> Primary<D> {
             run,
             member,
             backups,
+            is_ready: AtomicBool::new(false),
         });
         for link in &primary.backups.links {
             let (primary, link, env) = (Arc::downgrade(&primary), link.clone(), env.clone());
@@ -71,9 +75,19 @@ impl<D: Disk> Primary<D> {
         primary
     }
 
-    /// Whether clients can be served: all members have what this one began with.
+    /// Whether clients can be served, and ranges of files handed over.
     pub(super) fn is_ready(&self) -> bool {
-        self.member.followed().is_none()
+        self.is_ready.load(Ordering::SeqCst)
+    }
+
+    /// All members have what this one began with, and it is made: they get all marked ranges again. No mark is cleared before, since
+    /// clients are served after this.
+    pub(super) fn note_ready(&self) {
+        let marks = self.member.marks().all();
+        for link in self.backups.links.iter().filter(|link| link.is_member()) {
+            link.begin_mend(marks.clone());
+        }
+        self.is_ready.store(true, Ordering::SeqCst);
     }
 
     /// Stops the work: whatever is under way fails.
