@@ -9,8 +9,8 @@
 //! backups     what a primary hands to the others, until they have it
 //! map         who the primary is and which members have everything: decided by a majority of voters
 //! messages    what a primary and the others say to each other, as bytes
-//! pool_map    who the primary is and which members have everything
-//! members     the list of the founding members, which does not change
+//! pool_map    who belongs to the pool, who the primary is and which members have everything
+//! members     a list of members and where they listen
 //! routing     which pool a call is about
 //! held        files that somebody holds, and open nodes
 //! turns       locks by number
@@ -24,7 +24,7 @@
 //! disk        what is asked of the file system under D: real, and simulated
 //! ```
 //!
-//! A pool has one member, or several founding members, each with a copy of every file. Files lie in D with their own names,
+//! A pool has one member, or several, each with a copy of every file. Files lie in D with their own names,
 //! owners, modes, times and attributes. Everything else in D can be made again from them.
 
 mod backups;
@@ -50,11 +50,11 @@ mod turns;
 
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
-pub use group::{GroupMember, GroupStatus, MemberStatus};
+pub use group::{EditError, GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,
-    check_usable, create, create_member, is_in_use, leave, read_members, read_settings,
+    check_usable, create, create_member, is_in_use, leave, read_map, read_settings,
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};

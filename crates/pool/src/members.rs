@@ -1,21 +1,15 @@
-//! Who the founding members of a pool are: lines of text, the founder first.
-//!
-//! ```text
-//! atoll pool members 1
-//! KEY ADDRESS
-//! end
-//! ```
-//!
-//! KEY is 64 hexadecimal digits, a node's public key; ADDRESS is where it listens.
+//! Which nodes are members of a pool, and where they listen.
 
 use atoll_key::PeerId;
 use atoll_net::Peer;
-use data_encoding::HEXLOWER;
+use minicbor::encode::{Error as EncodeError, Write};
+use minicbor::{Decode, Decoder, Encode, Encoder};
 
-const FIRST_LINE: &str = "atoll pool members 1";
-const LAST_LINE: &str = "end\n";
+/// The longest address as text, bytes: IPv6 with a scope and a port.
+const MAX_ADDRESS_BYTES: usize = 64;
 
-/// The founding members of a pool of several, which do not change. The first is the *founder*: the node on which the pool was made.
+/// The members of a pool of several, in the order in which they joined: first the *founder*, on which the pool was made, while it is
+/// one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolMembers {
     peers: Vec<Peer>,
@@ -25,20 +19,20 @@ impl PoolMembers {
     /// The most members.
     pub const MAX: usize = 16;
 
-    /// These members, the founder first; none if there are not between 2 and [`PoolMembers::MAX`], or one is named twice.
+    /// These members; none if there are not between 1 and [`PoolMembers::MAX`], or one is named twice.
     pub fn new(peers: Vec<Peer>) -> Option<PoolMembers> {
         let is_twice =
             |(at, peer): (usize, &Peer)| peers[..at].iter().any(|other| other.id == peer.id);
-        let is_sound = (2..=PoolMembers::MAX).contains(&peers.len());
+        let is_sound = (1..=PoolMembers::MAX).contains(&peers.len());
         (is_sound && !peers.iter().enumerate().any(is_twice)).then_some(PoolMembers { peers })
     }
 
-    /// The node on which the pool was made.
+    /// The first: the node on which the pool was made, or the one that joined after it if that has left.
     pub fn founder(&self) -> Peer {
         self.peers[0]
     }
 
-    /// All of them, the founder first.
+    /// All of them.
     pub fn peers(&self) -> &[Peer] {
         &self.peers
     }
@@ -53,32 +47,78 @@ impl PoolMembers {
         self.peers.iter().any(|peer| peer.id == id)
     }
 
-    pub(crate) fn to_text(&self) -> String {
-        let mut text = format!("{FIRST_LINE}\n");
-        for Peer { id, addr } in &self.peers {
-            text.push_str(&format!("{} {addr}\n", HEXLOWER.encode(&id.0)));
+    /// These members and another one, or that one at another address; none if there are too many.
+    pub(crate) fn with(&self, peer: Peer) -> Option<PoolMembers> {
+        let mut peers = self.peers.clone();
+        match peers.iter_mut().find(|other| other.id == peer.id) {
+            Some(known) => *known = peer,
+            None => peers.push(peer),
         }
-        text + LAST_LINE
+        PoolMembers::new(peers)
     }
 
-    pub(crate) fn from_text(text: &str) -> Option<PoolMembers> {
-        let mut lines = text.strip_suffix(LAST_LINE)?.lines();
-        if lines.next()? != FIRST_LINE {
-            return None;
+    /// These members without one; none if nobody is left.
+    pub(crate) fn without(&self, id: PeerId) -> Option<PoolMembers> {
+        PoolMembers::new(self.peers.iter().filter(|peer| peer.id != id).copied().collect())
+    }
+}
+
+/// An array of members.
+impl<C> Encode<C> for PoolMembers {
+    fn encode<W: Write>(
+        &self,
+        encoder: &mut Encoder<W>,
+        context: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.array(self.peers.len() as u64)?;
+        self.peers.iter().try_for_each(|member| peer::encode(member, encoder, context))
+    }
+}
+
+impl<'b, C> Decode<'b, C> for PoolMembers {
+    fn decode(decoder: &mut Decoder<'b>, context: &mut C) -> Result<Self, minicbor::decode::Error> {
+        let wrong = minicbor::decode::Error::message;
+        let count = decoder.array()?.ok_or_else(|| wrong("a list of members says its length"))?;
+        if count > PoolMembers::MAX as u64 {
+            return Err(wrong("more members than a pool has"));
         }
-        let peer = |line: &str| {
-            let (key, addr) = line.split_once(' ')?;
-            let key = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
-            Some(Peer { id: PeerId(key), addr: addr.parse().ok()? })
-        };
-        let peers: Option<Vec<Peer>> = lines.take(PoolMembers::MAX + 1).map(peer).collect();
-        PoolMembers::new(peers?)
+        let peers = (0..count).map(|_| peer::decode(decoder, context)).collect::<Result<_, _>>()?;
+        PoolMembers::new(peers).ok_or_else(|| wrong("no list of members"))
+    }
+}
+
+/// A node as its key, 32 bytes, and its address as text.
+pub(crate) mod peer {
+    use super::*;
+
+    pub(crate) fn encode<C, W: Write>(
+        peer: &Peer,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.array(2)?.bytes(&peer.id.0)?.str(&peer.addr.to_string())?.ok()
+    }
+
+    pub(crate) fn decode<C>(
+        decoder: &mut Decoder<'_>,
+        _: &mut C,
+    ) -> Result<Peer, minicbor::decode::Error> {
+        let wrong = minicbor::decode::Error::message;
+        if decoder.array()? != Some(2) {
+            return Err(wrong("a node is a key and an address"));
+        }
+        let key = <[u8; 32]>::try_from(decoder.bytes()?);
+        let id = PeerId(key.map_err(|_| wrong("a key has 32 bytes"))?);
+        let addr = decoder.str()?;
+        let addr = (addr.len() <= MAX_ADDRESS_BYTES).then(|| addr.parse().ok()).flatten();
+        Ok(Peer { id, addr: addr.ok_or_else(|| wrong("no address"))? })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::{decode, encode};
 
     fn peer(number: u8) -> Peer {
         Peer { id: PeerId([number; 32]), addr: ([10, 0, 0, number], 4711).into() }
@@ -87,13 +127,26 @@ mod tests {
     #[test]
     fn a_list_reads_back_and_a_damaged_one_is_none() {
         let members = PoolMembers::new(vec![peer(1), peer(2), peer(255)]).unwrap();
-        let text = members.to_text();
-        assert_eq!(PoolMembers::from_text(&text), Some(members));
-        for len in 0..text.len() {
-            assert_eq!(PoolMembers::from_text(&text[..len]), None, "{len}");
+        let bytes = encode(&members);
+        assert_eq!(decode(&bytes), Some(members.clone()));
+        for len in 0..bytes.len() {
+            assert_eq!(decode::<PoolMembers>(&bytes[..len]), None, "{len}");
         }
-        assert_eq!(PoolMembers::new(vec![peer(1)]), None, "a pool of one has no list");
+        assert_eq!(PoolMembers::new(Vec::new()), None);
         assert_eq!(PoolMembers::new(vec![peer(1), peer(2), peer(1)]), None, "one is named twice");
         assert_eq!(PoolMembers::new((0..17).map(peer).collect()), None);
+        assert_eq!(decode::<PoolMembers>(&[0x9a, 0xff, 0xff, 0xff, 0xff]), None);
+    }
+
+    #[test]
+    fn members_come_and_go_and_change_their_addresses() {
+        let two = PoolMembers::new(vec![peer(1), peer(2)]).unwrap();
+        let moved = Peer { addr: ([10, 0, 0, 9], 1).into(), ..peer(1) };
+        assert_eq!(two.with(peer(3)).unwrap().peers(), [peer(1), peer(2), peer(3)]);
+        assert_eq!(two.with(moved).unwrap().peers(), [moved, peer(2)]);
+        assert_eq!(two.without(peer(1).id).unwrap().founder(), peer(2));
+        assert_eq!(two.without(peer(1).id).unwrap().without(peer(2).id), None);
+        let full = PoolMembers::new((0..16).map(peer).collect()).unwrap();
+        assert_eq!(full.with(peer(16)), None);
     }
 }

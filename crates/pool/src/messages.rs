@@ -1,16 +1,18 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers founding members of its pool alone, and
+//! Methods `0x0500` to `0x0503`, and `0x0506` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
 //! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
 //! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
 use atoll_key::PeerId;
+use atoll_net::Peer;
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::layout::FileId;
+use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
 
 /// Asks a backup where it stands.
@@ -21,6 +23,9 @@ pub(crate) const BEGIN: u16 = 0x0501;
 pub(crate) const ITEM: u16 = 0x0502;
 /// Says up to where changes are made.
 pub(crate) const BEAT: u16 = 0x0503;
+
+/// Asks the primary that a member comes or goes.
+pub(crate) const EDIT: u16 = 0x0506;
 
 /// The most bytes of a file in one message.
 pub(crate) const MAX_ITEM_BYTES: usize = 1 << 20;
@@ -39,6 +44,10 @@ pub(crate) mod refused {
     pub(crate) const NOT_A_MEMBER: u16 = 104;
     /// A call of the file system may have been made, but another member may be the primary by now.
     pub(crate) const UNCONFIRMED: u16 = 105;
+    /// Who the members are cannot be changed so.
+    pub(crate) const EDIT: u16 = 106;
+    /// The primary leaves its part to another member first: it is to be asked again.
+    pub(crate) const HANDS_OVER: u16 = 107;
 }
 
 /// One connection of a primary's run and a backup's.
@@ -194,8 +203,20 @@ pub(crate) struct Beat {
     pub(crate) session: GroupSession,
     #[n(1)]
     pub(crate) released: u64,
+    /// The map by which the caller is the primary, until it is known that the member has it.
     #[n(2)]
-    pub(crate) map: PoolMap,
+    pub(crate) map: Option<PoolMap>,
+}
+
+/// A change of who the members of a pool are. The answer is the map that was decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum PoolEdit {
+    /// Another member, or one that listens elsewhere by now.
+    #[n(0)]
+    Enrol(#[cbor(n(0), with = "crate::members::peer")] Peer),
+    /// A member goes: it need not be there.
+    #[n(1)]
+    Remove(#[cbor(n(0), with = "crate::pool_map::peer_key")] PeerId),
 }
 
 /// The answer to items and beats.
@@ -272,6 +293,7 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
     is_item
         || decode::<BeginSession>(bytes).is_some()
         || decode::<Beat>(bytes).is_some()
+        || decode::<PoolEdit>(bytes).is_some()
         || decode::<HelloReply>(bytes).is_some()
         || decode::<BackupReport>(bytes).is_some()
 }
@@ -279,14 +301,9 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
 /// For fuzzing: some such messages.
 pub fn example_member_messages() -> Vec<Vec<u8>> {
     let session = GroupSession { number: 1, primary_run: 2, backup_run: 3 };
-    let primary = PeerId([1; 32]);
-    let map = PoolMap {
-        epoch: 4,
-        primary,
-        run: 5,
-        verifier: 1,
-        members: [primary, PeerId([2; 32])].into(),
-    };
+    let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 4711).into() };
+    let members = PoolMembers::new(vec![peer(1), peer(2)]).expect("two members");
+    let map = PoolMap { epoch: 4, run: 5, verifier: 1, ..PoolMap::first(&members) };
     let change = PoolChange::Marked { id: FileId(7), marks: vec![0, 1] }.encode();
     let kinds = [
         ItemKind::Append { order: 9, change },
@@ -299,7 +316,10 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let begin =
         BeginSession { session, map: map.clone(), last: 9, released: 8, withdrawn: vec![5] };
     messages.push(encode(&begin).to_vec());
-    messages.push(encode(&Beat { session, released: 8, map }).to_vec());
+    messages.push(encode(&Beat { session, released: 8, map: Some(map) }).to_vec());
+    messages.push(encode(&Beat { session, released: 8, map: None }).to_vec());
+    messages.push(encode(&PoolEdit::Enrol(peer(3))).to_vec());
+    messages.push(encode(&PoolEdit::Remove(peer(2).id)).to_vec());
     messages
 }
 

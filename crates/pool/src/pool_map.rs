@@ -1,13 +1,91 @@
-//! The *map* of a pool of several: which member is the primary, and which members have everything that was answered. Plain data;
-//! [`crate::map`] decides it.
+//! The *map* of a pool of several: who belongs to it, which member is the primary, and which members have everything that was
+//! answered. Plain data; [`crate::map`] decides it.
+//!
+//! **Members of the epoch** have everything that was answered. **Enrolled** is every member of the pool, also one that is away, or has
+//! just joined and has nothing yet.
+//!
+//! On disk a map is text ([`PoolMap::to_text`]), so that people can read who the members are:
+//!
+//! ```text
+//! atoll pool members 2
+//! epoch 7 of KEY run 0123456789abcdef verifier 0123456789abcdef
+//! voters 1
+//! KEY ADDRESS complete votes
+//! KEY ADDRESS complete
+//! KEY ADDRESS
+//! end
+//! ```
+//!
+//! KEY is 64 hexadecimal digits, a node's public key; the first is the primary's. ADDRESS is where the node listens.
+//!
+//! **Voters** decide maps. They are a *generation*, with a number: a map that names others is the last that the generation before
+//! decides, and the first of the next one (a stop sign: *Stoppable Paxos*, Lamport, Malkhi and Zhou, 2008).
 
 use std::collections::BTreeSet;
 
 use atoll_key::PeerId;
+use atoll_net::Peer;
+use data_encoding::HEXLOWER;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
 use crate::members::PoolMembers;
+
+const FIRST_LINE: &str = "atoll pool members 2";
+const LAST_LINE: &str = "end\n";
+const COMPLETE: &str = "complete";
+const VOTES: &str = "votes";
+
+/// The voters that decide maps, until a map names others.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct MapVoters {
+    /// Counts generations; the first is 1.
+    #[n(0)]
+    pub generation: u64,
+    /// Who they are: one, three or five enrolled members.
+    #[cbor(n(1), with = "peer_keys")]
+    pub keys: BTreeSet<PeerId>,
+}
+
+impl MapVoters {
+    /// How many members of a pool vote.
+    fn count(members: usize) -> usize {
+        match members {
+            0..=2 => 1,
+            3 | 4 => 3,
+            _ => 5,
+        }
+    }
+
+    /// The voters of a pool that has these members: those of now, for the ones that are dead or left others that have everything. There
+    /// are more only if so many have everything.
+    pub(crate) fn of(
+        &self,
+        enrolled: &PoolMembers,
+        is_dead: impl Fn(PeerId) -> bool,
+        has_everything: impl Fn(PeerId) -> bool,
+    ) -> MapVoters {
+        let all = || enrolled.peers().iter().map(|peer| peer.id);
+        let stays = |id: &PeerId| self.keys.contains(id) && !is_dead(*id);
+        let comes = |id: &PeerId| !self.keys.contains(id) && has_everything(*id);
+        let able = all().filter(|id| stays(id) || comes(id)).count();
+        let before = self.keys.len().min(MapVoters::count(enrolled.peers().len()));
+        let count = MapVoters::count(able).max(before);
+        let dead = all().filter(|id| self.keys.contains(id) && is_dead(*id));
+        let keys: BTreeSet<PeerId> =
+            all().filter(stays).chain(all().filter(comes)).chain(dead).take(count).collect();
+        match keys == self.keys || keys.len() != count {
+            true => self.clone(),
+            false => MapVoters { generation: self.generation.saturating_add(1), keys },
+        }
+    }
+
+    fn is_sound(&self, enrolled: &PoolMembers) -> bool {
+        self.generation >= 1
+            && matches!(self.keys.len(), 1 | 3 | 5)
+            && self.keys.iter().all(|key| enrolled.contains(*key))
+    }
+}
 
 /// Who has what part in a pool, from one change of it to the next.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -27,33 +105,120 @@ pub struct PoolMap {
     /// The members that have everything that was answered, the primary among them.
     #[cbor(n(2), with = "peer_keys")]
     pub members: BTreeSet<PeerId>,
+    /// All members of the pool, with their addresses.
+    #[n(5)]
+    pub enrolled: PoolMembers,
+    /// Who decides the next map.
+    #[n(6)]
+    pub voters: MapVoters,
 }
 
 impl PoolMap {
-    /// The map with which a pool begins: the first of the list is primary, all are members.
+    /// The map with which a pool begins: the first of the list is primary, all are members of the epoch, and the first one, three or five
+    /// vote.
     pub fn first(founding: &PoolMembers) -> PoolMap {
-        let members = founding.peers().iter().map(|peer| peer.id).collect();
-        PoolMap { epoch: 1, primary: founding.founder().id, run: 0, verifier: 0, members }
+        let keys = || founding.peers().iter().map(|peer| peer.id);
+        let count = MapVoters::count(founding.peers().len());
+        PoolMap {
+            epoch: 1,
+            primary: founding.founder().id,
+            run: 0,
+            verifier: 0,
+            members: keys().collect(),
+            enrolled: founding.clone(),
+            voters: MapVoters { generation: 1, keys: keys().take(count).collect() },
+        }
     }
 
-    /// Whether it can be a map of this pool at all.
-    pub fn is_sound(&self, founding: &PoolMembers) -> bool {
+    /// Whether it can be a map at all.
+    pub fn is_sound(&self) -> bool {
         self.epoch >= 1
             && self.members.contains(&self.primary)
-            && self.members.iter().all(|member| founding.contains(*member))
+            && self.members.iter().all(|member| self.enrolled.contains(*member))
+            && self.voters.is_sound(&self.enrolled)
     }
 
-    /// Whether it may be decided when `current` holds: its proposer knew that one.
+    /// Whether all enrolled members have everything.
+    pub fn is_whole(&self) -> bool {
+        self.members.len() == self.enrolled.peers().len()
+    }
+
+    /// Whether it may be decided when `current` holds: its proposer knew that one, and voters change by generations.
     pub fn follows(&self, current: &PoolMap) -> bool {
+        let (before, now) = (&current.voters, &self.voters);
         current.epoch.checked_add(1) == Some(self.epoch)
+            && (now == before || before.generation.checked_add(1) == Some(now.generation))
+    }
+
+    pub(crate) fn to_text(&self) -> String {
+        let PoolMap { epoch, run, verifier, .. } = self;
+        let primary = HEXLOWER.encode(&self.primary.0);
+        let mut text = format!(
+            "{FIRST_LINE}\nepoch {epoch} of {primary} run {run:016x} verifier {verifier:016x}\nvoters {}\n",
+            self.voters.generation
+        );
+        for Peer { id, addr } in self.enrolled.peers() {
+            text.push_str(&format!("{} {addr}", HEXLOWER.encode(&id.0)));
+            for (keys, word) in [(&self.members, COMPLETE), (&self.voters.keys, VOTES)] {
+                if keys.contains(id) {
+                    text.push(' ');
+                    text.push_str(word);
+                }
+            }
+            text.push('\n');
+        }
+        text + LAST_LINE
+    }
+
+    pub(crate) fn from_text(text: &str) -> Option<PoolMap> {
+        let mut lines = text.strip_suffix(LAST_LINE)?.lines();
+        if lines.next()? != FIRST_LINE {
+            return None;
+        }
+        let key = |text: &str| HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok().map(PeerId);
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let words: Vec<&str> = lines.next()?.split(' ').collect();
+        let ["epoch", epoch, "of", primary, "run", run, "verifier", verifier] = words[..] else {
+            return None;
+        };
+        let generation = lines.next()?.strip_prefix("voters ")?.parse().ok()?;
+        let (mut peers, mut members, mut keys) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for line in lines.take(PoolMembers::MAX + 1) {
+            let mut words = line.split(' ');
+            let peer = Peer { id: key(words.next()?)?, addr: words.next()?.parse().ok()? };
+            for word in words {
+                let is_new = match word {
+                    COMPLETE => members.insert(peer.id),
+                    VOTES => keys.insert(peer.id),
+                    _ => return None,
+                };
+                is_new.then_some(())?;
+            }
+            peers.push(peer);
+        }
+        let map = PoolMap {
+            epoch: epoch.parse().ok()?,
+            primary: key(primary)?,
+            run: hex(run)?,
+            verifier: hex(verifier)?,
+            members,
+            enrolled: PoolMembers::new(peers)?,
+            voters: MapVoters { generation, keys },
+        };
+        map.is_sound().then_some(map)
+    }
+
+    /// The enrolled members that vote.
+    pub fn voting(&self) -> impl Iterator<Item = Peer> {
+        self.enrolled.peers().iter().filter(|peer| self.voters.keys.contains(&peer.id)).copied()
     }
 }
 
 /// A node's key as 32 bytes.
-mod peer_key {
+pub(crate) mod peer_key {
     use super::*;
 
-    pub(super) fn encode<C, W: Write>(
+    pub(crate) fn encode<C, W: Write>(
         peer: &PeerId,
         encoder: &mut Encoder<W>,
         _: &mut C,
@@ -61,7 +226,7 @@ mod peer_key {
         encoder.bytes(&peer.0)?.ok()
     }
 
-    pub(super) fn decode<C>(
+    pub(crate) fn decode<C>(
         decoder: &mut Decoder<'_>,
         _: &mut C,
     ) -> Result<PeerId, minicbor::decode::Error> {
@@ -106,14 +271,23 @@ mod peer_keys {
 
 #[cfg(test)]
 mod tests {
-    use atoll_net::Peer;
-
     use super::*;
     use crate::messages::{decode, encode};
 
+    fn id(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    fn peer(n: u8) -> Peer {
+        Peer { id: id(n), addr: ([10, 0, 0, n], 4711).into() }
+    }
+
     fn founding(count: u8) -> PoolMembers {
-        let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 4711).into() };
         PoolMembers::new((1..=count).map(peer).collect()).unwrap()
+    }
+
+    fn keys(numbers: &[u8]) -> BTreeSet<PeerId> {
+        numbers.iter().map(|n| id(*n)).collect()
     }
 
     #[test]
@@ -124,8 +298,14 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(decode::<PoolMap>(&bytes[..len]), None);
         }
+        let rest = [
+            &[0x05, 0x06][..],
+            &encode(&founding(2)),
+            &encode(&PoolMap::first(&founding(2)).voters),
+        ];
+        let rest = rest.concat();
         let key = |n: u8| [&[0x58, 0x20][..], &[n; 32]].concat();
-        let with = |members: &[u8]| [&[0x85, 0x01][..], &key(1), members, &[0x05, 0x06]].concat();
+        let with = |members: &[u8]| [&[0x87, 0x01][..], &key(1), members, &rest].concat();
         assert!(decode::<PoolMap>(&with(&[&[0x82][..], &key(1), &key(2)].concat())).is_some());
         let wrong = [
             [&[0x82][..], &key(2), &key(1)].concat(),
@@ -141,24 +321,97 @@ mod tests {
     }
 
     #[test]
-    fn a_map_names_founding_members_alone_with_the_primary_among_them() {
-        let founding = founding(3);
+    fn the_text_of_a_map_reads_back_and_a_damaged_one_is_none() {
+        let map = PoolMap {
+            epoch: 7,
+            run: u64::MAX,
+            verifier: 3,
+            members: keys(&[1, 3]),
+            voters: MapVoters { generation: 2, keys: keys(&[2, 3, 4]) },
+            ..PoolMap::first(&founding(5))
+        };
+        let text = map.to_text();
+        assert_eq!(PoolMap::from_text(&text), Some(map));
+        for len in 0..text.len() {
+            assert_eq!(PoolMap::from_text(&text[..len]), None, "{len}");
+        }
+        for (from, to) in [
+            ("epoch 7", "epoch 0"),
+            ("votes", "vote"),
+            ("complete", "complete complete"),
+            ("voters 2", "voters x"),
+        ] {
+            assert_eq!(PoolMap::from_text(&text.replacen(from, to, 1)), None, "{to}");
+        }
+    }
+
+    #[test]
+    fn a_map_names_enrolled_members_alone_with_the_primary_among_them() {
+        let first = PoolMap::first(&founding(3));
         let map = |members: &[u8], primary: u8| PoolMap {
             epoch: 2,
-            primary: PeerId([primary; 32]),
-            run: 0,
-            verifier: 0,
-            members: members.iter().map(|n| PeerId([*n; 32])).collect(),
+            primary: id(primary),
+            members: keys(members),
+            ..first.clone()
         };
-        assert!(map(&[2, 3], 3).is_sound(&founding));
-        assert!(!map(&[], 1).is_sound(&founding));
-        assert!(!map(&[2, 3], 1).is_sound(&founding), "the primary is no member");
-        assert!(!map(&[1, 4], 1).is_sound(&founding), "a stranger is one");
-        assert!(!PoolMap { epoch: 0, ..map(&[1], 1) }.is_sound(&founding));
-        let first = PoolMap::first(&founding);
-        assert!(map(&[1], 1).follows(&first));
+        assert!(map(&[2, 3], 3).is_sound());
+        assert!(!map(&[], 1).is_sound());
+        assert!(!map(&[2, 3], 1).is_sound(), "the primary is no member");
+        assert!(!map(&[1, 4], 1).is_sound(), "a stranger is one");
+        assert!(!PoolMap { epoch: 0, ..map(&[1], 1) }.is_sound());
+        for voters in [&[][..], &[1, 2], &[1, 2, 4]] {
+            let voters = MapVoters { generation: 1, keys: keys(voters) };
+            assert!(!PoolMap { voters, ..first.clone() }.is_sound());
+        }
+    }
+
+    #[test]
+    fn a_map_follows_the_one_before_and_voters_change_by_generations() {
+        let first = PoolMap::first(&founding(3));
+        let second = PoolMap { epoch: 2, ..first.clone() };
+        assert!(second.follows(&first));
         assert!(!first.follows(&first));
         let last = PoolMap { epoch: u64::MAX, ..first.clone() };
-        assert!(!PoolMap { epoch: 0, ..first }.follows(&last));
+        assert!(!PoolMap { epoch: 0, ..first.clone() }.follows(&last));
+        let with = |generation, voters: &[u8]| PoolMap {
+            voters: MapVoters { generation, keys: keys(voters) },
+            ..second.clone()
+        };
+        assert!(with(2, &[1]).follows(&first));
+        assert!(!with(1, &[1]).follows(&first), "others, but the same generation");
+        assert!(!with(3, &[1]).follows(&first));
+    }
+
+    #[test]
+    fn the_first_one_three_or_five_members_vote() {
+        let count = |members| PoolMap::first(&founding(members)).voting().count();
+        assert_eq!([1, 2, 3, 4, 5, 6, 16].map(count), [1, 1, 3, 3, 5, 5, 5]);
+        assert_eq!(PoolMap::first(&founding(4)).voting().next(), Some(peer(1)));
+    }
+
+    #[test]
+    fn voters_are_more_when_so_many_have_everything_and_dead_ones_are_replaced() {
+        let now = |voters: &[u8]| MapVoters { generation: 4, keys: keys(voters) };
+        let next = |voters: &[u8], enrolled: u8, dead: &[u8], complete: &[u8]| {
+            let (dead, complete) = (keys(dead), keys(complete));
+            let next = now(voters).of(
+                &founding(enrolled),
+                |id| dead.contains(&id),
+                |id| complete.contains(&id),
+            );
+            assert_eq!(next.generation, if next.keys == keys(voters) { 4 } else { 5 });
+            assert!(next.is_sound(&founding(enrolled)));
+            next.keys
+        };
+        assert_eq!(next(&[1], 3, &[], &[1, 2]), keys(&[1]), "the third has nothing yet");
+        assert_eq!(next(&[1], 3, &[], &[1, 2, 3]), keys(&[1, 2, 3]));
+        assert_eq!(next(&[1, 2, 3], 3, &[], &[1]), keys(&[1, 2, 3]), "two are away");
+        assert_eq!(next(&[1, 2, 3], 4, &[2], &[1, 3, 4]), keys(&[1, 3, 4]));
+        assert_eq!(next(&[1, 2, 3], 3, &[2], &[1, 3]), keys(&[1, 2, 3]), "nobody can replace it");
+        assert_eq!(next(&[1, 2, 3], 2, &[], &[1, 2]), keys(&[1]), "one was removed");
+        assert_eq!(next(&[2, 3, 4], 3, &[], &[1, 2, 3]), keys(&[1, 2, 3]), "a voter was removed");
+        assert_eq!(next(&[1, 2, 3], 5, &[], &[1, 2, 3, 4]), keys(&[1, 2, 3]));
+        assert_eq!(next(&[1, 2, 3], 5, &[], &[1, 2, 3, 4, 5]), keys(&[1, 2, 3, 4, 5]));
+        assert_eq!(next(&[2], 2, &[2], &[1]), keys(&[1]));
     }
 }

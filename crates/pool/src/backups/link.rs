@@ -9,11 +9,13 @@
 //! follows nobody else until [`LEASE`] after the call was *sent* (the lease of PacificA, section 2.3).
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{Env, Instant, Moment, Notify, sleep};
+use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Request, Transport};
 use atoll_vfs::Errno;
 use bytes::Bytes;
@@ -109,6 +111,12 @@ struct LinkState {
     release_limit: Option<u64>,
     /// The release that a beat under way says.
     beating: Option<u64>,
+    /// The epoch of the newest map that it is known to have.
+    told: u64,
+    /// Where it listens.
+    addr: SocketAddr,
+    /// It is no member of the pool any more.
+    is_retired: bool,
     /// This member has stopped its work.
     is_closed: bool,
     /// Calls that wait for the link to be up.
@@ -117,7 +125,8 @@ struct LinkState {
 
 /// See the module.
 pub(crate) struct BackupLink {
-    pub(crate) peer: Peer,
+    /// Which.
+    pub(crate) id: PeerId,
     env: Env,
     transport: Arc<dyn Transport>,
     said: Arc<PrimaryAnnouncement>,
@@ -148,11 +157,14 @@ impl BackupLink {
             losses: 0,
             release_limit: None,
             beating: None,
+            told: 0,
+            addr: peer.addr,
+            is_retired: false,
             is_closed: false,
             waiting_for_session: Vec::new(),
         };
         BackupLink {
-            peer,
+            id: peer.id,
             env: env.clone(),
             transport: transport.clone(),
             said,
@@ -177,7 +189,46 @@ impl BackupLink {
         self.went_down.notify();
     }
 
+    /// The member, where it listens by now.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer { id: self.id, addr: self.state().addr }
+    }
+
+    pub(super) fn set_address(&self, addr: SocketAddr) {
+        self.state().addr = addr;
+    }
+
     // ---- its part ----
+
+    /// It is no member of the pool any more, as it is told if it can be reached: what waits for it does so no longer.
+    pub(super) fn retire(&self) {
+        let (session, peer) = (self.session(), self.peer());
+        if let Some(session) = session {
+            let beat = Beat { session, released: 0, map: Some(self.said.map()) };
+            let header = addressed(&self.said.pool, &messages::encode(&beat));
+            let request = Request { method: BEAT, header, parts: Vec::new() };
+            let told = self.transport.call(peer, request, BEAT_LIMIT);
+            // If this is lost it finds out when it asks the voters.
+            self.env.spawn(Box::pin(async move { drop(told.await) }));
+        }
+        let waiting = {
+            let mut state = self.state();
+            state.is_retired = true;
+            state.leave()
+        };
+        waiting.into_iter().for_each(answer);
+        self.went_down.notify();
+    }
+
+    /// Whether it is no member of the pool any more.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.state().is_retired
+    }
+
+    /// How long it has answered nothing.
+    pub(crate) fn silence(&self) -> Duration {
+        self.env.now().since(self.state().heard)
+    }
 
     /// Whether all items wait for it.
     pub(crate) fn is_member(&self) -> bool {
@@ -357,7 +408,7 @@ impl BackupLink {
                 let header = addressed(&link.said.pool, &messages::encode(&header));
                 let request = Request { method: ITEM, header, parts };
                 let sent = Moment::now(&*link.env);
-                match link.transport.call(link.peer, request, CALL_LIMIT).await {
+                match link.transport.call(link.peer(), request, CALL_LIMIT).await {
                     Ok(reply) => match messages::decode::<BackupReport>(&reply.header) {
                         Some(report) => return link.answered((session, number), report, sent),
                         None => return link.lose(session, unreadable()),
@@ -469,6 +520,8 @@ impl BackupLink {
                 return false;
             }
             state.session = Some(session);
+            // It may have been restarted.
+            state.told = 0;
             state.run = Some(session.backup_run);
             state.end = None;
             state.heard = self.env.now();
@@ -618,22 +671,25 @@ impl BackupLink {
     }
 
     async fn beat_once(&self, session: GroupSession) {
-        let released = {
+        let map = self.said.map();
+        let epoch = map.epoch;
+        let (released, map) = {
             let state = self.state();
             if state.session != Some(session) {
                 return;
             }
-            self.released(&state)
+            (self.released(&state), (state.told < epoch).then_some(map))
         };
-        let header = messages::encode(&Beat { session, released, map: self.said.map() });
+        let header = messages::encode(&Beat { session, released, map });
         let header = addressed(&self.said.pool, &header);
         let request = Request { method: BEAT, header, parts: Vec::new() };
         let sent = Moment::now(&*self.env);
-        match self.transport.call(self.peer, request, BEAT_LIMIT).await {
+        match self.transport.call(self.peer(), request, BEAT_LIMIT).await {
             Ok(reply) => {
                 if let Some(report) = messages::decode(&reply.header) {
                     let mut state = self.state();
                     if state.session == Some(session) {
+                        state.told = state.told.max(epoch);
                         state.note(report, self.env.now(), sent);
                     }
                 }

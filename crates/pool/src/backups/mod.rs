@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_env::{Env, Moment, Notify};
-use atoll_net::{Peer, Transport};
+use atoll_net::Transport;
 use bytes::Bytes;
 use futures_util::future::join_all;
 
@@ -54,17 +54,19 @@ struct FinishedOrders {
 
 /// See the module.
 pub(crate) struct Backups {
-    pub(crate) links: Vec<Arc<BackupLink>>,
+    env: Env,
+    transport: Arc<dyn Transport>,
+    links: Mutex<Arc<[Arc<BackupLink>]>>,
     orders: Mutex<FinishedOrders>,
     said: Arc<PrimaryAnnouncement>,
 }
 
 impl Backups {
-    /// Links to `peers`, of which those that `map` names are members. All changes up to `released` are made.
+    /// Links to all enrolled members but this one. All changes up to `released` are made.
     pub(crate) fn new(
         env: &Env,
         transport: &Arc<dyn Transport>,
-        (pool, peers): (PoolId, &[Peer]),
+        pool: PoolId,
         map: &PoolMap,
         released: u64,
     ) -> Backups {
@@ -75,12 +77,48 @@ impl Backups {
             losses: AtomicU64::new(0),
             has_news: Notify::default(),
         });
-        let link = |peer: &Peer| {
-            let is_member = map.members.contains(&peer.id);
-            Arc::new(BackupLink::new(env, transport, *peer, said.clone(), is_member))
+        let backups = Backups {
+            env: env.clone(),
+            transport: transport.clone(),
+            links: Mutex::new(Arc::default()),
+            orders: Mutex::default(),
+            said,
         };
-        let links = peers.iter().map(link).collect();
-        Backups { links, orders: Mutex::default(), said }
+        backups.link_to(map);
+        backups
+    }
+
+    /// The links to the other members.
+    pub(crate) fn links(&self) -> Arc<[Arc<BackupLink>]> {
+        self.links.lock().expect("no holder of this lock panics").clone()
+    }
+
+    /// Has links to those whom a map names, and to nobody else; returns the new ones.
+    fn link_to(&self, map: &PoolMap) -> Vec<Arc<BackupLink>> {
+        let mut links = self.links.lock().expect("no holder of this lock panics");
+        let (mut all, mut new) = (Vec::new(), Vec::new());
+        let local = self.transport.local().id;
+        for peer in map.enrolled.peers().iter().filter(|peer| peer.id != local) {
+            match links.iter().find(|link| link.id == peer.id) {
+                Some(known) => {
+                    known.set_address(peer.addr);
+                    all.push(known.clone());
+                }
+                None => {
+                    let is_member = map.members.contains(&peer.id);
+                    let (env, transport) = (&self.env, &self.transport);
+                    let link = BackupLink::new(env, transport, *peer, self.said.clone(), is_member);
+                    let link = Arc::new(link);
+                    new.push(link.clone());
+                    all.push(link);
+                }
+            }
+        }
+        for gone in links.iter().filter(|link| !map.enrolled.contains(link.id)) {
+            gone.retire();
+        }
+        *links = all.into();
+        new
     }
 
     fn orders(&self) -> MutexGuard<'_, FinishedOrders> {
@@ -91,13 +129,13 @@ impl Backups {
     /// stopped its work before.
     pub(crate) async fn hand(&self, what: ItemKind, bytes: Bytes) -> DiskResult<()> {
         let item = Arc::new(HandedItem { what, bytes });
-        let handed = join_all(self.links.iter().map(|link| link.hand(item.clone()))).await;
+        let handed = join_all(self.links().iter().map(|link| link.hand(item.clone()))).await;
         handed.into_iter().collect()
     }
 
     /// Stops the work: whatever waits for a backup fails.
     pub(crate) fn close(&self) {
-        for link in &self.links {
+        for link in self.links().iter() {
             link.close();
         }
         self.said.has_news.notify();
@@ -113,21 +151,23 @@ impl Backups {
         self.said.map()
     }
 
-    /// A newer one; the members that it does not name are no longer waited for.
-    pub(crate) fn set_map(&self, map: &PoolMap) {
+    /// A newer one; the members that it does not name are no longer waited for. Returns links to members that have come.
+    pub(crate) fn set_map(&self, map: &PoolMap) -> Vec<Arc<BackupLink>> {
         *self.said.map.lock().expect("no holder of this lock panics") = map.clone();
         self.said.losses.fetch_add(1, Ordering::SeqCst);
-        for link in &self.links {
-            match map.members.contains(&link.peer.id) {
+        let new = self.link_to(map);
+        for link in self.links().iter() {
+            match map.members.contains(&link.id) {
                 true => link.require(),
                 false => link.excuse(),
             }
         }
         self.said.has_news.notify();
+        new
     }
 
-    fn members(&self) -> impl Iterator<Item = &Arc<BackupLink>> {
-        self.links.iter().filter(|link| link.is_member())
+    fn members(&self) -> Vec<Arc<BackupLink>> {
+        self.links().iter().filter(|link| link.is_member()).cloned().collect()
     }
 
     /// The change that bytes of a file wait for: one that makes it or sets its times, or else all that are released, whether or not a
@@ -168,7 +208,7 @@ impl Backups {
             self.said.released.store(released, Ordering::SeqCst);
             orders.needed.retain(|_, needed| *needed > released);
         }
-        for link in &self.links {
+        for link in self.links().iter() {
             // Bytes may wait at the backup for the file to be made.
             if link.has_bytes_waiting() {
                 link.beat();
@@ -178,12 +218,12 @@ impl Backups {
 
     /// Waits until all members can be spoken to.
     pub(crate) async fn all_up(&self) {
-        join_all(self.members().map(|link| link.up())).await;
+        join_all(self.members().iter().map(|link| link.up())).await;
     }
 
     /// Whether all members have promised, until now at least, to follow nobody else.
     pub(crate) fn has_leases(&self, now: Moment) -> bool {
-        self.members().all(|link| link.has_granted(now))
+        self.members().iter().all(|link| link.has_granted(now))
     }
 
     /// Changes whenever a member may have lost bytes, or members are others.
@@ -193,17 +233,17 @@ impl Backups {
 
     /// The members that may have lost bytes.
     pub(crate) fn members_to_mend(&self) -> Vec<Arc<BackupLink>> {
-        self.members().filter(|link| link.files_to_mend() > 0).cloned().collect()
+        self.members().into_iter().filter(|link| link.files_to_mend() > 0).collect()
     }
 
     /// Ranges of a file that some member has not got again.
     pub(crate) fn unmended(&self, id: FileId) -> Vec<u64> {
-        self.members().flat_map(|link| link.to_mend(id)).collect()
+        self.members().iter().flat_map(|link| link.to_mend(id)).collect()
     }
 
     /// Room on the fullest member's disk, less what is on its way, bytes.
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.members().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
+        self.members().iter().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
     }
 }
 

@@ -77,9 +77,9 @@ impl<D: Disk> PoolFs<D> {
         self.member.check_room()?;
         let member = &self.member;
         // Members write a file's bytes in one order.
-        let _changing = match member.members {
-            Some(_) => Some(member.begin_change().await?),
-            None => None,
+        let _changing = match member.in_group {
+            true => Some(member.begin_change().await?),
+            false => None,
         };
         let written = match writer {
             Writer::AtEnd(_) => {
@@ -88,9 +88,9 @@ impl<D: Disk> PoolFs<D> {
                 member.write_bytes(id, &file, end, data.clone()).await?
             }
             Writer::At(_) | Writer::Mapping => {
-                let _turn = match member.members {
-                    Some(_) => member.turns.write(id.0).await,
-                    None => member.turns.read(id.0).await,
+                let _turn = match member.in_group {
+                    true => member.turns.write(id.0).await,
+                    false => member.turns.read(id.0).await,
                 };
                 member.write_bytes(id, &file, offset, data.clone()).await?
             }

@@ -75,9 +75,9 @@ impl<D: Disk> PoolFs<D> {
         F: Future<Output = DiskResult<T>> + Send + 'static,
     {
         let work = work(self.clone());
-        match self.member.members {
-            None => Box::pin(work),
-            Some(_) => self.call_apart(work),
+        match self.member.in_group {
+            false => Box::pin(work),
+            true => self.call_apart(work),
         }
     }
 

@@ -30,7 +30,6 @@ use crate::change::PoolChange;
 use crate::disk::Disk;
 use crate::map::PoolMap;
 use crate::member::{LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
-use crate::members::PoolMembers;
 use crate::messages::{
     self, BEAT, BEGIN, BackupReport, Beat, BeginSession, GroupSession, HELLO, HelloReply, ITEM,
     ItemHeader, ItemKind, refused,
@@ -101,6 +100,8 @@ struct BackupState<D: Disk> {
     released: u64,
     /// When the primary called last, or this run began.
     heard: Instant,
+    /// The voters that it knows said so.
+    is_removed: bool,
     /// Items that wait for a change to be written or made.
     waiting: Vec<oneshot::Sender<()>>,
 }
@@ -109,7 +110,6 @@ struct BackupState<D: Disk> {
 pub(super) struct Backup<D: Disk> {
     env: Env,
     local: Peer,
-    founding: PoolMembers,
     run: u64,
     /// Where it stood before the first session.
     found: LogStand,
@@ -126,7 +126,7 @@ impl<D: Disk> Backup<D> {
     pub(super) fn new(
         env: Env,
         local: Peer,
-        founding: &PoolMembers,
+        map: &PoolMap,
         unrecovered: UnrecoveredMember<D>,
     ) -> Result<Arc<Backup<D>>, OpenError> {
         let found = unrecovered.stands()?;
@@ -134,19 +134,19 @@ impl<D: Disk> Backup<D> {
         let backup = Arc::new_cyclic(|own| Backup {
             run: env.random_u64(),
             local,
-            founding: founding.clone(),
             found,
             is_doubtful,
             state: Mutex::new(BackupState {
                 phase: Phase::Unrecovered(Box::new(unrecovered)),
                 sessions: 0,
                 session: None,
-                map: PoolMap::first(founding),
+                map: map.clone(),
                 given_up: 0,
                 items: BTreeMap::new(),
                 answered: 0,
                 released: 0,
                 heard: env.now(),
+                is_removed: false,
                 waiting: Vec::new(),
             }),
             under_way: Turns::default(),
@@ -166,6 +166,7 @@ impl<D: Disk> Backup<D> {
         let is_silent = self.env.now().since(state.heard) > SILENT_AFTER;
         let problem = match (&state.phase, state.session) {
             (Phase::Failed(problem), _) => Some(problem.clone()),
+            _ if state.is_removed => Some("the pool knows this member no more".to_owned()),
             (Phase::Unrecovered(_) | Phase::Serving(_), None) => {
                 Some("no primary has called yet".to_owned())
             }
@@ -218,6 +219,11 @@ impl<D: Disk> Backup<D> {
             // Its primary has time to call.
             state.heard = self.env.now();
         }
+    }
+
+    /// Whether the voters say that this is no member any more.
+    pub(super) fn note_removed(&self, is_removed: bool) {
+        self.state().is_removed = is_removed;
     }
 
     /// Whether it could be the primary, and should be.
@@ -307,7 +313,7 @@ impl<D: Disk> Backup<D> {
 
     async fn begin(self: Arc<Self>, from: PeerId, begin: BeginSession) -> Result<Reply, Refusal> {
         let BeginSession { session, map, last, released, withdrawn } = begin;
-        if map.primary != from || !map.is_sound(&self.founding) {
+        if map.primary != from || !map.is_sound() || !map.enrolled.contains(self.local.id) {
             return Err(Refusal::new(Refusal::MALFORMED, "a map that names another primary"));
         }
         let mut alone = pin!(self.under_way.write(0));
@@ -381,6 +387,7 @@ impl<D: Disk> Backup<D> {
             state.map = map.clone();
         }
         state.heard = self.env.now();
+        state.is_removed = false;
         Ok(())
     }
 
@@ -414,7 +421,13 @@ impl<D: Disk> Backup<D> {
             if state.session != Some(beat.session) {
                 return Err(self.no_session_of(&state));
             }
-            self.hear(&mut state, &beat.map)?;
+            match beat.map {
+                Some(map) if !map.is_sound() => {
+                    return Err(Refusal::new(Refusal::MALFORMED, "a map that cannot be"));
+                }
+                Some(map) => self.hear(&mut state, &map)?,
+                None => state.heard = self.env.now(),
+            }
         }
         self.note_released(beat.session, beat.released);
         self.report(&member).await
@@ -605,7 +618,7 @@ impl<D: Disk> Service for Backup<D> {
         let backup = self.own.upgrade();
         Box::pin(async move {
             let backup = backup.ok_or_else(no_session)?;
-            if !backup.founding.contains(from.id) {
+            if !backup.map().enrolled.contains(from.id) {
                 return Err(Refusal::new(
                     Refusal::MALFORMED,
                     "the caller is no member of the pool",

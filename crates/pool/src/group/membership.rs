@@ -4,6 +4,10 @@
 //! items wait for it before that is proposed, since the map may be decided without this member knowing; and until it is known whether a
 //! proposal was decided, for those that it was to leave out, too.
 //!
+//! **Who the members are** changes by the same maps: a member that comes, goes, or listens elsewhere ([`PoolEdit`]) is in the next one that is
+//! proposed. The last one that has everything cannot go; a primary that is to go leaves its part to another one first. With the members the
+//! voters change ([`crate::pool_map::MapVoters`]); one that has been silent for [`DEAD_AFTER`] is replaced.
+//!
 //! A primary may answer as long as all members of its epoch have promised, until then at least, to follow nobody else
 //! ([`crate::backups::LEASE`]): none of them can be the primary of the next epoch before. Alone it may always: nobody else proposes.
 
@@ -15,6 +19,7 @@ use std::time::Duration;
 
 use atoll_env::{Instant, Moment, sleep};
 use atoll_key::PeerId;
+use futures_channel::oneshot;
 use futures_util::future::select;
 
 use super::primary::Primary;
@@ -22,7 +27,11 @@ use super::{ASK_LIMIT, GroupSeat};
 use crate::backups::BackupLink;
 use crate::disk::Disk;
 use crate::map::PoolMap;
+use crate::members::PoolMembers;
+use crate::messages::PoolEdit;
 
+/// For so long a voter is silent until another one takes its place (POOL: *repair*).
+const DEAD_AFTER: Duration = Duration::from_secs(600);
 /// How often a primary looks at its members.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// A primary that may not answer for so long asks whether it is the primary.
@@ -46,6 +55,92 @@ impl<D: Disk> Primary<D> {
                 return Ok(());
             }
             sleep(&*self.env, CONFIRM_EVERY).await;
+        }
+    }
+}
+
+/// A change of who the members are, which is to be in the next map.
+pub(super) struct AskedEdit {
+    edit: PoolEdit,
+    done: oneshot::Sender<PoolMap>,
+}
+
+impl PoolEdit {
+    /// Whether a list is as this asks for it.
+    fn is_in(&self, enrolled: &PoolMembers) -> bool {
+        match self {
+            PoolEdit::Enrol(peer) => enrolled.get(peer.id) == Some(*peer),
+            PoolEdit::Remove(id) => !enrolled.contains(*id),
+        }
+    }
+}
+
+/// Why an edit is not made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NotEdited {
+    /// For people.
+    Refused(&'static str),
+    /// Another member is to be the primary before.
+    HandsOver,
+    /// This one is the primary no more.
+    Ended,
+}
+
+impl<D: Disk> Primary<D> {
+    /// Has the next map say who the members are, and returns it when it is decided.
+    pub(super) async fn edit(&self, edit: PoolEdit) -> Result<PoolMap, NotEdited> {
+        let map = self.backups.map();
+        if edit.is_in(&map.enrolled) {
+            return Ok(map);
+        }
+        match edit {
+            PoolEdit::Enrol(peer) if self.edited(&map.enrolled).with(peer).is_none() => {
+                return Err(NotEdited::Refused("the pool has as many members as it can have"));
+            }
+            PoolEdit::Remove(id) if map.members.iter().all(|member| *member == id) => {
+                let why = "no other member has everything that the pool holds";
+                return Err(NotEdited::Refused(why));
+            }
+            PoolEdit::Remove(id) if id == map.primary => return Err(NotEdited::HandsOver),
+            PoolEdit::Enrol(_) | PoolEdit::Remove(_) => {}
+        }
+        let (done, decided) = oneshot::channel();
+        {
+            let mut edits = self.edits();
+            if self.member.is_closed() {
+                return Err(NotEdited::Ended);
+            }
+            edits.push(AskedEdit { edit, done });
+        }
+        self.backups.has_news().notify();
+        decided.await.map_err(|oneshot::Canceled| NotEdited::Ended)
+    }
+
+    /// Who the members are to be.
+    fn edited(&self, enrolled: &PoolMembers) -> PoolMembers {
+        let mut edits = self.edits();
+        edits.retain(|asked| !asked.done.is_canceled());
+        edits.iter().fold(enrolled.clone(), |members, AskedEdit { edit, .. }| {
+            let next = match edit {
+                PoolEdit::Enrol(peer) => members.with(*peer),
+                PoolEdit::Remove(id) => members.without(*id),
+            };
+            next.unwrap_or(members)
+        })
+    }
+
+    /// A map is decided: answers those that asked for what it says.
+    fn answer_edits(&self, decided: &PoolMap) {
+        let mut edits = self.edits();
+        let (done, waiting) = std::mem::take(&mut *edits)
+            .into_iter()
+            .partition(|AskedEdit { edit, .. }| edit.is_in(&decided.enrolled));
+        *edits = waiting;
+        drop(edits);
+        let done: Vec<AskedEdit> = done;
+        for AskedEdit { done, .. } in done {
+            // Whoever asked may have given up.
+            let _ = done.send(decided.clone());
         }
     }
 }
@@ -89,6 +184,7 @@ impl<D: Disk> EpochMembership<D> {
                         return seat.end_lead(&primary, &decided);
                     }
                     seat.backup.note_map(&decided);
+                    primary.answer_edits(&decided);
                 }
                 Some(Err(error)) => tracing::debug!("the pool's map: {error}"),
                 None => {}
@@ -102,7 +198,7 @@ impl<D: Disk> EpochMembership<D> {
         let Primary { backups, member, env, .. } = &*self.primary;
         let is_long = member.changes_so_far().saturating_sub(member.log().after) > LOG_LENGTH;
         let is_whole = self.primary.is_ready()
-            && backups.map().members.len() == backups.links.len() + 1
+            && backups.map().is_whole()
             && backups.members_to_mend().is_empty();
         if !is_long || !is_whole || self.is_beginning_log.swap(true, Ordering::SeqCst) {
             return;
@@ -119,27 +215,34 @@ impl<D: Disk> EpochMembership<D> {
     /// The map that is to be proposed, if any.
     fn wanted(&self) -> Option<PoolMap> {
         let Primary { backups, run, .. } = &*self.primary;
-        let map = backups.map();
+        let (map, links) = (backups.map(), backups.links());
+        let enrolled = self.primary.edited(&map.enrolled);
+        let stays = |link: &&Arc<BackupLink>| enrolled.contains(link.id);
         if self.primary.is_ready() {
-            backups.links.iter().for_each(|link| link.require_if_complete());
+            links.iter().filter(stays).for_each(|link| link.require_if_complete());
         }
         let mut members: BTreeSet<PeerId> = [map.primary].into();
-        let stay = backups.links.iter().filter(|link| link.is_member() && !link.is_gone());
-        members.extend(stay.map(|link| link.peer.id));
-        let is_required = |link: &&Arc<BackupLink>| link.is_member();
-        let mut required = backups.links.iter().filter(is_required);
+        let there = links.iter().filter(|link| link.is_member() && !link.is_gone()).filter(stays);
+        members.extend(there.map(|link| link.id));
+        let silent: BTreeSet<PeerId> =
+            links.iter().filter(|link| link.silence() > DEAD_AFTER).map(|link| link.id).collect();
+        let voters =
+            map.voters.of(&enrolled, |id| silent.contains(&id), |id| members.contains(&id));
+        let mut required = links.iter().filter(|link| link.is_member());
         let is_wanted = self.is_unresolved
             || members != map.members
+            || enrolled != map.enrolled
+            || voters != map.voters
             // It was to be a member, and is gone again: everything waits for it until the next map.
-            || required.any(|link| !map.members.contains(&link.peer.id));
+            || required.any(|link| !map.members.contains(&link.id));
         let epoch = map.epoch.saturating_add(1);
-        is_wanted.then_some(PoolMap { epoch, run: *run, members, ..map })
+        is_wanted.then_some(PoolMap { epoch, run: *run, members, enrolled, voters, ..map })
     }
 
     /// Whether another member may be the primary.
     fn is_in_doubt(&mut self) -> bool {
         let Primary { backups, env, .. } = &*self.primary;
-        if backups.links.iter().any(|link| link.is_member() && link.knows_newer_map()) {
+        if backups.links().iter().any(|link| link.is_member() && link.knows_newer_map()) {
             return true;
         }
         if backups.has_leases(Moment::now(&**env)) {
@@ -164,7 +267,7 @@ impl<D: Disk> EpochMembership<D> {
         }
         if decided.epoch > map.epoch {
             self.is_unresolved = false;
-            backups.set_map(decided);
+            self.primary.set_map(decided);
         }
         true
     }

@@ -7,7 +7,7 @@
 //! backup      a member that follows: its answers to the primary
 //! ```
 //!
-//! The pool's map ([`crate::map`]) says who is the primary and who is a *member of the epoch*: has everything that was answered.
+//! The pool's map ([`crate::map`]) says who belongs to the pool, who is the primary, and who is a *member of the epoch*: has everything that was answered.
 //! The primary decides every change and gives it its place in one order. A change of names or attributes is answered when all
 //! members of the epoch have it durably in their journals and the primary has made it; the others make it when they hear that. Bytes go
 //! to all in place, and are durable on all after a sync. Clients work with the primary alone, through any member ([`GroupMember::call`]).
@@ -34,23 +34,26 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, Instant, sleep, timeout};
+use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_vfs::Errno;
 use bytes::Bytes;
 use futures_util::future::{Either, join_all, select};
 
 use self::backup::{Backup, Follower, FollowerStanding};
-use self::membership::EpochMembership;
+use self::membership::{EpochMembership, NotEdited};
 use self::primary::Primary;
 use crate::backups::Backups;
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
 use crate::layout::OWN_DIRECTORY;
-use crate::map::{MapAsker, MapVoter, PROPOSE, PoolMap, VOTER_MESSAGE, voters};
+use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE};
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
-use crate::messages::{self, BEAT, BEGIN, HELLO, HelloReply, ITEM, ItemKind, refused};
+use crate::messages::{
+    self, BEAT, BEGIN, EDIT, HELLO, HelloReply, ITEM, ItemKind, PoolEdit, refused,
+};
 use crate::remote::{METHODS, RemoteServer};
 use crate::routing::addressed;
 
@@ -83,13 +86,22 @@ struct GroupSeat<D: Disk> {
     env: Env,
     transport: Arc<dyn Transport>,
     settings: PoolSettings,
-    founding: PoolMembers,
     /// Random bits.
     run: u64,
-    voter: Option<Arc<MapVoter>>,
-    maps: MapAsker,
+    maps: MapSeat<D>,
     backup: Arc<Backup<D>>,
     lead: Mutex<Option<Lead<D>>>,
+}
+
+/// Why the members of a pool are as they were.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EditError {
+    /// The primary does not do that; why, for people.
+    #[error("{0}")]
+    Refused(String),
+    /// The time passed. It may be done later.
+    #[error("the pool has no primary now that answers; it may be done all the same")]
+    NoAnswer,
 }
 
 /// How a member stands.
@@ -134,42 +146,20 @@ impl<D: Disk> GroupMember<D> {
     ) -> Result<GroupMember<D>, OpenError> {
         let local = transport.local();
         let unrecovered = PoolMember::open_unrecovered(env.clone(), disk).await?;
-        let founding = unrecovered.members().cloned().ok_or(OpenError::NotAMember)?;
-        if !founding.contains(local.id) {
+        let map = unrecovered.map().cloned().ok_or(OpenError::NotAMember)?;
+        if !map.enrolled.contains(local.id) {
             return Err(OpenError::NotAMember);
         }
         let settings = unrecovered.settings();
         let failed = |errno| OpenError::Disk("cannot open its .atoll", errno);
         let disk = unrecovered.disk();
         let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await.map_err(failed)?;
-        let voter = match voters(&founding).iter().any(|voter| voter.id == local.id) {
-            true => {
-                let (env, transport) = (env.clone(), transport.clone());
-                let voter = MapVoter::start(env, transport, disk, &own, settings.pool, &founding);
-                Some(voter.await.map_err(OpenError::Votes)?)
-            }
-            false => None,
-        };
-        let maps = MapAsker::new(
-            env.clone(),
-            transport.clone(),
-            settings.pool,
-            founding.clone(),
-            voter.clone(),
-        );
-        let backup = Backup::new(env.clone(), local, &founding, unrecovered)?;
+        let named = (settings.pool, map.clone());
+        let maps = MapSeat::start(env.clone(), transport.clone(), (disk, own), named).await;
+        let maps = maps.map_err(OpenError::Votes)?;
+        let backup = Backup::new(env.clone(), local, &map, unrecovered)?;
         let (run, lead) = (env.random_u64(), Mutex::new(None));
-        let seat = Arc::new(GroupSeat {
-            env,
-            transport,
-            settings,
-            founding,
-            run,
-            voter,
-            maps,
-            backup,
-            lead,
-        });
+        let seat = Arc::new(GroupSeat { env, transport, settings, run, maps, backup, lead });
         seat.env.spawn(Box::pin(keep_seat(Arc::downgrade(&seat), seat.env.clone())));
         Ok(GroupMember { seat })
     }
@@ -179,9 +169,56 @@ impl<D: Disk> GroupMember<D> {
         self.seat.settings
     }
 
-    /// Who its members are.
-    pub fn members(&self) -> &PoolMembers {
-        &self.seat.founding
+    /// Who the pool's members are, as far as this one knows.
+    pub fn members(&self) -> PoolMembers {
+        self.seat.backup.map().enrolled
+    }
+
+    /// The newest map that this member knows to be decided.
+    pub fn map(&self) -> PoolMap {
+        self.seat.maps.map()
+    }
+
+    /// Has a node be a member of the pool, or be one at this address: returns the map with which its directory is made
+    /// ([`crate::create_member`]). Then it is given all that the pool holds.
+    ///
+    /// # Errors
+    /// If the pool has as many members as it can have; if nobody answers.
+    pub async fn enrol(&self, peer: Peer, limit: Duration) -> Result<PoolMap, EditError> {
+        self.edit(PoolEdit::Enrol(peer), limit).await
+    }
+
+    /// Has a member be none any more, whether it is there or not. If it is the primary, another one becomes that first.
+    ///
+    /// # Errors
+    /// If no other member has everything; if nobody answers.
+    pub async fn remove(&self, id: PeerId, limit: Duration) -> Result<PoolMap, EditError> {
+        self.edit(PoolEdit::Remove(id), limit).await
+    }
+
+    async fn edit(&self, edit: PoolEdit, limit: Duration) -> Result<PoolMap, EditError> {
+        let seat = &self.seat;
+        let until = seat.env.now() + limit;
+        loop {
+            let left = until.since(seat.env.now());
+            if left.is_zero() {
+                return Err(EditError::NoAnswer);
+            }
+            let header = messages::encode(&edit);
+            let request = Request { method: EDIT, header, parts: Vec::new() };
+            match self.call(request, left).await {
+                Ok(reply) => match messages::decode::<PoolMap>(&reply.header) {
+                    Some(map) if map.is_sound() => return Ok(map),
+                    _ => return Err(EditError::Refused("its answer cannot be read".into())),
+                },
+                Err(CallError::Refused(refusal)) if refusal.code == refused::EDIT => {
+                    return Err(EditError::Refused(refusal.text));
+                }
+                // Another one is the primary soon.
+                Err(error) => tracing::debug!("the members of the pool: {error}"),
+            }
+            sleep(&*seat.env, LOOK_EVERY).await;
+        }
     }
 
     /// Answers calls of the family `0x05` that are the pool's: those of other members, and of the file system.
@@ -241,7 +278,7 @@ impl<D: Disk> GroupMember<D> {
     pub fn has_failed(&self) -> bool {
         let lead = self.seat.lead();
         self.seat.backup.has_failed()
-            || self.seat.voter.as_ref().is_some_and(|voter| voter.failed().is_some())
+            || self.seat.maps.voter().is_some_and(|voter| voter.failed().is_some())
             || lead.as_ref().is_some_and(|lead| lead.primary.member.has_failed())
     }
 
@@ -271,8 +308,28 @@ impl<D: Disk> GroupSeat<D> {
 
     /// Who is the primary, as far as this member knows.
     fn primary(&self) -> Peer {
-        let id = self.backup.map().primary;
-        self.founding.get(id).unwrap_or_else(|| self.founding.founder())
+        let map = self.backup.map();
+        map.enrolled.get(map.primary).unwrap_or_else(|| map.enrolled.founder())
+    }
+
+    /// Does what the newest map that is known wants of this member.
+    async fn follow_map(&self) -> Result<(), OpenError> {
+        self.maps.note_map(&self.backup.map());
+        let map = self.maps.follow().await.map_err(OpenError::Votes)?;
+        self.backup.note_map(&map);
+        match map.enrolled.contains(self.transport.local().id) {
+            true => Ok(()),
+            false => Err(OpenError::NotAMember),
+        }
+    }
+
+    /// It takes no part any more until it is opened again.
+    fn fail(&self, problem: String) {
+        let lead = self.lead().take();
+        if let Some(lead) = lead {
+            lead.primary.close();
+        }
+        self.backup.fail(problem);
     }
 
     async fn until_other_primary(&self, primary: Peer) {
@@ -281,8 +338,11 @@ impl<D: Disk> GroupSeat<D> {
         }
     }
 
-    /// Answers a call of the file system, if this member is the primary.
+    /// Answers a call of the file system, or one about the members, if this member is the primary.
     async fn answer(&self, from: Peer, request: Request) -> Result<Reply, Refusal> {
+        if request.method == EDIT {
+            return self.answer_edit(&request).await;
+        }
         let served = {
             let lead = self.lead();
             let served =
@@ -297,6 +357,49 @@ impl<D: Disk> GroupSeat<D> {
             Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more")
         })?;
         answered
+    }
+
+    /// Answers a call that changes who the members are, if this member is the primary.
+    async fn answer_edit(&self, request: &Request) -> Result<Reply, Refusal> {
+        let malformed = || Refusal::new(Refusal::MALFORMED, "an edit that cannot be read");
+        let edit = messages::decode::<PoolEdit>(&request.header).ok_or_else(malformed)?;
+        let primary = {
+            let lead = self.lead();
+            let served = lead.as_ref().filter(|lead| lead.server.is_some());
+            served.map(|lead| lead.primary.clone())
+        };
+        let primary = primary.ok_or_else(|| refuse("it is not the pool's primary"))?;
+        match primary.edit(edit).await {
+            Ok(map) => Ok(Reply { header: messages::encode(&map), parts: Vec::new() }),
+            Err(NotEdited::Refused(why)) => Err(Refusal::new(refused::EDIT, why)),
+            Err(NotEdited::Ended) => Err(refuse("it is not the pool's primary any more")),
+            Err(NotEdited::HandsOver) => {
+                // The others notice its silence.
+                self.fail("another member is to be the primary".into());
+                Err(Refusal::new(refused::HANDS_OVER, "another member is to be the primary"))
+            }
+        }
+    }
+
+    /// Tells the pool where this node listens, if that is not known.
+    async fn say_address(&self) {
+        let local = self.transport.local();
+        let known = self.backup.map().enrolled.get(local.id);
+        if known.is_none_or(|known| known == local) {
+            return;
+        }
+        let header = messages::encode(&PoolEdit::Enrol(local));
+        let request = Request { method: EDIT, header: header.clone(), parts: Vec::new() };
+        let primary = self.primary();
+        // What fails is tried again.
+        match primary.id == local.id {
+            true => drop(self.answer_edit(&request).await),
+            false => {
+                let header = addressed(&self.settings.pool, &header);
+                let request = Request { method: EDIT, header, parts: Vec::new() };
+                drop(self.transport.call(primary, request, HELLO_LIMIT).await);
+            }
+        }
     }
 
     /// Becomes the primary, if the primary is gone and nobody else has become it.
@@ -314,9 +417,15 @@ impl<D: Disk> GroupSeat<D> {
             }
         };
         let epoch = current.epoch.saturating_add(1);
-        let map = PoolMap { epoch, primary: local, run: self.run, verifier, members };
+        let map = PoolMap { epoch, primary: local, run: self.run, verifier, members, ..current };
         // It may be decided at any time from now on: until it is known, the primary of this epoch is answered no more.
-        let Ok(decided) = self.maps.propose(&map, ASK_LIMIT).await else { return Ok(()) };
+        let decided = match self.maps.propose(&map, ASK_LIMIT).await {
+            Ok(decided) => decided,
+            Err(error) => {
+                self.backup.note_removed(error == AskError::NotAMember);
+                return Ok(());
+            }
+        };
         self.backup.note_map(&decided);
         if decided != map {
             return Ok(());
@@ -340,11 +449,8 @@ impl<D: Disk> GroupSeat<D> {
                 (member, applied)
             }
         };
-        let local = self.transport.local().id;
-        let others: Vec<_> =
-            self.founding.peers().iter().filter(|peer| peer.id != local).copied().collect();
-        let names = (self.settings.pool, &others[..]);
-        let backups = Arc::new(Backups::new(&self.env, &self.transport, names, map, applied));
+        let pool = self.settings.pool;
+        let backups = Arc::new(Backups::new(&self.env, &self.transport, pool, map, applied));
         let primary =
             Primary::start(&self.env, &self.transport, member.clone(), backups.clone(), map.run);
         *self.lead() = Some(Lead { primary: primary.clone(), server: None });
@@ -382,10 +488,10 @@ impl<D: Disk> GroupSeat<D> {
 
     /// What other members of the epoch say, of those that answer.
     async fn others_stand(&self) -> Vec<HelloReply> {
-        let members = self.backup.map().members;
+        let map = self.backup.map();
         let local = self.transport.local().id;
-        let others = self.founding.peers().iter();
-        let others = others.filter(|peer| peer.id != local && members.contains(&peer.id));
+        let others = map.enrolled.peers().iter();
+        let others = others.filter(|peer| peer.id != local && map.members.contains(&peer.id));
         let asked = others.map(|peer| async {
             let header = addressed(&self.settings.pool, &[]);
             let request = Request { method: HELLO, header, parts: Vec::new() };
@@ -432,9 +538,14 @@ async fn keep_seat<D: Disk>(seat: Weak<GroupSeat<D>>, env: Env) {
     loop {
         sleep(&*env, LOOK_EVERY).await;
         let Some(own) = seat.upgrade() else { return };
-        if let Some(voter) = &own.voter {
-            own.backup.note_map(&voter.map());
+        if own.backup.has_failed() {
+            continue;
         }
+        if let Err(error) = own.follow_map().await {
+            own.fail(error.to_string());
+            continue;
+        }
+        own.say_address().await;
         if own.lead().is_some() || own.backup.has_failed() {
             continue;
         }
@@ -456,8 +567,9 @@ async fn keep_seat<D: Disk>(seat: Weak<GroupSeat<D>>, env: Env) {
             }
         } else if own.backup.is_silent() && env.now().since(asked) > ASK_EVERY {
             asked = env.now();
-            if let Ok(map) = own.maps.ask(ASK_LIMIT).await {
-                own.backup.note_map(&map);
+            match own.maps.ask(ASK_LIMIT).await {
+                Ok(map) => own.backup.note_map(&map),
+                Err(error) => own.backup.note_removed(error == AskError::NotAMember),
             }
         }
     }
@@ -473,14 +585,17 @@ impl<D: Disk> Service for SeatService<D> {
         let seat = self.seat.upgrade();
         Box::pin(async move {
             let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
-            if !seat.founding.contains(from.id) {
+            let map = seat.backup.map();
+            if !map.enrolled.contains(from.id) {
                 let text = "the caller is no member of the pool";
                 return Err(Refusal::new(refused::NOT_A_MEMBER, text));
             }
-            match (request.method, &seat.voter) {
-                (HELLO | BEGIN | ITEM | BEAT, _) => seat.backup.handle(from, request).await,
-                (VOTER_MESSAGE | PROPOSE, Some(voter)) => voter.handle(from, request).await,
-                (method, _) if METHODS.contains(&method) => seat.answer(from, request).await,
+            match request.method {
+                HELLO | BEGIN | ITEM | BEAT => seat.backup.handle(from, request).await,
+                VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
+                method if method == EDIT || METHODS.contains(&method) => {
+                    seat.answer(from, request).await
+                }
                 _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),
             }
         })

@@ -9,7 +9,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::{Env, jittered, sleep};
@@ -18,9 +18,11 @@ use bytes::Bytes;
 use futures_util::future::{join_all, select};
 
 use super::MemberStatus;
+use super::membership::AskedEdit;
 use crate::backups::{BackupLink, Backups, HandedItem, LinkEnd};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
+use crate::map::PoolMap;
 use crate::member::PoolMember;
 use crate::messages::{
     self, BEGIN, BeginSession, GroupSession, HELLO, HelloReply, ItemKind, refused,
@@ -46,6 +48,8 @@ pub(super) struct Primary<D: Disk> {
     pub(super) backups: Arc<Backups>,
     /// Random bits.
     pub(super) run: u64,
+    /// Changes of who the members are that the next map is to have.
+    edits: Mutex<Vec<AskedEdit>>,
     /// All members have what this one began with, and it is known which ranges of files they are to get again.
     is_ready: AtomicBool,
 }
@@ -66,13 +70,25 @@ impl<D: Disk> Primary<D> {
             run,
             member,
             backups,
+            edits: Mutex::default(),
             is_ready: AtomicBool::new(false),
         });
-        for link in &primary.backups.links {
-            let (primary, link, env) = (Arc::downgrade(&primary), link.clone(), env.clone());
-            env.clone().spawn(Box::pin(keep_link(primary, link, env)));
-        }
+        primary.backups.links().iter().for_each(|link| primary.keep(link));
         primary
+    }
+
+    fn keep(self: &Arc<Self>, link: &Arc<BackupLink>) {
+        let (primary, link, env) = (Arc::downgrade(self), link.clone(), self.env.clone());
+        self.env.spawn(Box::pin(keep_link(primary, link, env)));
+    }
+
+    /// A newer map by which this member is the primary.
+    pub(super) fn set_map(self: &Arc<Self>, map: &PoolMap) {
+        self.backups.set_map(map).iter().for_each(|link| self.keep(link));
+    }
+
+    pub(super) fn edits(&self) -> MutexGuard<'_, Vec<AskedEdit>> {
+        self.edits.lock().expect("no holder of this lock panics")
     }
 
     /// Whether clients can be served, and ranges of files handed over.
@@ -84,7 +100,7 @@ impl<D: Disk> Primary<D> {
     /// clients are served after this.
     pub(super) fn note_ready(&self) {
         let marks = self.member.marks().all();
-        for link in self.backups.links.iter().filter(|link| link.is_member()) {
+        for link in self.backups.links().iter().filter(|link| link.is_member()) {
             link.begin_mend(marks.clone());
         }
         self.is_ready.store(true, Ordering::SeqCst);
@@ -93,6 +109,7 @@ impl<D: Disk> Primary<D> {
     /// Stops the work: whatever is under way fails.
     pub(super) fn close(&self) {
         self.member.close();
+        self.edits().clear();
         // The member may not know them yet.
         self.backups.close();
     }
@@ -106,8 +123,9 @@ impl<D: Disk> Primary<D> {
             free_bytes: None,
             files_to_mend: 0,
         };
-        let others = self.backups.links.iter().map(|link| MemberStatus {
-            peer: link.peer,
+        let links = self.backups.links();
+        let others = links.iter().map(|link| MemberStatus {
+            peer: link.peer(),
             is_member: link.is_member(),
             problem: link.problem(),
             applied: link.report().map_or(0, |report| report.applied),
@@ -123,7 +141,7 @@ impl<D: Disk> Primary<D> {
         if !is_member && !self.is_ready() {
             return Err(LinkEnd::Lost("the members come first".into()));
         }
-        let reply = self.call(link.peer, HELLO, Bytes::new(), HELLO_LIMIT).await?;
+        let reply = self.call(link.peer(), HELLO, Bytes::new(), HELLO_LIMIT).await?;
         let unreadable = || LinkEnd::Interrupted("its answer cannot be read".to_owned());
         let stands: HelloReply = messages::decode(&reply).ok_or_else(unreadable)?;
         // A run that was spoken to was a member all the time.
@@ -164,7 +182,7 @@ impl<D: Disk> Primary<D> {
         let released_of_it = released.min(common);
         let begin =
             BeginSession { session, map, last: common, released: released_of_it, withdrawn };
-        self.call(link.peer, BEGIN, messages::encode(&begin), BEGIN_LIMIT).await?;
+        self.call(link.peer(), BEGIN, messages::encode(&begin), BEGIN_LIMIT).await?;
         if !link.open(session, common, is_member) {
             return Err(LinkEnd::Lost("its part has changed".into()));
         }
@@ -345,7 +363,7 @@ impl<D: Disk> Primary<D> {
 
 /// Begins sessions with a member, as long as the primary is at work.
 async fn keep_link<D: Disk>(primary: Weak<Primary<D>>, link: Arc<BackupLink>, env: Env) {
-    loop {
+    while !link.is_retired() {
         if let Some(hold_off) = link.hold_off() {
             sleep(&*env, hold_off).await;
         }

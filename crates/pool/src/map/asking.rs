@@ -1,10 +1,10 @@
 //! How any member has a map decided, or learns which one holds.
 //!
 //! All voters are asked at once, each again and again: one of them leads, or will soon, and the others say at once that they do not.
-//! Nobody has to find out first that the leader is dead. A proposal that arrives twice is decided once, for it follows one
+//! Nobody has to find out first that the leader is dead. A voter that knows a newer map says it: there may be other voters by now. A proposal that arrives twice is decided once, for it follows one
 //! map.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{Env, jittered, sleep, timeout};
@@ -12,11 +12,10 @@ use atoll_net::{CallError, Peer, Request, Transport};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use super::PoolMap;
 use super::voter::MapVoter;
 use super::wire::{PROPOSE, ProposeCall, ProposeReply};
-use super::{PoolMap, voters};
-use crate::members::PoolMembers;
-use crate::messages::{decode, encode};
+use crate::messages::{decode, encode, refused};
 use crate::routing::{PoolId, addressed};
 
 /// How long a voter may take to answer; one that leads answers after a round through the others and their disks.
@@ -30,37 +29,77 @@ pub enum AskError {
     /// The proposed map cannot be one of this pool.
     #[error("such a map of the pool cannot be")]
     Unsound,
+    /// A majority of the voters that it knows says that this node is no member of the pool.
+    #[error("this node is no member of the pool any more")]
+    NotAMember,
     /// The time passed. A proposal may have been decided, or may still be.
     #[error("no majority of the pool's voters answers")]
     NoAnswer,
 }
 
+/// What is known of the voters.
+struct KnownVoters {
+    /// The newest map that is known.
+    map: PoolMap,
+    /// The voter of this member, if it has one.
+    own: Option<Arc<MapVoter>>,
+}
+
 /// A member that asks its pool's voters.
-pub struct MapAsker {
+pub(super) struct MapAsker {
     env: Env,
     transport: Arc<dyn Transport>,
     pool: PoolId,
-    founding: PoolMembers,
-    /// The voter of this member, if it has one.
-    voter: Option<Arc<MapVoter>>,
+    known: Mutex<KnownVoters>,
+}
+
+/// What a voter said.
+enum VoterAnswer {
+    /// This map held.
+    Holds(PoolMap),
+    /// There are others by now.
+    OtherVoters,
+    NotAMember,
 }
 
 impl std::fmt::Debug for MapAsker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MapAsker").field("voter", &self.voter).finish_non_exhaustive()
+        f.debug_struct("MapAsker").finish_non_exhaustive()
     }
 }
 
 impl MapAsker {
-    /// For this node, a member of the pool, with its own voter if it has one.
-    pub fn new(
+    /// For this node, a member of the pool as `map` says, which was decided, with its own voter if it has one.
+    pub(super) fn new(
         env: Env,
         transport: Arc<dyn Transport>,
         pool: PoolId,
-        founding: PoolMembers,
-        voter: Option<Arc<MapVoter>>,
+        map: PoolMap,
+        own: Option<Arc<MapVoter>>,
     ) -> MapAsker {
-        MapAsker { env, transport, pool, founding, voter }
+        MapAsker { env, transport, pool, known: Mutex::new(KnownVoters { map, own }) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, KnownVoters> {
+        self.known.lock().expect("no holder of this lock panics")
+    }
+
+    /// A map that was decided.
+    pub(super) fn note_map(&self, map: &PoolMap) {
+        let mut known = self.known();
+        if map.is_sound() && map.epoch > known.map.epoch {
+            known.map = map.clone();
+        }
+    }
+
+    /// The newest map that it has heard of.
+    pub(super) fn map(&self) -> PoolMap {
+        self.known().map.clone()
+    }
+
+    /// The voter of this member is another one by now.
+    pub(super) fn set_voter(&self, own: Arc<MapVoter>) {
+        self.known().own = Some(own);
     }
 
     /// Has `map` decided if the map before it still holds, and returns the one that holds then: `map`, if that was decided and no
@@ -68,8 +107,12 @@ impl MapAsker {
     ///
     /// # Errors
     /// [`AskError::NoAnswer`] after `limit`.
-    pub async fn propose(&self, map: &PoolMap, limit: Duration) -> Result<PoolMap, AskError> {
-        match map.is_sound(&self.founding) {
+    pub(super) async fn propose(
+        &self,
+        map: &PoolMap,
+        limit: Duration,
+    ) -> Result<PoolMap, AskError> {
+        match map.is_sound() {
             true => self.until_answered(Some(map), limit).await,
             false => Err(AskError::Unsound),
         }
@@ -79,7 +122,7 @@ impl MapAsker {
     ///
     /// # Errors
     /// [`AskError::NoAnswer`] after `limit`.
-    pub async fn ask(&self, limit: Duration) -> Result<PoolMap, AskError> {
+    pub(super) async fn ask(&self, limit: Duration) -> Result<PoolMap, AskError> {
         self.until_answered(None, limit).await
     }
 
@@ -88,37 +131,74 @@ impl MapAsker {
         map: Option<&PoolMap>,
         limit: Duration,
     ) -> Result<PoolMap, AskError> {
-        let asking = voters(&self.founding).iter().map(|voter| self.ask_voter(*voter, map));
-        let mut asking: FuturesUnordered<_> = asking.collect();
-        let answer = timeout(&*self.env, limit, asking.next()).await;
-        answer.ok().flatten().ok_or(AskError::NoAnswer)
+        let answered = timeout(&*self.env, limit, self.ask_voters(map)).await;
+        answered.unwrap_or(Err(AskError::NoAnswer))
     }
 
-    /// Asks one voter until it knows.
-    async fn ask_voter(&self, voter: Peer, map: Option<&PoolMap>) -> PoolMap {
+    async fn ask_voters(&self, map: Option<&PoolMap>) -> Result<PoolMap, AskError> {
+        'voters: loop {
+            let known = self.map();
+            let generation = known.voters.generation;
+            let asking = known.voting().map(|voter| self.ask_voter(voter, generation, map));
+            let mut asking: FuturesUnordered<_> = asking.collect();
+            let (count, mut refused) = (asking.len(), 0);
+            while let Some(answer) = asking.next().await {
+                match answer {
+                    VoterAnswer::Holds(map) => return Ok(map),
+                    VoterAnswer::OtherVoters => continue 'voters,
+                    // This one's own voter may know no more than it.
+                    VoterAnswer::NotAMember => refused += 1,
+                }
+                if 2 * refused > count {
+                    break;
+                }
+            }
+            return Err(AskError::NotAMember);
+        }
+    }
+
+    /// Asks one voter until it knows, or the voters are others than those of this generation.
+    async fn ask_voter(&self, voter: Peer, generation: u64, map: Option<&PoolMap>) -> VoterAnswer {
         let local = self.transport.local().id;
         loop {
-            let asked = match &self.voter {
-                Some(own) if voter.id == local => {
-                    let answer = timeout(&*self.env, CALL_LIMIT, own.propose(map.cloned())).await;
+            let (known, own) = {
+                let known = self.known();
+                (known.map.clone(), known.own.clone().filter(|_| voter.id == local))
+            };
+            let call = ProposeCall { map: map.cloned(), known };
+            let asked = match own {
+                Some(own) => {
+                    let answer = timeout(&*self.env, CALL_LIMIT, own.propose(call)).await;
                     answer.map_err(|_| CallError::TimedOut).and_then(|answer| Ok(answer?))
                 }
-                _ => self.call(voter, map).await,
+                None => self.call(voter, &call).await,
             };
             match asked {
-                Ok(ProposeReply::Holds(map)) if map.is_sound(&self.founding) => return map,
+                Ok(ProposeReply::Holds(map)) if map.is_sound() => {
+                    self.note_map(&map);
+                    if map.voters.generation == generation {
+                        return VoterAnswer::Holds(map);
+                    }
+                    // Others may have decided more meanwhile.
+                }
+                Ok(ProposeReply::NotLeader(Some(newer))) => self.note_map(&newer),
                 Ok(_) => {}
+                Err(CallError::Refused(refusal)) if refusal.code == refused::NOT_A_MEMBER => {
+                    return VoterAnswer::NotAMember;
+                }
                 Err(error) => tracing::debug!("voter {voter}: {error}"),
+            }
+            if self.known().map.voters.generation != generation {
+                return VoterAnswer::OtherVoters;
             }
             sleep(&*self.env, jittered(&*self.env, PAUSE)).await;
         }
     }
 
-    async fn call(&self, voter: Peer, map: Option<&PoolMap>) -> Result<ProposeReply, CallError> {
-        let call = ProposeCall { map: map.cloned() };
-        let header = addressed(&self.pool, &encode(&call));
+    async fn call(&self, voter: Peer, call: &ProposeCall) -> Result<ProposeReply, CallError> {
+        let header = addressed(&self.pool, &encode(call));
         let request = Request { method: PROPOSE, header, parts: Vec::new() };
         let reply = self.transport.call(voter, request, CALL_LIMIT).await?;
-        Ok(decode(&reply.header).unwrap_or(ProposeReply::NotLeader))
+        Ok(decode(&reply.header).unwrap_or(ProposeReply::NotLeader(None)))
     }
 }

@@ -2,26 +2,28 @@
 //! neither waits nor reads a clock.
 //!
 //! [`MapConsensus`] is all that a voter at work knows of it; [`RaftVoter`] keeps the rules by the crate `noraft`, which knows terms,
-//! votes and where entries stand in the log. What the entries say is kept here. Voters have numbers, their places in the list.
+//! votes and where entries stand in the log. What the entries say is kept here. Voters have numbers, their places in the order of their keys.
 //!
 //! **Invariants.** What [`Todo::save`] has is durable before anything else of that [`Todo`] is done. What was decided is never taken
 //! back, whatever a voter sends.
+//!
+//! These are the voters of one generation ([`MapVoters`]): once a map is decided that names others, they decide nothing more. Whoever joins
+//! the next generation later than others begins with the newest map that it knows: what is decided after that follows it, and what was
+//! decided before does not.
 //!
 //! The log begins anew at the map that holds after every [`COMPACT_AFTER`] entries.
 
 use std::collections::BTreeMap;
 
-use atoll_key::PeerId;
-use atoll_net::Peer;
 use minicbor::{Decode, Encode};
 use noraft::{
     Action, ClusterConfig, Log, LogEntries, LogEntry, LogIndex, LogPosition, Message, Node, NodeId,
     Role, Term,
 };
 
+use super::PoolMap;
 use super::wire::{LogItem, LogPlace, MAX_ITEMS, VoterMessage, are_sound};
-use super::{PoolMap, voters};
-use crate::members::PoolMembers;
+use crate::pool_map::MapVoters;
 
 /// Decided entries that a log keeps, so that a voter which lacks some of them needs no snapshot.
 const COMPACT_AFTER: u64 = 8;
@@ -44,25 +46,29 @@ pub(super) struct DurableVotes {
     pub(super) map: PoolMap,
     #[n(4)]
     pub(super) items: Vec<LogItem>,
+    /// The voters among which this is one, and their generation.
+    #[n(5)]
+    pub(super) voters: MapVoters,
 }
 
 impl DurableVotes {
-    /// Before anything happened.
-    pub(super) fn first(founding: &PoolMembers) -> DurableVotes {
+    /// Before anything happened in the generation of voters that a map names.
+    pub(super) fn first(map: &PoolMap) -> DurableVotes {
         DurableVotes {
             term: 0,
             vote: None,
             base: LogPlace::default(),
-            map: PoolMap::first(founding),
+            map: map.clone(),
             items: Vec::new(),
+            voters: map.voters.clone(),
         }
     }
 
-    pub(super) fn is_sound(&self, founding: &PoolMembers) -> bool {
-        let count = voters(founding).len() as u64;
+    pub(super) fn is_sound(&self) -> bool {
+        let count = self.voters.keys.len() as u64;
         self.vote.is_none_or(|vote| vote < count)
-            && self.map.is_sound(founding)
-            && are_sound(&self.items, self.base, self.term, founding)
+            && self.map.is_sound()
+            && are_sound(&self.items, self.base, self.term)
     }
 }
 
@@ -134,6 +140,9 @@ pub(super) trait MapConsensus: Send + 'static {
     fn map(&self) -> &PoolMap;
 
     fn is_leader(&self) -> bool;
+
+    /// Others vote by now, as the last map says.
+    fn has_ended(&self) -> bool;
 }
 
 /// See the module.
@@ -144,6 +153,7 @@ pub(super) struct RaftVoter {
     /// At the beginning of the log.
     base_map: PoolMap,
     map: PoolMap,
+    voters: MapVoters,
     /// Up to where the log's entries are in `map`.
     applied: u64,
     /// Proposals of this leader: term, number.
@@ -152,10 +162,10 @@ pub(super) struct RaftVoter {
 
 impl RaftVoter {
     /// Voter number `own` with what it has not forgotten, which is sound.
-    pub(super) fn new(own: usize, founding: &PoolMembers, votes: DurableVotes) -> RaftVoter {
-        let DurableVotes { term, vote, base, map, items } = votes;
-        let voters = (0..voters(founding).len() as u64).map(NodeId::new).collect();
-        let config = ClusterConfig { voters, ..ClusterConfig::default() };
+    pub(super) fn new(own: usize, votes: DurableVotes) -> RaftVoter {
+        let DurableVotes { term, vote, base, map, items, voters } = votes;
+        let numbers = (0..voters.keys.len() as u64).map(NodeId::new).collect();
+        let config = ClusterConfig { voters: numbers, ..ClusterConfig::default() };
         let log = Log::new(config, to_entries(base, &items));
         let vote = vote.map(NodeId::new);
         RaftVoter {
@@ -163,6 +173,7 @@ impl RaftVoter {
             items: (base.index + 1..).zip(items).collect(),
             base_map: map.clone(),
             map,
+            voters,
             applied: base.index,
             waiting: BTreeMap::new(),
         }
@@ -193,6 +204,7 @@ impl RaftVoter {
             base: to_place(log.snapshot_position()),
             map: self.base_map.clone(),
             items: self.to_items(log.entries()),
+            voters: self.voters.clone(),
         }
     }
 
@@ -281,6 +293,7 @@ impl RaftVoter {
                 break;
             };
             if let LogItem::Change(map) = self.item(index.get(), &entry)
+                && !self.has_ended()
                 && map.follows(&self.map)
             {
                 self.map = map;
@@ -386,8 +399,8 @@ impl MapConsensus for RaftVoter {
                 None
             }
             VoterMessage::Snapshot { at, map, .. } => {
-                let is_newer = map.epoch > self.map.epoch || map == self.map;
-                if self.node.commit_index().get() < at.index && !is_newer {
+                let contradicts = map.epoch == self.map.epoch && map != self.map;
+                if self.node.commit_index().get() < at.index && contradicts {
                     return Err(NotByTheRules);
                 }
                 // As entries that end where the snapshot does: which leader this is, and whether the snapshot is needed at all.
@@ -397,7 +410,10 @@ impl MapConsensus for RaftVoter {
                     && self.node.commit_index().get() < at.index;
                 let config = self.node.config().clone();
                 if is_followed && self.node.handle_snapshot_installed(to_position(at), config) {
-                    (self.base_map, self.map) = (map.clone(), map);
+                    if map.epoch > self.map.epoch {
+                        self.map = map.clone();
+                    }
+                    self.base_map = map;
                     self.applied = at.index;
                     let durable = self.durable();
                     return Ok(Todo { save: Some(durable), hears_leader: true, ..self.todo() });
@@ -454,6 +470,10 @@ impl MapConsensus for RaftVoter {
     fn is_leader(&self) -> bool {
         self.node.role() == Role::Leader
     }
+
+    fn has_ended(&self) -> bool {
+        self.map.voters.generation > self.voters.generation
+    }
 }
 
 fn to_position(place: LogPlace) -> LogPosition {
@@ -474,16 +494,21 @@ fn to_entries(base: LogPlace, items: &[LogItem]) -> LogEntries {
 
 /// For fuzzing: hands a message to one of three voters, which has a log and leads or follows.
 pub(super) fn try_message(message: &VoterMessage) {
+    use atoll_key::PeerId;
+    use atoll_net::Peer;
+
+    use crate::members::PoolMembers;
     let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 1).into() };
     let founding = PoolMembers::new((1..=3).map(peer).collect()).expect("three members");
-    if !message.is_sound(&founding) {
+    if !message.is_sound() {
         return;
     }
-    let map = PoolMap { epoch: 2, ..PoolMap::first(&founding) };
+    let first = PoolMap::first(&founding);
+    let map = PoolMap { epoch: 2, ..first.clone() };
     let items = vec![LogItem::Began(3), LogItem::Change(map), LogItem::Began(4), LogItem::Asked];
-    let votes = DurableVotes { term: 4, items, ..DurableVotes::first(&founding) };
+    let votes = DurableVotes { term: 4, items, ..DurableVotes::first(&first) };
     for leads in [false, true] {
-        let mut voter = RaftVoter::new(0, &founding, votes.clone());
+        let mut voter = RaftVoter::new(0, votes.clone());
         voter.begin();
         if leads {
             voter.time_is_up();

@@ -3,14 +3,17 @@
 //! configuration manager of PacificA, MSR-TR-2008-25, §2.3).
 //!
 //! ```text
-//! asking     any member: proposes a map, or asks for the one that holds
-//! voter      a voter at work: timers, messages, the disk
-//! storage    what a voter must not forget: two files
-//! consensus  the rules of voting as plain state, over the crate `noraft`
-//! wire       what voters and members say to each other
+//! seat          what one member has to do with it: the newest map it knows, its vote, its questions
+//! asking        any member: proposes a map, or asks for the one that holds
+//! voter         a voter at work: timers, messages, the disk
+//! storage       what a voter must not forget: two files
+//! members_file  who the members are, on each member's disk
+//! consensus     the rules of voting as plain state, over the crate `noraft`
+//! wire          what voters and members say to each other
 //! ```
 //!
-//! The voters are the first founding members: one of two, three of three or four, five of more. They do not change.
+//! The voters are one of two members, three of three or four, five of more. A map that names others is the last that those before decide:
+//! the others go on from it, as the next *generation* ([`crate::pool_map`]). Whoever speaks to a voter of a former generation is given that map.
 //!
 //! **Invariants.** There is at most one map for each epoch, ever; epochs grow by one. A map is decided only if it *follows* the one
 //! that held: whoever proposes it knew that one. What was answered to a proposal holds after the loss of any minority of voters, and
@@ -20,37 +23,26 @@
 
 mod asking;
 mod consensus;
+pub(crate) mod members_file;
+mod seat;
 mod storage;
 mod voter;
 mod wire;
 
-use atoll_net::Peer;
-
-pub use self::asking::{AskError, MapAsker};
+pub use self::asking::AskError;
+pub use self::seat::MapSeat;
 pub use self::storage::VoterError;
 pub(crate) use self::storage::{NAMES as VOTE_FILES, make_votes};
 pub use self::voter::MapVoter;
 pub use self::wire::{PROPOSE, VOTER_MESSAGE, example_map_messages};
-use self::wire::{ProposeCall, ProposeReply, VoterMessage};
-use crate::members::PoolMembers;
+use self::wire::{ProposeCall, ProposeReply, VoterCall};
 use crate::messages::decode;
-pub use crate::pool_map::PoolMap;
-
-/// The founding members that decide the map.
-pub fn voters(founding: &PoolMembers) -> &[Peer] {
-    let peers = founding.peers();
-    let count = match peers.len() {
-        0..=2 => 1,
-        3 | 4 => 3,
-        _ => 5,
-    };
-    &peers[..count]
-}
+pub use crate::pool_map::{MapVoters, PoolMap};
 
 /// For fuzzing: whether bytes are some message about maps. One of a voter is handed to another.
 pub fn is_map_message(bytes: &[u8]) -> bool {
-    if let Some(message) = decode::<VoterMessage>(bytes) {
-        consensus::try_message(&message);
+    if let Some(call) = decode::<VoterCall>(bytes) {
+        consensus::try_message(&call.message);
         return true;
     }
     decode::<ProposeCall>(bytes).is_some() || decode::<ProposeReply>(bytes).is_some()
@@ -59,18 +51,12 @@ pub fn is_map_message(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use atoll_key::PeerId;
+    use atoll_net::Peer;
 
-    use super::*;
+    use crate::members::PoolMembers;
 
     pub(super) fn founding(count: u8) -> PoolMembers {
         let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 4711).into() };
         PoolMembers::new((1..=count).map(peer).collect()).unwrap()
-    }
-
-    #[test]
-    fn voters_are_one_three_or_five_of_the_first_members() {
-        let count = |members| voters(&founding(members)).len();
-        assert_eq!([2, 3, 4, 5, 6, 16].map(count), [1, 3, 3, 5, 5, 5]);
-        assert_eq!(voters(&founding(4))[0], founding(4).founder());
     }
 }

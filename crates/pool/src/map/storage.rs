@@ -2,13 +2,13 @@
 //!
 //! | offset | bytes | |
 //! |---|---|---|
-//! | 0 | 8 | `atollvt1` |
+//! | 0 | 8 | `atollvt2` |
 //! | 8 | 8 | sequence number, big-endian: the greater is the newer |
 //! | 16 | 4 | length of the state, big-endian |
 //! | 20 | 4 | CRC-32 of sequence number, length and state, big-endian |
 //! | 24 | | the state, CBOR |
 //!
-//! Both are made with the member's disk, at their full length, so that a save writes bytes and nothing of the file system. If the newer one cannot be
+//! Both are made at their full length, so that a save writes bytes and nothing of the file system. If the newer one cannot be
 //! read, its writing was cut off before anything depended on it, and the older one counts. A voter that can read neither, or lacks
 //! one, does not vote: it would not know whom it gave its vote.
 
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use atoll_vfs::Errno;
 
 use super::consensus::DurableVotes;
-use crate::disk::{Disk, DiskResult, Making};
-use crate::members::PoolMembers;
+use crate::disk::{Disk, DiskResult, Making, missing_is_none};
 use crate::messages::{decode, encode};
+use crate::pool_map::PoolMap;
 
-const MAGIC: &[u8; 8] = b"atollvt1";
+const MAGIC: &[u8; 8] = b"atollvt2";
 const FRAME_BYTES: usize = 24;
-/// Far more than a state takes: that of a pool of 16 has 34 maps of 600 bytes at most.
-const FILE_BYTES: usize = 64 << 10;
+/// Far more than a state takes: that of a pool of 16 has 34 maps of 1,700 bytes at most.
+const FILE_BYTES: usize = 128 << 10;
 
 /// The files in Atoll's own directory.
 pub(crate) const NAMES: [&[u8]; 2] = [b"votes-0", b"votes-1"];
@@ -35,6 +35,9 @@ pub enum VoterError {
     /// It is not in the list of voters.
     #[error("this node is no voter of the pool")]
     NotAVoter,
+    /// What it must not forget is of voters before these.
+    #[error("its votes are old: its disk was set back to an older state, so it does not vote")]
+    SetBack,
     /// What it must not forget is gone.
     #[error("its votes are missing: it would not know whom it gave its vote, so it does not vote")]
     Missing,
@@ -56,16 +59,24 @@ pub(super) struct VoteStorage<D: Disk> {
     sequence: u64,
 }
 
-/// Makes both files in Atoll's own directory, durably, for a voter that has not voted.
-pub(crate) async fn make_votes<D: Disk>(
-    disk: &D,
-    own: &D::Node,
-    founding: &PoolMembers,
-) -> DiskResult<()> {
-    for (name, sequence) in NAMES.into_iter().zip(1..) {
-        disk.make(own, name, Making::File, 0o600).await?;
+/// Makes both files in Atoll's own directory, durably, for a voter that has not voted in the generation of voters that `map` names, nor in
+/// a later one. What an earlier generation has left is written over.
+pub(crate) async fn make_votes<D: Disk>(disk: &D, own: &D::Node, map: &PoolMap) -> DiskResult<()> {
+    let votes = DurableVotes::first(map);
+    let sequences =
+        read_both(disk, own).await?.map(|read| read.map_or(0, |(sequence, _)| sequence));
+    // The older one first: the other one counts until that is written.
+    let mut names = NAMES;
+    if sequences[1] < sequences[0] {
+        names.reverse();
+    }
+    for (name, sequence) in names.into_iter().zip(sequences[0].max(sequences[1]) + 1..) {
+        match disk.make(own, name, Making::File, 0o600).await {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
         let file = disk.open(&disk.node(own, name).await?).await?;
-        let mut bytes = to_bytes(sequence, &DurableVotes::first(founding))?;
+        let mut bytes = to_bytes(sequence, &votes)?;
         bytes.resize(FILE_BYTES, 0);
         write(disk, &file, &bytes).await?;
         disk.sync_file(&file, false).await?;
@@ -73,30 +84,36 @@ pub(crate) async fn make_votes<D: Disk>(
     Ok(())
 }
 
+/// What both files say, as far as they are there and can be read.
+async fn read_both<D: Disk>(
+    disk: &D,
+    own: &D::Node,
+) -> DiskResult<[Option<(u64, DurableVotes)>; 2]> {
+    let mut both = [None, None];
+    for (name, read) in NAMES.into_iter().zip(&mut both) {
+        if let Some(node) = missing_is_none(disk.node(own, name).await)? {
+            let bytes = disk.read(&disk.open(&node).await?, 0, FILE_BYTES).await?;
+            *read = from_bytes(&bytes).filter(|(_, votes)| votes.is_sound());
+        }
+    }
+    Ok(both)
+}
+
 impl<D: Disk> VoteStorage<D> {
     /// Opens both files, and reads the newer state.
     pub(super) async fn open(
         disk: Arc<D>,
         own: &D::Node,
-        founding: &PoolMembers,
     ) -> Result<(VoteStorage<D>, DurableVotes), VoterError> {
         let mut files = Vec::new();
-        let mut newest: Option<(u64, usize, DurableVotes)> = None;
-        for (at, name) in NAMES.into_iter().enumerate() {
-            let file = match disk.node(own, name).await {
-                Err(Errno::ENOENT) => return Err(VoterError::Missing),
-                Err(errno) => return Err(VoterError::Disk(errno)),
-                Ok(node) => disk.open(&node).await?,
-            };
-            let bytes = disk.read(&file, 0, FILE_BYTES).await?;
-            files.push(file);
-            let found = from_bytes(&bytes).filter(|(_, votes)| votes.is_sound(founding));
-            if let Some((sequence, votes)) = found
-                && newest.as_ref().is_none_or(|(newest, ..)| *newest < sequence)
-            {
-                newest = Some((sequence, at, votes));
-            }
+        for name in NAMES {
+            let node = missing_is_none(disk.node(own, name).await)?.ok_or(VoterError::Missing)?;
+            files.push(disk.open(&node).await?);
         }
+        let both = read_both(&*disk, own).await?.into_iter().enumerate();
+        let readable =
+            both.filter_map(|(at, read)| read.map(|(sequence, votes)| (sequence, at, votes)));
+        let newest = readable.max_by_key(|(sequence, ..)| *sequence);
         let (sequence, at, votes) = newest.ok_or(VoterError::Damaged)?;
         let files = files.try_into().unwrap_or_else(|_| unreachable!("there are two names"));
         Ok((VoteStorage { disk, files, next: 1 - at, sequence: sequence + 1 }, votes))
@@ -161,15 +178,20 @@ mod tests {
     use super::super::tests::founding;
     use super::*;
     use crate::disk::simulated::{Loss, SimulatedDisk};
+    use crate::pool_map::MapVoters;
 
     /// Calls of a disk without latency never wait.
     fn now<T>(work: impl Future<Output = T>) -> T {
         work.now_or_never().expect("nothing waits")
     }
 
+    fn first() -> PoolMap {
+        PoolMap::first(&founding(3))
+    }
+
     fn new_disk() -> SimulatedDisk {
         let disk = SimulatedDisk::new(Sim::new(SimConfig::default()).outside());
-        now(make_votes(&disk, &disk.top(), &founding(3))).unwrap();
+        now(make_votes(&disk, &disk.top(), &first())).unwrap();
         now(disk.sync_all()).unwrap();
         disk
     }
@@ -177,11 +199,11 @@ mod tests {
     fn open(
         disk: &SimulatedDisk,
     ) -> Result<(VoteStorage<SimulatedDisk>, DurableVotes), VoterError> {
-        now(VoteStorage::open(Arc::new(disk.clone()), &disk.top(), &founding(3)))
+        now(VoteStorage::open(Arc::new(disk.clone()), &disk.top()))
     }
 
     fn votes(term: u64) -> DurableVotes {
-        DurableVotes { term, vote: Some(term % 3), ..DurableVotes::first(&founding(3)) }
+        DurableVotes { term, vote: Some(term % 3), ..DurableVotes::first(&first()) }
     }
 
     fn damage(disk: &SimulatedDisk, name: &[u8], at: u64) {
@@ -196,8 +218,8 @@ mod tests {
     #[test]
     fn what_was_saved_last_is_read_and_the_one_before_if_that_is_damaged() {
         let disk = new_disk();
-        let (mut storage, first) = open(&disk).unwrap();
-        assert_eq!(first, DurableVotes::first(&founding(3)));
+        let (mut storage, found) = open(&disk).unwrap();
+        assert_eq!(found, DurableVotes::first(&first()));
         for term in 1..=5 {
             now(storage.save(&votes(term))).unwrap();
             assert_eq!(open(&disk).unwrap().1, votes(term));
@@ -235,6 +257,32 @@ mod tests {
     }
 
     #[test]
+    fn votes_of_another_generation_take_the_place_of_those_before_wherever_that_is_cut_off() {
+        let later =
+            PoolMap { epoch: 9, voters: MapVoters { generation: 2, ..first().voters }, ..first() };
+        let mut outcomes = [0, 0];
+        for saves in 1..=2 {
+            for calls in 0.. {
+                let disk = new_disk();
+                let (mut storage, _) = open(&disk).unwrap();
+                (1..=saves).for_each(|term| now(storage.save(&votes(term))).unwrap());
+                disk.stop_after(calls);
+                let made = now(make_votes(&disk, &disk.top(), &later));
+                disk.crash_with(Loss::Arbitrary, calls);
+                let found = open(&disk.reopen()).unwrap().1;
+                let is_later = found == DurableVotes::first(&later);
+                assert!(is_later || found == votes(saves), "{found:?}");
+                outcomes[usize::from(is_later)] += 1;
+                if made.is_ok() {
+                    assert!(is_later);
+                    break;
+                }
+            }
+        }
+        assert!(outcomes.iter().all(|count| *count > 1), "{outcomes:?}");
+    }
+
+    #[test]
     fn a_voter_that_may_have_forgotten_its_vote_does_not_vote() {
         let disk = new_disk();
         for name in NAMES {
@@ -251,7 +299,7 @@ mod tests {
         other.vote = Some(3);
         now(open(&disk).unwrap().0.save(&other)).unwrap();
         let (_, found) = open(&disk).unwrap();
-        assert_eq!(found, DurableVotes::first(&founding(3)), "a vote for nobody");
+        assert_eq!(found, DurableVotes::first(&first()), "a vote for nobody");
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! A state is durable before a message that depends on it leaves, and before anybody learns of a map. Messages may be lost: a voter
 //! that is away, or slow, gets none beyond the few that are under way to it, and the next heartbeat repairs that.
 //!
+//! When a map is decided that names other voters, a voter does nothing more but to tell whoever calls. One that is among the others, too, is
+//! begun anew for them ([`MapVoter::begin`]).
+//!
 //! Once a write of its disk has failed, a voter takes no part until it is opened again. What it finds then is written again before
 //! anything else, since what was read may not be durable.
 
@@ -13,21 +16,23 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, Instant, Notify, random_below};
+use atoll_key::PeerId;
 use atoll_net::{Peer, Refusal, Reply, Request, Transport};
+use bytes::Bytes;
 use futures_channel::oneshot;
 use futures_util::future::select;
 
+use super::PoolMap;
 use super::consensus::{
     DurableVotes, MapConsensus, NotProposed, ProposalEnd, RaftVoter, Todo, VoteTimer,
 };
-use super::storage::{VoteStorage, VoterError};
+use super::storage::{VoteStorage, VoterError, make_votes};
 use super::wire::{
-    MAX_MESSAGE_BYTES, PROPOSE, ProposeCall, ProposeReply, VOTER_MESSAGE, VoterMessage,
+    MAX_MESSAGE_BYTES, PROPOSE, ProposeCall, ProposeReply, VOTER_MESSAGE, VoterCall, VoterMessage,
 };
-use super::{PoolMap, voters};
 use crate::disk::Disk;
-use crate::members::PoolMembers;
 use crate::messages::{decode, encode, refused};
+use crate::pool_map::MapVoters;
 use crate::routing::{PoolId, addressed};
 
 /// Between heartbeats of the leader.
@@ -50,7 +55,8 @@ const MAX_PROPOSALS: usize = 64;
 /// What waits for the voter's task.
 enum Input {
     Message(usize, VoterMessage),
-    Proposal(Option<PoolMap>, oneshot::Sender<Result<ProposeReply, Refusal>>),
+    /// Answered with the map that holds; none if this voter does not lead.
+    Proposal(Option<PoolMap>, oneshot::Sender<Result<Option<PoolMap>, Refusal>>),
 }
 
 struct VoterState {
@@ -59,15 +65,18 @@ struct VoterState {
     is_leader: bool,
     failed: Option<VoterError>,
     has_ended: bool,
+    /// Its task has: nothing is written any more.
+    has_stopped: bool,
 }
 
 /// What calls and the task share.
 struct VoterShared {
     own: usize,
-    founding: PoolMembers,
+    voters: MapVoters,
     state: Mutex<VoterState>,
     has_inputs: Notify,
     changed: Notify,
+    stopped: Notify,
 }
 
 impl VoterShared {
@@ -75,8 +84,32 @@ impl VoterShared {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    fn voters(&self) -> &[Peer] {
-        voters(&self.founding)
+    /// The number of a voter.
+    fn number(&self, id: PeerId) -> Option<usize> {
+        self.voters.keys.iter().position(|key| *key == id)
+    }
+
+    /// A voter, where it listens by now.
+    fn peer(&self, number: usize) -> Option<Peer> {
+        let id = self.voters.keys.iter().nth(number)?;
+        self.state().map.enrolled.get(*id)
+    }
+
+    /// A map that was decided, if it is newer than one of this epoch.
+    fn newer_than(&self, epoch: u64) -> Option<PoolMap> {
+        let state = self.state();
+        (state.map.epoch > epoch).then(|| state.map.clone())
+    }
+
+    /// A map that was decided, as another voter says.
+    fn note_map(&self, map: PoolMap) {
+        let mut state = self.state();
+        if map.is_sound() && map.epoch > state.map.epoch {
+            state.map = map;
+            drop(state);
+            self.changed.notify();
+            self.has_inputs.notify();
+        }
     }
 
     /// Hands an input to the task, if there are fewer than `most` of its kind.
@@ -122,13 +155,13 @@ impl MapVoter {
         disk: Arc<D>,
         own: &D::Node,
         pool: PoolId,
-        founding: &PoolMembers,
     ) -> Result<Arc<MapVoter>, VoterError> {
         let local = transport.local().id;
-        let number = voters(founding).iter().position(|voter| voter.id == local);
+        let (storage, votes) = VoteStorage::open(disk, own).await?;
+        let voters = votes.voters.clone();
+        let number = voters.keys.iter().position(|key| *key == local);
         let number = number.ok_or(VoterError::NotAVoter)?;
-        let (storage, votes) = VoteStorage::open(disk, own, founding).await?;
-        let mut consensus = RaftVoter::new(number, founding, votes);
+        let mut consensus = RaftVoter::new(number, votes);
         let begin = consensus.begin();
         let state = VoterState {
             inputs: VecDeque::new(),
@@ -136,13 +169,16 @@ impl MapVoter {
             is_leader: false,
             failed: None,
             has_ended: false,
+            has_stopped: false,
         };
+        let outgoing = voters.keys.iter().map(|_| Arc::default()).collect();
         let shared = Arc::new(VoterShared {
             own: number,
-            founding: founding.clone(),
+            voters,
             state: Mutex::new(state),
             has_inputs: Notify::default(),
             changed: Notify::default(),
+            stopped: Notify::default(),
         });
         let mut task = VoterTask {
             env: env.clone(),
@@ -155,12 +191,45 @@ impl MapVoter {
             leader_heard: None,
             proposals: BTreeMap::new(),
             last_proposal: 0,
-            outgoing: voters(founding).iter().map(|_| Arc::default()).collect(),
+            outgoing,
         };
         let voter = Arc::new(MapVoter { shared });
         task.perform(begin).await?;
-        env.spawn(Box::pin(task.run()));
+        env.spawn(Box::pin(async move {
+            task.run().await;
+            task.shared.state().has_stopped = true;
+            task.shared.stopped.notify();
+        }));
         Ok(voter)
+    }
+
+    /// Begins to vote in the generation of voters that `map` names, which was decided. This member has never voted in it.
+    ///
+    /// # Errors
+    /// As [`MapVoter::start`].
+    pub async fn begin<D: Disk>(
+        env: Env,
+        transport: Arc<dyn Transport>,
+        disk: Arc<D>,
+        own: &D::Node,
+        (pool, map): (PoolId, &PoolMap),
+    ) -> Result<Arc<MapVoter>, VoterError> {
+        make_votes(&*disk, own, map).await?;
+        MapVoter::start(env, transport, disk, own, pool).await
+    }
+
+    /// Stops its work; nothing is written to its files after this. One task waits at a time.
+    pub(super) async fn stop(&self) {
+        self.shared.state().has_ended = true;
+        self.shared.has_inputs.notify();
+        while !self.shared.state().has_stopped {
+            self.shared.stopped.notified().await;
+        }
+    }
+
+    /// The generation of voters in which it votes.
+    pub fn generation(&self) -> u64 {
+        self.shared.voters.generation
     }
 
     /// The last map that this voter knows to be decided. There may be a newer one.
@@ -198,14 +267,17 @@ impl MapVoter {
         match method {
             VOTER_MESSAGE => {
                 let taken = self.take_message(from, decode(&header));
-                Box::pin(async { taken.map(|()| Reply::default()) })
+                Box::pin(async {
+                    let header = taken?.map_or_else(Bytes::new, |map| encode(&map));
+                    Ok(Reply { header, parts: Vec::new() })
+                })
             }
-            PROPOSE if !self.shared.founding.contains(from.id) => {
+            PROPOSE if !self.map().enrolled.contains(from.id) => {
                 refuse(Refusal::new(refused::NOT_A_MEMBER, "the caller is no member of the pool"))
             }
             PROPOSE => match decode::<ProposeCall>(&header) {
                 Some(call) => {
-                    let answer = self.propose(call.map);
+                    let answer = self.propose(call);
                     Box::pin(async {
                         let header = encode(&answer.await?);
                         Ok(Reply { header, parts: Vec::new() })
@@ -217,25 +289,44 @@ impl MapVoter {
         }
     }
 
-    fn take_message(&self, from: Peer, message: Option<VoterMessage>) -> Result<(), Refusal> {
-        let VoterShared { own, founding, .. } = &*self.shared;
-        let voter = self.shared.voters().iter().position(|voter| voter.id == from.id);
-        let Some(voter) = voter.filter(|voter| voter != own) else {
-            return Err(Refusal::new(refused::NOT_A_MEMBER, "the caller is no voter of the pool"));
+    /// Returns the map by which there are other voters, if the caller does not know them.
+    fn take_message(
+        &self,
+        from: Peer,
+        call: Option<VoterCall>,
+    ) -> Result<Option<PoolMap>, Refusal> {
+        let voter = self.shared.number(from.id).filter(|voter| *voter != self.shared.own);
+        let sound = call.filter(|call| call.message.is_sound());
+        let VoterCall { generation, message } = match (sound, voter) {
+            (Some(call), _) => call,
+            (None, Some(_)) => {
+                return Err(Refusal::new(Refusal::MALFORMED, "a message that no voter sends"));
+            }
+            (None, None) => return Err(not_a_voter()),
         };
-        let Some(message) = message.filter(|message| message.is_sound(founding)) else {
-            return Err(Refusal::new(Refusal::MALFORMED, "a message that no voter sends"));
-        };
+        let map = self.map();
+        let is_enrolled = map.enrolled.contains(from.id);
+        if map.voters.generation > generation && is_enrolled {
+            return Ok(Some(map));
+        }
+        if generation > self.generation() && is_enrolled {
+            return Err(Refusal::new(Refusal::OVERLOADED, "it does not vote among those yet"));
+        }
+        let voter = voter.filter(|_| generation == self.generation()).ok_or_else(not_a_voter)?;
         let is_alike = |input: &Input| matches!(input, Input::Message(from, _) if *from == voter);
-        self.shared.add(Input::Message(voter, message), MAX_WAITING, is_alike)
+        self.shared.add(Input::Message(voter, message), MAX_WAITING, is_alike)?;
+        Ok(None)
     }
 
     /// Proposes a map, or none: to know which holds.
     pub(super) fn propose(
         &self,
-        map: Option<PoolMap>,
+        call: ProposeCall,
     ) -> BoxFuture<'static, Result<ProposeReply, Refusal>> {
-        let is_sound = map.as_ref().is_none_or(|map| map.is_sound(&self.shared.founding));
+        let ProposeCall { map, known } = call;
+        let epoch = known.epoch;
+        self.shared.note_map(known);
+        let is_sound = map.as_ref().is_none_or(PoolMap::is_sound);
         let (sender, answer) = oneshot::channel();
         let input = Input::Proposal(map, sender);
         let is_alike = |input: &Input| matches!(input, Input::Proposal(..));
@@ -243,13 +334,22 @@ impl MapVoter {
             true => self.shared.add(input, MAX_PROPOSALS, is_alike),
             false => Err(Refusal::new(Refusal::MALFORMED, "a map that cannot be this pool's")),
         };
-        Box::pin(async {
+        let shared = self.shared.clone();
+        Box::pin(async move {
             added?;
-            answer.await.unwrap_or_else(|_| {
+            let answer = answer.await.unwrap_or_else(|_| {
                 Err(Refusal::new(Refusal::INTERNAL, "the voter has ended, or its disk failed"))
+            });
+            Ok(match answer? {
+                Some(map) => ProposeReply::Holds(map),
+                None => ProposeReply::NotLeader(shared.newer_than(epoch)),
             })
         })
     }
+}
+
+fn not_a_voter() -> Refusal {
+    Refusal::new(refused::NOT_A_MEMBER, "the caller is no voter of the pool")
 }
 
 impl Drop for MapVoter {
@@ -270,14 +370,14 @@ struct VoterTask<D: Disk> {
     /// When its time is up.
     deadline: Option<Instant>,
     leader_heard: Option<Instant>,
-    proposals: BTreeMap<u64, oneshot::Sender<Result<ProposeReply, Refusal>>>,
+    proposals: BTreeMap<u64, oneshot::Sender<Result<Option<PoolMap>, Refusal>>>,
     last_proposal: u64,
     /// How many messages are under way to each voter.
     outgoing: Vec<Arc<AtomicUsize>>,
 }
 
 impl<D: Disk> VoterTask<D> {
-    async fn run(mut self) {
+    async fn run(&mut self) {
         loop {
             let next = {
                 let mut state = self.shared.state();
@@ -291,7 +391,7 @@ impl<D: Disk> VoterTask<D> {
                 // What arrived counts before the time that is up: the process may have stood still.
                 None if self.deadline.is_some_and(|at| at <= self.env.now()) => {
                     self.deadline = None;
-                    Some(self.consensus.time_is_up())
+                    (!self.has_ended()).then(|| self.consensus.time_is_up())
                 }
                 None => {
                     let has_inputs = pin!(self.shared.has_inputs.notified());
@@ -310,14 +410,26 @@ impl<D: Disk> VoterTask<D> {
         }
     }
 
+    /// Others vote by now.
+    fn has_ended(&self) -> bool {
+        let newest = self.shared.state().map.voters.generation;
+        self.consensus.has_ended() || newest > self.shared.voters.generation
+    }
+
     fn take(&mut self, input: Input) -> Option<Todo> {
         match input {
+            Input::Message(..) if self.has_ended() => None,
+            Input::Proposal(_, sender) if self.has_ended() => {
+                let _ = sender.send(Ok(None));
+                None
+            }
             Input::Message(from, message) => {
                 let heard = self.leader_heard;
                 let has_leader = heard.is_some_and(|at| self.env.now().since(at) < LEADER_LASTS);
                 let taken = self.consensus.receive(from, message, has_leader);
                 if taken.is_err() {
-                    let from = self.shared.voters()[from];
+                    let from = self.shared.peer(from).map(|peer| peer.to_string());
+                    let from = from.unwrap_or_default();
                     tracing::warn!("{from} does not vote by the rules; its message is ignored");
                 }
                 taken.ok()
@@ -332,7 +444,7 @@ impl<D: Disk> VoterTask<D> {
                         self.proposals.insert(number, sender);
                         return Some(todo);
                     }
-                    Err(NotProposed::NotLeader) => Ok(ProposeReply::NotLeader),
+                    Err(NotProposed::NotLeader) => Ok(None),
                     Err(NotProposed::TooMany) => {
                         Err(Refusal::new(Refusal::OVERLOADED, "too many proposals at once"))
                     }
@@ -357,19 +469,22 @@ impl<D: Disk> VoterTask<D> {
             self.deadline = Some(now + self.time_until(timer));
         }
         for (to, message) in send {
-            self.send(to, &message);
+            self.send(to, message);
         }
         for (number, end) in ended {
             let Some(sender) = self.proposals.remove(&number) else { continue };
             let _ = sender.send(Ok(match end {
-                ProposalEnd::Decided(map) => ProposeReply::Holds(map),
-                ProposalEnd::Lost => ProposeReply::NotLeader,
+                ProposalEnd::Decided(map) => Some(map),
+                ProposalEnd::Lost => None,
             }));
         }
         let mut state = self.shared.state();
-        let is_leader = self.consensus.is_leader();
-        if state.map != *self.consensus.map() || state.is_leader != is_leader {
-            state.map = self.consensus.map().clone();
+        let is_leader = self.consensus.is_leader() && !self.consensus.has_ended();
+        let map = self.consensus.map();
+        if state.map.epoch < map.epoch || state.is_leader != is_leader {
+            if state.map.epoch < map.epoch {
+                state.map = map.clone();
+            }
             state.is_leader = is_leader;
             self.shared.changed.notify();
         }
@@ -405,18 +520,26 @@ impl<D: Disk> VoterTask<D> {
         }
     }
 
-    fn send(&self, to: usize, message: &VoterMessage) {
+    fn send(&self, to: usize, message: VoterMessage) {
+        let Some(peer) = self.shared.peer(to) else { return };
         let under_way = self.outgoing[to].clone();
         if under_way.load(Ordering::SeqCst) >= MAX_OUTGOING {
             return;
         }
         under_way.fetch_add(1, Ordering::SeqCst);
-        let header = addressed(&self.pool, &encode(message));
+        let generation = self.shared.voters.generation;
+        let header = encode(&VoterCall { generation, message });
+        let header = addressed(&self.pool, &header);
         let request = Request { method: VOTER_MESSAGE, header, parts: Vec::new() };
-        let call = self.transport.call(self.shared.voters()[to], request, MESSAGE_LIMIT);
+        let call = self.transport.call(peer, request, MESSAGE_LIMIT);
+        let shared = self.shared.clone();
         self.env.spawn(Box::pin(async move {
             // What is lost comes again.
-            let _ = call.await;
+            if let Ok(reply) = call.await
+                && let Some(map) = decode::<PoolMap>(&reply.header)
+            {
+                shared.note_map(map);
+            }
             under_way.fetch_sub(1, Ordering::SeqCst);
         }));
     }

@@ -15,10 +15,10 @@ pub const VOTER_MESSAGE: u16 = 0x0504;
 /// Proposes a map, or asks for the one that holds.
 pub const PROPOSE: u16 = 0x0505;
 
-/// The longest message, bytes: twice what [`MAX_ITEMS`] maps of a full pool take.
+/// The longest message, bytes: more than twice what [`MAX_ITEMS`] maps of a full pool take.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// The most entries of the log in one message.
-pub(super) const MAX_ITEMS: usize = 32;
+pub(super) const MAX_ITEMS: usize = 16;
 /// Terms and places in the log of which a voter hears are below, so that counting on from there never overflows.
 const MAX_NUMBER: u64 = 1 << 60;
 
@@ -52,16 +52,11 @@ pub(super) enum LogItem {
 }
 
 /// Whether entries after `base` can be in a log in this term.
-pub(super) fn are_sound(
-    items: &[LogItem],
-    base: LogPlace,
-    term: u64,
-    founding: &PoolMembers,
-) -> bool {
+pub(super) fn are_sound(items: &[LogItem], base: LogPlace, term: u64) -> bool {
     let mut last = base.term;
     let mut is_sound = |item: &LogItem| match item {
         LogItem::Began(began) => std::mem::replace(&mut last, *began) < *began && *began <= term,
-        LogItem::Change(map) => map.is_sound(founding),
+        LogItem::Change(map) => map.is_sound(),
         LogItem::Asked => true,
     };
     base.term <= term && items.iter().all(&mut is_sound)
@@ -133,23 +128,29 @@ impl VoterMessage {
     }
 
     /// Whether a voter that follows the rules may have sent it.
-    pub(super) fn is_sound(&self, founding: &PoolMembers) -> bool {
+    pub(super) fn is_sound(&self) -> bool {
         let term = self.term();
         term < MAX_NUMBER
             && match self {
                 VoterMessage::VoteCall { last, .. } => last.is_sound(term),
                 VoterMessage::VoteReply { .. } => true,
                 VoterMessage::AppendCall { decided, base, items, .. } => {
-                    *decided < MAX_NUMBER
-                        && base.is_sound(term)
-                        && are_sound(&items.0, *base, term, founding)
+                    *decided < MAX_NUMBER && base.is_sound(term) && are_sound(&items.0, *base, term)
                 }
                 VoterMessage::AppendReply { last, .. } => last.is_sound(term),
-                VoterMessage::Snapshot { at, map, .. } => {
-                    at.is_sound(term) && map.is_sound(founding)
-                }
+                VoterMessage::Snapshot { at, map, .. } => at.is_sound(term) && map.is_sound(),
             }
     }
+}
+
+/// A message, and which voters it is among. The answer is empty, or a map by which there are others by now.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(super) struct VoterCall {
+    /// The generation of voters ([`crate::pool_map::MapVoters`]).
+    #[n(0)]
+    pub(super) generation: u64,
+    #[n(1)]
+    pub(super) message: VoterMessage,
 }
 
 /// A member's call to a voter.
@@ -158,6 +159,9 @@ pub(super) struct ProposeCall {
     /// The map that is to hold; none asks for the one that does.
     #[n(0)]
     pub(super) map: Option<PoolMap>,
+    /// The newest map that the caller knows: whoever is asked may not know yet that it votes.
+    #[n(1)]
+    pub(super) known: PoolMap,
 }
 
 /// The answer.
@@ -166,15 +170,21 @@ pub(super) enum ProposeReply {
     /// This map held when the call was decided: the proposed one, or that which was decided instead.
     #[n(0)]
     Holds(#[n(0)] PoolMap),
-    /// The voter does not lead, or does so no longer: whether the call was decided is not known.
+    /// The voter does not lead, or does so no longer, or there are other voters by now: whether the call was decided is not known. With a
+    /// map that was decided, if the voter knows a newer one than the caller.
     #[n(1)]
-    NotLeader,
+    NotLeader(#[n(0)] Option<PoolMap>),
 }
 
 /// For fuzzing: some such messages.
 pub fn example_map_messages() -> Vec<Vec<u8>> {
-    let primary = atoll_key::PeerId([3; 32]);
-    let map = PoolMap { epoch: 7, primary, run: 3, verifier: 1, members: [primary].into() };
+    let peer = |n: u8| atoll_net::Peer {
+        id: atoll_key::PeerId([n; 32]),
+        addr: ([10, 0, 0, n], 4711).into(),
+    };
+    let founding = PoolMembers::new((1..=3).map(peer).collect()).expect("three members");
+    let primary = peer(3).id;
+    let map = PoolMap { epoch: 7, primary, run: 3, ..PoolMap::first(&founding) };
     let at = LogPlace { term: 4, index: 9 };
     let items = vec![LogItem::Began(5), LogItem::Change(map.clone()), LogItem::Asked];
     let messages = [
@@ -184,11 +194,13 @@ pub fn example_map_messages() -> Vec<Vec<u8>> {
         VoterMessage::AppendReply { term: 5, last: at },
         VoterMessage::Snapshot { term: 5, at, map: map.clone() },
     ];
-    let mut all: Vec<Vec<u8>> = messages.iter().map(|message| encode(message).to_vec()).collect();
-    all.push(encode(&ProposeCall { map: None }).to_vec());
-    all.push(encode(&ProposeCall { map: Some(map.clone()) }).to_vec());
-    all.push(encode(&ProposeReply::Holds(map)).to_vec());
-    all.push(encode(&ProposeReply::NotLeader).to_vec());
+    let call = |message| encode(&VoterCall { generation: 1, message }).to_vec();
+    let mut all: Vec<Vec<u8>> = messages.into_iter().map(call).collect();
+    all.push(encode(&ProposeCall { map: None, known: map.clone() }).to_vec());
+    all.push(encode(&ProposeCall { map: Some(map.clone()), known: map.clone() }).to_vec());
+    all.push(encode(&ProposeReply::Holds(map.clone())).to_vec());
+    all.push(encode(&ProposeReply::NotLeader(Some(map))).to_vec());
+    all.push(encode(&ProposeReply::NotLeader(None)).to_vec());
     all
 }
 
@@ -203,7 +215,7 @@ mod tests {
     fn messages_read_back_and_what_is_cut_off_is_none() {
         for bytes in example_map_messages() {
             assert!(is_map_message(&bytes));
-            let message = decode::<VoterMessage>(&bytes);
+            let message = decode::<VoterCall>(&bytes);
             assert!(message.is_none_or(|message| encode(&message) == bytes));
             for len in 0..bytes.len() {
                 assert!(!is_map_message(&bytes[..len]));
@@ -223,7 +235,7 @@ mod tests {
             base,
             items: items.into(),
         };
-        assert!(message.is_sound(&founding(16)));
+        assert!(message.is_sound());
         assert!(encode(&message).len() <= MAX_MESSAGE_BYTES / 2);
     }
 
@@ -239,7 +251,7 @@ mod tests {
         };
         let map = PoolMap::first(&founding);
         let stranger = PoolMap { primary: atoll_key::PeerId([9; 32]), ..map.clone() };
-        assert!(call(place(3, 8), &[LogItem::Began(4), LogItem::Began(5)]).is_sound(&founding));
+        assert!(call(place(3, 8), &[LogItem::Began(4), LogItem::Began(5)]).is_sound());
         let unsound = [
             call(place(6, 8), &[]),
             call(place(3, u64::MAX), &[]),
@@ -255,7 +267,7 @@ mod tests {
             VoterMessage::Snapshot { term: 5, at: place(5, 1), map: stranger },
         ];
         for message in unsound {
-            assert!(!message.is_sound(&founding), "{message:?}");
+            assert!(!message.is_sound(), "{message:?}");
         }
     }
 }

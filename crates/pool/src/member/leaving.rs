@@ -6,13 +6,13 @@
 
 use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
-use super::members::MEMBERS;
 use super::opening::STAMP;
 use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, OpenError, PoolMember};
 use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missing_is_none};
 use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
 use crate::map::VOTE_FILES;
+use crate::map::members_file::MEMBERS;
 
 /// Files of Atoll's own, beside the stamp.
 const OWN_FILES: [&[u8]; 10] = [

@@ -16,7 +16,6 @@ mod checking;
 mod file_bytes;
 mod following;
 mod leaving;
-mod members;
 mod opening;
 mod redo;
 mod reserve;
@@ -44,7 +43,6 @@ use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
 use crate::journal::{AppendedRecord, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
 use crate::marks::Marks;
-use crate::members::PoolMembers;
 use crate::messages::ItemKind;
 use crate::turns::{Turn, Turns};
 
@@ -54,7 +52,7 @@ pub use leaving::LeaveReport;
 use opening::last_of_unbroken;
 pub use opening::{
     CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
-    is_in_use, leave, read_members, read_settings,
+    is_in_use, leave, read_map, read_settings,
 };
 pub(crate) use opening::{LogStand, UnrecoveredMember};
 pub(crate) use redo::Makes;
@@ -115,8 +113,8 @@ pub(crate) struct PoolMember<D: Disk> {
     slots: D::Node,
     /// The disk is full: nothing is made that takes room.
     is_tight: AtomicBool,
-    /// The members of the pool, if there are several.
-    pub(crate) members: Option<PoolMembers>,
+    /// Whether the pool is one of several members, if also only one is left.
+    pub(crate) in_group: bool,
     /// Those that follow this one, if it is the primary.
     backups: Mutex<Option<Arc<Backups>>>,
     /// What this one follows.
@@ -305,7 +303,7 @@ impl<D: Disk> PoolMember<D> {
 
     /// A change of the pool is in the journal.
     fn note_in_log(&self, order: u64, change: &PoolChange) {
-        if self.members.is_some() {
+        if self.in_group {
             self.log().add(order, change);
         }
     }
@@ -318,7 +316,7 @@ impl<D: Disk> PoolMember<D> {
         {
             self.unsettled().insert(*id, sequence);
         }
-        if self.members.is_some() {
+        if self.in_group {
             self.marks().note(change);
         }
     }
@@ -348,14 +346,13 @@ impl<D: Disk> PoolMember<D> {
         self.backups.lock().expect("no holder of this lock panics").clone()
     }
 
-    /// If all founding members have everything: their logs begin with a change that says so, and only marks of now are remembered.
+    /// If all members have everything: their logs begin with a change that says so, and only marks of now are remembered.
     pub(crate) async fn begin_log(self: &Arc<Self>) -> DiskResult<()> {
         self.journal.check()?;
         // No mark is made or cleared meanwhile.
         let _alone = self.whole.write(whole::BARRIER).await;
         let Some(backups) = self.backups() else { return Ok(()) };
-        let founding = self.members.as_ref().map_or(0, |members| members.peers().len());
-        if backups.map().members.len() != founding || !backups.members_to_mend().is_empty() {
+        if !backups.map().is_whole() || !backups.members_to_mend().is_empty() {
             return Ok(());
         }
         let order = self.decide(&PoolChange::LogBegins).await?;

@@ -11,14 +11,15 @@ use atoll_env::Env;
 use atoll_vfs::Errno;
 
 use super::redo::Makes;
-use super::{CheckReport, LeaveReport, PoolMember, PoolMembers, leaving, members};
+use super::{CheckReport, LeaveReport, PoolMember, leaving};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult, Making};
 use crate::held::HeldFiles;
 use crate::index::{IndexMeta, PoolIndex};
 use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
-use crate::map::{VoterError, make_votes};
+use crate::map::{VoterError, make_votes, members_file};
+use crate::pool_map::PoolMap;
 use crate::turns::Turns;
 
 pub(super) const STAMP: &[u8] = b"stamp";
@@ -135,14 +136,22 @@ pub async fn read_settings<D: Disk>(disk: &D) -> Result<PoolSettings, OpenError>
     }
 }
 
-/// Who the members of a pool are that has a member on this disk; none in a pool of one. It need not be free.
+/// The map of a pool that has a member on this disk, as far as that knew when a member came or went last; none in a pool of one. It need
+/// not be free.
 ///
 /// # Errors
-/// If the list cannot be read.
-pub async fn read_members<D: Disk>(disk: &D) -> Result<Option<PoolMembers>, OpenError> {
+/// If it cannot be read.
+pub async fn read_map<D: Disk>(disk: &D) -> Result<Option<PoolMap>, OpenError> {
     let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await;
-    members::read(disk, &own.map_err(|errno| OpenError::Disk("cannot open its .atoll", errno))?)
-        .await
+    let own = own.map_err(|errno| OpenError::Disk("cannot open its .atoll", errno))?;
+    read_members(disk, &own).await
+}
+
+async fn read_members<D: Disk>(disk: &D, own: &D::Node) -> Result<Option<PoolMap>, OpenError> {
+    members_file::read(disk, own).await.map_err(|errno| match errno {
+        Errno::EINVAL => OpenError::Members,
+        errno => OpenError::Disk("cannot read its list of members", errno),
+    })
 }
 
 /// That a member of a pool with this distribution level can be made on a disk: it is empty, and keeps what files have.
@@ -201,11 +210,12 @@ pub async fn create<D: Disk>(disk: &D, settings: PoolSettings) -> Result<(), Cre
     create_member(disk, settings, None).await
 }
 
-/// Makes one member of a pool on a disk that is empty. All members are made with the same settings and list.
+/// Makes one member of a pool on a disk that is empty: a founding one if the map is the pool's first, else one that has joined, and that
+/// was never a voter.
 pub async fn create_member<D: Disk>(
     disk: &D,
     settings: PoolSettings,
-    list: Option<&PoolMembers>,
+    map: Option<&PoolMap>,
 ) -> Result<(), CreateError> {
     let failed = |doing| move |errno| CreateError::Disk(doing, errno);
     let top = disk.top();
@@ -222,12 +232,14 @@ pub async fn create_member<D: Disk>(
     disk.make(&slot, root.as_bytes(), Making::Directory, 0o755).await.map_err(failed(cannot))?;
     let root = disk.node(&slot, root.as_bytes()).await.map_err(failed(cannot))?;
     disk.set_mode(&root, 0o755).await.map_err(failed(cannot))?;
-    if let Some(list) = list {
+    if let Some(map) = map {
         let own = disk.node(&top, OWN_DIRECTORY.as_bytes()).await.map_err(failed(cannot))?;
-        members::write(disk, &own, list)
+        if map.epoch == 1 {
+            make_votes(disk, &own, map).await.map_err(failed("cannot make its votes"))?;
+        }
+        members_file::write(disk, &own, map)
             .await
             .map_err(failed("cannot write who its members are"))?;
-        make_votes(disk, &own, list).await.map_err(failed("cannot make its votes"))?;
     }
     write_stamp(disk, settings).await.map_err(failed("cannot write its stamp"))
 }
@@ -331,6 +343,7 @@ pub(crate) struct UnrecoveredMember<D: Disk> {
     member: PoolMember<D>,
     records: Vec<JournalRecord>,
     meta: Option<IndexMeta>,
+    map: Option<PoolMap>,
 }
 
 impl<D: Disk> UnrecoveredMember<D> {
@@ -371,9 +384,9 @@ impl<D: Disk> UnrecoveredMember<D> {
         self.member.disk.clone()
     }
 
-    /// Who the members are; none in a pool of one.
-    pub(crate) fn members(&self) -> Option<&PoolMembers> {
-        self.member.members.as_ref()
+    /// A map of the pool, which may be an old one; none in a pool of one.
+    pub(crate) fn map(&self) -> Option<&PoolMap> {
+        self.map.as_ref()
     }
 
     /// What the pool was made with.
@@ -389,7 +402,7 @@ impl<D: Disk> PoolMember<D> {
         disk: D,
     ) -> Result<(Arc<PoolMember<D>>, OpenReport), OpenError> {
         let member = Self::open_unrecovered(env, disk).await?;
-        match member.members() {
+        match member.map {
             Some(_) => Err(OpenError::HasMembers),
             None => member.recover(Makes::All).await,
         }
@@ -411,7 +424,7 @@ impl<D: Disk> PoolMember<D> {
             Err(Errno::EAGAIN) => return Err(OpenError::InUse),
             locked => locked.map_err(failed("cannot lock it"))?,
         }
-        let members = members::read(&disk, &own).await?;
+        let map = read_members(&disk, &own).await?;
         let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await;
         let slots = slots.map_err(failed("cannot open its slots"))?;
         let (journal, records) = PoolJournal::open(&disk, &own, HALF_BYTES)
@@ -431,7 +444,7 @@ impl<D: Disk> PoolMember<D> {
             unsettled: Mutex::default(),
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
-            members,
+            in_group: map.is_some(),
             backups: Mutex::default(),
             followed: Mutex::default(),
             log: Mutex::default(),
@@ -442,7 +455,7 @@ impl<D: Disk> PoolMember<D> {
             slots,
             disk: Arc::new(disk),
         };
-        Ok(UnrecoveredMember { member, records, meta })
+        Ok(UnrecoveredMember { member, records, meta, map })
     }
 }
 

@@ -214,7 +214,7 @@ impl<D: Disk> PoolMember<D> {
             }
             is_escaped = layout::unescape(&target).len() < target.len();
         }
-        if self.members.is_some() {
+        if self.in_group {
             return Err(Errno::ENOENT);
         }
         let id = self.adopt(dir, &place, stat, is_escaped).await?;
@@ -282,7 +282,7 @@ impl<D: Disk> PoolMember<D> {
 
     /// What somebody has put into a pool of several by hand, on one member, is not there for its clients.
     fn check_known(&self, id: FileId, place: &PoolPlace) -> DiskResult<()> {
-        let is_known = self.members.is_none()
+        let is_known = !self.in_group
             || self.index.has_place(id, place).map_err(|error| self.index_failed(&error))?;
         if is_known { Ok(()) } else { Err(Errno::ENOENT) }
     }

@@ -170,7 +170,7 @@ impl<D: Disk> Redo<'_, D> {
         let is_to_go = self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.is_empty());
         let is_empty = stat.kind != FileKind::Regular || stat.size_bytes == 0;
         // A backup may have been making it when it was killed, and known already that it is to go.
-        let may_be_half_made = self.has_stopped || self.member.members.is_some();
+        let may_be_half_made = self.has_stopped || self.member.in_group;
         if is_to_go && !(may_be_half_made && is_empty) {
             // To be removed: somebody may have put another one there by hand.
             return Ok(None);
@@ -215,7 +215,7 @@ impl<D: Disk> Redo<'_, D> {
             return Ok(());
         }
         // Where others follow, no change is made before all journals have it.
-        let knows_all = self.member.members.is_some();
+        let knows_all = self.member.in_group;
         let mut seen = Vec::new();
         let mut walk = self.member.walk().await?;
         while let Some(step) = walk.next().await? {

@@ -90,7 +90,7 @@ impl<D: Disk> PoolMember<D> {
         let order = made.keys().next_back().copied().unwrap_or(0).max(order);
         if meta.is_none() || has_gap {
             report.files_indexed = self.index_again().await?;
-            if self.members.is_some() {
+            if self.in_group {
                 // The marks were in the index.
                 for id in self.index.all_files().map_err(index_failed)?.into_keys() {
                     self.marks().add(id, &[WHOLE]);
@@ -104,7 +104,7 @@ impl<D: Disk> PoolMember<D> {
         }
         report.changes_redone = made.len();
         let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
-        if self.members.is_some() {
+        if self.in_group {
             for (order, change) in &made {
                 self.marks().note(change);
                 if *change == PoolChange::LogBegins {
@@ -392,7 +392,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             };
         }
         // The log of a member that was away says what others have synced: the file may have been nowhere here.
-        let is_filled = self.outcomes.file(id).is_filled && self.member.members.is_none();
+        let is_filled = self.outcomes.file(id).is_filled && !self.member.in_group;
         let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
         let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
         let making = birth.what.making(&stored);
@@ -480,7 +480,7 @@ impl<'a, D: Disk> Redo<'a, D> {
                 Err(errno) => return Err(errno),
             };
         }
-        let is_alone = self.member.members.is_none();
+        let is_alone = !self.member.in_group;
         for place in found.difference(&after) {
             let Some(dir) = self.locate(place.parent).await? else { continue };
             let is_last_of_file = !is_directory && after.is_empty() && found.len() == 1;
@@ -525,7 +525,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         }
         // A process that died has set those that it has answered, and somebody may have set others by hand since. What it was about
         // to make has no number yet. Where there are several members, the others set also those that it has not answered.
-        let is_alone = self.member.members.is_none();
+        let is_alone = !self.member.in_group;
         if is_alone && !self.has_stopped && !self.unfinished.contains(&id) {
             return Ok(());
         }

@@ -610,23 +610,17 @@ fn a_primary_of_an_older_map_is_refused() {
     group.await_quiet().unwrap();
     assert!(group.status(b).epoch > epoch);
     let b = (0..3).find(|at| Some(*at) != group.primary() && *at != p).unwrap();
-    let keys: Vec<_> = MEMBERS.iter().map(|at| group.sim.peer(group.hosts[*at]).id.0).collect();
+    let peers = MEMBERS.iter().map(|at| group.sim.peer(group.hosts[*at])).collect();
+    let first = PoolMap::first(&PoolMembers::new(peers).unwrap());
+    let map = PoolMap { epoch, primary: group.sim.peer(group.hosts[p]).id, ..first };
     let to = group.sim.peer(group.hosts[b]);
     let hello = group.call(group.hosts[p], to, HELLO, &[], Vec::new()).unwrap();
     let stands: Stands = minicbor::decode(&hello).unwrap();
     let session = Session { number: stands.session + 1, primary_run: 1, backup_run: stands.run };
-    let mut members = keys.clone();
-    members.sort_unstable();
     let mut begin = Vec::new();
     let mut encoder = minicbor::Encoder::new(&mut begin);
     encoder.array(5).unwrap().encode(session).unwrap().u64(0).unwrap().u64(0).unwrap();
-    encoder.array(0).unwrap().array(5).unwrap().u64(epoch).unwrap().bytes(&keys[p]).unwrap();
-    encoder.array(3).unwrap();
-    for key in members {
-        encoder.bytes(&key).unwrap();
-    }
-    // Run, verifier.
-    encoder.u64(1).unwrap().u64(1).unwrap();
+    encoder.array(0).unwrap().encode(map).unwrap();
     let refused = group.call(group.hosts[p], to, 0x0501, &begin, Vec::new()).err();
     assert_eq!(refused, Some(NOT_PRIMARY));
     group.settle_and_compare().unwrap();

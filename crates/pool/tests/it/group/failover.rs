@@ -9,7 +9,7 @@ use crate::workload::{ROOT, for_each_seed, me};
 /// More than any call takes.
 const SOON: Duration = Duration::from_secs(40);
 
-async fn write_file(fs: &dyn FileSystem, name: &str, text: &str) {
+pub(super) async fn write_file(fs: &dyn FileSystem, name: &str, text: &str) {
     let flags = OpenFlags::READ_WRITE;
     let (entry, opened) = fs.create(me(), ROOT, name.as_bytes(), 0o644, flags).await.unwrap();
     let (inode, handle) = (entry.attr.inode, opened.handle);
@@ -18,7 +18,7 @@ async fn write_file(fs: &dyn FileSystem, name: &str, text: &str) {
     fs.close(inode, handle).await.unwrap();
 }
 
-async fn read_file(fs: &dyn FileSystem, name: &str) -> String {
+pub(super) async fn read_file(fs: &dyn FileSystem, name: &str) -> String {
     let entry = fs.lookup(me(), ROOT, name.as_bytes()).await.unwrap();
     let inode = entry.attr.inode;
     let opened = fs.open(me(), inode, OpenFlags::READ).await.unwrap();
@@ -28,7 +28,7 @@ async fn read_file(fs: &dyn FileSystem, name: &str) -> String {
 }
 
 /// How long a call takes that is made now.
-fn stall<T>(group: &Group, call: impl Future<Output = T>) -> (T, Duration) {
+pub(super) fn stall<T>(group: &Group, call: impl Future<Output = T>) -> (T, Duration) {
     let before = group.sim.now();
     let done = group.sim.block_on(SOON, call).unwrap();
     (done, group.sim.now().since(before))

@@ -1,14 +1,16 @@
-//! Pools of three members in the simulator.
+//! Pools of several members, three where it is not said, in the simulator.
 //!
 //! ```text
 //! seeds      clients of a pool whose network, processes, machines and disks fail
 //! failover   members that die, come back, and take each other's place
 //! directed   one fault at the moment that matters, while one member is the primary
+//! membership members that come and go
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
 
 mod directed;
 mod failover;
+mod membership;
 mod retries;
 mod seeds;
 
@@ -18,10 +20,11 @@ use std::time::Duration;
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_net::{CallError, Reply, Request, Router, Transport};
 use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
+use atoll_pool::map::PoolMap;
 use atoll_pool::remote::{RemoteFs, Route};
 use atoll_pool::{
-    FAMILY, GroupMember, GroupStatus, OpenError, PoolFs, PoolMembers, PoolRouter, PoolSettings,
-    create_member,
+    EditError, FAMILY, GroupMember, GroupStatus, OpenError, PoolFs, PoolMembers, PoolRouter,
+    PoolSettings, create_member,
 };
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 use atoll_vfs::FileSystem;
@@ -30,13 +33,15 @@ use crate::workload::replicas::{Compared, differences, faults, plain_tree};
 
 /// More than anything takes.
 const LONG: Duration = Duration::from_secs(3600);
+/// A change of who the members are is made within this time.
+const EDIT_LIMIT: Duration = Duration::from_secs(8);
 /// A group is quiet again so long after all faults have ended.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
 
 const MEMBERS: [usize; 3] = [0, 1, 2];
 const POOL: [u8; 16] = [7; 16];
 
-/// Three machines, and the processes that run on them.
+/// Machines, and the processes that run on them.
 struct Group {
     sim: Sim,
     hosts: Vec<HostId>,
@@ -46,6 +51,8 @@ struct Group {
     members: Members,
     /// Why members stopped by themselves.
     failed: Vec<String>,
+    /// Those that are members no more.
+    left: Vec<usize>,
 }
 
 /// The members' processes; none does not run.
@@ -91,26 +98,110 @@ impl Route for OwnNode {
 impl Group {
     /// A pool whose first `level` levels are distributed, at work.
     fn new(seed: u64, level: u8) -> Group {
+        Group::of(MEMBERS.len(), seed, level)
+    }
+
+    /// A pool with so many founding members.
+    fn of(founding: usize, seed: u64, level: u8) -> Group {
         let latency = Latency::Flat(Duration::from_millis(2));
         let sim = Sim::new(SimConfig { seed, latency, jitter: 1.0, ..SimConfig::default() });
-        let hosts = sim.add_hosts(MEMBERS.len(), &HostConfig::default());
+        let hosts = sim.add_hosts(founding, &HostConfig::default());
         let list = PoolMembers::new(hosts.iter().map(|host| sim.peer(*host)).collect()).unwrap();
+        let first = PoolMap::first(&list);
         let mut disks = Vec::new();
         for _ in &hosts {
             // A machine lives longer than its processes.
             let disk = SimulatedDisk::new(sim.outside());
             let settings = PoolSettings { pool: POOL, level };
-            sim.block_on(LONG, create_member(&disk, settings, Some(&list))).unwrap().unwrap();
+            sim.block_on(LONG, create_member(&disk, settings, Some(&first))).unwrap().unwrap();
             disks.push(disk);
         }
         let clients = sim.add_host(HostConfig::default());
-        let members = Arc::new(Mutex::new(vec![None, None, None]));
-        let mut group = Group { sim, hosts, disks, clients, members, failed: Vec::new() };
-        for at in MEMBERS {
+        let members = Arc::new(Mutex::new(vec![None; founding]));
+        let (failed, left) = (Vec::new(), Vec::new());
+        let mut group = Group { sim, hosts, disks, clients, members, failed, left };
+        for at in 0..founding {
             group.start(at).unwrap();
         }
         group.await_quiet().unwrap();
         group
+    }
+
+    /// All that are members.
+    fn all(&self) -> Vec<usize> {
+        (0..self.hosts.len()).filter(|at| !self.left.contains(at)).collect()
+    }
+
+    fn level(&self) -> u8 {
+        self.some().settings().level
+    }
+
+    /// A member that runs.
+    fn some(&self) -> Arc<GroupMember<SimulatedDisk>> {
+        self.members().iter().flatten().next().expect("some member runs").clone()
+    }
+
+    /// Has another machine be a member, through one of them.
+    fn join(&mut self, via: usize) -> Result<usize, String> {
+        let at = self.hosts.len();
+        self.hosts.push(self.sim.add_host(HostConfig::default()));
+        self.disks.push(SimulatedDisk::new(self.sim.outside()));
+        self.members().push(None);
+        self.left.push(at);
+        self.join_as(via, at)
+    }
+
+    /// Has a machine be a member whose disk is empty.
+    fn join_as(&mut self, via: usize, at: usize) -> Result<usize, String> {
+        let peer = self.sim.peer(self.hosts[at]);
+        let map = self.edit(via, move |member| {
+            Box::pin(async move { member.enrol(peer, EDIT_LIMIT).await })
+        })?;
+        let settings = PoolSettings { pool: POOL, level: self.level() };
+        let made = create_member(&self.disks[at], settings, Some(&map));
+        self.sim.block_on(LONG, made).unwrap().map_err(|error| error.to_string())?;
+        self.left.retain(|left| *left != at);
+        self.start(at).map_err(|error| error.to_string())?;
+        Ok(at)
+    }
+
+    /// Has a member be none any more.
+    fn remove(&mut self, via: usize, at: usize) -> Result<(), String> {
+        let id = self.sim.peer(self.hosts[at]).id;
+        let removed = self
+            .edit(via, move |member| Box::pin(async move { member.remove(id, EDIT_LIMIT).await }));
+        if removed.is_ok() {
+            self.left.push(at);
+        }
+        removed.map(|_| ())
+    }
+
+    /// Asks through one member, until it is done or refused; members that take no part any more are opened again meanwhile.
+    fn edit(
+        &mut self,
+        via: usize,
+        ask: impl Fn(Arc<GroupMember<SimulatedDisk>>) -> BoxFuture<'static, Result<PoolMap, EditError>>,
+    ) -> Result<PoolMap, String> {
+        let until = self.sim.now() + QUIET_WITHIN;
+        while self.sim.now() < until {
+            let member = self.members()[via].clone().expect("the member runs");
+            let (sender, mut answer) = futures_channel::oneshot::channel();
+            let asked = ask(member);
+            self.sim.env(self.hosts[via]).spawn(Box::pin(async move {
+                let _ = sender.send(asked.await);
+            }));
+            for _ in 0..40 {
+                self.run_for(Duration::from_millis(250));
+                match answer.try_recv() {
+                    Ok(Some(Ok(map))) => return Ok(map),
+                    Ok(Some(Err(EditError::Refused(why)))) => return Err(why),
+                    // It was opened again meanwhile, or its time has passed.
+                    Ok(Some(Err(EditError::NoAnswer))) | Err(_) => break,
+                    Ok(None) => {}
+                }
+            }
+        }
+        Err("the time has passed".to_owned())
     }
 
     fn members(&self) -> MutexGuard<'_, Vec<Option<Arc<GroupMember<SimulatedDisk>>>>> {
@@ -135,10 +226,13 @@ impl Group {
 
     /// As nodes do: opens what takes no part any more again.
     fn reopen_failed(&mut self) {
-        for at in MEMBERS {
+        for at in self.all() {
             if self.members()[at].as_ref().is_some_and(|member| member.has_failed()) {
                 let problem = self.status(at).members[0].problem.clone();
-                if problem.as_ref().is_some_and(|problem| !problem.starts_with("another member")) {
+                let is_expected = |problem: &String| {
+                    problem.starts_with("another member") || problem.starts_with("this node")
+                };
+                if problem.as_ref().is_some_and(|problem| !is_expected(problem)) {
                     self.failed.push(format!("{:?}: member {at}: {problem:?}", self.sim.now()));
                 }
                 self.members()[at] = None;
@@ -150,6 +244,8 @@ impl Group {
                         Ok(()) => break,
                         // Calls that are under way hold its lock.
                         Err(OpenError::InUse) => self.sim.run_for(Duration::from_millis(10)),
+                        // It was removed.
+                        Err(OpenError::NotAMember) => break,
                         Err(error) => panic!("member {at} is not opened again: {error}"),
                     }
                 }
@@ -202,7 +298,7 @@ impl Group {
             status.is_some_and(|status| status.is_primary)
         };
         let newest = |at: &usize| self.status(*at).epoch;
-        MEMBERS.into_iter().filter(serves).max_by_key(newest)
+        self.all().into_iter().filter(serves).max_by_key(newest)
     }
 
     /// The primary, and the two others.
@@ -254,7 +350,7 @@ impl Group {
         self.run_for(Duration::from_secs(1));
         while !self.is_quiet() {
             if self.sim.now() > until {
-                let all: Vec<_> = MEMBERS.iter().map(|at| self.status(*at)).collect();
+                let all: Vec<_> = self.all().iter().map(|at| self.status(*at)).collect();
                 return Err(format!("not quiet after {QUIET_WITHIN:?}: {all:#?}"));
             }
             self.run_for(Duration::from_millis(100));
@@ -265,15 +361,17 @@ impl Group {
     /// That all members have the same files, which are as they should be. Nothing is going on.
     fn compare(&self, compared: Compared) -> Result<(), String> {
         let mut trees = Vec::new();
-        for disk in &self.disks {
+        for at in self.all() {
+            let disk = &self.disks[at];
             disk.set_latency(0, Duration::ZERO);
-            trees.push(self.sim.block_on(LONG, plain_tree(disk)).unwrap().expect("it can be read"));
+            let tree = self.sim.block_on(LONG, plain_tree(disk)).unwrap().expect("it can be read");
+            trees.push((format!("member {at}"), tree));
         }
         let mut wrong = self.failed.clone();
-        for (at, tree) in trees.iter().enumerate() {
-            wrong.extend(faults(tree).into_iter().map(|fault| format!("member {at}: {fault}")));
-            let name = format!("member {at}");
-            wrong.extend(differences(("member 0", &trees[0]), (&name, tree), compared));
+        let (first, first_tree) = &trees[0];
+        for (name, tree) in &trees {
+            wrong.extend(faults(tree).into_iter().map(|fault| format!("{name}: {fault}")));
+            wrong.extend(differences((first, first_tree), (name, tree), compared));
         }
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }

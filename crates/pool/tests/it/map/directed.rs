@@ -117,7 +117,7 @@ fn a_voter_whose_disk_failed_votes_no_more_until_it_is_opened_again() {
         let map = pool.map_after(&first(&pool), 1, &[]);
         assert_eq!(pool.propose(1, &map, SECOND), Ok(map.clone()), "the others go on");
         let failed = |pool: &Pool| {
-            let voter = pool.processes[leader].as_ref().unwrap().voter.clone().unwrap();
+            let voter = pool.seat(leader).voter().unwrap();
             (voter.failed(), voter.is_leader())
         };
         assert_eq!(failed(&pool), (Some(VoterError::Disk(Errno::EIO)), false));
@@ -194,4 +194,84 @@ fn strangers_and_hostile_bytes_are_refused_and_change_nothing() {
     let long = vec![0; 65 << 10];
     assert_eq!(code(call(pool.hosts[1], 0, VOTER_MESSAGE, &long)), Refusal::MALFORMED);
     assert_eq!(pool.ask(3, SECOND), Ok(first(&pool)));
+}
+
+/// Everybody does what maps want.
+fn follow_all(pool: &Pool) {
+    (0..pool.hosts.len()).for_each(|at| pool.follow(at));
+}
+
+#[test]
+fn other_voters_go_on_when_those_before_are_gone() {
+    let mut pool = Pool::new(10, 6);
+    follow_all(&pool);
+    let five = pool.ask(5, SECOND).unwrap();
+    let three = pool.with_voters(&five, &[3, 4, 5]);
+    assert_eq!(pool.propose(5, &three, SECOND), Ok(three.clone()));
+    pool.sim.run_for(SECOND);
+    for at in 0..3 {
+        pool.lose_power(at, Loss::Ordered, 1);
+    }
+    let map = pool.map_after(&three, 4, &[5]);
+    assert_eq!(pool.propose(4, &map, SECOND), Ok(map.clone()));
+    // One that was away knows those before alone.
+    pool.restart(1).unwrap();
+    pool.follow(1);
+    assert_eq!(pool.ask(1, SECOND), Ok(map.clone()));
+    let one = pool.with_voters(&map, &[0]);
+    pool.restart(0).unwrap();
+    pool.follow(0);
+    assert_eq!(pool.propose(1, &one, SECOND), Ok(one.clone()));
+    pool.sim.run_for(SECOND);
+    for at in 1..6 {
+        pool.kill(at, InFlight::Lost);
+    }
+    assert_eq!(pool.ask(0, SECOND), Ok(one));
+}
+
+/// The voters that stay are told by the one that moved on, though it leads nobody yet.
+#[test]
+fn a_leader_that_dies_when_it_has_decided_who_votes_next_leaves_enough_behind() {
+    for seed in 0..40 {
+        let mut pool = Pool::new(seed, 4);
+        let leader = pool.await_leader();
+        follow_all(&pool);
+        let [next, last] = [(leader + 1) % 3, (leader + 2) % 3];
+        let first = first(&pool);
+        let map = pool.with_voters(&first, &[next, last, 3]);
+        // It hears nothing of the decision.
+        pool.sim.partition(&[&[pool.hosts[leader], pool.hosts[next]]]);
+        // It is decided, but the next voters are no majority there.
+        assert_eq!(pool.propose(leader, &map, SECOND), Err(AskError::NoAnswer), "seed {seed}");
+        assert_eq!(pool.seat(leader).map(), map, "seed {seed}");
+        pool.sim.run_for(Duration::from_millis(seed * 3));
+        pool.kill(leader, InFlight::Lost);
+        pool.sim.heal();
+        let later = pool.map_after(&map, last, &[next]);
+        assert_eq!(pool.propose(last, &later, 2 * SECOND), Ok(later), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_voter_of_a_former_generation_decides_nothing_more() {
+    let mut pool = Pool::new(11, 4);
+    let leader = pool.await_leader();
+    follow_all(&pool);
+    let first = first(&pool);
+    let [next, last] = [(leader + 1) % 3, (leader + 2) % 3];
+    // One stays behind, and comes back when the others know no generation but theirs.
+    pool.kill(last, InFlight::Lost);
+    let map = pool.with_voters(&first, &[next, leader, 3]);
+    assert_eq!(pool.propose(leader, &map, SECOND), Ok(map.clone()));
+    pool.sim.run_for(SECOND);
+    pool.restart(last).unwrap();
+    pool.follow(last);
+    let stale = pool.map_after(&first, last, &[]);
+    assert_eq!(pool.propose(last, &stale, SECOND), Ok(map.clone()));
+    assert_eq!(pool.seat(last).map(), map);
+    for at in [leader, next] {
+        pool.kill(at, InFlight::Lost);
+    }
+    let later = pool.map_after(&map, 3, &[]);
+    assert_eq!(pool.propose(last, &later, SECOND), Err(AskError::NoAnswer));
 }

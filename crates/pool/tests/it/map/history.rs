@@ -112,10 +112,14 @@ impl History {
 mod tests {
     use super::*;
     use atoll_key::PeerId;
+    use atoll_net::Peer;
+    use atoll_pool::PoolMembers;
 
     fn map(epoch: u64, primary: u8) -> PoolMap {
+        let peer = |n: u8| Peer { id: PeerId([n; 32]), addr: ([10, 0, 0, n], 4711).into() };
+        let founding = PoolMembers::new((1..=9).map(peer).collect()).unwrap();
         let primary = PeerId([primary; 32]);
-        PoolMap { epoch, primary, run: 0, verifier: 1, members: [primary].into() }
+        PoolMap { epoch, primary, members: [primary].into(), ..PoolMap::first(&founding) }
     }
 
     fn at(ms: u64) -> Instant {

@@ -11,14 +11,17 @@ mod history;
 mod seeds;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Router, Service, Transport};
 use atoll_pool::disk::Disk;
 use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
-use atoll_pool::map::{MapAsker, MapVoter, PoolMap, VoterError};
-use atoll_pool::{FAMILY, OWN_DIRECTORY, PoolMembers, PoolRouter, PoolSettings, create_member};
+use atoll_pool::map::{MapSeat, MapVoter, MapVoters, PoolMap, VoterError};
+use atoll_pool::{
+    FAMILY, OWN_DIRECTORY, PoolMembers, PoolRouter, PoolSettings, create_member, read_map,
+};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 use atoll_vfs::Errno;
 
@@ -26,10 +29,10 @@ use atoll_vfs::Errno;
 const LONG: Duration = Duration::from_secs(3600);
 const POOL: [u8; 16] = [9; 16];
 
-/// Calls of other members, for the voter.
-struct VoterService(Arc<MapVoter>);
+/// Calls of other members.
+struct SeatService(Arc<MapSeat<SimulatedDisk>>);
 
-impl Service for VoterService {
+impl Service for SeatService {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         self.0.handle(from, request)
     }
@@ -37,9 +40,9 @@ impl Service for VoterService {
 
 /// What runs on a machine.
 struct Process {
-    /// None on a member that does not vote.
-    voter: Option<Arc<MapVoter>>,
-    asker: Arc<MapAsker>,
+    seat: Arc<MapSeat<SimulatedDisk>>,
+    /// Its disk failed: it takes no part any more.
+    has_failed: Arc<AtomicBool>,
 }
 
 /// The machines of a pool, and what runs on them.
@@ -59,12 +62,13 @@ impl Pool {
         let hosts = sim.add_hosts(members, &HostConfig::default());
         let peers = hosts.iter().map(|host| sim.peer(*host)).collect();
         let founding = PoolMembers::new(peers).unwrap();
+        let first = PoolMap::first(&founding);
         let mut disks = Vec::new();
         for _ in &hosts {
             // A machine lives longer than its processes.
             let disk = SimulatedDisk::new(sim.outside());
             let settings = PoolSettings { pool: POOL, level: 1 };
-            let made = create_member(&disk, settings, Some(&founding));
+            let made = create_member(&disk, settings, Some(&first));
             sim.block_on(LONG, made).unwrap().unwrap();
             disk.set_latency(seed, Duration::from_millis(2));
             disks.push(disk);
@@ -82,28 +86,33 @@ impl Pool {
         let transport: Arc<dyn Transport> = self.sim.transport(self.hosts[at]);
         let disk = Arc::new(self.disks[at].clone());
         let start = {
-            let (env, transport, founding) =
-                (env.clone(), transport.clone(), self.founding.clone());
+            let transport = transport.clone();
             async move {
                 let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await?;
                 disk.lock(&own, b"lock").await?;
-                MapVoter::start(env, transport, disk, &own, POOL, &founding).await
+                let map = read_map(&*disk).await.unwrap().expect("there are several members");
+                MapSeat::start(env, transport, (disk, own), (POOL, map)).await
             }
         };
-        let voter = match self.sim.block_on(LONG, start).unwrap() {
-            Ok(voter) => Some(voter),
-            Err(VoterError::NotAVoter) => None,
-            Err(error) => return Err(error),
-        };
-        if let Some(voter) = &voter {
-            let pools = PoolRouter::default();
-            pools.add(POOL, Arc::new(VoterService(voter.clone())));
-            transport.serve(Arc::new(Router::new().route(FAMILY, Arc::new(pools))));
-        }
-        let founding = self.founding.clone();
-        let asker = Arc::new(MapAsker::new(env, transport, POOL, founding, voter.clone()));
-        self.processes[at] = Some(Process { voter, asker });
+        let seat = Arc::new(self.sim.block_on(LONG, start).unwrap()?);
+        let pools = PoolRouter::default();
+        pools.add(POOL, Arc::new(SeatService(seat.clone())));
+        transport.serve(Arc::new(Router::new().route(FAMILY, Arc::new(pools))));
+        self.processes[at] = Some(Process { seat, has_failed: Arc::default() });
         Ok(())
+    }
+
+    /// Has a process do what maps want of it, as long as it lives.
+    fn follow(&self, at: usize) {
+        let process = self.processes[at].as_ref().expect("the process runs");
+        let (seat, has_failed) = (process.seat.clone(), process.has_failed.clone());
+        let env = self.sim.env(self.hosts[at]);
+        env.clone().spawn(Box::pin(async move {
+            while seat.follow().await.is_ok() {
+                sleep(&*env, Duration::from_millis(20)).await;
+            }
+            has_failed.store(true, Ordering::SeqCst);
+        }));
     }
 
     fn is_up(&self, at: usize) -> bool {
@@ -139,17 +148,18 @@ impl Pool {
         }
     }
 
-    fn asker(&self, at: usize) -> Arc<MapAsker> {
-        self.processes[at].as_ref().expect("the process runs").asker.clone()
+    fn seat(&self, at: usize) -> Arc<MapSeat<SimulatedDisk>> {
+        self.processes[at].as_ref().expect("the process runs").seat.clone()
     }
 
-    fn voters(&self) -> impl Iterator<Item = (usize, &Arc<MapVoter>)> {
+    fn voters(&self) -> impl Iterator<Item = (usize, Arc<MapVoter>)> {
         let up = self.processes.iter().enumerate();
-        up.filter_map(|(at, process)| Some((at, process.as_ref()?.voter.as_ref()?)))
+        up.filter_map(|(at, process)| Some((at, process.as_ref()?.seat.voter()?)))
     }
 
     fn leader(&self) -> Option<usize> {
-        self.voters().find(|(_, voter)| voter.is_leader()).map(|(at, _)| at)
+        let leaders = self.voters().filter(|(_, voter)| voter.is_leader());
+        leaders.max_by_key(|(_, voter)| voter.generation()).map(|(at, _)| at)
     }
 
     /// Waits for a leader.
@@ -168,13 +178,20 @@ impl Pool {
     fn map_after(&self, map: &PoolMap, primary: usize, others: &[usize]) -> PoolMap {
         let id = |at: &usize| self.founding.peers()[*at].id;
         let members = others.iter().chain([&primary]).map(id).collect();
-        PoolMap { epoch: map.epoch + 1, primary: id(&primary), run: 0, verifier: 1, members }
+        PoolMap { epoch: map.epoch + 1, primary: id(&primary), members, ..map.clone() }
+    }
+
+    /// The map after `map` by which these members vote.
+    fn with_voters(&self, map: &PoolMap, voters: &[usize]) -> PoolMap {
+        let keys = voters.iter().map(|at| self.founding.peers()[*at].id).collect();
+        let voters = MapVoters { generation: map.voters.generation + 1, keys };
+        PoolMap { epoch: map.epoch + 1, voters, ..map.clone() }
     }
 
     /// A member asks which map holds.
     fn ask(&self, at: usize, limit: Duration) -> Result<PoolMap, atoll_pool::map::AskError> {
-        let asker = self.asker(at);
-        self.sim.block_on(LONG, async move { asker.ask(limit).await }).unwrap()
+        let seat = self.seat(at);
+        self.sim.block_on(LONG, async move { seat.ask(limit).await }).unwrap()
     }
 
     fn propose(
@@ -183,7 +200,7 @@ impl Pool {
         map: &PoolMap,
         limit: Duration,
     ) -> Result<PoolMap, atoll_pool::map::AskError> {
-        let (asker, map) = (self.asker(at), map.clone());
-        self.sim.block_on(LONG, async move { asker.propose(&map, limit).await }).unwrap()
+        let (seat, map) = (self.seat(at), map.clone());
+        self.sim.block_on(LONG, async move { seat.propose(&map, limit).await }).unwrap()
     }
 }

@@ -1,8 +1,6 @@
 //! Proposers on all members while network, processes, machines and disks fail, by seeds.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use atoll_env::{random_below, sleep};
+use atoll_env::random_below;
 use atoll_pool::disk::simulated::DiskCall;
 use atoll_sim::Loss as MessageLoss;
 
@@ -37,7 +35,7 @@ struct Trial {
 /// Asks and proposes, as long as its process lives.
 async fn propose_on(
     env: atoll_env::Env,
-    asker: Arc<MapAsker>,
+    seat: Arc<MapSeat<SimulatedDisk>>,
     (own, founding): (usize, PoolMembers),
     history: History,
     is_over: Arc<AtomicBool>,
@@ -47,15 +45,26 @@ async fn propose_on(
         let limit = Duration::from_millis(50 + random_below(&*env, 1000));
         let begun = env.now();
         let holds = if random_below(&*env, 3) == 0 {
-            asker.ask(limit).await
+            seat.ask(limit).await
         } else {
             // No two members propose the same.
             let primary = founding.peers()[own].id;
             let chosen = founding.peers().iter().filter(|_| random_below(&*env, 2) == 0);
             let members = chosen.map(|peer| peer.id).chain([primary]).collect();
-            let map = PoolMap { epoch: known.epoch + 1, primary, run: 0, verifier: 1, members };
+            let mut map = PoolMap { epoch: known.epoch + 1, primary, members, ..known.clone() };
+            if random_below(&*env, 4) == 0 {
+                let mut all: Vec<_> = founding.peers().iter().map(|peer| peer.id).collect();
+                let count = [1, 3, 3, 5][random_below(&*env, 4) as usize];
+                while all.len() > count {
+                    all.swap_remove(random_below(&*env, all.len() as u64) as usize);
+                }
+                if all.len() == count {
+                    let generation = known.voters.generation + 1;
+                    map.voters = MapVoters { generation, keys: all.into_iter().collect() };
+                }
+            }
             history.proposing(&map, &known);
-            let holds = asker.propose(&map, limit).await;
+            let holds = seat.propose(&map, limit).await;
             if holds.as_ref() == Ok(&map) {
                 history.won();
             }
@@ -87,10 +96,11 @@ impl Trial {
     }
 
     fn start_proposer(&self, at: usize) {
+        self.pool.follow(at);
         let env = self.pool.sim.env(self.pool.hosts[at]);
         env.spawn(Box::pin(propose_on(
             env.clone(),
-            self.pool.asker(at),
+            self.pool.seat(at),
             (at, self.pool.founding.clone()),
             self.history.clone(),
             self.is_over.clone(),
@@ -254,7 +264,9 @@ impl Trial {
             self.pool.disks[at].set_latency(self.seed, Duration::from_millis(2));
             // A voter whose disk failed votes again after a restart; a fault may still wait for its call.
             let found = self.pool.voters().find(|(number, _)| *number == at);
-            let has_failed = found.is_some_and(|(_, voter)| voter.failed().is_some());
+            let process = self.pool.processes[at].as_ref();
+            let has_failed = found.is_some_and(|(_, voter)| voter.failed().is_some())
+                || process.is_some_and(|process| process.has_failed.load(Ordering::SeqCst));
             if has_failed || self.pool.disks[at].faults_left() > 0 {
                 self.kill(at);
             }
@@ -276,7 +288,8 @@ impl Trial {
         if holds.epoch < self.history.newest() {
             return Err(format!("an older map holds than was decided: {holds:?}"));
         }
-        for (at, voter) in self.pool.voters() {
+        let now = holds.voters.generation;
+        for (at, voter) in self.pool.voters().filter(|(_, voter)| voter.generation() == now) {
             if voter.map() != holds {
                 return Err(format!("voter {at} knows another map: {:?}", voter.map()));
             }

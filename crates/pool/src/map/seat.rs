@@ -1,0 +1,192 @@
+//! What one member has to do with the pool's map: it knows the newest one that it has heard of, keeps who the members are on its disk,
+//! votes as soon as a map names it, and asks the voters.
+//!
+//! A map that names this member as a voter of the next generation may be heard of from anybody. Its votes are made before that map is written
+//! to the disk, so a voter whose disk has the map, and no votes of its generation, has lost them, and does not vote.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Env};
+use atoll_net::{Peer, Refusal, Reply, Request, Transport};
+
+use super::asking::{AskError, MapAsker};
+use super::members_file;
+use super::storage::VoterError;
+use super::voter::MapVoter;
+use super::wire::{ProposeCall, ProposeReply, VOTER_MESSAGE, VoterCall};
+use crate::disk::Disk;
+use crate::messages::{decode, encode, refused};
+use crate::pool_map::PoolMap;
+use crate::routing::PoolId;
+
+struct Voting {
+    voter: Option<Arc<MapVoter>>,
+    /// The last generation of voters that is known: it was begun if this is one of them.
+    generation: u64,
+    /// The map that is on the disk.
+    written: PoolMap,
+}
+
+/// See the module.
+pub struct MapSeat<D: Disk> {
+    env: Env,
+    transport: Arc<dyn Transport>,
+    pool: PoolId,
+    disk: Arc<D>,
+    /// Atoll's own directory on it.
+    own: D::Node,
+    voting: Mutex<Voting>,
+    asker: MapAsker,
+}
+
+impl<D: Disk> std::fmt::Debug for MapSeat<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MapSeat").field("voter", &self.voter()).finish_non_exhaustive()
+    }
+}
+
+impl<D: Disk> MapSeat<D> {
+    /// For this node, with what is in Atoll's own directory `own` of its disk, which nobody else uses; `map` is the one that is there.
+    ///
+    /// # Errors
+    /// If it is one of the voters of that map, and its votes are not there.
+    pub async fn start(
+        env: Env,
+        transport: Arc<dyn Transport>,
+        (disk, own): (Arc<D>, D::Node),
+        (pool, map): (PoolId, PoolMap),
+    ) -> Result<MapSeat<D>, VoterError> {
+        let voter = MapVoter::start(env.clone(), transport.clone(), disk.clone(), &own, pool).await;
+        let is_voter = map.voters.keys.contains(&transport.local().id);
+        let voter = match voter {
+            // Its votes were made, and the process ended before it wrote the map.
+            Ok(voter) if voter.generation() > map.voters.generation => Some(voter),
+            Ok(voter) if is_voter && voter.generation() == map.voters.generation => Some(voter),
+            Ok(_) if is_voter => return Err(VoterError::SetBack),
+            Err(error) if is_voter => return Err(error),
+            Ok(_) | Err(_) => None,
+        };
+        let generation = voter.as_ref().map_or(map.voters.generation, |voter| voter.generation());
+        let asker = MapAsker::new(env.clone(), transport.clone(), pool, map.clone(), voter.clone());
+        let voting = Mutex::new(Voting { voter, generation, written: map });
+        Ok(MapSeat { env, transport, pool, disk, own, voting, asker })
+    }
+
+    fn voting(&self) -> MutexGuard<'_, Voting> {
+        self.voting.lock().expect("no holder of this lock panics")
+    }
+
+    /// This member as a voter; none if it is none.
+    pub fn voter(&self) -> Option<Arc<MapVoter>> {
+        self.voting().voter.clone()
+    }
+
+    /// The newest map that it knows to be decided. There may be a newer one.
+    pub fn map(&self) -> PoolMap {
+        if let Some(voter) = self.voter() {
+            self.asker.note_map(&voter.map());
+        }
+        self.asker.map()
+    }
+
+    /// A map that was decided.
+    pub fn note_map(&self, map: &PoolMap) {
+        self.asker.note_map(map);
+    }
+
+    /// See [`MapAsker::propose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn propose(&self, map: &PoolMap, limit: Duration) -> Result<PoolMap, AskError> {
+        self.asker.propose(map, limit).await
+    }
+
+    /// See [`MapAsker::ask`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn ask(&self, limit: Duration) -> Result<PoolMap, AskError> {
+        self.asker.ask(limit).await
+    }
+
+    /// Does what the newest map wants of this member, and returns that: it begins to vote, and who the members are is durable afterwards. To
+    /// be called again and again, once at a time.
+    ///
+    /// # Errors
+    /// What the disk says. The member takes no part any more then until it is opened again.
+    pub async fn follow(&self) -> Result<PoolMap, VoterError> {
+        let map = self.map();
+        let (is_other, begins) = {
+            let voting = self.voting();
+            let is_newer = map.voters.generation > voting.generation;
+            let written = (&voting.written.enrolled, &voting.written.voters);
+            let begins = is_newer && map.voters.keys.contains(&self.transport.local().id);
+            ((&map.enrolled, &map.voters) != written, begins)
+        };
+        if begins {
+            let (env, transport) = (self.env.clone(), self.transport.clone());
+            if let Some(before) = self.voter() {
+                // It writes the same files.
+                before.stop().await;
+            }
+            let named = (self.pool, &map);
+            let voter =
+                MapVoter::begin(env, transport, self.disk.clone(), &self.own, named).await?;
+            self.asker.set_voter(voter.clone());
+            let mut voting = self.voting();
+            voting.voter = Some(voter);
+            voting.generation = map.voters.generation;
+        }
+        if is_other {
+            members_file::write(&*self.disk, &self.own, &map).await?;
+            let mut voting = self.voting();
+            voting.generation = voting.generation.max(map.voters.generation);
+            voting.written = map.clone();
+        }
+        Ok(map)
+    }
+
+    /// Answers the calls that are about maps, of a member whose key is proven; the header lacks the pool's 16 bytes.
+    pub fn handle(
+        &self,
+        from: Peer,
+        request: Request,
+    ) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        match self.voter() {
+            Some(voter) => voter.handle(from, request),
+            None => {
+                let answer = self.answer_without_voter(from, &request);
+                Box::pin(async { answer })
+            }
+        }
+    }
+
+    /// The answer of a member that is no voter: others may not know yet who votes by now, or it does not know that it does.
+    fn answer_without_voter(&self, from: Peer, request: &Request) -> Result<Reply, Refusal> {
+        let map = self.map();
+        if !map.enrolled.contains(from.id) {
+            let text = "the caller is no member of the pool, as far as this one knows";
+            return Err(Refusal::new(refused::NOT_A_MEMBER, text));
+        }
+        let malformed =
+            || Refusal::new(Refusal::MALFORMED, "a message about maps that cannot be read");
+        let header = match request.method {
+            VOTER_MESSAGE => {
+                let call = decode::<VoterCall>(&request.header).ok_or_else(malformed)?;
+                if call.generation >= map.voters.generation {
+                    return Err(Refusal::new(Refusal::OVERLOADED, "it does not vote"));
+                }
+                encode(&map)
+            }
+            _ => {
+                let call = decode::<ProposeCall>(&request.header).ok_or_else(malformed)?;
+                let newer = (map.epoch > call.known.epoch).then_some(map);
+                self.note_map(&call.known);
+                encode(&ProposeReply::NotLeader(newer))
+            }
+        };
+        Ok(Reply { header, parts: Vec::new() })
+    }
+}
