@@ -54,8 +54,9 @@ pub use group::{EditError, GroupMember, GroupStatus, MemberStatus};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,
-    check_usable, create, create_member, is_in_use, leave, read_map, read_settings,
+    check_usable, create, create_member, is_in_use, leave, read_map, read_settings, share,
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
+pub use pool_map::PoolMap;
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

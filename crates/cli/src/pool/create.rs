@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use atoll_pool::{CreateError, PoolSettings};
 
-use super::records::{self, GroupRecord, PeerRecord, PoolRecord};
+use super::records::{self, GroupRecord, PoolRecord};
 use super::{disk, failure};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -20,11 +20,9 @@ use crate::tfs::random_bytes;
 #[command(after_help = "Examples:
   atoll pool create home /srv/home
   atoll pool create home /srv/home --level 2
-  atoll pool create home /srv/home --members 3
 
-With --members the pool has a copy of every file on each of so many machines, in this node's network; the code that is
-printed lets the others join (`atoll pool join`). Without, it has one machine, and needs no node. Directories down to the level
-lie in slots of their own, deeper ones in their parent: with level 1 each directory in the pool's root.")]
+A pool has one machine at first, and needs no node; `atoll pool invite` lets others have a copy of every file, too. Directories down to the
+level lie in slots of their own, deeper ones in their parent: with level 1 each directory in the pool's root.")]
 pub(super) struct CreateArgs {
     /// The pool's name on this node
     name: String,
@@ -36,10 +34,6 @@ pub(super) struct CreateArgs {
     /// Down to which depth directories are distributed, at most 16
     #[arg(long, value_name = "LEVEL", default_value_t = 1)]
     level: u8,
-
-    /// How many machines have a copy: each change is answered when all that are there have it [default: 1, this one]
-    #[arg(long, value_name = "COUNT")]
-    members: Option<usize>,
 }
 
 /// Arguments of `atoll pool attach`.
@@ -59,10 +53,6 @@ pub(super) struct AttachArgs {
 
 /// Makes a pool.
 pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
-    if let Some(members) = args.members.filter(|members| *members != 1) {
-        let what = (args.name.as_str(), &args.files);
-        return super::group::found(what, (members, args.level), global).await;
-    }
     let what = format!("cannot make pool {}", args.name);
     let node = global.dir()?;
     records::check_free(&node, &args.name, &what)?;
@@ -127,14 +117,12 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
     let dir = canonical(&args.files, &what)?;
     let settings = atoll_pool::read_settings(&disk(&dir, &what)?).await;
     let settings = settings.map_err(|error| failure(&error, &what))?;
-    let members = atoll_pool::read_members(&disk(&dir, &what)?).await;
-    let group = members.map_err(|error| failure(&error, &what))?.map(|members| GroupRecord {
-        members: members.peers().len(),
+    let map = atoll_pool::read_map(&disk(&dir, &what)?).await;
+    let token = hex(&random_bytes::<16>()?);
+    let group = map.map_err(|error| failure(&error, &what))?.map(|_| GroupRecord {
         level: settings.level,
-        token: hex(&[0; 16]),
-        founder: PeerRecord::of(members.founder()),
-        joined: Vec::new(),
-        is_made: true,
+        token,
+        joins: None,
         is_leaving: false,
     });
     let record = PoolRecord { dir, pool: hex(&settings.pool), group };

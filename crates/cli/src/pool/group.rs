@@ -1,16 +1,16 @@
-//! Pools of several machines: `atoll pool create --members`, `invite`, `join`. The node brings the members together and serves
-//! them (`atoll_upkeep::pools`); commands write records, and have it look at them.
+//! Pools of several machines: `atoll pool invite`, `join`, `remove`. The node is the member, and serves the pool (`atoll_upkeep::pools`);
+//! commands write records, and have it look at them.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use atoll_node::Client;
 use atoll_pool::PoolMembers;
-use atoll_upkeep::pools::{self, PoolInvitation, PoolMemberState, PoolOfNode};
+use atoll_upkeep::pools::{self, Peer, PoolInvitation, PoolMemberState, PoolOfNode};
 
 use super::create::{canonical, make_directory};
 use super::known;
-use super::records::{self, GroupRecord, PeerRecord, PoolRecord};
+use super::records::{self, GroupRecord, JoiningRecord, PeerRecord, PoolRecord};
 use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -19,8 +19,8 @@ use crate::output::{Output, hex, safe_message};
 use crate::tfs::random_bytes;
 use crate::units;
 
-/// How long a command waits for the node to have looked at a record.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// How long a command waits for the node to have looked at a record, and to have joined.
+const LOOK_LIMIT: Duration = Duration::from_secs(12);
 
 /// Arguments of `atoll pool invite`.
 #[derive(clap::Args, Debug)]
@@ -28,7 +28,8 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
   atoll pool invite home
   atoll pool invite home | ssh other atoll pool join - home /srv/home
 
-Any node of the network can join with the code while members are missing.")]
+Any node of the network can join with the code, at any time, through this one: keep it secret. A pool of one machine becomes one of
+several by this: from then on the node serves it, so nothing may have it mounted now.")]
 pub(super) struct InviteArgs {
     /// The pool's name on this node
     name: String,
@@ -40,10 +41,10 @@ pub(super) struct InviteArgs {
   atoll pool join atoll-pool:aaaa... home /srv/home
   atoll pool join - home /srv/home < code
 
-The nodes of all members belong to one network (`atoll join`). The pool can be used when all its members have joined;
-`atoll pool status` tells.")]
+The nodes of all members belong to one network (`atoll join`). The pool can be used at once; this machine is given a copy of all its files
+meanwhile, as `atoll pool status` tells, and counts when it has them.")]
 pub(super) struct JoinArgs {
-    /// The code that `atoll pool invite` prints on the machine that made the pool; - reads it from standard input
+    /// The code that `atoll pool invite` prints on a member; - reads it from standard input
     #[arg(value_name = "CODE")]
     code: String,
 
@@ -55,64 +56,134 @@ pub(super) struct JoinArgs {
     files: PathBuf,
 }
 
-/// Makes a pool that waits for its other members.
-pub(super) async fn found(
-    (name, files): (&str, &PathBuf),
-    (members, level): (usize, u8),
-    global: &Global,
-) -> Result<(), Failure> {
-    let what = format!("cannot make pool {name}");
-    if !(2..=PoolMembers::MAX).contains(&members) {
-        let why = format!("a pool has between 2 and {} members", PoolMembers::MAX);
-        return Err(Failure::new(Exit::Usage, what).because(why));
-    }
+/// Arguments of `atoll pool remove`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool remove home 3f9c21d0a4b7
+  atoll pool remove home 10.0.0.7:4711
+
+For a machine that does not come back, or whose disk is lost: the others stop waiting for it, and another one votes in its place. The last
+member that has everything cannot be removed. A machine that works leaves by itself: `atoll pool leave`.")]
+pub(super) struct RemoveArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// The member: its node's key as `atoll pool status` shows it, or its address
+    #[arg(value_name = "MEMBER")]
+    member: String,
+}
+
+/// Prints a code; a pool of one becomes one of several.
+pub(super) async fn invite(args: &InviteArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot invite to pool {}", args.name);
+    let record = known(&args.name, global, &what)?;
     let client = connection::impatient(global).await?;
-    let invitation = PoolInvitation {
-        pool: random_bytes()?,
-        token: random_bytes()?,
-        level,
-        members,
-        founder: pools::own_peer(&client).await.map_err(connection::failure)?,
+    let own = pools::own_peer(&client).await.map_err(connection::failure)?;
+    let group = match &record.group {
+        Some(group) if group.joins.is_some() => {
+            return Err(Failure::new(Exit::Failed, what).because("it has not joined that pool yet"));
+        }
+        Some(group) => group.clone(),
+        None => share(&record, (&args.name, own), global, &what).await?,
     };
-    let stands = take_part((name, files), &invitation, (&client, global), &what).await?;
-    Output::new().line(invitation.to_string())?;
+    let invitation = || {
+        let (pool, token) = (record.pool_id()?, group.token()?);
+        Some(PoolInvitation { pool, token, level: group.level, member: own })
+    };
+    let invitation = invitation()
+        .ok_or_else(|| Failure::new(Exit::Failed, &*what).because("its record is damaged"))?;
+    if record.group.is_none() {
+        let stands = stands_after_look(&client, &args.name).await?;
+        if !global.quiet {
+            note!(
+                "{stands}; on each of the other machines run: atoll pool join CODE {} FILES",
+                args.name
+            );
+        }
+    }
+    Output::new().line(invitation.to_string())
+}
+
+/// Makes a pool of one a pool of several, whose only member is this node.
+async fn share(
+    record: &PoolRecord,
+    (name, own): (&str, Peer),
+    global: &Global,
+    what: &str,
+) -> Result<GroupRecord, Failure> {
+    let level = super::when_free(record, what, async |disk| {
+        let level = atoll_pool::read_settings(&disk).await?.level;
+        atoll_pool::share(super::env(), disk, own).await.map(|()| level)
+    });
+    let level = level.await?;
+    let token = hex(&random_bytes::<16>()?);
+    let group = GroupRecord { level, token, joins: None, is_leaving: false };
+    let shared = PoolRecord { group: Some(group.clone()), ..record.clone() };
+    records::replace(&global.dir()?, name, &shared, what)?;
+    Ok(group)
+}
+
+/// Has a member be none any more.
+pub(super) async fn remove(args: &RemoveArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot remove a member of pool {}", args.name);
+    let record = known(&args.name, global, &what)?;
+    let pool =
+        record.group.as_ref().and_then(|_| record.pool_id()).ok_or_else(|| {
+            Failure::new(Exit::Usage, &*what).because("it is a pool of one machine")
+        })?;
+    let client = connection::impatient(global).await?;
+    let map = members_of(&record, &what).await?;
+    let is_meant = |peer: &&Peer| {
+        let key = hex(&peer.id.0);
+        args.member.len() >= 6 && key.starts_with(&args.member)
+            || peer.addr.to_string() == args.member
+    };
+    let meant: Vec<&Peer> = map.peers().iter().filter(is_meant).collect();
+    let [member] = meant[..] else {
+        let why = match meant.len() {
+            0 => format!("it has no member {}", safe_message(&args.member)),
+            _ => format!("{} may be several of its members", safe_message(&args.member)),
+        };
+        return Err(Failure::new(Exit::NotFound, what)
+            .because(why)
+            .advice("`atoll pool status` on the primary lists them."));
+    };
+    pools::remove(&client, &pool, member.id).await.map_err(connection::failure)?;
     if !global.quiet {
-        note!("{stands}; on each of the other machines run: atoll pool join CODE {name} FILES");
+        note!("{member} is no member of pool {} any more", args.name);
     }
     Ok(())
 }
 
-/// Prints the code again.
-pub(super) fn invite(args: &InviteArgs, global: &Global) -> Result<(), Failure> {
-    let what = format!("cannot invite to pool {}", args.name);
-    let record = known(&args.name, global, &what)?;
-    let group = record.group.as_ref().ok_or_else(|| {
-        Failure::new(Exit::Usage, &*what)
-            .because("it is a pool of one machine")
-            .advice("`atoll pool create NAME FILES --members 3` makes one of three.")
-    })?;
-    if group.is_made {
-        let why = "it has all its members already, and they do not change yet";
-        return Err(Failure::new(Exit::Failed, what).because(why));
+/// Takes this node out of a pool, unless it is the only member.
+pub(super) async fn remove_itself(
+    record: &PoolRecord,
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    if members_of(record, what).await?.peers().len() == 1 {
+        return Ok(());
     }
-    let code = invitation(&record, &what)?;
-    Output::new().line(code)
+    let advice = "`atoll pool status` tells how it stands; --alone leaves all the same, and on another member `atoll pool remove` says so.";
+    let pool = record.pool_id();
+    let pool =
+        pool.ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
+    let removed = async {
+        let client = connection::impatient(global).await?;
+        let own = pools::own_peer(&client).await.map_err(connection::failure)?;
+        pools::remove(&client, &pool, own.id).await.map_err(connection::failure)
+    };
+    removed.await.map_err(|failure| {
+        Failure::new(Exit::Failed, what).because(failure.reason()).advice(advice)
+    })
 }
 
-fn invitation(record: &PoolRecord, what: &str) -> Result<String, Failure> {
-    let parts = || {
-        let group = record.group.as_ref()?;
-        Some(PoolInvitation {
-            pool: record.pool_id()?,
-            token: group.token()?,
-            level: group.level,
-            members: group.members,
-            founder: group.founder.peer()?,
-        })
-    };
-    let invitation =
-        parts().ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
-    Ok(invitation.to_string())
+/// Who the members are, as the pool's directory says.
+async fn members_of(record: &PoolRecord, what: &str) -> Result<PoolMembers, Failure> {
+    let map = atoll_pool::read_map(&super::disk(&record.dir, what)?).await;
+    let map = map.map_err(|error| super::failure(&error, what))?;
+    map.map(|map| map.enrolled)
+        .ok_or_else(|| Failure::new(Exit::Failed, what).because("it is not made yet"))
 }
 
 /// Joins a pool.
@@ -149,15 +220,10 @@ async fn take_part(
     records::check_other(&node, (name, &pool), what)?;
     records::make_place(&node, what)?;
     let is_new = make_directory(files, what)?;
-    let group = GroupRecord {
-        members: invitation.members,
-        level: invitation.level,
-        token: hex(&invitation.token),
-        founder: PeerRecord::of(invitation.founder),
-        joined: Vec::new(),
-        is_made: false,
-        is_leaving: false,
-    };
+    let joins =
+        JoiningRecord { member: PeerRecord::of(invitation.member), token: hex(&invitation.token) };
+    let (level, token) = (invitation.level, hex(&random_bytes::<16>()?));
+    let group = GroupRecord { level, token, joins: Some(joins), is_leaving: false };
     let record = PoolRecord { dir: canonical(files, what)?, pool, group: Some(group) };
     let usable = check_usable(&record, invitation.level, what).await;
     if usable.is_err() && is_new {
@@ -184,17 +250,18 @@ async fn stands_after_look(client: &Client, name: &str) -> Result<String, Failur
         let all = pools::status(client).await.map_err(connection::failure)?;
         match all.into_iter().find(|pool| pool.name == name) {
             Some(PoolOfNode { problem: None, members, .. }) => {
-                return Ok(format!("pool {name} has its {members} members"));
+                let members = units::counted(members as u64, "member", "members");
+                return Ok(format!("pool {name} has {members}"));
             }
             Some(PoolOfNode { problem: Some(problem), .. })
-                if tokio::time::Instant::now() > deadline || problem.contains("have joined") =>
+                if tokio::time::Instant::now() > deadline =>
             {
                 return Ok(format!("pool {name}: {problem}"));
             }
             _ if tokio::time::Instant::now() > deadline => {
                 return Ok(format!("pool {name}: the node has not looked at it yet"));
             }
-            _ => tokio::time::sleep(LOOK_LIMIT / 50).await,
+            _ => tokio::time::sleep(LOOK_LIMIT / 120).await,
         }
     }
 }
@@ -206,7 +273,10 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
         (Some(primary), false) => format!("; epoch {}, the primary is {primary}", pool.epoch),
         (None, false) => String::new(),
     };
-    let mut lines = vec![format!("    {} machines, a copy on each{role}", pool.members)];
+    let mut lines = vec![format!(
+        "    {}, a copy on each{role}",
+        units::counted(pool.members as u64, "machine", "machines")
+    )];
     if let Some(problem) = &pool.problem {
         lines.push(format!("    not served: {}", safe_message(problem)));
     }

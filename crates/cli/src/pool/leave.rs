@@ -22,6 +22,10 @@ pub(super) struct LeaveArgs {
     /// Do not ask
     #[arg(long)]
     yes: bool,
+
+    /// Leave though the other members cannot be told, or lack something that this one has
+    #[arg(long)]
+    alone: bool,
 }
 
 /// Arguments of `atoll pool forget`.
@@ -39,15 +43,15 @@ pub(super) struct ForgetArgs {
 pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot leave pool {}", args.name);
     let record = known(&args.name, global, &what)?;
-    if record.group.as_ref().is_some_and(|group| !group.is_made) {
+    if record.group.as_ref().is_some_and(|group| group.joins.is_some()) {
         return Err(Failure::new(Exit::Failed, what)
-            .because("its members have not come together: it has no files")
+            .because("this node has not joined it yet: it has no files")
             .advice("`atoll pool forget` lets this node forget it."));
     }
     if !args.yes {
         let others = match record.group {
             None => "",
-            Some(_) => " Its other members go on as if this one had died.",
+            Some(_) => " Its other members go on without this one.",
         };
         let question = format!(
             "{} will be a plain directory, and no pool any more.{others} Type {} to go on",
@@ -69,6 +73,9 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     }
     let node = global.dir()?;
     if let Some(group) = &record.group {
+        if !args.alone && !group.is_leaving {
+            super::group::remove_itself(&record, global, &what).await?;
+        }
         // The node lets go of it, also if this is interrupted and goes on later.
         let group = Some(GroupRecord { is_leaving: true, ..group.clone() });
         let leaving = PoolRecord { group, ..record.clone() };

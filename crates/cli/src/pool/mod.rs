@@ -40,14 +40,14 @@ const NODE_ENDING_LIMIT: Duration = Duration::from_secs(15);
   atoll pool create home /srv/home
   atoll mount home /mnt/home
   atoll nfs home
-  atoll pool create team /srv/team --members 3
+  atoll pool invite home
   atoll pool status
   atoll pool check home
   atoll pool leave home
 
 The files of a pool lie in its directory as plain files, with their own names, owners, modes, times and attributes, and can
 be read there without Atoll: begin at FILES/slots/000/0000000000000001. A pool of one machine is as safe as that machine's disk
-and needs no node; one of several (--members) has a copy of every file on each; of three or more, one may
+and needs no node; one of several (`atoll pool invite`) has a copy of every file on each; of three or more, one may
 die: another member takes the primary's place. Root makes and serves pools, since files keep their owners.")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -60,10 +60,12 @@ enum Command {
     Create(create::CreateArgs),
     /// Let this node know a pool that is in a directory already
     Attach(create::AttachArgs),
-    /// Print the code by which other machines join a pool
+    /// Print a code by which other machines join a pool
     Invite(group::InviteArgs),
-    /// Give a directory of this machine to a pool that was made on another one
+    /// Give a directory of this machine to a pool that others have
     Join(group::JoinArgs),
+    /// Take a machine out of a pool that does not come back
+    Remove(group::RemoveArgs),
     /// List this node's pools
     Status(status::Args),
     /// Walk through all files of a pool, make its index again and put right what can be
@@ -78,7 +80,8 @@ enum Command {
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Create(args) => create::create(args, global).await,
-        Command::Invite(args) => group::invite(args, global),
+        Command::Invite(args) => group::invite(args, global).await,
+        Command::Remove(args) => group::remove(args, global).await,
         Command::Join(args) => group::join(args, global).await,
         Command::Attach(args) => create::attach(args, global).await,
         Command::Status(args) => status::run(args, global).await,

@@ -10,7 +10,7 @@ use crate::failure::{Exit, Failure};
 use crate::global;
 use crate::user;
 
-pub(crate) use atoll_upkeep::pools::records::{GroupRecord, PeerRecord, PoolRecord};
+pub(crate) use atoll_upkeep::pools::records::{GroupRecord, JoiningRecord, PeerRecord, PoolRecord};
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Failure {
     move |error| match error.kind() {

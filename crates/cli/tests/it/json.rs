@@ -74,9 +74,9 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
     assert!(made.code == Some(0) || !rustix::process::geteuid().is_root(), "{made:?}");
     if made.code == Some(0) {
         // One of several has a state that the node reports.
-        let create = ["pool", "create", "pair", "--members", "2"];
-        let created = run(ring.nodes[0].command(create).arg(ring.path("pair0"))).ok();
-        let join = ["pool", "join", created.last_line(), "pair"];
+        run(ring.nodes[0].command(["pool", "create", "pair"]).arg(ring.path("pair0"))).ok();
+        let invited = run(&mut ring.nodes[0].command(["pool", "invite", "pair"])).ok();
+        let join = ["pool", "join", invited.last_line(), "pair"];
         run(ring.nodes[1].command(join).arg(ring.path("pair1"))).ok();
     }
 

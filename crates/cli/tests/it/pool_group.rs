@@ -29,10 +29,11 @@ impl Team {
         }
         let ring = Ring::of(3);
         let team = Team { ring, mounts: Vec::new() };
-        let made = team.pool(0, &["create", "team", &team.files(0), "--members", "3"]).ok();
-        let code = made.stdout.trim().to_owned();
+        team.pool(0, &["create", "team", &team.files(0)]).ok();
+        let invited = team.pool(0, &["invite", "team"]).ok();
+        let code = invited.stdout.trim().to_owned();
         assert!(code.starts_with("atoll-pool:"), "{code}");
-        assert!(made.stderr.contains("1 of 3 members have joined"), "{}", made.stderr);
+        assert!(invited.stderr.contains("pool team has 1 member;"), "{}", invited.stderr);
         assert_eq!(team.pool(0, &["invite", "team"]).ok().stdout.trim(), code);
         for node in 1..3 {
             team.pool(node, &["join", &code, "team", &team.files(node)]).ok();
@@ -394,20 +395,21 @@ fn a_primary_that_stood_still_gives_no_stale_answers() {
 }
 
 #[test]
-fn codes_that_are_none_and_members_that_are_too_many_are_refused() {
-    let test = "codes_that_are_none_and_members_that_are_too_many_are_refused";
+fn codes_that_are_none_and_nodes_that_are_strangers_are_refused() {
+    let test = "codes_that_are_none_and_nodes_that_are_strangers_are_refused";
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: a pool needs root");
         return;
     }
     let team = Team { ring: Ring::of(3), mounts: Vec::new() };
     let files = |node| team.files(node);
-    team.pool(0, &["create", "team", &files(0), "--members", "17"])
-        .failed(2, &["between 2 and 16 members"]);
-    team.pool(0, &["create", "team", &files(0), "--members", "2", "--level", "17"])
+    team.pool(0, &["create", "team", &files(0), "--level", "17"])
         .failed(2, &["a distribution level is at most 16"]);
     assert!(!Path::new(&files(0)).exists(), "a directory that was made for nothing is gone");
-    let code = team.pool(0, &["create", "team", &files(0), "--members", "2"]).ok().stdout;
+    team.pool(0, &["invite", "team"]).failed(4, &["no pool team"]);
+    team.pool(0, &["create", "team", &files(0)]).ok();
+    team.pool(0, &["remove", "team", "abcdef"]).failed(2, &["a pool of one machine"]);
+    let code = team.pool(0, &["invite", "team"]).ok().stdout;
     let code = code.trim();
     team.pool(1, &["join", &code[..code.len() - 1], "team", &files(1)])
         .failed(2, &["the code: ", "some are missing"]);
@@ -416,27 +418,78 @@ fn codes_that_are_none_and_members_that_are_too_many_are_refused() {
     fs::write(Path::new(&files(1)).join("full"), "x").expect("written");
     team.pool(1, &["join", code, "team", &files(1)]).failed(2, &["it is not empty: it holds full"]);
     fs::remove_file(Path::new(&files(1)).join("full")).expect("removed");
-    team.pool(0, &["leave", "team", "--yes"]).failed(1, &["have not come together", "forget"]);
-    let at = team.ring.path("mnt");
-    fs::create_dir(&at).expect("made");
-    run(team.ring.nodes[0].command(["mount", "team"]).arg(&at))
-        .failed(5, &["1 of 2 members have joined"]);
     team.pool(1, &["join", code, "team", &files(1)]).ok();
     team.pool(1, &["join", code, "team", &files(2)]).failed(2, &["this node has a pool team"]);
     until("the pool has its two members", || {
         let stands = team.primary_of(&[0, 1]);
-        stands
-            .is_some_and(|(_, state)| state["states"].as_array().is_some_and(|all| all.len() == 2))
+        let states = stands.and_then(|(_, state)| state["states"].as_array().cloned());
+        states.is_some_and(|all| all.len() == 2 && all.iter().all(|one| one["is_member"] == true))
     });
-    for warned in [team.pool(0, &["status"]), team.ring.nodes[1].atoll(["status"])] {
-        assert!(warned.stdout.contains("it has two members: it stops while"), "{warned:?}");
+    let primary = team.wait_for_primary(&[0, 1]);
+    for warned in [team.pool(primary, &["status"]), team.ring.nodes[1].atoll(["status"])] {
+        assert!(warned.stdout.contains("it stops while"), "{warned:?}");
     }
-    // A third one is not let in, and told so.
-    team.pool(2, &["join", code, "team", &files(2)]).ok();
-    until("the third is told", || {
-        team.pool(2, &["status"]).ok().stdout.contains("has all its members already")
+    // Who has lost its directory is not let in again as if nothing had happened.
+    team.pool(1, &["forget", "team"]).ok();
+    team.pool(1, &["join", code, "team", &files(2)]).ok();
+    until("it is told", || {
+        let stands = team.pool(1, &["status"]).ok().stdout;
+        stands.contains("the pool has this node as a member already")
     });
-    team.pool(2, &["forget", "team"]).ok();
-    team.pool(0, &["invite", "team"]).failed(1, &["all its members already"]);
     team.pool(0, &["check", "team"]).failed(1, &["a node serves it"]);
+    team.pool(0, &["remove", "team", "ffffffffffff"]).failed(4, &["it has no member"]);
+    team.pool(2, &["leave", "team", "--yes"]).failed(4, &["no pool team"]);
+}
+
+/// A pool with files, of one machine, becomes one of four; members go, the one that made it and the primary too.
+#[test]
+fn machines_come_and_go_while_a_program_works() {
+    let test = "machines_come_and_go_while_a_program_works";
+    if !rustix::process::geteuid().is_root() || !can_mount(test) {
+        let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: it needs root and FUSE");
+        return;
+    }
+    let mut team = Team { ring: Ring::of(4), mounts: Vec::new() };
+    team.pool(0, &["create", "team", &team.files(0)]).ok();
+    let at = team.mount(0);
+    make_tree(&at.join("tree"));
+    run(atoll().arg("unmount").arg(&at)).ok();
+    let code = team.pool(0, &["invite", "team"]).ok().stdout;
+    team.pool(1, &["join", code.trim(), "team", &team.files(1)]).ok();
+    let at = team.mount(1);
+    let writer = Writer::new(&at.join("work"));
+    writer.goes_on_for(10);
+    // Any member lets others in.
+    let code = team.pool(1, &["invite", "team"]).ok().stdout;
+    for node in [2, 3] {
+        team.pool(node, &["join", code.trim(), "team", &team.files(node)]).ok();
+        writer.goes_on_for(10);
+    }
+    let all_take_part = |nodes: &[usize]| {
+        until("all members take part", || {
+            let Some((_, state)) = team.primary_of(nodes) else { return false };
+            let states = state["states"].as_array().cloned().unwrap_or_default();
+            states.len() == nodes.len() && states.iter().all(|one| one["is_member"] == true)
+        });
+    };
+    all_take_part(&[0, 1, 2, 3]);
+    team.pool(0, &["leave", "team", "--yes"]).ok();
+    assert_same_contents(&at.join("tree"), &Path::new(&team.files(0)).join("tree"));
+    all_take_part(&[1, 2, 3]);
+    writer.goes_on_for(10);
+    // One that does not come back.
+    team.ring.nodes[3].kill();
+    let key = team.state_at(1)["states"].clone();
+    let key = key.to_string();
+    writer.goes_on_for(10);
+    let primary = team.wait_for_primary(&[1, 2]);
+    let states = team.state_at(primary)["states"].as_array().cloned().unwrap_or_default();
+    let away = states.iter().find(|one| !one["problem"].is_null()).unwrap_or_else(|| panic!("{key}"));
+    let away = away["node"].as_str().expect("a text").split('@').next().expect("a key").to_owned();
+    team.pool(1, &["remove", "team", &away]).ok();
+    all_take_part(&[1, 2]);
+    writer.goes_on_for(10);
+    let (at, files) = (writer.at.clone(), writer.end());
+    assert_written(&at, files);
+    assert_same_contents(&at.parent().expect("the mount").join("tree"), &Path::new(&team.files(0)).join("tree"));
 }

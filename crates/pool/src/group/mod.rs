@@ -130,6 +130,10 @@ pub struct GroupStatus {
     pub primary: Peer,
     /// Whether this member is the primary, and serves clients.
     pub is_primary: bool,
+    /// All members of the pool, as far as this member knows.
+    pub enrolled: PoolMembers,
+    /// Who decides the next map.
+    pub voters: Vec<Peer>,
     /// The members that it knows the state of: on the primary all, itself first; elsewhere that one alone.
     pub members: Vec<MemberStatus>,
 }
@@ -270,7 +274,15 @@ impl<D: Disk> GroupMember<D> {
             Some(lead) => (lead.server.is_some(), lead.primary.status()),
             None => (false, vec![self.seat.backup.status()]),
         };
-        GroupStatus { epoch: map.epoch, primary, is_primary, members }
+        let voters = map.voting().collect();
+        GroupStatus {
+            epoch: map.epoch,
+            primary,
+            is_primary,
+            enrolled: map.enrolled,
+            voters,
+            members,
+        }
     }
 
     /// Whether it takes no part any more until it is opened again: its disk has failed, or another member has taken its place as the

@@ -52,7 +52,7 @@ pub use leaving::LeaveReport;
 use opening::last_of_unbroken;
 pub use opening::{
     CreateError, OpenError, OpenReport, PoolSettings, check, check_usable, create, create_member,
-    is_in_use, leave, read_map, read_settings,
+    is_in_use, leave, read_map, read_settings, share,
 };
 pub(crate) use opening::{LogStand, UnrecoveredMember};
 pub(crate) use redo::Makes;

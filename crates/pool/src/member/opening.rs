@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use atoll_env::Env;
+use atoll_net::Peer;
 use atoll_vfs::Errno;
 
 use super::redo::Makes;
@@ -19,6 +20,7 @@ use crate::index::{IndexMeta, PoolIndex};
 use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 use crate::map::{VoterError, make_votes, members_file};
+use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
 use crate::turns::Turns;
 
@@ -186,6 +188,29 @@ pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
         Err(Errno::EAGAIN) => Ok(true),
         Err(errno) => Err(OpenError::Disk("cannot lock it", errno)),
     }
+}
+
+/// Makes a pool of one a pool of several, of which this node, `local`, is the only member by now. One that is so already is left alone.
+///
+/// # Errors
+/// As when it is opened.
+pub async fn share<D: Disk>(env: Env, disk: D, local: Peer) -> Result<(), OpenError> {
+    let unrecovered = PoolMember::open_unrecovered(env, disk).await?;
+    if unrecovered.map().is_some() {
+        return Ok(());
+    }
+    let (member, _) = unrecovered.recover(Makes::All).await?;
+    // Who joins has none of the changes before, and is given the files.
+    let last = member.changes_so_far();
+    member.log().begin_after(last);
+    let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
+    member.checkpoint().await.map_err(failed)?;
+    let own = member.own().await.map_err(failed)?;
+    let founding = PoolMembers::new(vec![local]).expect("one is enough");
+    let map = PoolMap::first(&founding);
+    make_votes(&*member.disk, &own, &map).await.map_err(failed)?;
+    // Last: it says that the pool is one of several.
+    members_file::write(&*member.disk, &own, &map).await.map_err(failed)
 }
 
 /// Compares index and files of the only member, and puts right what can be.

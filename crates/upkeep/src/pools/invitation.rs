@@ -2,8 +2,8 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | layout, 1 |
-//! | 1 | n | CBOR array: pool (16 bytes), token (16 bytes), level, how many members, key of the founder (32 bytes), its address as text |
+//! | 0 | 1 | layout, 2 |
+//! | 1 | n | CBOR array: pool (16 bytes), token (16 bytes), level, key of the member that gave the code (32 bytes), its address as text |
 //!
 //! Who has it may join: it is secret.
 
@@ -13,11 +13,11 @@ use std::str::FromStr;
 use atoll_key::PeerId;
 use atoll_key::text::{self, TextError};
 use atoll_net::Peer;
-use atoll_pool::{PoolId, PoolMembers};
+use atoll_pool::PoolId;
 use minicbor::{Decode, Encode};
 
 const SCHEME: &str = "atoll-pool:";
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 /// The longest text that is read as a code, bytes.
 const MAX_CODE_BYTES: usize = 1024;
 
@@ -26,14 +26,12 @@ const MAX_CODE_BYTES: usize = 1024;
 pub struct PoolInvitation {
     /// Which pool.
     pub pool: PoolId,
-    /// Shows that the founder has given the code.
+    /// Shows that this member has given the code.
     pub token: [u8; 16],
     /// Directories down to this level are distributed.
     pub level: u8,
-    /// How many members the pool will have.
-    pub members: usize,
-    /// The node that made the pool.
-    pub founder: Peer,
+    /// The member that gave it.
+    pub member: Peer,
 }
 
 #[derive(Encode, Decode)]
@@ -44,18 +42,16 @@ struct Payload {
     token: [u8; 16],
     #[n(2)]
     level: u8,
-    #[n(3)]
-    members: u8,
-    #[cbor(n(4), with = "minicbor::bytes")]
+    #[cbor(n(3), with = "minicbor::bytes")]
     key: [u8; 32],
-    #[n(5)]
+    #[n(4)]
     addr: String,
 }
 
 /// The token does not enter logs.
 impl fmt::Debug for PoolInvitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PoolInvitation({})", self.founder)
+        write!(f, "PoolInvitation({})", self.member)
     }
 }
 
@@ -65,9 +61,8 @@ impl fmt::Display for PoolInvitation {
             pool: self.pool,
             token: self.token,
             level: self.level,
-            members: u8::try_from(self.members).expect("there are few"),
-            key: self.founder.id.0,
-            addr: self.founder.addr.to_string(),
+            key: self.member.id.0,
+            addr: self.member.addr.to_string(),
         };
         let body = minicbor::to_vec(payload).expect("a vector takes everything");
         f.write_str(&text::encode_checked(SCHEME, &[&[LAYOUT], &body[..]].concat()))
@@ -85,14 +80,9 @@ impl FromStr for PoolInvitation {
         let bytes = text::decode_checked(SCHEME, text)?;
         let Some((&LAYOUT, body)) = bytes.split_first() else { return Err(TextError::Version) };
         let payload: Payload = minicbor::decode(body).map_err(|_| TextError::Version)?;
-        let Payload { pool, token, level, members, key, addr } = payload;
+        let Payload { pool, token, level, key, addr } = payload;
         let addr = addr.parse().map_err(|_| TextError::Version)?;
-        let members = usize::from(members);
-        if !(2..=PoolMembers::MAX).contains(&members) {
-            return Err(TextError::Version);
-        }
-        let founder = Peer { id: PeerId(key), addr };
-        Ok(PoolInvitation { pool, token, level, members, founder })
+        Ok(PoolInvitation { pool, token, level, member: Peer { id: PeerId(key), addr } })
     }
 }
 
@@ -106,8 +96,7 @@ mod tests {
             pool: [1; 16],
             token: [2; 16],
             level: 1,
-            members: 3,
-            founder: Peer { id: PeerId([3; 32]), addr: "[::1]:4711".parse().unwrap() },
+            member: Peer { id: PeerId([3; 32]), addr: "[::1]:4711".parse().unwrap() },
         };
         let text = invitation.to_string();
         assert_eq!(format!(" {text}\n").parse(), Ok(invitation.clone()));

@@ -1,58 +1,23 @@
-//! How the members of a pool come together. Who made the pool (the founder) gives out a code; each node that has it asks
-//! the founder to be a member, again and again until it is told who all of them are. The founder knows the callers by their proven
-//! keys. When the number is complete, the list is fixed, and each member makes its directory with it.
+//! How a node becomes a member of a pool. A member gives out a code; a node that has it asks that member, again and again until it is
+//! answered. The member knows the caller by its proven key, and has the pool's primary enrol it; the answer is the pool's map, with which the
+//! node makes its directory. From then on the primary finds it, and gives it all that the pool holds.
 
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_env::BoxFuture;
-use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
-use atoll_pool::{PoolId, PoolMembers, addressed};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request};
+use atoll_pool::disk::directory::Directory;
+use atoll_pool::{EditError, GroupMember, PoolId, PoolMap, addressed};
 use bytes::Bytes;
-use minicbor::{Decode, Encode};
 
-use super::records::{self, GroupRecord, PeerRecord, PoolRecord};
+use super::records::{GroupRecord, JoiningRecord};
 use super::{NOT_A_MEMBER, Pools};
 
-/// Asks the founder of a pool to be a member: the header is the token of the code.
+/// Asks a member of a pool to be one, too: the header is the token of the code.
 pub(super) const JOIN: u16 = 0x0510;
 
-const JOIN_LIMIT: Duration = Duration::from_secs(5);
-
-/// The founder's answer: how many have come together, and all members when they have.
-#[derive(Encode, Decode)]
-struct Joined {
-    #[n(0)]
-    count: u64,
-    #[n(1)]
-    members: Vec<WireMember>,
-}
-
-#[derive(Encode, Decode)]
-struct WireMember {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    key: [u8; 32],
-    #[n(1)]
-    addr: String,
-}
-
-fn to_wire(members: &PoolMembers) -> Vec<WireMember> {
-    let member = |peer: &Peer| WireMember { key: peer.id.0, addr: peer.addr.to_string() };
-    members.peers().iter().map(member).collect()
-}
-
-fn from_wire(members: Vec<WireMember>) -> Option<PoolMembers> {
-    let peer = |WireMember { key, addr }| {
-        Some(Peer { id: atoll_key::PeerId(key), addr: addr.parse().ok()? })
-    };
-    PoolMembers::new(members.into_iter().map(peer).collect::<Option<Vec<Peer>>>()?)
-}
-
-fn reply(count: usize, members: Vec<WireMember>) -> Reply {
-    let joined = Joined { count: count as u64, members };
-    let header = minicbor::to_vec(joined).expect("a vector takes everything");
-    Reply { header: Bytes::from(header), parts: Vec::new() }
-}
+/// How long a member tries to have the primary enrol somebody.
+const ENROL_LIMIT: Duration = Duration::from_secs(8);
+const JOIN_LIMIT: Duration = Duration::from_secs(10);
 
 /// That the caller has the code, without telling how much of it.
 fn check_token(token: Option<[u8; 16]>, request: &Request) -> Result<(), Refusal> {
@@ -67,119 +32,62 @@ fn check_token(token: Option<[u8; 16]>, request: &Request) -> Result<(), Refusal
     }
 }
 
-/// The answer of a founder whose pool is made.
-pub(super) fn answer_made(
+/// The answer of a member.
+pub(super) async fn answer(
     token: Option<[u8; 16]>,
-    members: &PoolMembers,
+    member: &GroupMember<Directory>,
     from: Peer,
     request: &Request,
 ) -> Result<Reply, Refusal> {
     check_token(token, request)?;
-    match members.contains(from.id) {
-        true => Ok(reply(members.peers().len(), to_wire(members))),
-        false => Err(Refusal::new(NOT_A_MEMBER, "the pool has all its members already")),
+    let map = member.map();
+    // It may have lost what it must not forget, or what others count on.
+    if map.voters.keys.contains(&from.id) || map.members.contains(&from.id) {
+        let why = "the pool has this node as a member already; if its directory is lost, \
+                   `atoll pool remove` on another member comes first";
+        return Err(Refusal::new(NOT_A_MEMBER, why));
     }
-}
-
-/// What a founder answers while members are missing.
-struct FounderService {
-    pools: Weak<Pools>,
-    name: String,
-}
-
-impl Service for FounderService {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let (pools, name) = (self.pools.upgrade(), self.name.clone());
-        Box::pin(async move {
-            let pools =
-                pools.ok_or_else(|| Refusal::new(Refusal::OVERLOADED, "the node is stopping"))?;
-            if request.method != JOIN {
-                return Err(Refusal::new(Refusal::OVERLOADED, "members of the pool are missing"));
-            }
-            pools.note_joining(&name, from, &request).await
-        })
+    match member.enrol(from, ENROL_LIMIT).await {
+        Ok(map) => {
+            tracing::info!("{from} has joined a pool");
+            let header = minicbor::to_vec(&map).expect("a vector takes everything");
+            Ok(Reply { header: Bytes::from(header), parts: Vec::new() })
+        }
+        Err(EditError::Refused(why)) => Err(Refusal::new(NOT_A_MEMBER, why)),
+        Err(error @ EditError::NoAnswer) => {
+            Err(Refusal::new(Refusal::OVERLOADED, error.to_string()))
+        }
     }
 }
 
 impl Pools {
-    /// Brings the members of a pool together, as far as that can be done now, and makes this one's directory when it is done. What
-    /// it waits for, as an error for people.
-    pub(super) async fn come_together(
-        self: &Arc<Self>,
-        name: &str,
+    /// Asks to be a member, as `joins` says; what it waits for, as an error for people.
+    pub(super) async fn ask_to_join(
+        &self,
         pool: PoolId,
-        record: PoolRecord,
-    ) -> Result<(), String> {
-        let group = record.group.clone().ok_or("it has one member")?;
-        let founder = group.founder.peer().ok_or("its record is damaged")?;
-        if founder.id == self.local().id {
-            let Some(members) = all_members(&group, self.local()) else {
-                let service = FounderService { pools: Arc::downgrade(self), name: name.to_owned() };
-                self.router.add(pool, Arc::new(service));
-                let have = group.joined.len() + 1;
-                return Err(format!("{have} of {} members have joined", group.members));
-            };
-            return self.make(name, record, &members).await;
-        }
-        let token = group.token().ok_or("its record is damaged")?;
+        joins: &JoiningRecord,
+    ) -> Result<PoolMap, String> {
+        let damaged = || "its record is damaged".to_owned();
+        let member = joins.member.peer().ok_or_else(damaged)?;
+        let token = joins.token().ok_or_else(damaged)?;
         let request = Request { method: JOIN, header: addressed(&pool, &token), parts: Vec::new() };
-        let reply = match self.node.transport.call(founder, request, JOIN_LIMIT).await {
+        let reply = match self.node.transport.call(member, request, JOIN_LIMIT).await {
             Ok(reply) => reply,
             Err(CallError::Refused(refusal)) => return Err(refusal.text),
-            Err(error) => return Err(format!("the node that made the pool: {error}")),
+            Err(error) => return Err(format!("the member that gave the code: {error}")),
         };
-        let joined: Joined =
-            minicbor::decode(&reply.header).map_err(|_| "its founder's answer cannot be read")?;
-        if joined.members.is_empty() {
-            return Err(format!("{} of {} members have joined", joined.count, group.members));
+        let map = minicbor::decode::<PoolMap>(&reply.header).ok().filter(PoolMap::is_sound);
+        let map = map.ok_or("its answer cannot be read")?;
+        match map.enrolled.contains(self.local().id) {
+            true => Ok(map),
+            false => Err("its answer lacks this node".into()),
         }
-        let members = from_wire(joined.members).ok_or("its founder's list is none")?;
-        if members.founder().id != founder.id || !members.contains(self.local().id) {
-            return Err("its founder's list lacks this node".into());
-        }
-        self.make(name, record, &members).await
-    }
-
-    async fn note_joining(
-        &self,
-        name: &str,
-        from: Peer,
-        request: &Request,
-    ) -> Result<Reply, Refusal> {
-        let failed = |error: std::io::Error| Refusal::new(Refusal::INTERNAL, error.to_string());
-        let _one = self.records.lock().await;
-        let record = records::find(&self.node.dir, name).map_err(failed)?;
-        let (mut record, mut group) = match record {
-            Some(PoolRecord { group: Some(group), dir, pool }) => {
-                (PoolRecord { group: None, dir, pool }, group)
-            }
-            _ => return Err(Refusal::new(NOT_A_MEMBER, "there is no such pool")),
-        };
-        check_token(group.token(), request)?;
-        let key = PeerRecord::of(from).key;
-        let is_known =
-            group.joined.iter().any(|peer| peer.key == key) || from.id == self.local().id;
-        if !is_known {
-            if group.joined.len() + 1 >= group.members {
-                let why = "the pool has all its members already";
-                return Err(Refusal::new(NOT_A_MEMBER, why));
-            }
-            group.joined.push(PeerRecord::of(from));
-            record.group = Some(group.clone());
-            records::replace(&self.node.dir, name, &record).map_err(failed)?;
-            tracing::info!("{from} has joined pool {name}");
-            self.has_news.notify();
-        }
-        let members = all_members(&group, self.local()).map_or_else(Vec::new, |all| to_wire(&all));
-        Ok(reply(group.joined.len() + 1, members))
     }
 }
 
-/// All members, if they have come together.
-fn all_members(group: &GroupRecord, local: Peer) -> Option<PoolMembers> {
-    if group.joined.len() + 1 != group.members {
-        return None;
+impl GroupRecord {
+    /// The record of a member whose directory is made.
+    pub(super) fn made(self) -> GroupRecord {
+        GroupRecord { joins: None, ..self }
     }
-    let joined: Option<Vec<Peer>> = group.joined.iter().map(PeerRecord::peer).collect();
-    PoolMembers::new(std::iter::once(local).chain(joined?).collect())
 }

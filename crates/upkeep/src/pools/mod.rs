@@ -3,13 +3,13 @@
 //! ```text
 //! records      which pools this node has, on its disk
 //! invitation   the code by which a node joins one
-//! joining      how the members come together
+//! joining      how a node becomes a member
 //! relay        calls of mounts and servers of files on this machine, through the node, to the pool's primary
 //! standing     how a pool stands, for commands and people
 //! ```
 //!
-//! The node looks at the records when it starts, when a command says that one has changed, and now and then. A pool whose members
-//! have come together is opened and served until the node stops. It is opened again, soon, if its disk failed, or another member took this
+//! The node looks at the records when it starts, when a command says that one has changed, and now and then. A pool that it has joined
+//! is opened and served until the node stops. It is opened again, soon, if its disk failed, or another member took this
 //! one's place as the primary. Pools of one are no concern of the node.
 
 mod invitation;
@@ -20,18 +20,19 @@ mod standing;
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Notify, Task, sleep};
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+pub use atoll_net::Peer;
+use atoll_net::{Refusal, Reply, Request, Service};
 use atoll_node::{
     Calls, MAX_OUTSIDE_BYTES, MakeSubsystem, NodeParts, StartError, Status, StatusPart, StatusRow,
     Subsystem,
 };
 use atoll_pool::disk::directory::Directory;
 use atoll_pool::{
-    CreateError, FAMILY, GroupMember, OpenError, PoolId, PoolMembers, PoolRouter, PoolSettings,
+    CreateError, FAMILY, GroupMember, OpenError, PoolId, PoolMap, PoolRouter, PoolSettings,
     create_member, read_settings,
 };
 use bytes::Bytes;
@@ -54,6 +55,8 @@ mod call {
     pub(super) const RELAY: u16 = 0x038a;
     /// Who this node is for others: its key, 32 bytes, and its address as text.
     pub(super) const OWN: u16 = 0x038b;
+    /// Has a member be none any more: the pool, 16 bytes, and the member's key, 32 bytes.
+    pub(super) const REMOVE: u16 = 0x038c;
 }
 
 /// While something is missing.
@@ -62,19 +65,20 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const CHECK_EVERY: Duration = Duration::from_secs(10);
 /// How soon a member that takes no part any more is found.
 const FAILURE_CHECK_EVERY: Duration = Duration::from_millis(100);
+/// How long a command waits until a member is removed: the primary may have to leave its part to another one.
+const REMOVE_LIMIT: Duration = Duration::from_secs(20);
 /// How long calls that are under way may have the disk of a member that is opened again.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 /// How far a pool has come.
 enum Stage {
-    /// Members are missing, or its directory cannot be opened; why, for people.
+    /// It is not a member yet, or its directory cannot be opened; why, for people.
     Waiting(String),
     Serving(Arc<GroupMember<Directory>>),
 }
 
 struct PoolOfSubsystem {
     pool: PoolId,
-    group: GroupRecord,
     stage: Stage,
 }
 
@@ -135,6 +139,19 @@ pub async fn look(client: &atoll_node::Client) -> Result<(), atoll_node::ClientE
     client.outside_call(call::LOOK, Bytes::new()).await.map(|_| ())
 }
 
+/// Has a member of a pool be none any more, through a node that serves it.
+///
+/// # Errors
+/// If the node does not answer; why not, for people.
+pub async fn remove(
+    client: &atoll_node::Client,
+    pool: &PoolId,
+    member: atoll_key::PeerId,
+) -> Result<(), atoll_node::ClientError> {
+    let request = Bytes::from([&pool[..], &member.0].concat());
+    client.outside_call(call::REMOVE, request).await.map(|_| ())
+}
+
 impl Pools {
     fn pools(&self) -> MutexGuard<'_, BTreeMap<String, PoolOfSubsystem>> {
         self.pools.lock().expect("no holder of this lock panics")
@@ -144,8 +161,8 @@ impl Pools {
         self.node.transport.local()
     }
 
-    fn set_stage(&self, name: &str, (pool, group): (PoolId, &GroupRecord), stage: Stage) {
-        let state = PoolOfSubsystem { pool, group: group.clone(), stage };
+    fn set_stage(&self, name: &str, pool: PoolId, stage: Stage) {
+        let state = PoolOfSubsystem { pool, stage };
         self.pools().insert(name.to_owned(), state);
     }
 
@@ -189,12 +206,15 @@ impl Pools {
             };
             if let Some(other) = self.served_as(&name, &pool) {
                 let problem = format!("this node has that pool as {other}");
-                self.set_stage(&name, (pool, &group), Stage::Waiting(problem));
+                self.set_stage(&name, pool, Stage::Waiting(problem));
                 continue;
             }
-            let went_on = match group.is_made {
-                true => Ok(()),
-                false => self.come_together(&name, pool, record.clone()).await,
+            let went_on = match &group.joins {
+                None => Ok(()),
+                Some(joins) => match self.ask_to_join(pool, joins).await {
+                    Ok(map) => self.make(&name, record.clone(), &map).await,
+                    Err(why) => Err(why),
+                },
             };
             let stage = match went_on {
                 Ok(()) => match self.serve(&name, pool).await {
@@ -204,11 +224,7 @@ impl Pools {
                 Err(waits_for) => Stage::Waiting(waits_for),
             };
             is_missing |= matches!(stage, Stage::Waiting(_));
-            let group = match records::find(dir, &name) {
-                Ok(Some(PoolRecord { group: Some(group), .. })) => group,
-                _ => group,
-            };
-            self.set_stage(&name, (pool, &group), stage);
+            self.set_stage(&name, pool, stage);
         }
         is_missing
     }
@@ -257,25 +273,20 @@ impl Pools {
         }
     }
 
-    /// Makes this member's directory, when all members are known.
-    async fn make(
-        &self,
-        name: &str,
-        mut record: PoolRecord,
-        members: &PoolMembers,
-    ) -> Result<(), String> {
+    /// Makes the directory of this node, which is a member by this map.
+    async fn make(&self, name: &str, mut record: PoolRecord, map: &PoolMap) -> Result<(), String> {
         let pool = record.pool_id().ok_or("its record is damaged")?;
-        let group = record.group.as_mut().ok_or("it has one member")?;
+        let group = record.group.take().ok_or("it has one member")?;
         let disk = Directory::open(&record.dir)
             .map_err(|error| format!("{}: {error}", record.dir.display()))?;
         let settings = PoolSettings { pool, level: group.level };
-        match create_member(&disk, settings, Some(members)).await {
+        match create_member(&disk, settings, Some(map)).await {
             Ok(()) => {}
             // It was made before a crash.
             Err(CreateError::NotEmpty(_)) if read_settings(&disk).await == Ok(settings) => {}
             Err(error) => return Err(format!("{}: {error}", record.dir.display())),
         }
-        group.is_made = true;
+        record.group = Some(group.made());
         let _one = self.records.lock().await;
         // A command may have had it forgotten meanwhile.
         match records::find(&self.node.dir, name) {
@@ -314,9 +325,11 @@ impl Pools {
             }
         };
         tracing::info!("pool {name} is open");
-        let (members, group) = (member.members().clone(), member.service());
-        self.router.add(pool, Arc::new(MemberService { token, members, group }));
-        Ok(Arc::new(member))
+        let member = Arc::new(member);
+        let service =
+            MemberService { token, group: member.service(), member: Arc::downgrade(&member) };
+        self.router.add(pool, Arc::new(service));
+        Ok(member)
     }
 
     fn status(&self) -> Vec<PoolOfNode> {
@@ -325,9 +338,18 @@ impl Pools {
                 Stage::Waiting(why) => Err(why.clone()),
                 Stage::Serving(member) => Ok(member.status()),
             };
-            PoolOfNode::new(name, &state.group, served)
+            PoolOfNode::new(name, served)
         };
         self.pools().iter().map(stands).collect()
+    }
+
+    /// Has a member of a pool be none any more, as a command asks; why not, for people.
+    async fn remove(&self, request: &[u8]) -> Result<(), String> {
+        let (pool, key) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
+        let key = key.try_into().map_err(|_| "a key has 32 bytes")?;
+        let member = self.served(pool).ok_or("this node does not serve that pool now")?;
+        let removed = member.remove(atoll_key::PeerId(key), REMOVE_LIMIT).await;
+        removed.map(|_| ()).map_err(|error| error.to_string())
     }
 
     fn served(&self, pool: &PoolId) -> Option<Arc<GroupMember<Directory>>> {
@@ -366,7 +388,7 @@ impl Pools {
 /// What peers may ask of a member.
 struct MemberService {
     token: Option<[u8; 16]>,
-    members: PoolMembers,
+    member: Weak<GroupMember<Directory>>,
     group: Arc<dyn Service>,
 }
 
@@ -374,8 +396,11 @@ impl Service for MemberService {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         match request.method {
             JOIN => {
-                let answer = joining::answer_made(self.token, &self.members, from, &request);
-                Box::pin(async move { answer })
+                let (token, member) = (self.token, self.member.upgrade());
+                Box::pin(async move {
+                    let ended = || Refusal::new(Refusal::OVERLOADED, "it is being ended");
+                    joining::answer(token, &*member.ok_or_else(ended)?, from, &request).await
+                })
             }
             _ => self.group.handle(from, request),
         }
@@ -407,6 +432,11 @@ impl Subsystem for Pools {
         calls.on(call::LOOK, 0, move |_| {
             pools.has_news.notify();
             Box::pin(async { Ok(Bytes::new()) })
+        });
+        let pools = self.clone();
+        calls.on(call::REMOVE, 48, move |request| {
+            let pools = pools.clone();
+            Box::pin(async move { pools.remove(&request).await.map(|()| Bytes::new()) })
         });
         calls.on(call::RELAY, MAX_OUTSIDE_BYTES, move |request| {
             let pools = self.clone();

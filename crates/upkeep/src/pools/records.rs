@@ -25,27 +25,28 @@ pub struct PoolRecord {
     pub group: Option<GroupRecord>,
 }
 
-/// What a node knows of a pool of several before and after its members have come together.
+/// What a node keeps of a pool of several beside the pool's directory.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct GroupRecord {
-    /// How many members it has, or will have.
-    pub members: usize,
     /// Directories down to this level are distributed.
     pub level: u8,
-    /// Who knows it may join: 16 bytes in hexadecimal digits. Secret.
+    /// Who knows it may join through this node: 16 bytes in hexadecimal digits. Secret.
     pub token: String,
-    /// Who made the pool.
-    #[serde(alias = "primary")]
-    pub founder: PeerRecord,
-    /// On the founder: those that have joined.
-    #[serde(default)]
-    pub joined: Vec<PeerRecord>,
-    /// All members are known, and this one's directory is made.
-    #[serde(default)]
-    pub is_made: bool,
+    /// Until this node is a member and its directory is made: how it becomes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joins: Option<JoiningRecord>,
     /// The directory is being given back: the node lets go of it.
     #[serde(default)]
     pub is_leaving: bool,
+}
+
+/// How a node becomes a member.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct JoiningRecord {
+    /// The member that gave the code.
+    pub member: PeerRecord,
+    /// That member's token. Secret.
+    pub token: String,
 }
 
 /// A node, as text.
@@ -77,6 +78,13 @@ impl PoolRecord {
 }
 
 impl GroupRecord {
+    /// The secret; none if the record is damaged.
+    pub fn token(&self) -> Option<[u8; 16]> {
+        from_hex(&self.token)
+    }
+}
+
+impl JoiningRecord {
     /// The secret; none if the record is damaged.
     pub fn token(&self) -> Option<[u8; 16]> {
         from_hex(&self.token)
@@ -204,12 +212,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let peer = Peer { id: PeerId([0xab; 32]), addr: ([127, 0, 0, 1], 9).into() };
         let group = GroupRecord {
-            members: 3,
             level: 1,
             token: hex(&[7; 16]),
-            founder: PeerRecord::of(peer),
-            joined: Vec::new(),
-            is_made: false,
+            joins: Some(JoiningRecord { member: PeerRecord::of(peer), token: hex(&[8; 16]) }),
             is_leaving: false,
         };
         let record =
@@ -221,7 +226,8 @@ mod tests {
             io::ErrorKind::AlreadyExists
         );
         assert_eq!(record.pool_id(), Some([1; 16]));
-        assert_eq!(record.group.unwrap().founder.peer(), Some(peer));
+        let joins = record.group.unwrap().joins.unwrap();
+        assert_eq!((joins.member.peer(), joins.token()), (Some(peer), Some([8; 16])));
         let old = r#"{"dir": "/srv/old", "pool": "00112233445566778899aabbccddeeff"}"#;
         fs::write(path_of(temp.path(), "old"), old).unwrap();
         assert_eq!(find(temp.path(), "old").unwrap().unwrap().group, None);

@@ -3,19 +3,15 @@
 use atoll_pool::{GroupStatus, MemberStatus};
 use serde::{Deserialize, Serialize};
 
-use super::records::{GroupRecord, PeerRecord};
-
 /// How one of this node's pools stands.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct PoolOfNode {
     /// Its name on this node.
     pub name: String,
-    /// How many members it has, or will have.
+    /// How many members it has; 0 if this node does not know.
     pub members: usize,
-    /// How many have come together.
-    pub joined: usize,
-    /// Who made it, in short, and where it listens.
-    pub founder: Option<String>,
+    /// The members whose majority decides who is the primary, in short, and where they listen.
+    pub voters: Vec<String>,
     /// Why this node does not serve it, for people.
     pub problem: Option<String>,
     /// Counts the pool's maps, each of which says who is the primary; 0 if this node does not serve it.
@@ -47,17 +43,11 @@ pub struct PoolMemberState {
 
 impl PoolOfNode {
     /// The pool of a record, with its state if the node serves it, or why it does not.
-    pub(super) fn new(
-        name: &str,
-        group: &GroupRecord,
-        served: Result<GroupStatus, String>,
-    ) -> PoolOfNode {
-        let joined = if group.is_made { group.members } else { group.joined.len() + 1 };
+    pub(super) fn new(name: &str, served: Result<GroupStatus, String>) -> PoolOfNode {
         let unserved = PoolOfNode {
             name: name.to_owned(),
-            members: group.members,
-            joined,
-            founder: PeerRecord::peer(&group.founder).map(|peer| peer.to_string()),
+            members: 0,
+            voters: Vec::new(),
             problem: None,
             epoch: 0,
             primary: None,
@@ -66,13 +56,17 @@ impl PoolOfNode {
         };
         match served {
             Err(problem) => PoolOfNode { problem: Some(problem), ..unserved },
-            Ok(GroupStatus { epoch, primary, is_primary, members }) => PoolOfNode {
-                epoch,
-                primary: Some(primary.to_string()),
-                is_primary,
-                states: members.into_iter().map(PoolMemberState::from).collect(),
-                ..unserved
-            },
+            Ok(GroupStatus { epoch, primary, is_primary, enrolled, voters, members }) => {
+                PoolOfNode {
+                    members: enrolled.peers().len(),
+                    voters: voters.iter().map(|peer| peer.to_string()).collect(),
+                    epoch,
+                    primary: Some(primary.to_string()),
+                    is_primary,
+                    states: members.into_iter().map(PoolMemberState::from).collect(),
+                    ..unserved
+                }
+            }
         }
     }
 
@@ -107,10 +101,15 @@ impl PoolOfNode {
 
     /// Without which of its members it stops, if there is one, for people.
     pub fn needed_member(&self) -> Option<String> {
-        let founder = self.founder.as_deref().filter(|_| self.members == 2 && self.joined == 2)?;
-        Some(format!(
-            "it has two members: it stops while {founder} is away, which alone decides who is the primary"
-        ))
+        match &self.voters[..] {
+            [_] if self.members == 1 => {
+                Some("it has one member: nobody else has a copy".to_owned())
+            }
+            [voter] => Some(format!(
+                "it stops while {voter} is away, which alone decides who is the primary: three members would do without any one"
+            )),
+            _ => None,
+        }
     }
 }
 
@@ -146,6 +145,7 @@ impl From<MemberStatus> for PoolMemberState {
 mod tests {
     use atoll_key::PeerId;
     use atoll_net::Peer;
+    use atoll_pool::PoolMembers;
 
     use super::*;
 
@@ -159,21 +159,16 @@ mod tests {
         MemberStatus { peer: peer(number), is_member, problem, applied, free_bytes, files_to_mend }
     }
 
-    fn group(members: usize) -> GroupRecord {
-        GroupRecord {
-            members,
-            level: 1,
-            token: String::new(),
-            founder: PeerRecord::of(peer(1)),
-            joined: Vec::new(),
-            is_made: true,
-            is_leaving: false,
-        }
+    fn stands_of(count: u8, members: Vec<MemberStatus>, is_primary: bool) -> PoolOfNode {
+        let enrolled = PoolMembers::new((1..=count).map(peer).collect()).unwrap();
+        let voters = (1..=if count < 3 { 1 } else { 3 }).map(peer).collect();
+        let status =
+            GroupStatus { epoch: 4, primary: peer(2), is_primary, enrolled, voters, members };
+        PoolOfNode::new("team", Ok(status))
     }
 
     fn stands(members: Vec<MemberStatus>, is_primary: bool) -> PoolOfNode {
-        let status = GroupStatus { epoch: 4, primary: peer(2), is_primary, members };
-        PoolOfNode::new("team", &group(3), Ok(status))
+        stands_of(3, members, is_primary)
     }
 
     #[test]
@@ -195,22 +190,20 @@ mod tests {
     }
 
     #[test]
-    fn another_member_says_who_the_primary_is_whoever_founded_the_pool() {
+    fn another_member_says_who_the_primary_is_and_who_votes() {
         let pool = stands(vec![member(1, true, None)], false);
         assert_eq!(pool.summary(), format!("takes part; the primary is {}", peer(2)));
         assert_eq!((pool.is_primary, pool.epoch), (false, 4));
-        assert_eq!(pool.founder, Some(peer(1).to_string()));
+        assert_eq!(pool.voters, [1, 2, 3].map(|number| peer(number).to_string()));
     }
 
     #[test]
-    fn a_pool_of_two_warns_that_one_of_them_is_needed() {
-        let status =
-            GroupStatus { epoch: 1, primary: peer(1), is_primary: true, members: Vec::new() };
-        let pool = PoolOfNode::new("pair", &group(2), Ok(status));
-        let [warning] = &pool.warnings()[..] else { panic!("{pool:?}") };
-        assert!(warning.contains(&format!("stops while {} is away", peer(1))), "{warning}");
-        let waiting = GroupRecord { is_made: false, ..group(2) };
-        let pool = PoolOfNode::new("pair", &waiting, Err("1 of 2".into()));
-        assert_eq!((pool.summary().as_str(), pool.warnings().len()), ("1 of 2", 0));
+    fn a_pool_of_one_or_two_warns_that_one_of_them_is_needed() {
+        let warning = |count| stands_of(count, Vec::new(), true).needed_member();
+        assert!(warning(2).unwrap().contains(&format!("stops while {} is away", peer(1))));
+        assert!(warning(1).unwrap().contains("nobody else has a copy"));
+        assert_eq!(warning(3), None);
+        let pool = PoolOfNode::new("pair", Err("the code is wrong".into()));
+        assert_eq!((pool.summary().as_str(), pool.warnings().len()), ("the code is wrong", 0));
     }
 }
