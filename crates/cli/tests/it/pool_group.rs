@@ -107,6 +107,16 @@ impl Team {
         });
     }
 
+    /// Waits until these nodes are all members, and take part.
+    #[track_caller]
+    fn wait_until_these_take_part(&self, nodes: &[usize]) {
+        until("these take part", || {
+            let Some((_, state)) = self.primary_of(nodes) else { return false };
+            let states = state["states"].as_array().cloned().unwrap_or_default();
+            states.len() == nodes.len() && states.iter().all(|one| one["is_member"] == true)
+        });
+    }
+
     fn mount(&mut self, node: usize) -> PathBuf {
         let at = self.ring.path(&format!("mnt-{node}"));
         fs::create_dir_all(&at).expect("a directory");
@@ -457,7 +467,7 @@ fn machines_come_and_go_while_a_program_works() {
     let code = team.pool(0, &["invite", "team"]).ok().stdout;
     team.pool(1, &["join", code.trim(), "team", &team.files(1)]).ok();
     let at = team.mount(1);
-    let writer = Writer::new(&at.join("work"));
+    let writer = Writer::begin(at.join("work"));
     writer.goes_on_for(10);
     // Any member lets others in.
     let code = team.pool(1, &["invite", "team"]).ok().stdout;
@@ -465,31 +475,25 @@ fn machines_come_and_go_while_a_program_works() {
         team.pool(node, &["join", code.trim(), "team", &team.files(node)]).ok();
         writer.goes_on_for(10);
     }
-    let all_take_part = |nodes: &[usize]| {
-        until("all members take part", || {
-            let Some((_, state)) = team.primary_of(nodes) else { return false };
-            let states = state["states"].as_array().cloned().unwrap_or_default();
-            states.len() == nodes.len() && states.iter().all(|one| one["is_member"] == true)
-        });
-    };
-    all_take_part(&[0, 1, 2, 3]);
+    team.wait_until_these_take_part(&[0, 1, 2, 3]);
     team.pool(0, &["leave", "team", "--yes"]).ok();
     assert_same_contents(&at.join("tree"), &Path::new(&team.files(0)).join("tree"));
-    all_take_part(&[1, 2, 3]);
+    team.wait_until_these_take_part(&[1, 2, 3]);
     writer.goes_on_for(10);
     // One that does not come back.
     team.ring.nodes[3].kill();
-    let key = team.state_at(1)["states"].clone();
-    let key = key.to_string();
     writer.goes_on_for(10);
     let primary = team.wait_for_primary(&[1, 2]);
     let states = team.state_at(primary)["states"].as_array().cloned().unwrap_or_default();
-    let away = states.iter().find(|one| !one["problem"].is_null()).unwrap_or_else(|| panic!("{key}"));
+    let away = states.iter().find(|one| !one["problem"].is_null()).expect("one is away");
     let away = away["node"].as_str().expect("a text").split('@').next().expect("a key").to_owned();
     team.pool(1, &["remove", "team", &away]).ok();
-    all_take_part(&[1, 2]);
+    team.wait_until_these_take_part(&[1, 2]);
     writer.goes_on_for(10);
     let (at, files) = (writer.at.clone(), writer.end());
     assert_written(&at, files);
-    assert_same_contents(&at.parent().expect("the mount").join("tree"), &Path::new(&team.files(0)).join("tree"));
+    assert_same_contents(
+        &at.parent().expect("the mount").join("tree"),
+        &Path::new(&team.files(0)).join("tree"),
+    );
 }
