@@ -165,6 +165,7 @@ impl<D: Disk> GroupMember<D> {
         let (run, lead) = (env.random_u64(), Mutex::new(None));
         let seat = Arc::new(GroupSeat { env, transport, settings, run, maps, backup, lead });
         seat.env.spawn(Box::pin(keep_seat(Arc::downgrade(&seat), seat.env.clone())));
+        seat.env.spawn(Box::pin(keep_map(Arc::downgrade(&seat), seat.env.clone())));
         Ok(GroupMember { seat })
     }
 
@@ -324,11 +325,15 @@ impl<D: Disk> GroupSeat<D> {
         map.enrolled.get(map.primary).unwrap_or_else(|| map.enrolled.founder())
     }
 
+    /// Takes the newest map over that somebody here has heard of.
+    fn note_maps(&self) {
+        self.maps.note_map(&self.backup.map());
+        self.backup.note_map(&self.maps.map());
+    }
+
     /// Does what the newest map that is known wants of this member.
     async fn follow_map(&self) -> Result<(), OpenError> {
-        self.maps.note_map(&self.backup.map());
         let map = self.maps.follow().await.map_err(OpenError::Votes)?;
-        self.backup.note_map(&map);
         match map.enrolled.contains(self.transport.local().id) {
             true => Ok(()),
             false => Err(OpenError::NotAMember),
@@ -543,6 +548,22 @@ async fn inherit<D: Disk>(
     Ok(())
 }
 
+/// Does what maps want of this member, as long as it is at work: beside [`keep_seat`], which does not wait for the disk.
+async fn keep_map<D: Disk>(seat: Weak<GroupSeat<D>>, env: Env) {
+    loop {
+        sleep(&*env, LOOK_EVERY).await;
+        let Some(own) = seat.upgrade() else { return };
+        own.note_maps();
+        if own.backup.has_failed() {
+            continue;
+        }
+        match own.follow_map().await {
+            Ok(()) => own.say_address().await,
+            Err(error) => own.fail(error.to_string()),
+        }
+    }
+}
+
 /// Looks whether this member has to be the primary, as long as it is at work.
 async fn keep_seat<D: Disk>(seat: Weak<GroupSeat<D>>, env: Env) {
     let mut asked = env.now();
@@ -553,11 +574,7 @@ async fn keep_seat<D: Disk>(seat: Weak<GroupSeat<D>>, env: Env) {
         if own.backup.has_failed() {
             continue;
         }
-        if let Err(error) = own.follow_map().await {
-            own.fail(error.to_string());
-            continue;
-        }
-        own.say_address().await;
+        own.note_maps();
         if own.lead().is_some() || own.backup.has_failed() {
             continue;
         }
