@@ -374,6 +374,39 @@ impl PoolChange {
         by.map(|by| (by, DoneCall { file }))
     }
 
+    /// More bytes than it has when it is encoded.
+    pub(crate) fn encoded_at_most(&self) -> usize {
+        /// Of all numbers and frames of a change.
+        const FIXED_BYTES: usize = 256;
+        let of_kind = |what: &BirthKind| match what {
+            BirthKind::Symlink(target) => target.len(),
+            _ => 0,
+        };
+        FIXED_BYTES
+            + match self {
+                PoolChange::Make { at, birth, .. } => at.name.len() + of_kind(&birth.what),
+                PoolChange::Link { at, .. } | PoolChange::Unlink { at, .. } => at.name.len(),
+                PoolChange::Rename { from, to, .. } | PoolChange::Exchange { from, to, .. } => {
+                    from.name.len() + to.name.len()
+                }
+                PoolChange::Extended { name, value, .. } => {
+                    name.len() + value.as_ref().map_or(0, Vec::len)
+                }
+                PoolChange::Synced { kept: marks, .. } | PoolChange::Marked { marks, .. } => {
+                    9 * marks.len()
+                }
+                PoolChange::AllSynced { kept } => {
+                    kept.iter().map(|(_, marks)| 20 + 9 * marks.len()).sum()
+                }
+                PoolChange::Attributes { .. }
+                | PoolChange::Checkpoint { .. }
+                | PoolChange::Released { .. }
+                | PoolChange::Began { .. }
+                | PoolChange::LogBegins
+                | PoolChange::Withdrawn { .. } => 0,
+            }
+    }
+
     /// Reads a change back; none for bytes that are none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<PoolChange> {
         minicbor::decode(bytes).ok()

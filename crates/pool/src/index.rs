@@ -2,7 +2,7 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4); big-endian |
+//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4), its kind (1); big-endian |
 //! | `inodes` | inode number | number of the file |
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
 //! | `log` | order of a change that some member may lack, or that is not made yet | the change, as in the journal |
@@ -10,7 +10,7 @@
 //! | `marks` | number of the file | its marks (8 bytes each), big-endian |
 //! | `remembered` | number of the file | marks that it had since all members had everything |
 //! | `calls` | a client | its last calls ([`crate::calls`]) |
-//! | `meta` | `sequence`, `order`, `next`, `after` | the last record of the journal that is in it; the last change that was made; the next number for a file; after which change `log` begins |
+//! | `meta` | `sequence`, `order`, `next`, `after`, `version` | the last record of the journal that is in it; the last change that was made; the next number for a file; after which change `log` begins; the version of these tables |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
 //!
@@ -22,14 +22,15 @@ use std::io::ErrorKind;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use atoll_vfs::FileKind;
 use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
 
-use crate::calls::DoneCalls;
+use crate::calls::{DoneCalls, kind_number, numbered_kind};
 use crate::change::{PoolChange, PoolPlace};
 use crate::change_log::ChangeLog;
-use crate::disk::DatabaseFile;
+use crate::disk::{DatabaseFile, Stat};
 use crate::layout::{FileId, Slot};
 use crate::marks::MarkTable;
 
@@ -46,6 +47,9 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// Memory for the database's pages.
 const CACHE_BYTES: usize = 64 << 20;
 const NO_SLOT: u16 = u16::MAX;
+/// Of the tables. An index of another one is made again from the files.
+const VERSION: u64 = 2;
+const RECORD_BYTES: usize = 23;
 
 /// What is known of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,20 +62,29 @@ pub(crate) struct FileRecord {
     pub(crate) slot: Option<Slot>,
     /// How many placeholders are in it, if it is a directory; of a symbolic link, 1 if it is stored with an escape.
     pub(crate) placeholders: u32,
+    /// What it is.
+    pub(crate) kind: FileKind,
 }
 
 impl FileRecord {
-    fn encode(self) -> [u8; 22] {
-        let mut bytes = [0; 22];
+    /// Of a file that the disk says this of; of a distributed directory, not of its placeholder.
+    pub(crate) fn of(stat: &Stat, slot: Option<Slot>, placeholders: u32) -> FileRecord {
+        let Stat { ino, generation, kind, .. } = *stat;
+        FileRecord { ino, generation, slot, placeholders, kind }
+    }
+
+    fn encode(self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
         bytes[..8].copy_from_slice(&self.ino.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.generation.to_be_bytes());
         bytes[16..18].copy_from_slice(&self.slot.map_or(NO_SLOT, Slot::number).to_be_bytes());
-        bytes[18..].copy_from_slice(&self.placeholders.to_be_bytes());
+        bytes[18..22].copy_from_slice(&self.placeholders.to_be_bytes());
+        bytes[22] = kind_number(self.kind);
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<FileRecord> {
-        let bytes: &[u8; 22] = bytes.try_into().ok()?;
+        let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
         let slot = u16::from_be_bytes([bytes[16], bytes[17]]);
         Some(FileRecord {
             ino: u64::from_be_bytes(bytes[..8].try_into().ok()?),
@@ -80,7 +93,8 @@ impl FileRecord {
                 NO_SLOT => None,
                 slot => Some(Slot::new(slot)?),
             },
-            placeholders: u32::from_be_bytes(bytes[18..].try_into().ok()?),
+            placeholders: u32::from_be_bytes(bytes[18..22].try_into().ok()?),
+            kind: numbered_kind(bytes[22])?,
         })
     }
 }
@@ -104,8 +118,8 @@ struct PendingEntries {
     names: BTreeMap<NameKey, bool>,
 }
 
-/// What the database holds, as of the last checkpoint.
-struct WrittenTables {
+/// What the database holds as of a checkpoint, whatever is written later.
+pub(crate) struct WrittenTables {
     files: ReadOnlyTable<u64, &'static [u8]>,
     inodes: ReadOnlyTable<u64, u64>,
     names: ReadOnlyTable<&'static [u8], ()>,
@@ -132,6 +146,8 @@ pub(crate) struct PoolIndexError {
     text: String,
     /// It is no index any more, or of another version: not just a call that failed.
     pub(crate) is_damaged: bool,
+    /// It is of another version.
+    pub(crate) is_other_version: bool,
 }
 
 impl PoolIndexError {
@@ -148,7 +164,7 @@ impl PoolIndexError {
                     | redb::Error::TableTypeMismatch { .. }
                     | redb::Error::TypeDefinitionChanged { .. }
             );
-        PoolIndexError { text: error.to_string(), is_damaged }
+        PoolIndexError { text: error.to_string(), is_damaged, is_other_version: false }
     }
 }
 
@@ -178,6 +194,11 @@ impl FrozenEntries {
     /// The changes of the log that it writes.
     pub(crate) fn logged(&self) -> &BTreeMap<u64, PoolChange> {
         &self.group.log.recent
+    }
+
+    /// What it has written of the group.
+    pub(crate) fn into_group(self) -> GroupEntries {
+        self.group
     }
 }
 
@@ -215,6 +236,10 @@ impl PoolIndex {
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
             match (value("sequence")?, value("order")?, value("next")?) {
                 (Some(sequence), Some(order), Some(next)) => {
+                    if value("version")? != Some(VERSION) {
+                        let text = "it is of another version";
+                        return Err(PoolIndexError { is_other_version: true, ..damaged(text) });
+                    }
                     Some(IndexMeta { sequence, order, next })
                 }
                 _ => None,
@@ -240,15 +265,7 @@ impl PoolIndex {
             }
             state.written.clone()
         };
-        let found = written.files.get(id.0).map_err(PoolIndexError::of)?;
-        let Some(found) = found else { return Ok(None) };
-        match FileRecord::decode(found.value()) {
-            Some(record) => Ok(Some(record)),
-            None => Err(PoolIndexError {
-                text: format!("the record of file {id} is damaged"),
-                is_damaged: true,
-            }),
-        }
+        written.file(id)
     }
 
     /// The file of an inode.
@@ -268,7 +285,6 @@ impl PoolIndex {
     /// The names of a file, in the order of their directories' numbers.
     pub(crate) fn places(&self, id: FileId) -> Result<Vec<PoolPlace>, PoolIndexError> {
         let from = id.0.to_be_bytes().to_vec();
-        let until = id.0.checked_add(1).map(|next| next.to_be_bytes().to_vec());
         let within = |key: &[u8]| key.starts_with(&from);
         let mut all = BTreeMap::new();
         let written = {
@@ -283,14 +299,8 @@ impl PoolIndex {
             }
             state.written.clone()
         };
-        let range = (
-            Bound::Included(&from[..]),
-            until.as_ref().map_or(Bound::Unbounded, |until| Bound::Excluded(&until[..])),
-        );
-        for entry in written.names.range::<&[u8]>(range).map_err(PoolIndexError::of)? {
-            let (key, ()) =
-                entry.map(|(key, _)| (key.value().to_vec(), ())).map_err(PoolIndexError::of)?;
-            all.entry(key).or_insert(true);
+        for place in written.places(id)? {
+            all.entry(name_key(id, &place)).or_insert(true);
         }
         Ok(all.iter().filter(|(_, is)| **is).filter_map(|(key, _)| place_of(key)).collect())
     }
@@ -361,8 +371,11 @@ impl PoolIndex {
         FrozenEntries { changed, group, meta }
     }
 
-    /// Writes a checkpoint, durably. Blocks.
-    pub(crate) fn write(&self, frozen: &FrozenEntries) -> Result<(), PoolIndexError> {
+    /// Writes a checkpoint, durably, and returns what the database holds by it. Blocks.
+    pub(crate) fn write(
+        &self,
+        frozen: &FrozenEntries,
+    ) -> Result<Arc<WrittenTables>, PoolIndexError> {
         let work = self.database.begin_write().map_err(PoolIndexError::of)?;
         {
             let mut files = work.open_table(FILES).map_err(PoolIndexError::of)?;
@@ -417,17 +430,18 @@ impl PoolIndex {
             }
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let IndexMeta { sequence, order, next } = frozen.meta;
-            let after = ("after", log.after);
-            for (name, value) in [("sequence", sequence), ("order", order), ("next", next), after] {
+            let (after, version) = (("after", log.after), ("version", VERSION));
+            let stands = [("sequence", sequence), ("order", order), ("next", next)];
+            for (name, value) in stands.into_iter().chain([after, version]) {
                 meta.insert(name, value).map_err(PoolIndexError::of)?;
             }
         }
         work.commit().map_err(PoolIndexError::of)?;
         let written = Arc::new(snapshot(&self.database)?);
         let mut state = self.state();
-        state.written = written;
+        state.written = written.clone();
         state.writing = None;
-        Ok(())
+        Ok(written)
     }
 
     /// What the last checkpoint has said of the group; of the log all but its changes.
@@ -485,6 +499,42 @@ impl PoolIndex {
         Ok(changes)
     }
 
+    /// The next files after one, in the order of their numbers, a few times `most` at most, and up to which number these are all that
+    /// there are.
+    pub(crate) fn files_after(
+        &self,
+        after: FileId,
+        most: usize,
+    ) -> Result<(FileId, Vec<(FileId, FileRecord)>), PoolIndexError> {
+        let beyond = (Bound::Excluded(after), Bound::Unbounded);
+        // Of each layer the first so many: what comes after the last of them all may be cut off.
+        let mut last = FileId(u64::MAX);
+        let mut all: BTreeMap<FileId, Option<FileRecord>> = BTreeMap::new();
+        let written = {
+            let state = self.state();
+            let layers: Vec<_> = state.layers().collect();
+            for layer in layers.into_iter().rev() {
+                let next = layer.files.range(beyond).take(most);
+                let next: Vec<_> = next.map(|(id, record)| (*id, *record)).collect();
+                if next.len() == most {
+                    last = last.min(next.last().map_or(last, |(id, _)| *id));
+                }
+                all.extend(next);
+            }
+            state.written.clone()
+        };
+        let next = written.files_after(after, most)?;
+        if next.len() == most {
+            last = last.min(next.last().map_or(last, |(id, _)| *id));
+        }
+        for (id, record) in next {
+            all.entry(id).or_insert(Some(record));
+        }
+        let known = all.range(..=last);
+        let found = known.filter_map(|(id, record)| Some((*id, (*record)?)));
+        Ok((last, found.collect()))
+    }
+
     /// All files of the last checkpoint, and what changed since, in the order of their numbers.
     pub(crate) fn all_files(&self) -> Result<BTreeMap<FileId, FileRecord>, PoolIndexError> {
         let state = self.state();
@@ -508,6 +558,50 @@ impl PoolIndex {
     }
 }
 
+impl WrittenTables {
+    /// The next files after one, in the order of their numbers, at most so many.
+    pub(crate) fn files_after(
+        &self,
+        after: FileId,
+        most: usize,
+    ) -> Result<Vec<(FileId, FileRecord)>, PoolIndexError> {
+        let beyond = (Bound::Excluded(after.0), Bound::Unbounded);
+        let entries = self.files.range::<u64>(beyond).map_err(PoolIndexError::of)?.take(most);
+        let mut files = Vec::new();
+        for entry in entries {
+            let (id, record) = entry.map_err(PoolIndexError::of)?;
+            let id = FileId(id.value());
+            files.push((id, self.decoded(id, record.value())?));
+        }
+        Ok(files)
+    }
+
+    /// What was known of a file.
+    pub(crate) fn file(&self, id: FileId) -> Result<Option<FileRecord>, PoolIndexError> {
+        let found = self.files.get(id.0).map_err(PoolIndexError::of)?;
+        found.map(|found| self.decoded(id, found.value())).transpose()
+    }
+
+    fn decoded(&self, id: FileId, record: &[u8]) -> Result<FileRecord, PoolIndexError> {
+        let record = FileRecord::decode(record);
+        record.ok_or_else(|| damaged(&format!("the record of file {id} is damaged")))
+    }
+
+    /// The names of a file, in the order of their directories' numbers.
+    pub(crate) fn places(&self, id: FileId) -> Result<Vec<PoolPlace>, PoolIndexError> {
+        let from = id.0.to_be_bytes();
+        let until = id.0.checked_add(1).map(u64::to_be_bytes);
+        let until = until.as_ref().map_or(Bound::Unbounded, |until| Bound::Excluded(&until[..]));
+        let range = (Bound::Included(&from[..]), until);
+        let mut places = Vec::new();
+        for entry in self.names.range::<&[u8]>(range).map_err(PoolIndexError::of)? {
+            let (key, _) = entry.map_err(PoolIndexError::of)?;
+            places.extend(place_of(key.value()));
+        }
+        Ok(places)
+    }
+}
+
 impl IndexState {
     /// The newest first.
     fn layers(&self) -> impl Iterator<Item = &PendingEntries> {
@@ -516,7 +610,7 @@ impl IndexState {
 }
 
 fn damaged(text: &str) -> PoolIndexError {
-    PoolIndexError { text: text.to_owned(), is_damaged: true }
+    PoolIndexError { text: text.to_owned(), is_damaged: true, is_other_version: false }
 }
 
 fn snapshot(database: &Database) -> Result<WrittenTables, PoolIndexError> {
@@ -556,5 +650,82 @@ impl StorageBackend for DiskBackend {
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
         self.0.write(offset, data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const META_ALL: IndexMeta = IndexMeta { sequence: 3, order: 2, next: 9 };
+
+    fn open(file: &std::fs::File) -> Result<(PoolIndex, Option<IndexMeta>), PoolIndexError> {
+        PoolIndex::open(Arc::new(file.try_clone().unwrap()))
+    }
+
+    #[test]
+    fn records_of_files_read_back() {
+        for (kind, slot) in [
+            (FileKind::Regular, None),
+            (FileKind::Directory, Slot::new(0xfff)),
+            (FileKind::Symlink, None),
+            (FileKind::BlockDevice, None),
+        ] {
+            let record = FileRecord { ino: 7, generation: u64::MAX, slot, placeholders: 1, kind };
+            assert_eq!(FileRecord::decode(&record.encode()), Some(record));
+            assert_eq!(FileRecord::decode(&record.encode()[1..]), None);
+        }
+    }
+
+    #[test]
+    fn files_are_gone_through_in_pages_whatever_was_changed_since() {
+        let file = tempfile::tempfile().unwrap();
+        let (index, _) = open(&file).unwrap();
+        let kind = FileKind::Regular;
+        let record = |ino| FileRecord { ino, generation: 0, slot: None, placeholders: 0, kind };
+        for id in (2..200).step_by(2) {
+            index.put_file(FileId(id), record(id));
+        }
+        let written = index.write(&index.freeze(META_ALL, GroupEntries::default())).unwrap();
+        for id in (3..100).step_by(3) {
+            match id % 2 {
+                0 => index.remove_file(FileId(id), record(id)).unwrap(),
+                _ => index.put_file(FileId(id), record(id + 1000)),
+            }
+        }
+        let _writing = index.freeze(META_ALL, GroupEntries::default());
+        index.put_file(FileId(6), record(6));
+        index.remove_file(FileId(9), record(1009)).unwrap();
+        let expected = index.all_files().unwrap();
+        for most in [1, 2, 7, 1000] {
+            let (mut at, mut found) = (FileId(0), BTreeMap::new());
+            while at != FileId(u64::MAX) {
+                let (upto, page) = index.files_after(at, most).unwrap();
+                assert!(upto > at && page.len() <= 3 * most);
+                found.extend(page);
+                at = upto;
+            }
+            assert_eq!(found, expected, "in pages of {most}");
+        }
+        let then = written.files_after(FileId(0), 1000).unwrap();
+        assert_eq!(then.len(), 99, "as of the checkpoint");
+        assert_eq!(written.file(FileId(9)).unwrap(), None);
+    }
+
+    #[test]
+    fn an_index_of_another_version_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        let (index, meta) = open(&file).unwrap();
+        assert_eq!(meta, None);
+        index.write(&index.freeze(META_ALL, GroupEntries::default())).unwrap();
+        drop(index);
+        let (index, meta) = open(&file).unwrap();
+        assert_eq!(meta, Some(META_ALL));
+        let work = index.database.begin_write().unwrap();
+        work.open_table(META).unwrap().remove("version").unwrap();
+        work.commit().unwrap();
+        drop(index);
+        let refused = open(&file).map(|_| ()).unwrap_err();
+        assert!(refused.is_damaged && refused.is_other_version);
     }
 }

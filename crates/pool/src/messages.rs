@@ -1,16 +1,17 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503`, and `0x0506` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
+//! Methods `0x0500` to `0x0503`, `0x0506`, `0x0508` and `0x0509` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
 //! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
 //! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
 use atoll_key::PeerId;
 use atoll_net::Peer;
+use atoll_vfs::check_name;
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
-use crate::change::{MAX_CHANGE_BYTES, PoolChange};
+use crate::change::{BirthKind, FileBirth, MAX_CHANGE_BYTES, PoolChange, PoolPlace};
 use crate::layout::FileId;
 use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
@@ -26,9 +27,17 @@ pub(crate) const BEAT: u16 = 0x0503;
 
 /// Asks the primary that a member comes or goes.
 pub(crate) const EDIT: u16 = 0x0506;
+/// Has a member discard its files, to be given all of them.
+pub(crate) const COPY: u16 = 0x0508;
+/// Hands it names, and what goes with them.
+pub(crate) const COPY_BATCH: u16 = 0x0509;
 
 /// The most bytes of a file in one message.
 pub(crate) const MAX_ITEM_BYTES: usize = 1 << 20;
+/// The longest extended attribute, and the longest list of their names (Linux `XATTR_SIZE_MAX`, `XATTR_LIST_MAX`), bytes.
+const MAX_XATTR_BYTES: usize = 64 << 10;
+/// Extended attributes that begin so are Atoll's own.
+pub(crate) const OWN_ATTRIBUTES: &[u8] = b"trusted.atoll.";
 
 /// Refusals of a backup, beside those of the network.
 pub(crate) mod refused {
@@ -81,6 +90,137 @@ pub(crate) struct HelloReply {
     /// The last change that it has made.
     #[n(3)]
     pub(crate) applied: u64,
+    /// None if it is complete, whatever it may have missed since.
+    #[n(8)]
+    pub(crate) copying: Option<CopyStage>,
+}
+
+/// How far a member is that is given all files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum CopyStage {
+    /// It may have any of the names: they are copied anew.
+    #[n(0)]
+    Names,
+    /// It has all names, and the bytes of some files.
+    #[n(1)]
+    Bytes(#[n(0)] CopiedBytes),
+}
+
+/// How far a member is that has all names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct CopiedBytes {
+    /// The change as of which it has them.
+    #[n(0)]
+    pub(crate) order: u64,
+    /// It has the bytes of all files up to this one, durably.
+    #[n(1)]
+    pub(crate) upto: u64,
+    /// Of how many files.
+    #[n(2)]
+    pub(crate) done: CopyAmount,
+    /// And of how many there were.
+    #[n(3)]
+    pub(crate) all: CopyAmount,
+}
+
+/// An amount of regular files.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct CopyAmount {
+    #[n(0)]
+    pub(crate) files: u64,
+    #[n(1)]
+    pub(crate) bytes: u64,
+}
+
+/// A member discards its files: it is given all.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct BeginCopy {
+    #[n(0)]
+    pub(crate) session: GroupSession,
+    /// The map by which the caller is the primary.
+    #[n(1)]
+    pub(crate) map: PoolMap,
+    /// The change as of which it is given the names.
+    #[n(2)]
+    pub(crate) order: u64,
+    /// The first change of that one's epoch, and the epoch.
+    #[n(3)]
+    pub(crate) epoch: (u64, u64),
+    /// The next number for a file.
+    #[n(4)]
+    pub(crate) next: u64,
+    /// Room that the caller's disk has used, bytes.
+    #[n(5)]
+    pub(crate) used_bytes: u64,
+}
+
+/// A part of what it is given; a [`CopyBatch`] goes beside it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct CopyHeader {
+    #[n(0)]
+    pub(crate) session: GroupSession,
+    /// Counts batches of the session; the first is 1. The next is sent when the one before was answered.
+    #[n(1)]
+    pub(crate) number: u64,
+}
+
+/// A batch is no longer, bytes, unless a single entry is.
+pub(crate) const MAX_BATCH_BYTES: usize = 256 << 10;
+
+/// Marks of a file.
+pub(crate) type CopiedMarks = (FileId, Vec<u64>);
+
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum CopyBatch {
+    /// Files and what they have, as changes that make them.
+    #[n(0)]
+    Files(#[n(0)] Vec<PoolChange>),
+    /// Marks that files have.
+    #[n(1)]
+    Marks(#[n(0)] Vec<CopiedMarks>),
+    /// Marks that they had since all members had everything.
+    #[n(2)]
+    Remembered(#[n(0)] Vec<CopiedMarks>),
+    /// The last calls of a client: its key, its record ([`crate::calls`]).
+    #[n(3)]
+    Calls(
+        #[cbor(n(0), with = "minicbor::bytes")] Vec<u8>,
+        #[cbor(n(1), with = "minicbor::bytes")] Vec<u8>,
+    ),
+    /// That was all; so many regular files there are.
+    #[n(4)]
+    End(#[n(0)] CopyAmount),
+}
+
+impl CopyBatch {
+    /// Whether it is as a batch may be: changes that make files, with names and attributes that can be.
+    pub(crate) fn is_sound(&self) -> bool {
+        match self {
+            CopyBatch::Files(changes) => changes.iter().all(is_making),
+            CopyBatch::Marks(_) | CopyBatch::Remembered(_) => true,
+            CopyBatch::Calls(key, _) => key.len() == 16,
+            CopyBatch::End(_) => true,
+        }
+    }
+}
+
+/// Whether a change is one of those by which a file is made that was there before.
+fn is_making(change: &PoolChange) -> bool {
+    let is_name = |name: &[u8]| check_name(name).is_ok();
+    match change {
+        PoolChange::Make { id, at, birth, by: None } => {
+            *id != FileId::ROOT && is_name(&at.name) && birth.mode <= 0o7777 && !birth.is_listed
+        }
+        PoolChange::Link { id, at, by: None } => *id != FileId::ROOT && is_name(&at.name),
+        PoolChange::Extended { name, value: Some(_), by: None, .. } => is_attribute(name),
+        PoolChange::Attributes { mode, .. } => mode.is_none_or(|mode| mode <= 0o7777),
+        _ => false,
+    }
+}
+
+/// Whether a file may have an extended attribute of this name, as far as others than Atoll are to know.
+fn is_attribute(name: &[u8]) -> bool {
+    (1..=255).contains(&name.len()) && !name.contains(&0) && !name.starts_with(OWN_ATTRIBUTES)
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -179,6 +319,64 @@ pub(crate) enum ItemKind {
         #[n(0)]
         after: u64,
     },
+    /// Bytes of a file that is copied, and its length. A file that is not there is passed over.
+    #[n(16)]
+    Copy {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        offset: u64,
+        #[n(2)]
+        size_bytes: u64,
+        /// As with [`ItemKind::Mend`].
+        #[n(3)]
+        mtime: (i64, u32),
+    },
+    /// All files up to this one are copied, so many: makes them durable, and notes it.
+    #[n(17)]
+    CopiedUpto {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        done: CopyAmount,
+    },
+    /// A file has the extended attributes of these names and no others: names, each with a NUL behind it.
+    #[n(18)]
+    XattrNames {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        after: u64,
+    },
+    /// An extended attribute of a file.
+    #[n(19)]
+    Xattr {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        after: u64,
+        #[cbor(n(2), with = "minicbor::bytes")]
+        name: Vec<u8>,
+    },
+    /// A file's other attributes: the modification time of a directory is each member's own.
+    #[n(20)]
+    State {
+        #[n(0)]
+        id: FileId,
+        #[n(1)]
+        after: u64,
+        #[n(2)]
+        mode: u32,
+        #[n(3)]
+        uid: u32,
+        #[n(4)]
+        gid: u32,
+        #[n(5)]
+        mtime: (i64, u32),
+    },
+    /// The member has everything, durably.
+    #[n(21)]
+    Complete,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -254,7 +452,18 @@ impl ItemKind {
             }
             ItemKind::Allocate { offset, len, .. } => bytes == 0 && fits(offset, *len),
             ItemKind::SetLength { size_bytes, .. } => bytes == 0 && fits(size_bytes, 0),
-            ItemKind::Sync { .. } | ItemKind::SyncAll { .. } => bytes == 0,
+            ItemKind::Sync { .. }
+            | ItemKind::SyncAll { .. }
+            | ItemKind::CopiedUpto { .. }
+            | ItemKind::Complete => bytes == 0,
+            ItemKind::Copy { offset, size_bytes, .. } => {
+                bytes <= MAX_ITEM_BYTES
+                    && fits(size_bytes, 0)
+                    && offset.checked_add(bytes as u64).is_some_and(|end| end <= *size_bytes)
+            }
+            ItemKind::XattrNames { .. } => bytes <= MAX_XATTR_BYTES,
+            ItemKind::Xattr { name, .. } => bytes <= MAX_XATTR_BYTES && is_attribute(name),
+            ItemKind::State { mode, .. } => bytes == 0 && *mode <= 0o7777,
         }
     }
 
@@ -265,8 +474,15 @@ impl ItemKind {
             | ItemKind::SetLength { id, .. }
             | ItemKind::Allocate { id, .. }
             | ItemKind::Sync { id, .. }
-            | ItemKind::Mend { id, .. } => Some(*id),
-            ItemKind::Append { .. } | ItemKind::SyncAll { .. } => None,
+            | ItemKind::Mend { id, .. }
+            | ItemKind::Copy { id, .. }
+            | ItemKind::XattrNames { id, .. }
+            | ItemKind::Xattr { id, .. }
+            | ItemKind::State { id, .. } => Some(*id),
+            ItemKind::Append { .. }
+            | ItemKind::SyncAll { .. }
+            | ItemKind::CopiedUpto { .. }
+            | ItemKind::Complete => None,
         }
     }
 
@@ -278,8 +494,14 @@ impl ItemKind {
             | ItemKind::Allocate { after, .. }
             | ItemKind::Sync { after, .. }
             | ItemKind::Mend { after, .. }
+            | ItemKind::XattrNames { after, .. }
+            | ItemKind::Xattr { after, .. }
+            | ItemKind::State { after, .. }
             | ItemKind::SyncAll { after } => *after,
-            ItemKind::Append { .. } => 0,
+            ItemKind::Append { .. }
+            | ItemKind::Copy { .. }
+            | ItemKind::CopiedUpto { .. }
+            | ItemKind::Complete => 0,
         }
     }
 }
@@ -296,6 +518,9 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
         || decode::<PoolEdit>(bytes).is_some()
         || decode::<HelloReply>(bytes).is_some()
         || decode::<BackupReport>(bytes).is_some()
+        || decode::<BeginCopy>(bytes).is_some()
+        || decode::<CopyHeader>(bytes).is_some()
+        || decode::<CopyBatch>(bytes).is_some_and(|batch| batch.is_sound())
 }
 
 /// For fuzzing: some such messages.
@@ -309,6 +534,11 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
         ItemKind::Append { order: 9, change },
         ItemKind::Write { id: FileId(7), after: 9, offset: 1 << 20 },
         ItemKind::Sync { id: FileId(7), after: 9, mtime: (-1, 5) },
+        ItemKind::Copy { id: FileId(7), offset: 0, size_bytes: 3 << 20, mtime: (-1, 5) },
+        ItemKind::CopiedUpto { id: FileId(7), done: CopyAmount { files: 2, bytes: 5 << 20 } },
+        ItemKind::Xattr { id: FileId(7), after: 9, name: b"user.name".to_vec() },
+        ItemKind::State { id: FileId(7), after: 9, mode: 0o644, uid: 1, gid: 2, mtime: (3, 4) },
+        ItemKind::Complete,
     ];
     let item = |what| ItemHeader { session, number: 4, answered: 3, released: 8, what };
     let mut messages: Vec<Vec<u8>> =
@@ -316,10 +546,33 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let begin =
         BeginSession { session, map: map.clone(), last: 9, released: 8, withdrawn: vec![5] };
     messages.push(encode(&begin).to_vec());
-    messages.push(encode(&Beat { session, released: 8, map: Some(map) }).to_vec());
+    messages.push(encode(&Beat { session, released: 8, map: Some(map.clone()) }).to_vec());
     messages.push(encode(&Beat { session, released: 8, map: None }).to_vec());
     messages.push(encode(&PoolEdit::Enrol(peer(3))).to_vec());
     messages.push(encode(&PoolEdit::Remove(peer(2).id)).to_vec());
+    let amount = CopyAmount { files: 2, bytes: 9 };
+    let copied = CopiedBytes { order: 5, upto: 7, done: CopyAmount::default(), all: amount };
+    let copying = Some(CopyStage::Bytes(copied));
+    let hello = HelloReply { run: 1, session: 2, last: 3, last_epoch: 4, applied: 3, copying };
+    messages.push(encode(&hello).to_vec());
+    let (epoch, next, used_bytes) = ((1, 4), 99, 1 << 30);
+    let begin = BeginCopy { session, map, order: 9, epoch, next, used_bytes };
+    messages.push(encode(&begin).to_vec());
+    messages.push(encode(&CopyHeader { session, number: 1 }).to_vec());
+    let at = PoolPlace::new(FileId::ROOT, b"name");
+    let (what, times) = (BirthKind::Symlink(b"target".to_vec()), None);
+    let birth = FileBirth { what, uid: 1, gid: 2, mode: 0o777, is_listed: false, times };
+    let files = vec![
+        PoolChange::Make { id: FileId(7), at: at.clone(), birth, by: None },
+        PoolChange::Link { id: FileId(7), at, by: None },
+    ];
+    let batches = [
+        CopyBatch::Files(files),
+        CopyBatch::Marks(vec![(FileId(7), vec![0, u64::MAX])]),
+        CopyBatch::Calls(vec![3; 16], vec![4; 33]),
+        CopyBatch::End(amount),
+    ];
+    messages.extend(batches.iter().map(|batch| encode(batch).to_vec()));
     messages
 }
 
@@ -349,5 +602,60 @@ mod tests {
         assert!(!write(u64::MAX).is_sound(1));
         let append = ItemKind::Append { order: 1, change: vec![0; MAX_CHANGE_BYTES + 1] };
         assert!(!append.is_sound(0));
+        let copy = |offset, size_bytes| ItemKind::Copy {
+            id: FileId(1),
+            offset,
+            size_bytes,
+            mtime: (0, 0),
+        };
+        assert!(copy(5, 7).is_sound(2));
+        assert!(!copy(5, 7).is_sound(3));
+        assert!(!copy(u64::MAX, u64::MAX).is_sound(0));
+        let xattr = |name: &[u8]| ItemKind::Xattr { id: FileId(1), after: 0, name: name.to_vec() };
+        assert!(xattr(b"user.a").is_sound(64 << 10));
+        assert!(!xattr(b"user.a").is_sound((64 << 10) + 1));
+        assert!(!xattr(b"trusted.atoll.id").is_sound(8));
+        assert!(!xattr(b"").is_sound(8));
+    }
+
+    #[test]
+    fn a_batch_makes_files_and_does_nothing_else() {
+        let at = |name: &[u8]| PoolPlace::new(FileId(5), name);
+        let make = |id, name: &[u8], mode, is_listed| {
+            let (what, times) = (BirthKind::Regular, None);
+            let birth = FileBirth { what, uid: 0, gid: 0, mode, is_listed, times };
+            PoolChange::Make { id: FileId(id), at: at(name), birth, by: None }
+        };
+        let is_sound = |change| CopyBatch::Files(vec![change]).is_sound();
+        assert!(is_sound(make(7, b"name", 0o644, false)));
+        for name in [&b""[..], b".", b"..", b"a/b", b"a\0", &[b'n'; 256]] {
+            assert!(!is_sound(make(7, name, 0o644, false)), "{name:?}");
+            assert!(!is_sound(PoolChange::Link { id: FileId(7), at: at(name), by: None }));
+        }
+        assert!(!is_sound(make(1, b"name", 0o644, false)), "the root");
+        assert!(!is_sound(make(7, b"name", 0o10644, false)));
+        assert!(!is_sound(make(7, b"name", 0o644, true)));
+        let extended = |name: &[u8], value: Option<&[u8]>| PoolChange::Extended {
+            id: FileId(7),
+            name: name.to_vec(),
+            value: value.map(<[u8]>::to_vec),
+            by: None,
+        };
+        assert!(is_sound(extended(b"user.a", Some(b"value"))));
+        assert!(!is_sound(extended(b"user.a", None)));
+        assert!(!is_sound(extended(b"trusted.atoll.id", Some(b"value"))));
+        assert!(!is_sound(PoolChange::Unlink { id: FileId(7), at: at(b"name"), by: None }));
+        assert!(!is_sound(PoolChange::LogBegins));
+        assert!(!CopyBatch::Calls(vec![1; 15], Vec::new()).is_sound());
+    }
+
+    #[test]
+    fn what_is_an_example_is_a_message_and_what_is_cut_off_is_none() {
+        for message in example_member_messages() {
+            assert!(is_member_message(&message), "{message:x?}");
+            for len in 0..message.len() {
+                assert!(!is_member_message(&message[..len]), "{message:x?} up to {len}");
+            }
+        }
     }
 }

@@ -124,6 +124,7 @@ fn failure(error: &OpenError, what: &str) -> Failure {
         | OpenError::Members
         | OpenError::Votes(_)
         | OpenError::PrimaryIsOlder
+        | OpenError::IndexVersion
         | OpenError::NoStamp
         | OpenError::Stamp
         | OpenError::Disk(..) => failure,

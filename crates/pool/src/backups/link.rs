@@ -73,6 +73,23 @@ enum LinkPart {
     Member,
 }
 
+/// How far a member is that is given all files.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct CopyProgress {
+    /// Files of all kinds that it was given by name, and nothing else yet; 0 if it has all names.
+    pub names: u64,
+    /// Regular files whose bytes it has.
+    pub files_done: u64,
+    /// How many there are, as far as is known.
+    pub files: u64,
+    /// Bytes of these files that it has.
+    pub bytes_done: u64,
+    /// And of all, holes left out.
+    pub bytes: u64,
+    /// How long it takes from now on, as it went until now; none if that is not known yet.
+    pub left: Option<Duration>,
+}
+
 /// Why a session ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LinkEnd {
@@ -82,6 +99,8 @@ pub(crate) enum LinkEnd {
     Interrupted(String),
     /// Nor is one whose disk failed. It may do so again at once when it is opened again, as a full disk does.
     DiskFailed(String),
+    /// Its disk failed while it was given all files: most likely it is too small.
+    CopyFailed(String),
     /// It knows a newer map, or has proposed one.
     NotPrimary,
     /// It is a learner for which others would have to wait too long.
@@ -117,6 +136,8 @@ struct LinkState {
     addr: SocketAddr,
     /// It is no member of the pool any more.
     is_retired: bool,
+    /// How far it is, if it is given all files.
+    copied: Option<CopyProgress>,
     /// This member has stopped its work.
     is_closed: bool,
     /// Calls that wait for the link to be up.
@@ -160,6 +181,7 @@ impl BackupLink {
             told: 0,
             addr: peer.addr,
             is_retired: false,
+            copied: None,
             is_closed: false,
             waiting_for_session: Vec::new(),
         };
@@ -295,7 +317,7 @@ impl BackupLink {
     /// How long no session is to be begun with it.
     pub(crate) fn hold_off(&self) -> Option<Duration> {
         match self.state().end {
-            Some(LinkEnd::TooSlow) => Some(SLOW_HOLD_OFF),
+            Some(LinkEnd::TooSlow | LinkEnd::CopyFailed(_)) => Some(SLOW_HOLD_OFF),
             Some(LinkEnd::DiskFailed(_)) => Some(FAILED_HOLD_OFF),
             _ => None,
         }
@@ -373,7 +395,7 @@ impl BackupLink {
     }
 
     /// Whether bytes or a sync are on their way.
-    pub(super) fn has_bytes_waiting(&self) -> bool {
+    pub(crate) fn has_bytes_waiting(&self) -> bool {
         let is_append = |waiting: &QueuedItem| matches!(waiting.item.what, ItemKind::Append { .. });
         self.state().queue.values().any(|waiting| !is_append(waiting))
     }
@@ -488,11 +510,24 @@ impl BackupLink {
                 None,
                 Some(LinkEnd::Lost(text) | LinkEnd::Interrupted(text) | LinkEnd::DiskFailed(text)),
             ) => Some(text.clone()),
+            (None, Some(LinkEnd::CopyFailed(text))) => Some(format!(
+                "it cannot be given all files: {text}; that is tried again within half a minute"
+            )),
             (None, Some(LinkEnd::NotPrimary)) => Some("it knows another primary".into()),
             (None, Some(LinkEnd::TooSlow)) => {
                 Some("its disk does not keep up; it is tried again within half a minute".into())
             }
         }
+    }
+
+    /// How far it is that is given all files; none if it is not.
+    pub(crate) fn note_copied(&self, progress: Option<CopyProgress>) {
+        self.state().copied = progress;
+    }
+
+    /// The last that was noted.
+    pub(crate) fn copied(&self) -> Option<CopyProgress> {
+        self.state().copied
     }
 
     /// The member's last report.
@@ -720,6 +755,7 @@ impl LinkState {
         self.run = None;
         self.granted = None;
         self.to_mend.clear();
+        self.copied = None;
         self.waiting_for_session.clear();
         std::mem::take(&mut self.queue).into_values().collect()
     }

@@ -30,6 +30,7 @@ use crate::messages::ItemKind;
 use crate::pool_map::PoolMap;
 use crate::routing::PoolId;
 
+pub use self::link::CopyProgress;
 pub(crate) use self::link::{BackupLink, HandedItem, LinkEnd, SUSPECT_AFTER};
 
 /// The values that the primary sends to every other member with its beats and items.

@@ -7,9 +7,7 @@ use super::{PoolFs, TTL};
 use crate::change::{NewTime, PoolChange};
 use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Stat};
 use crate::layout::FileId;
-
-/// Attributes that begin so are Atoll's own.
-const OWN_ATTRIBUTES: &[u8] = b"trusted.atoll.";
+use crate::messages::OWN_ATTRIBUTES;
 
 /// The longest value of an attribute, bytes (Linux `XATTR_SIZE_MAX`).
 const MAX_VALUE_BYTES: usize = 64 << 10;

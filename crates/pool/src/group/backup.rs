@@ -26,13 +26,16 @@ use futures_channel::oneshot;
 
 use super::MemberStatus;
 use crate::backups::SUSPECT_AFTER;
-use crate::change::PoolChange;
+use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::Disk;
 use crate::map::PoolMap;
-use crate::member::{LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
+use crate::member::{
+    CopiedMember, CopyError, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember,
+};
 use crate::messages::{
-    self, BEAT, BEGIN, BackupReport, Beat, BeginSession, GroupSession, HELLO, HelloReply, ITEM,
-    ItemHeader, ItemKind, refused,
+    self, BEAT, BEGIN, BackupReport, Beat, BeginCopy, BeginSession, COPY, COPY_BATCH, CopyBatch,
+    CopyHeader, CopyStage, GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind,
+    MAX_BATCH_BYTES, refused,
 };
 use crate::turns::Turns;
 
@@ -67,6 +70,8 @@ enum Phase<D: Disk> {
     Unrecovered(Box<UnrecoveredMember<D>>),
     /// The changes of the journal are being made again.
     Recovering,
+    /// It is given names of all files; it has none of its own.
+    Copying(Arc<CopiedMember<D>>),
     Serving(Arc<PoolMember<D>>),
     /// This member is the primary, or about to be.
     Leading,
@@ -167,6 +172,7 @@ impl<D: Disk> Backup<D> {
         let problem = match (&state.phase, state.session) {
             (Phase::Failed(problem), _) => Some(problem.clone()),
             _ if state.is_removed => Some("the pool knows this member no more".to_owned()),
+            (Phase::Copying(_), _) => Some("it is given the names of all files".to_owned()),
             (Phase::Unrecovered(_) | Phase::Serving(_), None) => {
                 Some("no primary has called yet".to_owned())
             }
@@ -186,6 +192,7 @@ impl<D: Disk> Backup<D> {
             applied,
             free_bytes: None,
             files_to_mend: 0,
+            copying: None,
         }
     }
 
@@ -233,7 +240,11 @@ impl<D: Disk> Backup<D> {
 
     fn standing(&self, state: &BackupState<D>) -> FollowerStanding {
         let silence = self.env.now().since(state.heard);
-        let is_member = state.map.members.contains(&self.local.id) && !self.is_doubtful;
+        let is_member = state.map.members.contains(&self.local.id)
+            && !self.is_doubtful
+            && self.copy_stage(state).is_none()
+            // A disk without any change is that of a pool that begins, or was made anew.
+            && (state.map.epoch == 1 || self.found.last > 0 || state.sessions > 0);
         match (&state.phase, state.sessions) {
             (Phase::Serving(_), _) if is_member && silence > SUSPECT_AFTER => {
                 FollowerStanding::Uninterrupted
@@ -243,6 +254,16 @@ impl<D: Disk> Backup<D> {
                 FollowerStanding::Restarted
             }
             _ => FollowerStanding::Content,
+        }
+    }
+
+    /// How far it is that is given all files; none if it is complete.
+    fn copy_stage(&self, state: &BackupState<D>) -> Option<CopyStage> {
+        match &state.phase {
+            Phase::Unrecovered(member) => member.copy_stage(),
+            Phase::Serving(member) => member.copy_stage(),
+            Phase::Copying(_) => Some(CopyStage::Names),
+            Phase::Recovering | Phase::Leading | Phase::Failed(_) => None,
         }
     }
 
@@ -282,7 +303,7 @@ impl<D: Disk> Backup<D> {
         match &self.state().phase {
             Phase::Serving(member) => Ok(member.clone()),
             Phase::Failed(problem) => Err(Refusal::new(refused::DISK, problem.clone())),
-            Phase::Unrecovered(_) | Phase::Recovering => Err(no_session()),
+            Phase::Unrecovered(_) | Phase::Recovering | Phase::Copying(_) => Err(no_session()),
             Phase::Leading => Err(not_primary()),
         }
     }
@@ -301,14 +322,15 @@ impl<D: Disk> Backup<D> {
         let LogStand { last, epoch, applied } = match &state.phase {
             Phase::Serving(member) => member.log_stand().unwrap_or_default(),
             Phase::Unrecovered(_) => self.found,
+            Phase::Copying(_) => LogStand::default(),
             Phase::Recovering => {
                 return Err(Refusal::new(Refusal::OVERLOADED, "it is being brought in order"));
             }
             Phase::Leading => return Err(not_primary()),
             Phase::Failed(problem) => return Err(Refusal::new(refused::DISK, problem.clone())),
         };
-        let (run, session) = (self.run, state.sessions);
-        Ok(reply(&HelloReply { run, session, last, last_epoch: epoch, applied }))
+        let (run, session, copying) = (self.run, state.sessions, self.copy_stage(&state));
+        Ok(reply(&HelloReply { run, session, last, last_epoch: epoch, applied, copying }))
     }
 
     async fn begin(self: Arc<Self>, from: PeerId, begin: BeginSession) -> Result<Reply, Refusal> {
@@ -327,7 +349,10 @@ impl<D: Disk> Backup<D> {
         let member = {
             let mut state = self.state();
             self.hear(&mut state, &map)?;
-            if session.backup_run != self.run || session.number <= state.sessions {
+            if session.backup_run != self.run
+                || session.number <= state.sessions
+                || self.copy_stage(&state) == Some(CopyStage::Names)
+            {
                 return Err(no_session());
             }
             state.sessions = session.number;
@@ -349,12 +374,10 @@ impl<D: Disk> Backup<D> {
                         if report.changes_redone > 0 {
                             tracing::info!("{} changes were made again", report.changes_redone);
                         }
-                        self.state().phase = Phase::Serving(member);
+                        self.serve(member);
                     }
                     Err(error) => return Err(self.fail(error.to_string())),
                 }
-                let own = self.own.clone();
-                self.env.spawn(Box::pin(make_released(own)));
             }
             Ok(()) => match self.serving()?.cut_off(last).await {
                 Ok(()) => self.serving()?.note_withdrawn(withdrawn),
@@ -375,6 +398,89 @@ impl<D: Disk> Backup<D> {
             state.released = 0;
         }
         self.note_released(session, released);
+        Ok(Reply::default())
+    }
+
+    /// From now on it follows.
+    fn serve(&self, member: Arc<PoolMember<D>>) {
+        self.state().phase = Phase::Serving(member);
+        let own = self.own.clone();
+        self.env.spawn(Box::pin(make_released(own)));
+    }
+
+    /// Discards what it has, to be given all files.
+    async fn begin_copy(self: Arc<Self>, from: PeerId, begin: BeginCopy) -> Result<Reply, Refusal> {
+        let BeginCopy { session, map, .. } = &begin;
+        let session = *session;
+        if map.primary != from || !map.is_sound() || begin.epoch.0 > begin.order {
+            return Err(Refusal::new(Refusal::MALFORMED, "a copy that cannot be"));
+        }
+        let _alone = self.under_way.write(0).await;
+        let phase = {
+            let mut state = self.state();
+            self.hear(&mut state, map)?;
+            if session.backup_run != self.run
+                || session.number <= state.sessions
+                || map.members.contains(&self.local.id)
+                || matches!(state.phase, Phase::Recovering | Phase::Leading | Phase::Failed(_))
+            {
+                return Err(no_session());
+            }
+            state.sessions = session.number;
+            state.session = None;
+            std::mem::replace(&mut state.phase, Phase::Recovering)
+        };
+        let begun = match phase {
+            Phase::Unrecovered(unrecovered) => unrecovered.begin_copy(begin).await,
+            Phase::Copying(copied) => {
+                match Arc::into_inner(copied).and_then(CopiedMember::into_parts) {
+                    Some((member, sequence)) => CopiedMember::begin(member, sequence, begin).await,
+                    None => return Err(self.fail("it is copied anew".into())),
+                }
+            }
+            Phase::Serving(member) => {
+                // What is at work with its files ends when it is opened again.
+                let noted = member.note_discarded().await;
+                let why = noted.map_or_else(|errno| errno.to_string(), |()| "it is copied".into());
+                return Err(self.fail(why));
+            }
+            Phase::Recovering | Phase::Leading | Phase::Failed(_) => return Err(no_session()),
+        };
+        match begun {
+            Ok(copied) => {
+                let mut state = self.state();
+                state.phase = Phase::Copying(Arc::new(copied));
+                state.session = Some(session);
+                Ok(Reply::default())
+            }
+            Err(error) => Err(self.fail(error.to_string())),
+        }
+    }
+
+    /// Takes names, and what goes with them.
+    async fn take_batch(
+        self: Arc<Self>,
+        header: CopyHeader,
+        batch: CopyBatch,
+    ) -> Result<Reply, Refusal> {
+        let _under_way = self.under_way.read(0).await;
+        let copied = {
+            let mut state = self.state();
+            state.heard = self.env.now();
+            match &state.phase {
+                Phase::Copying(copied) if state.session == Some(header.session) => copied.clone(),
+                _ => return Err(no_session()),
+            }
+        };
+        match copied.take(header.number, &batch).await {
+            Ok(None) => {}
+            Ok(Some(member)) => {
+                self.state().session = None;
+                self.serve(member);
+            }
+            Err(CopyError::Wrong(why)) => return Err(self.fail(format!("the primary sent {why}"))),
+            Err(CopyError::Disk(errno)) => return Err(self.fail(format!("its disk: {errno}"))),
+        }
         Ok(Reply::default())
     }
 
@@ -613,6 +719,13 @@ fn malformed<T>(message: Option<T>) -> Result<T, Refusal> {
     message.ok_or_else(|| Refusal::new(Refusal::MALFORMED, "a message that cannot be read"))
 }
 
+/// The bytes beside a header.
+fn only_part(parts: Vec<Bytes>) -> Result<Bytes, Refusal> {
+    let mut parts = parts.into_iter();
+    let bytes = parts.next().unwrap_or_default();
+    malformed(parts.next().is_none().then_some(bytes))
+}
+
 impl<D: Disk> Service for Backup<D> {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let backup = self.own.upgrade();
@@ -639,10 +752,29 @@ impl<D: Disk> Service for Backup<D> {
                 }
                 ITEM => {
                     let header = malformed(messages::decode(&header))?;
-                    let mut parts = parts.into_iter();
-                    let bytes = parts.next().unwrap_or_default();
-                    malformed(parts.next().is_none().then_some(()))?;
-                    backup.item(header, bytes).await
+                    backup.item(header, only_part(parts)?).await
+                }
+                COPY => {
+                    let begin = malformed(messages::decode(&header))?;
+                    let (sender, answer) = oneshot::channel();
+                    let env = backup.env.clone();
+                    // It goes on if the call is given up.
+                    env.spawn(Box::pin(async move {
+                        let _ = sender.send(backup.begin_copy(from.id, begin).await);
+                    }));
+                    answer.await.unwrap_or_else(|_| Err(no_session()))
+                }
+                COPY_BATCH => {
+                    let header: CopyHeader = malformed(messages::decode(&header))?;
+                    let part = only_part(parts)?;
+                    malformed((part.len() <= MAX_BATCH_BYTES + MAX_CHANGE_BYTES).then_some(()))?;
+                    let batch = malformed(messages::decode(&part))?;
+                    let (sender, answer) = oneshot::channel();
+                    let env = backup.env.clone();
+                    env.spawn(Box::pin(async move {
+                        let _ = sender.send(backup.take_batch(header, batch).await);
+                    }));
+                    answer.await.unwrap_or_else(|_| Err(no_session()))
                 }
                 BEAT => backup.beat(malformed(messages::decode(&header))?).await,
                 _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),

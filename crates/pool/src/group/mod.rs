@@ -4,6 +4,7 @@
 //! ```text
 //! primary     the primary's links to the others: begun, watched, given what they lack
 //! membership  which members the primary waits for, as the pool's map says, and whether it may answer
+//! copying     what the primary gives to a member that lacks everything
 //! backup      a member that follows: its answers to the primary
 //! ```
 //!
@@ -26,6 +27,7 @@
 //! **It does not know** what to do when no member of the last epoch lives, or no majority of the voters: then the pool waits.
 
 mod backup;
+mod copying;
 mod membership;
 mod primary;
 
@@ -44,6 +46,7 @@ use self::backup::{Backup, Follower, FollowerStanding};
 use self::membership::{EpochMembership, NotEdited};
 use self::primary::Primary;
 use crate::backups::Backups;
+pub use crate::backups::CopyProgress;
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
@@ -52,7 +55,7 @@ use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE};
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
-    self, BEAT, BEGIN, EDIT, HELLO, HelloReply, ITEM, ItemKind, PoolEdit, refused,
+    self, BEAT, BEGIN, COPY, COPY_BATCH, EDIT, HELLO, HelloReply, ITEM, ItemKind, PoolEdit, refused,
 };
 use crate::remote::{METHODS, RemoteServer};
 use crate::routing::addressed;
@@ -119,6 +122,8 @@ pub struct MemberStatus {
     pub free_bytes: Option<u64>,
     /// Files of which it gets ranges again, since it may have lost them.
     pub files_to_mend: usize,
+    /// How far it is if it is given all files, as the primary knows it.
+    pub copying: Option<CopyProgress>,
 }
 
 /// How a pool of several stands, as one member knows it.
@@ -196,7 +201,8 @@ impl<D: Disk> GroupMember<D> {
     /// Has a member be none any more, whether it is there or not. If it is the primary, another one becomes that first.
     ///
     /// # Errors
-    /// If no other member has everything; if nobody answers.
+    /// If no other member has everything; [`EditError::NoAnswer`] also if this one was the primary: it is to be asked again when it was opened
+    /// again.
     pub async fn remove(&self, id: PeerId, limit: Duration) -> Result<PoolMap, EditError> {
         self.edit(PoolEdit::Remove(id), limit).await
     }
@@ -206,7 +212,8 @@ impl<D: Disk> GroupMember<D> {
         let until = seat.env.now() + limit;
         loop {
             let left = until.since(seat.env.now());
-            if left.is_zero() {
+            // One that takes no part any more, as a primary that was to go, does not learn who is the primary.
+            if left.is_zero() || self.has_failed() {
                 return Err(EditError::NoAnswer);
             }
             let header = messages::encode(&edit);
@@ -429,7 +436,10 @@ impl<D: Disk> GroupSeat<D> {
             FollowerStanding::Restarted => ([local].into(), self.run),
             FollowerStanding::Uninterrupted => {
                 let mut members = current.members.clone();
-                members.remove(&current.primary);
+                // Its own proposal may have been decided without its hearing of that: then nobody has led since.
+                if current.primary != local {
+                    members.remove(&current.primary);
+                }
                 (members, current.verifier)
             }
         };
@@ -620,7 +630,9 @@ impl<D: Disk> Service for SeatService<D> {
                 return Err(Refusal::new(refused::NOT_A_MEMBER, text));
             }
             match request.method {
-                HELLO | BEGIN | ITEM | BEAT => seat.backup.handle(from, request).await,
+                HELLO | BEGIN | ITEM | BEAT | COPY | COPY_BATCH => {
+                    seat.backup.handle(from, request).await
+                }
                 VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
                 method if method == EDIT || METHODS.contains(&method) => {
                     seat.answer(from, request).await

@@ -2,7 +2,8 @@
 //!
 //! A member that was restarted is one no more: it may have lost bytes. It learns, as does one that was away: it gets the changes of the
 //! log that it lacks, until it has nearly all; from then on it gets all items; then all ranges of files that had marks since all
-//! members had everything, and makes them durable. Then it can be a member ([`super::membership`]).
+//! members had everything, and makes them durable. Then it can be a member ([`super::membership`]). One that lacks more than the log
+//! has is given all files before ([`super::copying`]).
 //!
 //! When a new primary begins, the other members may have got bytes that it has not, and the other way round: they get all marked
 //! ranges from it.
@@ -15,7 +16,7 @@ use std::time::Duration;
 use atoll_env::{Env, jittered, sleep};
 use atoll_net::{CallError, Peer, Request, Transport};
 use bytes::Bytes;
-use futures_util::future::{join_all, select};
+use futures_util::future::{join_all, select, try_join};
 
 use super::MemberStatus;
 use super::membership::AskedEdit;
@@ -25,7 +26,8 @@ use crate::disk::{Disk, DiskResult};
 use crate::map::PoolMap;
 use crate::member::PoolMember;
 use crate::messages::{
-    self, BEGIN, BeginSession, GroupSession, HELLO, HelloReply, ItemKind, refused,
+    self, BEGIN, BeginSession, CopiedBytes, CopyStage, GroupSession, HELLO, HelloReply, ItemKind,
+    refused,
 };
 use crate::routing::{PoolId, addressed};
 
@@ -35,15 +37,15 @@ const BEAT_EVERY: Duration = Duration::from_millis(50);
 const RETRY_EVERY: Duration = Duration::from_millis(50);
 const HELLO_LIMIT: Duration = Duration::from_millis(500);
 /// A member makes the changes of its journal again meanwhile; one that is not done by then is asked again.
-const BEGIN_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const BEGIN_LIMIT: Duration = Duration::from_secs(5);
 /// A learner that lacks no more changes than this gets all items.
 const NEARLY_ALL: u64 = 64;
 
 /// See the module.
 pub(super) struct Primary<D: Disk> {
     pub(super) env: Env,
-    transport: Arc<dyn Transport>,
-    pool: PoolId,
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) pool: PoolId,
     pub(super) member: Arc<PoolMember<D>>,
     pub(super) backups: Arc<Backups>,
     /// Random bits.
@@ -122,6 +124,7 @@ impl<D: Disk> Primary<D> {
             applied: self.backups.released(),
             free_bytes: None,
             files_to_mend: 0,
+            copying: None,
         };
         let links = self.backups.links();
         let others = links.iter().map(|link| MemberStatus {
@@ -131,6 +134,7 @@ impl<D: Disk> Primary<D> {
             applied: link.report().map_or(0, |report| report.applied),
             free_bytes: link.report().map(|report| report.free_bytes),
             files_to_mend: link.files_to_mend(),
+            copying: link.copied(),
         });
         std::iter::once(own).chain(others).collect()
     }
@@ -152,6 +156,14 @@ impl<D: Disk> Primary<D> {
         if is_member && !is_trusted {
             return Err(LinkEnd::Interrupted("it was restarted".into()));
         }
+        if is_member && stands.copying.is_some() {
+            return Err(LinkEnd::Interrupted("it does not have all files".into()));
+        }
+        let number = stands.session.saturating_add(1);
+        let session = GroupSession { number, primary_run: self.run, backup_run: stands.run };
+        if stands.copying == Some(CopyStage::Names) {
+            return self.give_names(link, session).await;
+        }
         // In this order: what is released, and was withdrawn, is so by a change up to `last`.
         let released = self.backups.released();
         let last = self.member.changes_so_far();
@@ -164,9 +176,16 @@ impl<D: Disk> Primary<D> {
                        an older state";
             return Err(LinkEnd::Interrupted(why.into()));
         }
-        if common < begins_after {
-            let why = "it was away for too long: its directory has to be made anew";
-            return Err(LinkEnd::Interrupted(why.into()));
+        let copying = match stands.copying {
+            Some(CopyStage::Bytes(copying)) => Some(copying),
+            Some(CopyStage::Names) | None => None,
+        };
+        // Nobody keeps what it lacks, or has changed while it was copied.
+        if common < begins_after || copying.is_some_and(|copying| copying.order < begins_after) {
+            return match is_member {
+                true => Err(LinkEnd::Interrupted("it was away for too long".into())),
+                false => self.give_names(link, session).await,
+            };
         }
         let mut withdrawn = Vec::new();
         if stands.applied < common {
@@ -176,8 +195,6 @@ impl<D: Disk> Primary<D> {
             })
             .await?;
         }
-        let number = stands.session.saturating_add(1);
-        let session = GroupSession { number, primary_run: self.run, backup_run: stands.run };
         let map = self.backups.map();
         let released_of_it = released.min(common);
         let begin =
@@ -190,7 +207,7 @@ impl<D: Disk> Primary<D> {
         self.env.spawn(Box::pin(async move {
             let done = match is_member {
                 true => primary.complete_member(&link, session, (common, last)).await,
-                false => primary.teach(&link, session, (common, released)).await,
+                false => primary.teach(&link, session, (common, released), copying).await,
             };
             if let Err(errno) = done
                 && link.session() == Some(session)
@@ -294,22 +311,21 @@ impl<D: Disk> Primary<D> {
         &self,
         link: &Arc<BackupLink>,
         session: GroupSession,
-        (mut has, mut released): (u64, u64),
+        (has, released): (u64, u64),
+        copying: Option<CopiedBytes>,
     ) -> DiskResult<()> {
-        loop {
-            let last = self.member.changes_so_far();
-            has = self.hand_log(link, session, has, last).await?;
-            if link.session() != Some(session) {
-                return Ok(());
+        let is_copied = AtomicBool::new(copying.is_none());
+        let copy = async {
+            if let Some(copying) = copying {
+                self.copy_bytes(link, session, copying).await?;
+                is_copied.store(true, Ordering::SeqCst);
             }
-            // It has whatever withdraws a change up to `released`, which was looked at before `last`.
-            link.limit_releases(session, Some(released));
-            released = self.backups.released();
-            let applied = link.report().map_or(0, |report| report.applied);
-            if applied.saturating_add(NEARLY_ALL) >= self.member.changes_so_far() {
-                break;
-            }
-            sleep(&*self.env, BEAT_EVERY).await;
+            Ok(())
+        };
+        let follow = self.hand_log_until(link, session, (has, released), &is_copied);
+        let ((), has) = try_join(copy, follow).await?;
+        if link.session() != Some(session) {
+            return Ok(());
         }
         link.begin_learning(session);
         // What was decided before is in the log, or was handed over by the one that decides it.
@@ -321,12 +337,46 @@ impl<D: Disk> Primary<D> {
             return Ok(());
         }
         let remembered = self.member.marks().since_all_had_everything().clone();
-        link.begin_mend(remembered);
+        link.begin_mend(remembered.clone());
         self.mend_all(link, session).await?;
-        let what = ItemKind::SyncAll { after: self.backups.released() };
-        link.hand_over(session, Arc::new(HandedItem { what, bytes: Bytes::new() })).await?;
+        if let Some(copying) = copying {
+            self.hand_states(link, session, copying.order, &remembered).await?;
+        }
+        let hand_over =
+            |what| link.hand_over(session, Arc::new(HandedItem { what, bytes: Bytes::new() }));
+        hand_over(ItemKind::SyncAll { after: self.backups.released() }).await?;
+        if copying.is_some() {
+            hand_over(ItemKind::Complete).await?;
+            link.note_copied(None);
+        }
         link.complete(session);
         Ok(())
+    }
+
+    /// Hands over the changes of the log that a learner lacks, until it has nearly all, and `is_enough`. Returns the last that it has.
+    async fn hand_log_until(
+        &self,
+        link: &Arc<BackupLink>,
+        session: GroupSession,
+        (mut has, mut released): (u64, u64),
+        is_enough: &AtomicBool,
+    ) -> DiskResult<u64> {
+        loop {
+            let last = self.member.changes_so_far();
+            has = self.hand_log(link, session, has, last).await?;
+            if link.session() != Some(session) {
+                return Ok(has);
+            }
+            // It has whatever withdraws a change up to `released`, which was looked at before `last`.
+            link.limit_releases(session, Some(released));
+            released = self.backups.released();
+            let applied = link.report().map_or(0, |report| report.applied);
+            let has_nearly_all = applied.saturating_add(NEARLY_ALL) >= self.member.changes_so_far();
+            if has_nearly_all && is_enough.load(Ordering::SeqCst) {
+                return Ok(has);
+            }
+            sleep(&*self.env, BEAT_EVERY).await;
+        }
     }
 
     async fn mend_all(&self, link: &Arc<BackupLink>, session: GroupSession) -> DiskResult<()> {
@@ -339,7 +389,7 @@ impl<D: Disk> Primary<D> {
         Ok(())
     }
 
-    async fn call(
+    pub(super) async fn call(
         &self,
         peer: Peer,
         method: u16,
@@ -350,14 +400,21 @@ impl<D: Disk> Primary<D> {
         let request = Request { method, header, parts: Vec::new() };
         match self.transport.call(peer, request, limit).await {
             Ok(reply) => Ok(reply.header),
-            Err(CallError::Refused(refusal)) => Err(match refusal.code {
-                refused::NOT_PRIMARY => LinkEnd::NotPrimary,
-                refused::DISK => LinkEnd::DiskFailed(refusal.text),
-                refused::PRIMARY_IS_OLDER => LinkEnd::Interrupted(refusal.text),
-                _ => LinkEnd::Lost(refusal.text),
-            }),
-            Err(error) => Err(LinkEnd::Lost(error.to_string())),
+            Err(error) => Err(end_of_call(error)),
         }
+    }
+}
+
+/// What a call that failed says of the member, outside of a session.
+pub(super) fn end_of_call(error: CallError) -> LinkEnd {
+    match error {
+        CallError::Refused(refusal) => match refusal.code {
+            refused::NOT_PRIMARY => LinkEnd::NotPrimary,
+            refused::DISK => LinkEnd::DiskFailed(refusal.text),
+            refused::PRIMARY_IS_OLDER => LinkEnd::Interrupted(refusal.text),
+            _ => LinkEnd::Lost(refusal.text),
+        },
+        error => LinkEnd::Lost(error.to_string()),
     }
 }
 

@@ -178,7 +178,7 @@ impl<D: Disk> PoolMember<D> {
             }
         };
         let placeholders = u32::from(birth.what.is_escaped());
-        let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
+        let record = FileRecord::of(&stat, slot, placeholders);
         self.index.put_file(id, record);
         self.index.add_place(id, at.place);
         if slot.is_some() {
@@ -258,7 +258,13 @@ impl<D: Disk> PoolMember<D> {
     /// Hands a directory's default list on to one that does not lie in it.
     async fn inherit_list(&self, from: &D::Node, to: &D::Node, mode: u32) -> DiskResult<()> {
         let disk = &self.disk;
-        let list = disk.xattr(from, DEFAULT_LIST).await?;
+        let list = match disk.xattr(from, DEFAULT_LIST).await {
+            // A member that is copied has the directory's list of later; it gets what this directory has when it learns.
+            Err(Errno::ENODATA) if self.copy_stage().is_some() => {
+                return disk.set_mode(to, mode).await;
+            }
+            list => list?,
+        };
         let flags = XattrFlags::default();
         disk.set_xattr(to, DEFAULT_LIST, &list, flags).await?;
         disk.set_xattr(to, ACCESS_LIST, &list, flags).await?;

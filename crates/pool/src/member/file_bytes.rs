@@ -335,8 +335,14 @@ impl<D: Disk> PoolMember<D> {
 
     /// Does what the primary has handed over, on this member alone. The changes that it needs are made.
     pub(crate) async fn take_bytes(&self, what: &ItemKind, bytes: &[u8]) -> DiskResult<()> {
-        if let ItemKind::SyncAll { .. } = what {
-            return self.disk.sync_all().await;
+        match what {
+            ItemKind::SyncAll { .. } => return self.disk.sync_all().await,
+            ItemKind::CopiedUpto { id, done } => return self.note_copied(*id, *done).await,
+            ItemKind::Complete => return self.note_complete().await,
+            ItemKind::XattrNames { .. } | ItemKind::Xattr { .. } | ItemKind::State { .. } => {
+                return self.take_state(what, bytes).await;
+            }
+            _ => {}
         }
         let Some(id) = what.file() else { return Err(Errno::EINVAL) };
         let _turn = self.turns.write(id.0).await;
@@ -344,9 +350,10 @@ impl<D: Disk> PoolMember<D> {
             // No directory moves meanwhile.
             let _still = self.whole.read(super::whole::MOVES).await;
             let node = match self.node(id).await {
-                // It was removed while it was synced.
+                // It was removed while it was synced, or is not there yet; then it has marks.
                 Err(Errno::ESTALE)
-                    if matches!(what, ItemKind::Sync { .. }) && self.record(id)?.is_none() =>
+                    if matches!(what, ItemKind::Sync { .. } | ItemKind::Copy { .. })
+                        && self.record(id)?.is_none() =>
                 {
                     return Ok(());
                 }
@@ -372,11 +379,27 @@ impl<D: Disk> PoolMember<D> {
                 self.write_here(&file, *offset, bytes).await?;
                 self.disk.set_times(&node, None, time_to_set(*mtime)).await
             }
-            ItemKind::Append { .. } | ItemKind::SyncAll { .. } => Err(Errno::EINVAL),
+            ItemKind::Copy { offset, size_bytes, mtime, .. } => {
+                let range = (*offset, *size_bytes);
+                self.take_copied_bytes((&node, &file), range, bytes).await?;
+                self.disk.set_times(&node, None, time_to_set(*mtime)).await
+            }
+            ItemKind::Append { .. }
+            | ItemKind::SyncAll { .. }
+            | ItemKind::CopiedUpto { .. }
+            | ItemKind::XattrNames { .. }
+            | ItemKind::Xattr { .. }
+            | ItemKind::State { .. }
+            | ItemKind::Complete => Err(Errno::EINVAL),
         }
     }
 
-    async fn write_here(&self, file: &D::File, offset: u64, bytes: &[u8]) -> DiskResult<()> {
+    pub(super) async fn write_here(
+        &self,
+        file: &D::File,
+        offset: u64,
+        bytes: &[u8],
+    ) -> DiskResult<()> {
         match self.disk.write(file, offset, bytes).await? {
             written if written == bytes.len() => Ok(()),
             _ => Err(Errno::ENOSPC),

@@ -6,6 +6,7 @@
 
 use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
+use super::copied::{COPYING, COPYING_BESIDE};
 use super::opening::STAMP;
 use super::reserve::RESERVE;
 use super::{ID_ATTRIBUTE, OpenError, PoolMember};
@@ -15,7 +16,7 @@ use crate::map::VOTE_FILES;
 use crate::map::members_file::MEMBERS;
 
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 10] = [
+const OWN_FILES: [&[u8]; 12] = [
     b"stamp.new",
     b"journal-0",
     b"journal-1",
@@ -24,6 +25,8 @@ const OWN_FILES: [&[u8]; 10] = [
     RESERVE,
     MEMBERS,
     b"members.new",
+    COPYING,
+    COPYING_BESIDE,
     VOTE_FILES[0],
     VOTE_FILES[1],
 ];

@@ -13,8 +13,10 @@
 
 mod applying;
 mod checking;
+mod copied;
 mod file_bytes;
 mod following;
+mod handing;
 mod leaving;
 mod opening;
 mod redo;
@@ -39,15 +41,17 @@ use crate::change::PoolChange;
 use crate::change_log::ChangeLog;
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
-use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError};
+use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError, WrittenTables};
 use crate::journal::{AppendedRecord, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
 use crate::marks::Marks;
-use crate::messages::ItemKind;
+use crate::messages::{CopyStage, ItemKind};
 use crate::turns::{Turn, Turns};
 
 pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
+pub(crate) use copied::{CopiedMember, CopyError, xattr_names};
+pub(crate) use handing::FileToCopy;
 pub use leaving::LeaveReport;
 use opening::last_of_unbroken;
 pub use opening::{
@@ -127,8 +131,17 @@ pub(crate) struct PoolMember<D: Disk> {
     is_closed: AtomicBool,
     /// The calls that made the last changes.
     done: Mutex<DoneCalls>,
+    /// How far it is that is given all files; none if it is complete.
+    copying: Mutex<Option<CopyStage>>,
     /// When the next checkpoint is made, if one is planned.
     planned: Mutex<Option<Instant>>,
+}
+
+/// What a checkpoint has written: everything as of one change.
+pub(crate) struct WrittenCheckpoint {
+    pub(crate) meta: IndexMeta,
+    pub(crate) group: GroupEntries,
+    pub(crate) tables: Arc<WrittenTables>,
 }
 
 /// A change between its beginning and its end.
@@ -402,6 +415,11 @@ impl<D: Disk> PoolMember<D> {
 
     /// Makes everything durable, and lets the journal begin anew.
     pub(crate) async fn checkpoint(&self) -> DiskResult<()> {
+        self.write_checkpoint().await.map(|_| ())
+    }
+
+    /// Makes a checkpoint, and returns what it has written.
+    pub(crate) async fn write_checkpoint(&self) -> DiskResult<WrittenCheckpoint> {
         let _one = self.whole.write(whole::CHECKPOINT).await;
         let barrier = self.whole.write(whole::BARRIER).await;
         self.journal.check()?;
@@ -420,11 +438,12 @@ impl<D: Disk> PoolMember<D> {
             self.held().end_resized(id, Some(was));
         }
         self.make_room().await?;
-        self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
+        let tables = self.index.write(&frozen).map_err(|error| self.index_failed(&error))?;
         self.log().note_written(frozen.logged());
         self.journal.note_checkpoint(sequence).await;
         self.unsettled().retain(|_, at| *at > sequence);
-        self.note_checkpoint(meta).await
+        self.note_checkpoint(meta).await?;
+        Ok(WrittenCheckpoint { meta, group: frozen.into_group(), tables })
     }
 
     fn meta(&self, sequence: u64, order: u64) -> IndexMeta {

@@ -11,8 +11,9 @@ use atoll_env::Env;
 use atoll_net::Peer;
 use atoll_vfs::Errno;
 
+use super::copied::CopiedMember;
 use super::redo::Makes;
-use super::{CheckReport, LeaveReport, PoolMember, leaving};
+use super::{CheckReport, ID_ATTRIBUTE, LeaveReport, PoolMember, copied, leaving};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult, Making};
 use crate::held::HeldFiles;
@@ -21,11 +22,12 @@ use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 use crate::map::{VoterError, make_votes, members_file};
 use crate::members::PoolMembers;
+use crate::messages::{BeginCopy, CopyStage};
 use crate::pool_map::PoolMap;
 use crate::turns::Turns;
 
 pub(super) const STAMP: &[u8] = b"stamp";
-const INDEX: &[u8] = b"index";
+pub(super) const INDEX: &[u8] = b"index";
 const LOCK: &[u8] = b"lock";
 /// What a new file system has, and a pool leaves alone.
 const LEFT_ALONE: &[u8] = b"lost+found";
@@ -90,6 +92,9 @@ pub enum OpenError {
     /// The list of the members cannot be read.
     #[error("{OWN_DIRECTORY}/members is damaged, or of a newer version")]
     Members,
+    /// The index is of another version, and what of it cannot be made again the pool of several needs.
+    #[error("its index is of another version: copy its plain files into a pool that is made anew")]
+    IndexVersion,
     /// What it has voted for cannot be read.
     #[error("its votes for the pool's map: {0}")]
     Votes(#[from] VoterError),
@@ -246,17 +251,9 @@ pub async fn create_member<D: Disk>(
     let top = disk.top();
     check_usable(disk, settings.level).await?;
     let cannot = "cannot make its directories";
-    for name in [OWN_DIRECTORY, SLOTS_DIRECTORY] {
-        disk.make(&top, name.as_bytes(), Making::Directory, 0o700).await.map_err(failed(cannot))?;
-    }
-    let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await.map_err(failed(cannot))?;
-    let slot = Slot::ROOT.to_string();
-    disk.make(&slots, slot.as_bytes(), Making::Directory, 0o700).await.map_err(failed(cannot))?;
-    let slot = disk.node(&slots, slot.as_bytes()).await.map_err(failed(cannot))?;
-    let root = FileId::ROOT.to_string();
-    disk.make(&slot, root.as_bytes(), Making::Directory, 0o755).await.map_err(failed(cannot))?;
-    let root = disk.node(&slot, root.as_bytes()).await.map_err(failed(cannot))?;
-    disk.set_mode(&root, 0o755).await.map_err(failed(cannot))?;
+    let own = OWN_DIRECTORY.as_bytes();
+    disk.make(&top, own, Making::Directory, 0o700).await.map_err(failed(cannot))?;
+    make_root(disk, &top).await.map_err(failed(cannot))?;
     if let Some(map) = map {
         let own = disk.node(&top, OWN_DIRECTORY.as_bytes()).await.map_err(failed(cannot))?;
         if map.epoch == 1 {
@@ -267,6 +264,22 @@ pub async fn create_member<D: Disk>(
             .map_err(failed("cannot write who its members are"))?;
     }
     write_stamp(disk, settings).await.map_err(failed("cannot write its stamp"))
+}
+
+/// Makes the directories of the slots and the root, in a D without them.
+pub(super) async fn make_root<D: Disk>(disk: &D, top: &D::Node) -> DiskResult<()> {
+    disk.make(top, SLOTS_DIRECTORY.as_bytes(), Making::Directory, 0o700).await?;
+    let slots = disk.node(top, SLOTS_DIRECTORY.as_bytes()).await?;
+    let slot = Slot::ROOT.to_string();
+    disk.make(&slots, slot.as_bytes(), Making::Directory, 0o700).await?;
+    let slot = disk.node(&slots, slot.as_bytes()).await?;
+    let root = FileId::ROOT.to_string();
+    disk.make(&slot, root.as_bytes(), Making::Directory, 0o755).await?;
+    let root = disk.node(&slot, root.as_bytes()).await?;
+    let (id, flags) = (FileId::ROOT.0.to_be_bytes(), Default::default());
+    // Where there are no such attributes the index alone knows files.
+    let _ = disk.set_xattr(&root, ID_ATTRIBUTE, &id, flags).await;
+    disk.set_mode(&root, 0o755).await
 }
 
 async fn write_stamp<D: Disk>(disk: &D, settings: PoolSettings) -> DiskResult<()> {
@@ -381,6 +394,18 @@ impl<D: Disk> UnrecoveredMember<D> {
         Ok((Arc::new(self.member), report))
     }
 
+    /// Discards what it has: it is given all files ([`CopiedMember`]).
+    pub(crate) async fn begin_copy(self, begun: BeginCopy) -> Result<CopiedMember<D>, OpenError> {
+        let (known, _) = checkpoint_of(&self.records, self.meta);
+        let last_record = self.records.last().map_or(0, |record| record.sequence);
+        CopiedMember::begin(self.member, last_record.max(known), begun).await
+    }
+
+    /// How far it is that is given all files; none if it is complete.
+    pub(crate) fn copy_stage(&self) -> Option<CopyStage> {
+        self.member.copy_stage()
+    }
+
     /// Where it stands.
     pub(crate) fn stands(&self) -> Result<LogStand, OpenError> {
         let failed = |error: crate::index::PoolIndexError| OpenError::Index(error.to_string());
@@ -450,14 +475,36 @@ impl<D: Disk> PoolMember<D> {
             locked => locked.map_err(failed("cannot lock it"))?,
         }
         let map = read_members(&disk, &own).await?;
-        let slots = disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await;
+        let slots = match disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await {
+            // A crash came while they were discarded.
+            Err(Errno::ENOENT)
+                if copied::read_stage(&disk, &own).await? == Some(CopyStage::Names) =>
+            {
+                make_root(&disk, &top).await.map_err(failed("cannot make its slots"))?;
+                disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await
+            }
+            slots => slots,
+        };
         let slots = slots.map_err(failed("cannot open its slots"))?;
         let (journal, records) = PoolJournal::open(&disk, &own, HALF_BYTES)
             .await
             .map_err(failed("cannot read its journal"))?;
-        let (index, meta) = open_index(&disk, &own).await?;
+        let (index, meta) = open_index(&disk, &own, map.is_some()).await?;
+        let stage = copied::read_stage(&disk, &own).await?;
+        let (disk, kept) = (Arc::new(disk), (slots, journal, index));
+        let member = PoolMember::assemble((env, disk), (settings, map.is_some()), kept, stage);
+        Ok(UnrecoveredMember { member, records, meta, map })
+    }
+
+    /// A member of these parts, which knows nothing of its files yet.
+    pub(super) fn assemble(
+        (env, disk): (Env, Arc<D>),
+        (settings, in_group): (PoolSettings, bool),
+        (slots, journal, index): (D::Node, PoolJournal<D>, PoolIndex),
+        stage: Option<CopyStage>,
+    ) -> PoolMember<D> {
         let max_nodes = disk.max_nodes();
-        let member = PoolMember {
+        PoolMember {
             env,
             settings,
             index,
@@ -469,7 +516,7 @@ impl<D: Disk> PoolMember<D> {
             unsettled: Mutex::default(),
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
-            in_group: map.is_some(),
+            in_group,
             backups: Mutex::default(),
             followed: Mutex::default(),
             log: Mutex::default(),
@@ -477,16 +524,17 @@ impl<D: Disk> PoolMember<D> {
             is_closed: AtomicBool::new(false),
             done: Mutex::default(),
             planned: Mutex::new(None),
+            copying: Mutex::new(stage),
             slots,
-            disk: Arc::new(disk),
-        };
-        Ok(UnrecoveredMember { member, records, meta, map })
+            disk,
+        }
     }
 }
 
 async fn open_index<D: Disk>(
     disk: &D,
     own: &D::Node,
+    has_members: bool,
 ) -> Result<(PoolIndex, Option<IndexMeta>), OpenError> {
     let file = disk
         .database(own, INDEX)
@@ -495,6 +543,7 @@ async fn open_index<D: Disk>(
     match PoolIndex::open(file) {
         Ok(opened) => Ok(opened),
         Err(error) if !error.is_damaged => Err(OpenError::Index(error.to_string())),
+        Err(error) if error.is_other_version && has_members => Err(OpenError::IndexVersion),
         Err(error) => {
             // What the index knows is made again from the files.
             tracing::warn!("{error}; it is made anew");

@@ -205,8 +205,7 @@ impl<D: Disk> PoolMember<D> {
             }
             _ => self.record(id)?.map_or(0, |record| record.placeholders),
         };
-        let record =
-            FileRecord { ino: stat.ino, generation: stat.generation, slot: *slot, placeholders };
+        let record = FileRecord::of(stat, *slot, placeholders);
         self.index.put_file(id, record);
         if let Some(place) = place {
             self.index.add_place(id, place);

@@ -249,12 +249,8 @@ impl<D: Disk> PoolMember<D> {
         let stat = self.disk.stat(&node).await?;
         if self.record(id)?.is_none_or(|record| record.slot != Some(slot) || record.ino != stat.ino)
         {
-            let record = FileRecord {
-                ino: stat.ino,
-                generation: stat.generation,
-                slot: Some(slot),
-                placeholders: self.record(id)?.map_or(0, |record| record.placeholders),
-            };
+            let placeholders = self.record(id)?.map_or(0, |record| record.placeholders);
+            let record = FileRecord::of(&stat, Some(slot), placeholders);
             self.index.put_file(id, record);
         }
         self.note_place(id, &PoolPlace::new(parent, name), stat.kind)?;
@@ -328,12 +324,7 @@ impl<D: Disk> PoolMember<D> {
                 id
             }
         };
-        let record = FileRecord {
-            ino: stat.ino,
-            generation: stat.generation,
-            slot: None,
-            placeholders: u32::from(is_escaped),
-        };
+        let record = FileRecord::of(&stat, None, u32::from(is_escaped));
         self.index.put_file(id, record);
         self.index.add_place(id, place);
         Ok(id)

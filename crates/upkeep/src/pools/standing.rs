@@ -39,6 +39,45 @@ pub struct PoolMemberState {
     pub free_bytes: Option<u64>,
     /// Files of which it gets ranges again.
     pub files_to_mend: usize,
+    /// How far it is, if it is given all files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copying: Option<PoolCopying>,
+}
+
+/// How far a member is that is given all files.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PoolCopying {
+    /// Files that it was given by name, and nothing else yet; 0 if it has all names.
+    pub names: u64,
+    /// Regular files whose bytes it has.
+    pub files_done: u64,
+    /// How many there are.
+    pub files: u64,
+    /// Bytes of them that it has.
+    pub bytes_done: u64,
+    /// And all.
+    pub bytes: u64,
+    /// How long it takes, seconds; none if that is not known yet.
+    pub seconds_left: Option<u64>,
+}
+
+impl PoolCopying {
+    fn words(&self) -> String {
+        if self.names > 0 {
+            return format!("is given the names of all files: {} by now", self.names);
+        }
+        let PoolCopying { files_done, files, .. } = self;
+        let left = match self.seconds_left {
+            Some(seconds) if seconds >= 120 => format!(", {} minutes left", seconds / 60),
+            Some(seconds) => format!(", {seconds} seconds left"),
+            None => String::new(),
+        };
+        let share = match self.bytes {
+            0 => 100,
+            bytes => u128::from(self.bytes_done) * 100 / u128::from(bytes),
+        };
+        format!("is given all files: {files_done} of {files}, {share} % of the bytes{left}")
+    }
 }
 
 impl PoolOfNode {
@@ -121,6 +160,9 @@ impl PoolMemberState {
 
     /// How it stands, in words that follow its name.
     pub fn standing(&self) -> String {
+        if let Some(copying) = &self.copying {
+            return copying.words();
+        }
         match &self.problem {
             Some(problem) => format!("is away: {problem}"),
             None if self.is_member => "takes part".to_owned(),
@@ -135,9 +177,18 @@ impl PoolMemberState {
 
 impl From<MemberStatus> for PoolMemberState {
     fn from(status: MemberStatus) -> PoolMemberState {
-        let MemberStatus { peer, is_member, problem, applied, free_bytes, files_to_mend } = status;
+        let MemberStatus { peer, is_member, problem, applied, free_bytes, files_to_mend, copying } =
+            status;
+        let copying = copying.map(|copying| PoolCopying {
+            names: copying.names,
+            files_done: copying.files_done,
+            files: copying.files,
+            bytes_done: copying.bytes_done,
+            bytes: copying.bytes,
+            seconds_left: copying.left.map(|left| left.as_secs()),
+        });
         let node = peer.to_string();
-        PoolMemberState { node, is_member, problem, applied, free_bytes, files_to_mend }
+        PoolMemberState { node, is_member, problem, applied, free_bytes, files_to_mend, copying }
     }
 }
 
@@ -156,7 +207,8 @@ mod tests {
     fn member(number: u8, is_member: bool, problem: Option<&str>) -> MemberStatus {
         let problem = problem.map(str::to_owned);
         let (applied, free_bytes, files_to_mend) = (7, None, 0);
-        MemberStatus { peer: peer(number), is_member, problem, applied, free_bytes, files_to_mend }
+        let (peer, copying) = (peer(number), None);
+        MemberStatus { peer, is_member, problem, applied, free_bytes, files_to_mend, copying }
     }
 
     fn stands_of(count: u8, members: Vec<MemberStatus>, is_primary: bool) -> PoolOfNode {

@@ -594,7 +594,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             Some(birth) if stat.kind == FileKind::Symlink => u32::from(birth.what.is_escaped()),
             _ => member.record(id)?.map_or(0, |record| record.placeholders),
         };
-        let record = FileRecord { ino: stat.ino, generation: stat.generation, slot, placeholders };
+        let record = FileRecord::of(&stat, slot, placeholders);
         member.index.put_file(id, record);
         for place in &found {
             member.index.add_place(id, place);

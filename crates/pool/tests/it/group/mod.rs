@@ -5,9 +5,11 @@
 //! failover   members that die, come back, and take each other's place
 //! directed   one fault at the moment that matters, while one member is the primary
 //! membership members that come and go
+//! copying    a member with a new disk is given all files
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
 
+mod copying;
 mod directed;
 mod failover;
 mod membership;
@@ -204,6 +206,19 @@ impl Group {
         Err("the time has passed".to_owned())
     }
 
+    /// A member's machine gets a new, empty disk. Its process does not run, and it is no voter.
+    fn wipe(&mut self, at: usize) {
+        self.sim.crash_silently(self.hosts[at]);
+        self.members()[at] = None;
+        let disk = SimulatedDisk::new(self.sim.outside());
+        let member = self.some();
+        let mut map = member.map();
+        map.members.remove(&self.sim.peer(self.hosts[at]).id);
+        let made = create_member(&disk, member.settings(), Some(&map));
+        self.sim.block_on(LONG, made).unwrap().unwrap();
+        self.disks[at] = disk;
+    }
+
     fn members(&self) -> MutexGuard<'_, Vec<Option<Arc<GroupMember<SimulatedDisk>>>>> {
         self.members.lock().unwrap()
     }
@@ -229,10 +244,11 @@ impl Group {
         for at in self.all() {
             if self.members()[at].as_ref().is_some_and(|member| member.has_failed()) {
                 let problem = self.status(at).members[0].problem.clone();
-                let is_expected = |problem: &String| {
-                    problem.starts_with("another member") || problem.starts_with("this node")
+                let is_usual = |problem: &String| {
+                    let usual = ["another member", "this node", "it is copied"];
+                    usual.iter().any(|why| problem.starts_with(why))
                 };
-                if problem.as_ref().is_some_and(|problem| !is_expected(problem)) {
+                if problem.as_ref().is_some_and(|problem| !is_usual(problem)) {
                     self.failed.push(format!("{:?}: member {at}: {problem:?}", self.sim.now()));
                 }
                 self.members()[at] = None;

@@ -1,0 +1,535 @@
+//! A member that is given all files by the primary: one that has none, or lacks changes that nobody keeps any more.
+//!
+//! ```text
+//! names       it discards its files, and makes all that there were at one change S, from batches of the primary
+//! bytes       it follows the log after S as any member, and is given the bytes of all files beside that
+//! learning    it gets what was written since S, and what may have been read too early or too late, and is complete
+//! ```
+//!
+//! Files are made by the code that makes changes, and without the journal: a member that dies before it has all names begins anew. The
+//! stage is durable in `.atoll/copying` from before the first file is discarded until everything is durable; as long as it is there
+//! this member is incomplete, whatever its log says. Then it is no member of an epoch and never the primary.
+//!
+//! | line of `.atoll/copying` | |
+//! |---|---|
+//! | `atoll pool copying 1` | |
+//! | `names`, or `bytes S UPTO FILES BYTES ALL-FILES ALL-BYTES` | the stage: numbers of [`CopiedBytes`] |
+//! | `end` | |
+//!
+//! The primary's side is `group/copying.rs`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
+use futures_util::lock::Mutex;
+
+use super::following::FollowedChanges;
+use super::opening::{INDEX, make_root};
+use super::{Decided, OpenError, PoolMember};
+use crate::change::PoolChange;
+use crate::change_log::ChangeLog;
+use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none};
+use crate::index::{FileRecord, GroupEntries, PoolIndex};
+use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
+use crate::messages::{
+    BeginCopy, CopiedBytes, CopyAmount, CopyBatch, CopyStage, ItemKind, OWN_ATTRIBUTES,
+};
+
+/// Of Atoll's own files.
+pub(super) const COPYING: &[u8] = b"copying";
+pub(super) const COPYING_BESIDE: &[u8] = b"copying.new";
+/// Where files are on their way to be removed.
+const DISCARDED: &[u8] = b"discarded";
+/// Where files are that nobody is to lose.
+const OLD: &[u8] = b"old";
+
+const FIRST_LINE: &str = "atoll pool copying 1";
+const LAST_LINE: &str = "end\n";
+/// Entries of the index in memory beyond which it is written.
+const MAX_PENDING: usize = 50_000;
+/// What the kernel takes from a file that is written.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// A member that is given names.
+pub(crate) struct CopiedMember<D: Disk> {
+    member: Arc<PoolMember<D>>,
+    /// The last record of the journal that it had.
+    sequence: u64,
+    begun: BeginCopy,
+    /// The last batch that was taken; held while one is.
+    taken: Mutex<u64>,
+}
+
+/// Why a batch was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CopyError {
+    /// The primary has sent what cannot be.
+    Wrong(&'static str),
+    Disk(Errno),
+}
+
+impl From<Errno> for CopyError {
+    fn from(errno: Errno) -> CopyError {
+        CopyError::Disk(errno)
+    }
+}
+
+fn to_text(stage: &CopyStage) -> String {
+    let line = match stage {
+        CopyStage::Names => "names".to_owned(),
+        CopyStage::Bytes(CopiedBytes { order, upto, done, all }) => format!(
+            "bytes {order} {upto} {} {} {} {}",
+            done.files, done.bytes, all.files, all.bytes
+        ),
+    };
+    format!("{FIRST_LINE}\n{line}\n{LAST_LINE}")
+}
+
+fn from_text(text: &str) -> Option<CopyStage> {
+    let line = text.strip_prefix(FIRST_LINE)?.strip_prefix('\n')?;
+    let line = line.strip_suffix(LAST_LINE)?.strip_suffix('\n')?;
+    let Some(numbers) = line.strip_prefix("bytes ") else {
+        return (line == "names").then_some(CopyStage::Names);
+    };
+    let numbers: Result<Vec<u64>, _> = numbers.split(' ').map(str::parse).collect();
+    let [order, upto, files, bytes, all_files, all_bytes] = numbers.ok()?[..] else { return None };
+    let done = CopyAmount { files, bytes };
+    let all = CopyAmount { files: all_files, bytes: all_bytes };
+    Some(CopyStage::Bytes(CopiedBytes { order, upto, done, all }))
+}
+
+/// Reads the stage; none on a member that is complete. What cannot be read is that of a member which may have anything.
+pub(super) async fn read_stage<D: Disk>(
+    disk: &D,
+    own: &D::Node,
+) -> Result<Option<CopyStage>, OpenError> {
+    let failed = |errno| OpenError::Disk("cannot read how far it was copied", errno);
+    let Some(node) = missing_is_none(disk.node(own, COPYING).await).map_err(failed)? else {
+        return Ok(None);
+    };
+    let file = disk.open(&node).await.map_err(failed)?;
+    let text = disk.read(&file, 0, 4096).await.map_err(failed)?;
+    let stage = std::str::from_utf8(&text).ok().and_then(from_text);
+    Ok(Some(stage.unwrap_or(CopyStage::Names)))
+}
+
+impl<D: Disk> PoolMember<D> {
+    /// How far it is that is given all files; none if it is complete.
+    pub(crate) fn copy_stage(&self) -> Option<CopyStage> {
+        *self.copying.lock().expect("no holder of this lock panics")
+    }
+
+    /// Notes the stage. It may be that of before after a loss of power, unless everything is synced.
+    async fn note_stage(&self, stage: Option<CopyStage>) -> DiskResult<()> {
+        let (disk, own) = (&self.disk, self.own().await?);
+        match &stage {
+            None => {
+                missing_is_none(disk.unlink(&own, COPYING).await)?;
+            }
+            Some(stage) => {
+                match disk.make(&own, COPYING_BESIDE, Making::File, 0o600).await {
+                    Ok(()) | Err(Errno::EEXIST) => {}
+                    Err(errno) => return Err(errno),
+                }
+                let file = disk.open(&disk.node(&own, COPYING_BESIDE).await?).await?;
+                let text = to_text(stage);
+                disk.set_len(&file, 0).await?;
+                if disk.write(&file, 0, text.as_bytes()).await? != text.len() {
+                    return Err(Errno::ENOSPC);
+                }
+                disk.sync_file(&file, false).await?;
+                let (from, to) = ((&own, COPYING_BESIDE), (&own, COPYING));
+                disk.rename(from, to, RenameFlags::default()).await?;
+            }
+        }
+        *self.copying.lock().expect("no holder of this lock panics") = stage;
+        Ok(())
+    }
+
+    /// Notes durably that its files are to be discarded.
+    pub(crate) async fn note_discarded(&self) -> DiskResult<()> {
+        self.note_stage(Some(CopyStage::Names)).await?;
+        self.disk.sync_all().await
+    }
+
+    /// Makes everything durable that was copied so far, and notes it.
+    pub(super) async fn note_copied(&self, upto: FileId, done: CopyAmount) -> DiskResult<()> {
+        let Some(CopyStage::Bytes(before)) = self.copy_stage() else { return Err(Errno::EINVAL) };
+        self.disk.sync_all().await?;
+        let stage = CopyStage::Bytes(CopiedBytes { upto: upto.0, done, ..before });
+        self.note_stage(Some(stage)).await
+    }
+
+    /// It has everything, durably.
+    pub(super) async fn note_complete(&self) -> DiskResult<()> {
+        self.note_stage(None).await?;
+        self.disk.sync_all().await
+    }
+
+    /// Whether there is anything but an empty root.
+    async fn has_files(&self, top: &D::Node) -> DiskResult<bool> {
+        let mut dir = self.disk.node(top, SLOTS_DIRECTORY.as_bytes()).await?;
+        for name in [Slot::ROOT.to_string(), FileId::ROOT.to_string()] {
+            let listed = self.disk.list(&dir).await?;
+            if listed.len() != 1 || listed[0].name != name.as_bytes() {
+                return Ok(true);
+            }
+            dir = self.disk.node(&dir, name.as_bytes()).await?;
+        }
+        Ok(!self.disk.list(&dir).await?.is_empty())
+    }
+
+    /// Has no files any more but the root. Those that it had go to `.atoll/old` if `keeps_old`.
+    async fn discard_files(&self, keeps_old: bool) -> DiskResult<()> {
+        let (disk, top, own) = (&*self.disk, self.disk.top(), self.own().await?);
+        let slots = SLOTS_DIRECTORY.as_bytes();
+        let plain = RenameFlags { no_replace: true, exchange: false };
+        let has_slots = missing_is_none(disk.stat_at(&top, slots).await)?.is_some();
+        if has_slots && keeps_old && self.has_files(&top).await? {
+            make_directory(disk, &own, OLD).await?;
+            let old = disk.node(&own, OLD).await?;
+            let mut number = 0u64;
+            loop {
+                let name = format!("slots-{number}");
+                match disk.rename((&top, slots), (&old, name.as_bytes()), plain).await {
+                    Err(Errno::EEXIST) => number += 1,
+                    renamed => break renamed?,
+                }
+            }
+            tracing::warn!("what this member had is in {OWN_DIRECTORY}/old/slots-{number}");
+        } else if has_slots {
+            remove_tree(disk, &own, DISCARDED).await?;
+            disk.rename((&top, slots), (&own, DISCARDED), plain).await?;
+        }
+        for listed in disk.list(&own).await? {
+            // What a crash has left on its way.
+            let is_left = listed.name.starts_with(b"moved-") || listed.name.starts_with(b"link-");
+            if is_left || listed.name == DISCARDED {
+                remove_tree(disk, &own, &listed.name).await?;
+            }
+        }
+        make_root(disk, &top).await
+    }
+}
+
+impl<D: Disk> CopiedMember<D> {
+    /// Discards what a member has: files, index, and what its journal says after record `sequence` at the latest.
+    pub(crate) async fn begin(
+        member: PoolMember<D>,
+        sequence: u64,
+        begun: BeginCopy,
+    ) -> Result<CopiedMember<D>, OpenError> {
+        let failed = |errno| OpenError::Disk("cannot discard what it has", errno);
+        // What was copied before is on the primary.
+        let has_own = member.copy_stage().is_none();
+        let has_room = member.room_left().await.map_err(failed)?
+            > begun.used_bytes.saturating_add(begun.used_bytes / 16);
+        member.note_discarded().await.map_err(failed)?;
+        member.discard_files(has_own && has_room).await.map_err(failed)?;
+        let own = member.own().await.map_err(failed)?;
+        let PoolMember { env, disk, settings, in_group, journal, index, copying, .. } = member;
+        drop(index);
+        missing_is_none(disk.unlink(&own, INDEX).await).map_err(failed)?;
+        let file = disk.database(&own, INDEX).await.map_err(failed)?;
+        let opened = PoolIndex::open(file);
+        let (index, _) = opened.map_err(|error| OpenError::Index(error.to_string()))?;
+        let slots = disk.node(&disk.top(), SLOTS_DIRECTORY.as_bytes()).await.map_err(failed)?;
+        let stage = copying.into_inner().expect("no holder of this lock panics");
+        let member =
+            PoolMember::assemble((env, disk), (settings, in_group), (slots, journal, index), stage);
+        let enter_root = async {
+            let in_slot = member.slot_node(Slot::ROOT).await?;
+            let root = member.disk.node(&in_slot, FileId::ROOT.to_string().as_bytes()).await?;
+            let stat = member.disk.stat(&root).await?;
+            member.index.put_file(FileId::ROOT, FileRecord::of(&stat, Some(Slot::ROOT), 0));
+            member.next.fetch_max(begun.next, Ordering::SeqCst);
+            Ok(())
+        };
+        enter_root.await.map_err(failed)?;
+        Ok(CopiedMember { member: Arc::new(member), sequence, begun, taken: Mutex::new(0) })
+    }
+
+    /// Gives the member back, whatever it has, and the last record of its journal; none if something is still under way.
+    pub(crate) fn into_parts(self) -> Option<(PoolMember<D>, u64)> {
+        Some((Arc::into_inner(self.member)?, self.sequence))
+    }
+
+    /// Takes a batch; one that was taken before changes nothing. Returns the member when it has all names, and follows.
+    pub(crate) async fn take(
+        &self,
+        number: u64,
+        batch: &CopyBatch,
+    ) -> Result<Option<Arc<PoolMember<D>>>, CopyError> {
+        let mut taken = self.taken.lock().await;
+        if number <= *taken {
+            return Ok(None);
+        }
+        if number != *taken + 1 || !batch.is_sound() {
+            return Err(CopyError::Wrong("a batch that cannot be"));
+        }
+        let member = &self.member;
+        let mut is_end = false;
+        match batch {
+            CopyBatch::Files(changes) => {
+                for change in changes {
+                    self.make(change).await?;
+                }
+            }
+            CopyBatch::Marks(marks) => {
+                marks.iter().for_each(|(id, marks)| member.marks().add(*id, marks));
+            }
+            CopyBatch::Remembered(marks) => {
+                marks.iter().for_each(|(id, marks)| member.marks().remember(*id, marks.clone()));
+            }
+            CopyBatch::Calls(client, record) => {
+                let added = member.done().add_record(client, record);
+                added.ok_or(CopyError::Wrong("calls that cannot be read"))?;
+            }
+            CopyBatch::End(all) => {
+                self.end(*all).await?;
+                is_end = true;
+            }
+        }
+        if member.index.pending() > MAX_PENDING {
+            let frozen =
+                member.index.freeze(member.meta(self.sequence, 0), GroupEntries::default());
+            member.index.write(&frozen).map_err(|error| member.index_failed(&error))?;
+        }
+        *taken = number;
+        Ok(is_end.then(|| member.clone()))
+    }
+
+    /// Makes a file, or gives it what it has.
+    async fn make(&self, change: &PoolChange) -> Result<(), CopyError> {
+        let member = &self.member;
+        let (id, parent) = match change {
+            PoolChange::Make { id, at, .. } | PoolChange::Link { id, at, .. } => {
+                (*id, Some(at.parent))
+            }
+            PoolChange::Extended { id, .. } | PoolChange::Attributes { id, .. } => (*id, None),
+            _ => return Err(CopyError::Wrong("a change that makes no file")),
+        };
+        let is_made = member.record(id)?.is_some();
+        if is_made == matches!(change, PoolChange::Make { .. }) {
+            return Err(CopyError::Wrong("a file that is made twice, or not at all"));
+        }
+        if let Some(parent) = parent {
+            let kind = member.record(parent)?.map(|record| record.kind);
+            if kind != Some(FileKind::Directory) {
+                return Err(CopyError::Wrong("a name in no directory"));
+            }
+        }
+        match member.apply(change, Decided::Elsewhere).await {
+            Ok(_) => Ok(()),
+            Err(Errno::EEXIST) => Err(CopyError::Wrong("two files of one name")),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Makes all of it durable. The log begins after the change as of which the names are.
+    async fn end(&self, all: CopyAmount) -> DiskResult<()> {
+        let (member, order) = (&self.member, self.begun.order);
+        let (first, epoch) = self.begun.epoch;
+        let epochs = match epoch {
+            0 => BTreeMap::new(),
+            epoch => BTreeMap::from([(first, epoch)]),
+        };
+        *member.log() = ChangeLog { recent: BTreeMap::new(), after: order, epochs };
+        let followed = FollowedChanges { applied: order, ..FollowedChanges::default() };
+        *member.followed.lock().expect("no holder of this lock panics") = Some(followed);
+        member.settle(self.sequence, order, order).await?;
+        let (upto, done) = (0, CopyAmount::default());
+        member.note_stage(Some(CopyStage::Bytes(CopiedBytes { order, upto, done, all }))).await?;
+        member.disk.sync_all().await
+    }
+}
+
+// ---- bytes, and what they are copied with ----
+
+impl<D: Disk> PoolMember<D> {
+    /// Writes bytes of a file that is copied.
+    pub(super) async fn take_copied_bytes(
+        &self,
+        (node, file): (&D::Node, &D::File),
+        (offset, size_bytes): (u64, u64),
+        bytes: &[u8],
+    ) -> DiskResult<()> {
+        if self.disk.stat_file(file).await?.size_bytes != size_bytes {
+            self.disk.set_len(file, size_bytes).await?;
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let capability = self.disk.xattr(node, CAPABILITY).await;
+        self.write_here(file, offset, bytes).await?;
+        match capability {
+            Ok(value) => self.disk.set_xattr(node, CAPABILITY, &value, XattrFlags::default()).await,
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Gives a file attributes as the primary has them. The changes up to the item's are made; a file that is gone since is passed over.
+    pub(super) async fn take_state(&self, what: &ItemKind, bytes: &[u8]) -> DiskResult<()> {
+        let Some(id) = what.file() else { return Err(Errno::EINVAL) };
+        let _turn = self.turns.write(id.0).await;
+        let node = {
+            let _still = self.whole.read(super::whole::MOVES).await;
+            match self.node(id).await {
+                Err(Errno::ESTALE) if self.record(id)?.is_none() => return Ok(()),
+                node => node?,
+            }
+        };
+        let disk = &self.disk;
+        match what {
+            ItemKind::XattrNames { .. } => {
+                let kept: Vec<&[u8]> = bytes.split(|byte| *byte == 0).collect();
+                for name in xattr_names(&**disk, &node).await? {
+                    if !kept.contains(&&name[..]) {
+                        ignore_refusals(disk.remove_xattr(&node, &name).await)?;
+                    }
+                }
+                Ok(())
+            }
+            ItemKind::Xattr { name, .. } => {
+                ignore_refusals(disk.set_xattr(&node, name, bytes, XattrFlags::default()).await)
+            }
+            ItemKind::State { mode, uid, gid, mtime, .. } => {
+                let before = disk.stat(&node).await?;
+                if (before.uid, before.gid) != (*uid, *gid) {
+                    disk.set_owner(&node, Some(*uid), Some(*gid)).await?;
+                }
+                if before.kind != FileKind::Symlink {
+                    disk.set_mode(&node, *mode).await?;
+                }
+                if before.kind != FileKind::Directory {
+                    let (secs, nanos) = *mtime;
+                    let time = TimeToSet::To(atoll_vfs::FileTime { secs, nanos });
+                    disk.set_times(&node, None, Some(time)).await?;
+                }
+                Ok(())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+/// The extended attributes of a file, but for Atoll's own.
+pub(crate) async fn xattr_names<D: Disk>(
+    disk: &D,
+    node: &D::Node,
+) -> DiskResult<Vec<bytes::Bytes>> {
+    match disk.xattrs(node).await {
+        Ok(mut names) => {
+            names.retain(|name| !name.starts_with(OWN_ATTRIBUTES));
+            Ok(names)
+        }
+        Err(Errno::EOPNOTSUPP) => Ok(Vec::new()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// An attribute that this disk cannot keep is one that it lacks, as when a change sets it.
+fn ignore_refusals(set: DiskResult<()>) -> DiskResult<()> {
+    match set {
+        Err(
+            Errno::ENODATA
+            | Errno::EOPNOTSUPP
+            | Errno::EPERM
+            | Errno::EACCES
+            | Errno::ENOSPC
+            | Errno::E2BIG
+            | Errno::ERANGE,
+        ) => Ok(()),
+        set => set,
+    }
+}
+
+async fn make_directory<D: Disk>(disk: &D, dir: &D::Node, name: &[u8]) -> DiskResult<()> {
+    match disk.make(dir, name, Making::Directory, 0o700).await {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes what stands under a name, and everything below it; nothing if there is nothing. Directories come up one by one, so that
+/// two are open at a time however deep it is.
+async fn remove_tree<D: Disk>(disk: &D, dir: &D::Node, name: &[u8]) -> DiskResult<()> {
+    let Some(stat) = missing_is_none(disk.stat_at(dir, name).await)? else { return Ok(()) };
+    if stat.kind != FileKind::Directory {
+        return disk.unlink(dir, name).await;
+    }
+    let top = disk.node(dir, name).await?;
+    let plain = RenameFlags { no_replace: true, exchange: false };
+    let mut number = 0u64;
+    loop {
+        let listed = disk.list(&top).await?;
+        if listed.is_empty() {
+            return disk.rmdir(dir, name).await;
+        }
+        for below in listed {
+            if below.kind != FileKind::Directory {
+                disk.unlink(&top, &below.name).await?;
+                continue;
+            }
+            let sub = disk.node(&top, &below.name).await?;
+            for deeper in disk.list(&sub).await? {
+                if deeper.kind != FileKind::Directory {
+                    disk.unlink(&sub, &deeper.name).await?;
+                    continue;
+                }
+                loop {
+                    let up = format!("up-{number}");
+                    number += 1;
+                    match disk.rename((&sub, &deeper.name), (&top, up.as_bytes()), plain).await {
+                        Err(Errno::EEXIST) => {}
+                        renamed => break renamed?,
+                    }
+                }
+            }
+            disk.rmdir(&top, &below.name).await?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::directory::Directory;
+
+    #[test]
+    fn stages_read_back_and_what_is_cut_off_is_none() {
+        let done = CopyAmount { files: 3, bytes: u64::MAX };
+        let bytes = CopiedBytes { order: 7, upto: u64::MAX, done, all: CopyAmount::default() };
+        for stage in [CopyStage::Names, CopyStage::Bytes(bytes)] {
+            let text = to_text(&stage);
+            assert_eq!(from_text(&text), Some(stage));
+            for len in 0..text.len() {
+                assert_eq!(from_text(&text[..len]), None, "{len}");
+            }
+        }
+        assert_eq!(from_text("atoll pool copying 2\nnames\nend\n"), None);
+        assert_eq!(from_text("atoll pool copying 1\nbytes 1 2 3\nend\n"), None);
+    }
+
+    #[tokio::test]
+    async fn a_deep_tree_is_removed_with_few_nodes_open() {
+        let place = tempfile::tempdir().unwrap();
+        let disk = Directory::open(place.path()).unwrap();
+        let top = disk.top();
+        disk.make(&top, b"tree", Making::Directory, 0o700).await.unwrap();
+        let mut dir = disk.node(&top, b"tree").await.unwrap();
+        for _ in 0..3000 {
+            for name in [&b"file"[..], b"up-0"] {
+                disk.make(&dir, name, Making::File, 0o600).await.unwrap();
+            }
+            disk.make(&dir, b"beside", Making::Directory, 0o700).await.unwrap();
+            disk.make(&dir, b"below", Making::Directory, 0o700).await.unwrap();
+            dir = disk.node(&dir, b"below").await.unwrap();
+        }
+        remove_tree(&disk, &top, b"tree").await.unwrap();
+        assert_eq!(disk.list(&top).await.unwrap(), []);
+        remove_tree(&disk, &top, b"tree").await.unwrap();
+    }
+}
