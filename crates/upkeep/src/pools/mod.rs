@@ -32,8 +32,8 @@ use atoll_node::{
 };
 use atoll_pool::disk::directory::Directory;
 use atoll_pool::{
-    CreateError, FAMILY, GroupMember, OpenError, PoolId, PoolMap, PoolRouter, PoolSettings,
-    create_member, read_settings,
+    CreateError, EditError, FAMILY, GroupMember, OpenError, PoolId, PoolMap, PoolRouter,
+    PoolSettings, create_member, read_settings,
 };
 use bytes::Bytes;
 use futures_util::future::{Either, select};
@@ -347,9 +347,22 @@ impl Pools {
     async fn remove(&self, request: &[u8]) -> Result<(), String> {
         let (pool, key) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
         let key = key.try_into().map_err(|_| "a key has 32 bytes")?;
-        let member = self.served(pool).ok_or("this node does not serve that pool now")?;
-        let removed = member.remove(atoll_key::PeerId(key), REMOVE_LIMIT).await;
-        removed.map(|_| ()).map_err(|error| error.to_string())
+        let env = &self.node.env;
+        let until = env.now() + REMOVE_LIMIT;
+        loop {
+            // A primary that is to go takes no part any more, and is opened again.
+            let asked = match self.served(pool) {
+                Some(member) => member.remove(atoll_key::PeerId(key), REMOVE_LIMIT).await,
+                None => Err(EditError::NoAnswer),
+            };
+            match asked {
+                Ok(_) => return Ok(()),
+                Err(EditError::NoAnswer) if env.now() < until => {
+                    sleep(&**env, FAILURE_CHECK_EVERY).await;
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
     }
 
     fn served(&self, pool: &PoolId) -> Option<Arc<GroupMember<Directory>>> {
