@@ -122,9 +122,9 @@ fn failure(error: &OpenError, what: &str) -> Failure {
         OpenError::HasMembers
         | OpenError::NotAMember
         | OpenError::Members
+        | OpenError::IndexVersion
         | OpenError::Votes(_)
         | OpenError::PrimaryIsOlder
-        | OpenError::IndexVersion
         | OpenError::NoStamp
         | OpenError::Stamp
         | OpenError::Disk(..) => failure,

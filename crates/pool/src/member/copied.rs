@@ -16,7 +16,7 @@
 //! | `names`, or `bytes S UPTO FILES BYTES ALL-FILES ALL-BYTES` | the stage: numbers of [`CopiedBytes`] |
 //! | `end` | |
 //!
-//! The primary's side is `group/copying.rs`.
+//! The primary's side is `group/copying/`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -531,5 +531,112 @@ mod tests {
         remove_tree(&disk, &top, b"tree").await.unwrap();
         assert_eq!(disk.list(&top).await.unwrap(), []);
         remove_tree(&disk, &top, b"tree").await.unwrap();
+    }
+
+    /// A directory of a learner has its default access control list of later: files that the log makes in it get that list, or lack the
+    /// one that it had then. POSIX lists, on a real disk.
+    #[tokio::test]
+    async fn lists_of_files_that_the_log_makes_are_put_right_by_their_states() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not run: it takes root");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let disk = Directory::open(place.path()).unwrap();
+        let settings = crate::member::PoolSettings { pool: [7; 16], level: 1 };
+        let keys = [1, 2].map(|n| atoll_key::PeerId([n; 32]));
+        let peer = |id| atoll_net::Peer { id, addr: ([10, 0, 0, 1], 1).into() };
+        let list = crate::members::PoolMembers::new(keys.map(peer).to_vec()).unwrap();
+        crate::member::create_member(
+            &disk,
+            settings,
+            Some(&crate::pool_map::PoolMap::first(&list)),
+        )
+        .await
+        .unwrap();
+        let env: atoll_env::Env = Arc::new(atoll_env::TokioRuntime::current());
+        let opened = PoolMember::open_unrecovered(env, disk).await.unwrap();
+        let map = crate::pool_map::PoolMap::first(&list);
+        let session = crate::messages::GroupSession { number: 1, primary_run: 1, backup_run: 1 };
+        let begin = BeginCopy { session, map, order: 5, epoch: (1, 2), next: 9, used_bytes: 0 };
+        let copied = opened.begin_copy(begin).await.unwrap();
+        let place_of = |parent, name: &[u8]| crate::change::PoolPlace::new(FileId(parent), name);
+        let make = |id, parent, name: &[u8], what, is_listed| {
+            let (uid, gid, mode, times) = (3, 4, 0o640, None);
+            let birth = crate::change::FileBirth { what, uid, gid, mode, is_listed, times };
+            PoolChange::Make { id: FileId(id), at: place_of(parent, name), birth, by: None }
+        };
+        use crate::change::BirthKind::{Directory as Plain, Distributed, Regular};
+        // user::rwx, user 7:rw-, group::r-x, mask::rwx, other::---.
+        let mut acl = vec![2, 0, 0, 0];
+        for (tag, bits, id) in [
+            (1u16, 7u16, u32::MAX),
+            (2, 6, 7),
+            (4, 5, u32::MAX),
+            (16, 7, u32::MAX),
+            (32, 0, u32::MAX),
+        ] {
+            acl.extend(tag.to_le_bytes());
+            acl.extend(bits.to_le_bytes());
+            acl.extend(id.to_le_bytes());
+        }
+        let default = crate::disk::DEFAULT_LIST;
+        let slot = Slot::new(7).unwrap();
+        let files = CopyBatch::Files(vec![
+            make(2, 1, b"dir", Distributed(slot), false),
+            make(3, 2, b"before", Regular, false),
+            PoolChange::Extended {
+                id: FileId(2),
+                name: default.to_vec(),
+                value: Some(acl.clone()),
+                by: None,
+            },
+        ]);
+        assert!(copied.take(1, &files).await.unwrap().is_none());
+        assert!(copied.take(1, &files).await.unwrap().is_none(), "it was taken before");
+        let twice = CopyBatch::Files(vec![make(3, 2, b"twice", Regular, false)]);
+        assert!(matches!(copied.take(2, &twice).await.err(), Some(CopyError::Wrong(_))));
+        let nowhere = CopyBatch::Files(vec![make(5, 3, b"in a file", Regular, false)]);
+        assert!(matches!(copied.take(2, &nowhere).await.err(), Some(CopyError::Wrong(_))));
+        let end = CopyBatch::End(CopyAmount::default());
+        let member = copied.take(2, &end).await.unwrap().expect("it has all names");
+        assert_eq!(member.log_stand().map(|stand| (stand.last, stand.epoch)), Some((5, 2)));
+        let names = async |id| {
+            let node = member.node(FileId(id)).await.unwrap();
+            (
+                xattr_names(&*member.disk, &node).await.unwrap(),
+                member.disk.stat(&node).await.unwrap(),
+            )
+        };
+        assert_eq!(names(3).await.0, [""; 0], "it got no list when it was made");
+        let changes = [
+            make(4, 2, b"file", Regular, false),
+            make(6, 2, b"sub", Plain, false),
+            // Its directory had a list then, and has none any more.
+            make(8, 1, b"listed", Distributed(slot), true),
+        ];
+        for (change, order) in changes.into_iter().zip(6..) {
+            member.accept(order, change).await.unwrap();
+            member.release(order).await.unwrap();
+        }
+        assert_eq!(names(6).await.0.len(), 2, "it got the list of later");
+        for (id, list) in [(4, &b""[..]), (6, b""), (8, b"system.posix_acl_default\0")] {
+            let (id, after) = (FileId(id), 8);
+            let what = ItemKind::XattrNames { id, after };
+            member.take_bytes(&what, list).await.unwrap();
+            if !list.is_empty() {
+                let what = ItemKind::Xattr { id, after, name: default.to_vec() };
+                member.take_bytes(&what, &acl).await.unwrap();
+            }
+            let (mode, uid, gid, mtime) = (0o2640, 9, 4, (5, 6));
+            let what = ItemKind::State { id, after, mode, uid, gid, mtime };
+            member.take_bytes(&what, &[]).await.unwrap();
+            let (names, stat) = names(id.0).await;
+            assert_eq!(names.len(), usize::from(!list.is_empty()), "{names:?}");
+            assert_eq!((stat.mode, stat.uid, stat.gid), (0o2640, 9, 4));
+        }
+        assert!(matches!(member.copy_stage(), Some(CopyStage::Bytes(_))));
+        member.take_bytes(&ItemKind::Complete, &[]).await.unwrap();
+        assert_eq!(member.copy_stage(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Files as they are now, for a member that is given all of them (`group/copying.rs`). On the primary.
+//! Files as they are now, for a member that is given all of them (`group/copying/`). On the primary.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -14,9 +14,15 @@
 //! Memory: one page of the index, a batch that is filled and one on its way, directories that went before their turn, and bytes of
 //! [`MAX_BYTES`].
 //!
+//! ```text
+//! walk        the names in their order
+//! ```
+//!
 //! The other side is `member/copied.rs`.
 
-use std::collections::{BTreeSet, VecDeque};
+mod walk;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,11 +33,12 @@ use bytes::Bytes;
 use futures_channel::oneshot;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use self::walk::{NamesWalk, PAGE};
 use super::primary::{BEGIN_LIMIT, Primary, end_of_call};
 use crate::backups::{BackupLink, CopyProgress, HandedItem, LinkEnd};
-use crate::change::{PoolChange, PoolPlace};
+use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
-use crate::index::{FileRecord, PoolIndexError, WrittenTables};
+use crate::index::WrittenTables;
 use crate::layout::FileId;
 use crate::marks::MarkTable;
 use crate::member::{FileToCopy, WrittenCheckpoint};
@@ -41,10 +48,6 @@ use crate::messages::{
 };
 use crate::routing::addressed;
 
-/// Files that are read from the index at once.
-const PAGE: usize = 256;
-/// More directories above each other than any path has: an index that says so is damaged.
-const MAX_DEPTH: usize = 1 << 16;
 /// A call with a batch may take so long until it is made again.
 const BATCH_LIMIT: Duration = Duration::from_secs(10);
 /// A member that takes no batch for so long is given up; a guess.
@@ -61,91 +64,6 @@ const NOTE_EVERY: Duration = Duration::from_secs(5);
 const MAX_STATES: usize = 16;
 /// Marks in one entry of a batch.
 const MAX_MARKS: usize = 4096;
-
-/// All files as of a checkpoint, each directory before what is in it.
-struct NamesWalk {
-    tables: Arc<WrittenTables>,
-    page: VecDeque<(FileId, FileRecord)>,
-    /// The file that is the next in the order of numbers: all before it are given.
-    at: FileId,
-    /// Directories beyond it that are given.
-    early: BTreeSet<FileId>,
-    /// Directories without names, which are not given, nor what is in them.
-    lost: BTreeSet<FileId>,
-    /// A file and directories above it that are to be given before it.
-    stack: Vec<(FileId, FileRecord)>,
-}
-
-/// A file with its names.
-type NamedFile = (FileId, FileRecord, Vec<PoolPlace>);
-
-impl NamesWalk {
-    fn new(tables: Arc<WrittenTables>) -> NamesWalk {
-        NamesWalk {
-            tables,
-            page: VecDeque::new(),
-            at: FileId(0),
-            early: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            stack: Vec::new(),
-        }
-    }
-
-    fn is_given(&self, dir: FileId) -> bool {
-        dir == FileId::ROOT || dir < self.at || self.early.contains(&dir)
-    }
-
-    /// The next file; none at the end.
-    fn next(&mut self) -> Result<Option<NamedFile>, PoolIndexError> {
-        loop {
-            let Some((id, record)) = self.stack.last().copied() else {
-                match self.next_in_order()? {
-                    Some(next) => self.stack.push(next),
-                    None => return Ok(None),
-                }
-                continue;
-            };
-            let mut places = self.tables.places(id)?;
-            places.retain(|place| !self.lost.contains(&place.parent));
-            if let Some(place) = places.iter().find(|place| !self.is_given(place.parent)) {
-                let parent = place.parent;
-                match self.tables.file(parent)? {
-                    Some(record) if self.stack.len() < MAX_DEPTH => {
-                        self.stack.push((parent, record))
-                    }
-                    _ => {
-                        self.lost.insert(parent);
-                    }
-                }
-                continue;
-            }
-            self.stack.pop();
-            if places.is_empty() {
-                if record.kind == FileKind::Directory {
-                    self.lost.insert(id);
-                }
-                continue;
-            }
-            if id > self.at {
-                self.early.insert(id);
-            }
-            return Ok(Some((id, record, places)));
-        }
-    }
-
-    fn next_in_order(&mut self) -> Result<Option<(FileId, FileRecord)>, PoolIndexError> {
-        loop {
-            if self.page.is_empty() {
-                self.page = self.tables.files_after(self.at, PAGE)?.into();
-            }
-            let Some((id, record)) = self.page.pop_front() else { return Ok(None) };
-            self.at = id;
-            if id != FileId::ROOT && !self.early.remove(&id) && !self.lost.contains(&id) {
-                return Ok(Some((id, record)));
-            }
-        }
-    }
-}
 
 /// Changes on their way into a batch.
 #[derive(Default)]
@@ -611,89 +529,7 @@ fn marks_in_batches(table: &MarkTable) -> Vec<Vec<(FileId, Vec<u64>)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::{BirthKind, FileBirth};
-    use crate::index::{GroupEntries, IndexMeta, PoolIndex};
-    use crate::layout::Slot;
-
-    /// A file's number, kind and names, each with its directory.
-    type Listed<'a> = (u64, FileKind, &'a [(u64, &'a str)]);
-
-    fn tables(files: &[Listed<'_>]) -> (PoolIndex, Arc<WrittenTables>) {
-        let file = Arc::new(tempfile::tempfile().unwrap());
-        let (index, _) = PoolIndex::open(file).unwrap();
-        for (id, kind, places) in files {
-            let slot = (*id == 1).then_some(Slot::ROOT);
-            let record = FileRecord { ino: *id, generation: 0, slot, placeholders: 0, kind: *kind };
-            index.put_file(FileId(*id), record);
-            for (parent, name) in *places {
-                index.add_place(FileId(*id), &PoolPlace::new(FileId(*parent), name.as_bytes()));
-            }
-        }
-        let meta = IndexMeta { sequence: 1, order: 1, next: 1 };
-        let tables = index.write(&index.freeze(meta, GroupEntries::default())).unwrap();
-        (index, tables)
-    }
-
-    fn walked(walk: &mut NamesWalk) -> Vec<u64> {
-        let mut all = Vec::new();
-        while let Some((id, _, _)) = walk.next().unwrap() {
-            all.push(id.0);
-        }
-        all
-    }
-
-    #[test]
-    fn each_directory_comes_before_what_is_in_it_and_each_file_once() {
-        use FileKind::{Directory, Regular};
-        let (_index, tables) = tables(&[
-            (1, Directory, &[]),
-            (2, Regular, &[(9, "in two"), (7, "directories")]),
-            (3, Directory, &[(8, "below younger ones")]),
-            (7, Directory, &[(1, "seven")]),
-            (8, Directory, &[(9, "eight")]),
-            (9, Directory, &[(1, "nine")]),
-            (10, Directory, &[]),
-            (11, Regular, &[(10, "in a directory without names")]),
-            (12, Regular, &[(10, "there"), (3, "and here")]),
-            (13, Regular, &[(99, "nowhere")]),
-        ]);
-        let mut walk = NamesWalk::new(tables);
-        assert_eq!(walked(&mut walk), [7, 9, 2, 8, 3, 12]);
-        assert!(walk.early.is_empty());
-    }
-
-    /// However many files there are.
-    #[test]
-    fn a_walk_remembers_directories_beyond_its_place_alone() {
-        let names: Vec<String> = (0..3000).map(|number| format!("{number}")).collect();
-        let places: Vec<[(u64, &str); 1]> = (0..3000)
-            .map(|number| [(if number < 2990 { 4000 } else { 1 }, &*names[number])])
-            .collect();
-        let mut files: Vec<Listed<'_>> = vec![(1, FileKind::Directory, &[])];
-        for (number, places) in places.iter().enumerate() {
-            files.push((number as u64 + 2, FileKind::Regular, places));
-        }
-        files.push((4000, FileKind::Directory, &[(1, "younger than what is in it")]));
-        let (_index, tables) = tables(&files);
-        let mut walk = NamesWalk::new(tables);
-        let mut given = 0;
-        while walk.next().unwrap().is_some() {
-            given += 1;
-            assert!(walk.early.len() <= 1 && walk.page.len() <= PAGE && walk.stack.len() <= 1);
-        }
-        assert_eq!(given, 3001);
-    }
-
-    #[test]
-    fn a_directory_in_itself_is_an_error_and_no_endless_walk() {
-        let (_index, tables) = tables(&[
-            (1, FileKind::Directory, &[]),
-            (5, FileKind::Directory, &[(6, "a")]),
-            (6, FileKind::Directory, &[(5, "b")]),
-            (7, FileKind::Regular, &[(1, "file")]),
-        ]);
-        assert_eq!(walked(&mut NamesWalk::new(tables)), [7]);
-    }
+    use crate::change::{BirthKind, FileBirth, PoolPlace};
 
     #[test]
     fn batches_are_bounded_and_hold_everything_in_order() {

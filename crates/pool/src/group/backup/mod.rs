@@ -12,6 +12,8 @@
 //! Until the first session the disk is as a crash has left it: which changes of the journal are to be made, the primary says, or this
 //! member when it becomes the primary. A run without a session may have lost bytes that were answered, with its machine's memory.
 
+mod copied;
+
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -29,13 +31,10 @@ use crate::backups::SUSPECT_AFTER;
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::Disk;
 use crate::map::PoolMap;
-use crate::member::{
-    CopiedMember, CopyError, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember,
-};
+use crate::member::{CopiedMember, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
 use crate::messages::{
-    self, BEAT, BEGIN, BackupReport, Beat, BeginCopy, BeginSession, COPY, COPY_BATCH, CopyBatch,
-    CopyHeader, CopyStage, GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind,
-    MAX_BATCH_BYTES, refused,
+    self, BEAT, BEGIN, BackupReport, Beat, BeginSession, COPY, COPY_BATCH, CopyHeader, CopyStage,
+    GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind, MAX_BATCH_BYTES, refused,
 };
 use crate::turns::Turns;
 
@@ -406,82 +405,6 @@ impl<D: Disk> Backup<D> {
         self.state().phase = Phase::Serving(member);
         let own = self.own.clone();
         self.env.spawn(Box::pin(make_released(own)));
-    }
-
-    /// Discards what it has, to be given all files.
-    async fn begin_copy(self: Arc<Self>, from: PeerId, begin: BeginCopy) -> Result<Reply, Refusal> {
-        let BeginCopy { session, map, .. } = &begin;
-        let session = *session;
-        if map.primary != from || !map.is_sound() || begin.epoch.0 > begin.order {
-            return Err(Refusal::new(Refusal::MALFORMED, "a copy that cannot be"));
-        }
-        let _alone = self.under_way.write(0).await;
-        let phase = {
-            let mut state = self.state();
-            self.hear(&mut state, map)?;
-            if session.backup_run != self.run
-                || session.number <= state.sessions
-                || map.members.contains(&self.local.id)
-                || matches!(state.phase, Phase::Recovering | Phase::Leading | Phase::Failed(_))
-            {
-                return Err(no_session());
-            }
-            state.sessions = session.number;
-            state.session = None;
-            std::mem::replace(&mut state.phase, Phase::Recovering)
-        };
-        let begun = match phase {
-            Phase::Unrecovered(unrecovered) => unrecovered.begin_copy(begin).await,
-            Phase::Copying(copied) => {
-                match Arc::into_inner(copied).and_then(CopiedMember::into_parts) {
-                    Some((member, sequence)) => CopiedMember::begin(member, sequence, begin).await,
-                    None => return Err(self.fail("it is copied anew".into())),
-                }
-            }
-            Phase::Serving(member) => {
-                // What is at work with its files ends when it is opened again.
-                let noted = member.note_discarded().await;
-                let why = noted.map_or_else(|errno| errno.to_string(), |()| "it is copied".into());
-                return Err(self.fail(why));
-            }
-            Phase::Recovering | Phase::Leading | Phase::Failed(_) => return Err(no_session()),
-        };
-        match begun {
-            Ok(copied) => {
-                let mut state = self.state();
-                state.phase = Phase::Copying(Arc::new(copied));
-                state.session = Some(session);
-                Ok(Reply::default())
-            }
-            Err(error) => Err(self.fail(error.to_string())),
-        }
-    }
-
-    /// Takes names, and what goes with them.
-    async fn take_batch(
-        self: Arc<Self>,
-        header: CopyHeader,
-        batch: CopyBatch,
-    ) -> Result<Reply, Refusal> {
-        let _under_way = self.under_way.read(0).await;
-        let copied = {
-            let mut state = self.state();
-            state.heard = self.env.now();
-            match &state.phase {
-                Phase::Copying(copied) if state.session == Some(header.session) => copied.clone(),
-                _ => return Err(no_session()),
-            }
-        };
-        match copied.take(header.number, &batch).await {
-            Ok(None) => {}
-            Ok(Some(member)) => {
-                self.state().session = None;
-                self.serve(member);
-            }
-            Err(CopyError::Wrong(why)) => return Err(self.fail(format!("the primary sent {why}"))),
-            Err(CopyError::Disk(errno)) => return Err(self.fail(format!("its disk: {errno}"))),
-        }
-        Ok(Reply::default())
     }
 
     /// A primary calls, by this map. Refused if another one is known, or was proposed.
