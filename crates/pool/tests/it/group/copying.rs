@@ -141,6 +141,77 @@ fn a_member_with_a_new_disk_is_given_everything() {
     });
 }
 
+/// Its disk is full, wherever it is by then.
+#[test]
+fn a_member_whose_disk_is_too_small_is_waited_for_by_nobody_and_copied_when_it_has_room() {
+    for (seed, room) in [(1, 100 << 10), (2, 3 << 20)] {
+        let mut group = Group::of_four(seed);
+        group.wipe(FOURTH);
+        // The journal and the votes fit, and little else.
+        group.disks[FOURTH].set_capacity((17 << 20) + room, 1000);
+        group.restart(FOURTH);
+        let mounted = group.mount(0);
+        for number in 0..30 {
+            let before = group.sim.now();
+            let name = format!("made-{number}");
+            let made = mounted.mkdir(me(), ROOT, name.as_bytes(), 0o755);
+            group.sim.block_on(LONG, made).unwrap().unwrap();
+            let took = group.sim.now().since(before);
+            assert!(took < Duration::from_secs(3), "{took:?}");
+            group.run_for(Duration::from_millis(300));
+        }
+        let primary = group.primary().unwrap();
+        let members = group.status(primary).members;
+        assert_eq!(members.iter().filter(|member| member.is_member).count(), 3, "room {room}");
+        group.disks[FOURTH].set_capacity(1 << 34, 1 << 20);
+        group.failed.clear();
+        group.run_for(Duration::from_secs(30));
+        group.failed.clear();
+        group.settle_and_compare().unwrap_or_else(|wrong| panic!("room {room}: {wrong}"));
+    }
+}
+
+/// All that was answered is on one other member, which is not there: voters would take a member with a new disk for the primary.
+#[test]
+fn a_member_with_a_new_disk_never_becomes_the_primary() {
+    let mut group = Group::of(1, 1, 4);
+    let fs = group.mount(FOURTH);
+    let small = (16 << 20) + (40 << 20);
+    let [primary, one, two] = group.roles();
+    group.kill(one, InFlight::Lost);
+    group.disks[one].set_capacity(small, 500);
+    let fill = async {
+        let file = make(&*fs, ROOT, b"large").await;
+        for mib in 0..60 {
+            write(&*fs, file, mib << 20, vec![1; 1 << 20]).await;
+        }
+    };
+    group.sim.block_on(LONG, fill).unwrap();
+    // It votes, and has no room for what it lacks.
+    group.restart(one);
+    group.run_for(Duration::from_secs(3));
+    group.kill(two, InFlight::Lost);
+    group.disks[two].set_capacity(small, 500);
+    group.sim.block_on(LONG, fs.mkdir(me(), ROOT, b"answered", 0o755)).unwrap().unwrap();
+    let members = group.status(primary).members;
+    assert_eq!(members.iter().filter(|member| member.is_member).count(), 2);
+    group.kill(primary, InFlight::Lost);
+    group.wipe(FOURTH);
+    group.restart(FOURTH);
+    group.restart(two);
+    group.run_for(Duration::from_secs(15));
+    assert_eq!(group.primary(), None);
+    for at in [one, two] {
+        group.disks[at].set_capacity(1 << 34, 1 << 20);
+    }
+    group.restart(primary);
+    group.await_quiet().unwrap();
+    group.failed.clear();
+    group.settle_and_compare().unwrap();
+    let found = group.fs();
+    group.sim.block_on(LONG, found.lookup(me(), ROOT, b"answered")).unwrap().unwrap();
+}
+
 const CLIENTS: u32 = 3;
 /// Of each client.
 const STEPS: u64 = 500;
