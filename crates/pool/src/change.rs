@@ -376,7 +376,7 @@ impl PoolChange {
 
     /// More bytes than it has when it is encoded.
     pub(crate) fn encoded_at_most(&self) -> usize {
-        /// Of all numbers and frames of a change.
+        /// What the numbers of a change and the frames of its fields take at most.
         const FIXED_BYTES: usize = 256;
         let of_kind = |what: &BirthKind| match what {
             BirthKind::Symlink(target) => target.len(),

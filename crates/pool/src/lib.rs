@@ -50,7 +50,7 @@ mod turns;
 
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
-pub use group::{CopyProgress, EditError, GroupMember, GroupStatus, MemberStatus};
+pub use group::{CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError};
 pub use layout::OWN_DIRECTORY;
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,

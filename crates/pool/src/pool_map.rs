@@ -138,8 +138,13 @@ impl PoolMap {
             && self.voters.is_sound(&self.enrolled)
     }
 
+    /// The primary, and where it listens.
+    pub(crate) fn primary_peer(&self) -> Peer {
+        self.enrolled.get(self.primary).expect("the primary of a sound map is enrolled")
+    }
+
     /// Whether all enrolled members have everything.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.members.len() == self.enrolled.peers().len()
     }
 

@@ -64,7 +64,7 @@ pub(super) struct JoinArgs {
 
 For a machine that does not come back, or whose disk is lost: the others stop waiting for it, and another one votes in its place. The last
 member that has everything cannot be removed. A machine that works leaves by itself: `atoll pool leave`.")]
-pub(super) struct RemoveArgs {
+pub(super) struct RemoveMemberArgs {
     /// The pool's name on this node
     name: String,
 
@@ -124,7 +124,7 @@ async fn share(
 }
 
 /// Has a member be none any more.
-pub(super) async fn remove(args: &RemoveArgs, global: &Global) -> Result<(), Failure> {
+pub(super) async fn remove(args: &RemoveMemberArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot remove a member of pool {}", args.name);
     let record = known(&args.name, global, &what)?;
     let pool =
@@ -178,7 +178,7 @@ pub(super) async fn remove_itself(
     })
 }
 
-/// Who the members are, as the pool's directory says.
+/// The pool's members, read from its directory on this machine.
 async fn members_of(record: &PoolRecord, what: &str) -> Result<PoolMembers, Failure> {
     let map = atoll_pool::read_map(&super::disk(&record.dir, what)?).await;
     let map = map.map_err(|error| super::failure(&error, what))?;

@@ -65,7 +65,7 @@ enum Command {
     /// Give a directory of this machine to a pool that others have
     Join(group::JoinArgs),
     /// Take a machine out of a pool that does not come back
-    Remove(group::RemoveArgs),
+    Remove(group::RemoveMemberArgs),
     /// List this node's pools
     Status(status::Args),
     /// Walk through all files of a pool, make its index again and put right what can be

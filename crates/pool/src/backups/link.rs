@@ -132,7 +132,7 @@ struct LinkState {
     beating: Option<u64>,
     /// The epoch of the newest map that it is known to have.
     told: u64,
-    /// Where it listens.
+    /// The address at which the member listens.
     addr: SocketAddr,
     /// It is no member of the pool any more.
     is_retired: bool,

@@ -167,8 +167,10 @@ impl Backups {
         new
     }
 
-    fn members(&self) -> Vec<Arc<BackupLink>> {
-        self.links().iter().filter(|link| link.is_member()).cloned().collect()
+    /// Looked at for each call of a client.
+    fn members(&self) -> impl Iterator<Item = Arc<BackupLink>> {
+        let links = self.links();
+        (0..links.len()).map(move |at| links[at].clone()).filter(|link| link.is_member())
     }
 
     /// The change that bytes of a file wait for: one that makes it or sets its times, or else all that are released, whether or not a
@@ -219,12 +221,12 @@ impl Backups {
 
     /// Waits until all members can be spoken to.
     pub(crate) async fn all_up(&self) {
-        join_all(self.members().iter().map(|link| link.up())).await;
+        join_all(self.members().map(|link| async move { link.up().await })).await;
     }
 
     /// Whether all members have promised, until now at least, to follow nobody else.
     pub(crate) fn has_leases(&self, now: Moment) -> bool {
-        self.members().iter().all(|link| link.has_granted(now))
+        self.members().all(|link| link.has_granted(now))
     }
 
     /// Changes whenever a member may have lost bytes, or members are others.
@@ -234,17 +236,17 @@ impl Backups {
 
     /// The members that may have lost bytes.
     pub(crate) fn members_to_mend(&self) -> Vec<Arc<BackupLink>> {
-        self.members().into_iter().filter(|link| link.files_to_mend() > 0).collect()
+        self.members().filter(|link| link.files_to_mend() > 0).collect()
     }
 
     /// Ranges of a file that some member has not got again.
     pub(crate) fn unmended(&self, id: FileId) -> Vec<u64> {
-        self.members().iter().flat_map(|link| link.to_mend(id)).collect()
+        self.members().flat_map(|link| link.to_mend(id)).collect()
     }
 
     /// Room on the fullest member's disk, less what is on its way, bytes.
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.members().iter().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
+        self.members().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
     }
 }
 

@@ -116,7 +116,7 @@ impl<D: Disk> Primary<D> {
         decided.await.map_err(|oneshot::Canceled| NotEdited::Ended)
     }
 
-    /// Who the members are to be.
+    /// The members that the next map is to enrol.
     fn edited(&self, enrolled: &PoolMembers) -> PoolMembers {
         let mut edits = self.edits();
         edits.retain(|asked| !asked.done.is_canceled());

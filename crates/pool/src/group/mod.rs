@@ -51,7 +51,7 @@ use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
 use crate::layout::OWN_DIRECTORY;
-use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE};
+use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError};
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
@@ -64,6 +64,8 @@ use crate::routing::addressed;
 const END_LIMIT: Duration = Duration::from_secs(3);
 /// How often a member looks whether the primary is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// How often a member whose disk is full tries again to write what maps want.
+const FULL_DISK_PAUSE: Duration = Duration::from_secs(2);
 /// How often a member that hears of no primary asks who it is.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long a map is proposed, or asked for, until that is begun anew.
@@ -98,7 +100,7 @@ struct GroupSeat<D: Disk> {
 
 /// Why the members of a pool are as they were.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum EditError {
+pub enum PoolEditError {
     /// The primary does not do that; why, for people.
     #[error("{0}")]
     Refused(String),
@@ -179,11 +181,6 @@ impl<D: Disk> GroupMember<D> {
         self.seat.settings
     }
 
-    /// Who the pool's members are, as far as this one knows.
-    pub fn members(&self) -> PoolMembers {
-        self.seat.backup.map().enrolled
-    }
-
     /// The newest map that this member knows to be decided.
     pub fn map(&self) -> PoolMap {
         self.seat.maps.map()
@@ -194,37 +191,37 @@ impl<D: Disk> GroupMember<D> {
     ///
     /// # Errors
     /// If the pool has as many members as it can have; if nobody answers.
-    pub async fn enrol(&self, peer: Peer, limit: Duration) -> Result<PoolMap, EditError> {
+    pub async fn enrol(&self, peer: Peer, limit: Duration) -> Result<PoolMap, PoolEditError> {
         self.edit(PoolEdit::Enrol(peer), limit).await
     }
 
     /// Has a member be none any more, whether it is there or not. If it is the primary, another one becomes that first.
     ///
     /// # Errors
-    /// If no other member has everything; [`EditError::NoAnswer`] also if this one was the primary: it is to be asked again when it was opened
+    /// If no other member has everything; [`PoolEditError::NoAnswer`] also if this one was the primary: it is to be asked again when it was opened
     /// again.
-    pub async fn remove(&self, id: PeerId, limit: Duration) -> Result<PoolMap, EditError> {
+    pub async fn remove(&self, id: PeerId, limit: Duration) -> Result<PoolMap, PoolEditError> {
         self.edit(PoolEdit::Remove(id), limit).await
     }
 
-    async fn edit(&self, edit: PoolEdit, limit: Duration) -> Result<PoolMap, EditError> {
+    async fn edit(&self, edit: PoolEdit, limit: Duration) -> Result<PoolMap, PoolEditError> {
         let seat = &self.seat;
         let until = seat.env.now() + limit;
         loop {
             let left = until.since(seat.env.now());
             // One that takes no part any more, as a primary that was to go, does not learn who is the primary.
             if left.is_zero() || self.has_failed() {
-                return Err(EditError::NoAnswer);
+                return Err(PoolEditError::NoAnswer);
             }
             let header = messages::encode(&edit);
             let request = Request { method: EDIT, header, parts: Vec::new() };
             match self.call(request, left).await {
                 Ok(reply) => match messages::decode::<PoolMap>(&reply.header) {
                     Some(map) if map.is_sound() => return Ok(map),
-                    _ => return Err(EditError::Refused("its answer cannot be read".into())),
+                    _ => return Err(PoolEditError::Refused("its answer cannot be read".into())),
                 },
                 Err(CallError::Refused(refusal)) if refusal.code == refused::EDIT => {
-                    return Err(EditError::Refused(refusal.text));
+                    return Err(PoolEditError::Refused(refusal.text));
                 }
                 // Another one is the primary soon.
                 Err(error) => tracing::debug!("the members of the pool: {error}"),
@@ -243,25 +240,7 @@ impl<D: Disk> GroupMember<D> {
     /// # Errors
     /// [`CallError::Unreachable`] also if there is no primary now, or another one before there was an answer.
     pub async fn call(&self, request: Request, limit: Duration) -> Result<Reply, CallError> {
-        let seat = &self.seat;
-        let primary = seat.primary();
-        if primary.id == seat.transport.local().id {
-            let answered = seat.answer(seat.transport.local(), request);
-            return match timeout(&*seat.env, limit, answered).await {
-                Ok(Ok(reply)) => Ok(reply),
-                Ok(Err(refusal)) => Err(CallError::Refused(refusal)),
-                Err(_) => Err(CallError::TimedOut),
-            };
-        }
-        let Request { method, header, parts } = request;
-        let request = Request { method, header: addressed(&seat.settings.pool, &header), parts };
-        let answered = seat.transport.call(primary, request, limit);
-        match select(answered, pin!(seat.until_other_primary(primary))).await {
-            Either::Left((answered, _)) => answered,
-            Either::Right(_) => {
-                Err(CallError::Unreachable("another one is the primary now".into()))
-            }
-        }
+        self.seat.call_primary(request, limit).await
     }
 
     /// The file system, on the primary alone. Its answers hold only as long as this member is the primary: what calls it gets wrong
@@ -276,7 +255,7 @@ impl<D: Disk> GroupMember<D> {
     /// How the pool stands.
     pub fn status(&self) -> GroupStatus {
         let map = self.seat.backup.map();
-        let primary = self.seat.primary();
+        let primary = map.primary_peer();
         let lead = self.seat.lead();
         let (is_primary, members) = match &*lead {
             Some(lead) => (lead.server.is_some(), lead.primary.status()),
@@ -326,10 +305,32 @@ impl<D: Disk> GroupSeat<D> {
         self.lead.lock().expect("no holder of this lock panics")
     }
 
-    /// Who is the primary, as far as this member knows.
-    fn primary(&self) -> Peer {
-        let map = self.backup.map();
-        map.enrolled.get(map.primary).unwrap_or_else(|| map.enrolled.founder())
+    /// Makes a call that the primary answers.
+    async fn call_primary(&self, request: Request, limit: Duration) -> Result<Reply, CallError> {
+        let primary = self.backup.primary();
+        if primary.id == self.transport.local().id {
+            let answered = self.answer(self.transport.local(), request);
+            return match timeout(&*self.env, limit, answered).await {
+                Ok(Ok(reply)) => Ok(reply),
+                Ok(Err(refusal)) => Err(CallError::Refused(refusal)),
+                Err(_) => Err(CallError::TimedOut),
+            };
+        }
+        let Request { method, header, parts } = request;
+        let request = Request { method, header: addressed(&self.settings.pool, &header), parts };
+        let answered = self.transport.call(primary, request, limit);
+        match select(answered, pin!(self.until_other_primary(primary))).await {
+            Either::Left((answered, _)) => answered,
+            Either::Right(_) => {
+                Err(CallError::Unreachable("another one is the primary now".into()))
+            }
+        }
+    }
+
+    async fn until_other_primary(&self, primary: Peer) {
+        while self.backup.primary().id == primary.id {
+            sleep(&*self.env, LOOK_EVERY).await;
+        }
     }
 
     /// Takes the newest map over that somebody here has heard of.
@@ -340,7 +341,18 @@ impl<D: Disk> GroupSeat<D> {
 
     /// Does what the newest map that is known wants of this member.
     async fn follow_map(&self) -> Result<(), OpenError> {
-        let map = self.maps.follow().await.map_err(OpenError::Votes)?;
+        let map = match self.maps.follow().await {
+            Ok(map) => map,
+            // It goes on as a member, and votes when there is room.
+            Err(VoterError::Disk(Errno::ENOSPC)) => {
+                tracing::warn!(
+                    "the disk is full: this member cannot vote, or keep who the members are"
+                );
+                sleep(&*self.env, FULL_DISK_PAUSE).await;
+                return Ok(());
+            }
+            Err(error) => return Err(OpenError::Votes(error)),
+        };
         match map.enrolled.contains(self.transport.local().id) {
             true => Ok(()),
             false => Err(OpenError::NotAMember),
@@ -354,12 +366,6 @@ impl<D: Disk> GroupSeat<D> {
             lead.primary.close();
         }
         self.backup.fail(problem);
-    }
-
-    async fn until_other_primary(&self, primary: Peer) {
-        while self.primary().id == primary.id {
-            sleep(&*self.env, LOOK_EVERY).await;
-        }
     }
 
     /// Answers a call of the file system, or one about the members, if this member is the primary.
@@ -413,17 +419,9 @@ impl<D: Disk> GroupSeat<D> {
             return;
         }
         let header = messages::encode(&PoolEdit::Enrol(local));
-        let request = Request { method: EDIT, header: header.clone(), parts: Vec::new() };
-        let primary = self.primary();
+        let request = Request { method: EDIT, header, parts: Vec::new() };
         // What fails is tried again.
-        match primary.id == local.id {
-            true => drop(self.answer_edit(&request).await),
-            false => {
-                let header = addressed(&self.settings.pool, &header);
-                let request = Request { method: EDIT, header, parts: Vec::new() };
-                drop(self.transport.call(primary, request, HELLO_LIMIT).await);
-            }
-        }
+        drop(self.call_primary(request, HELLO_LIMIT).await);
     }
 
     /// Becomes the primary, if the primary is gone and nobody else has become it.
@@ -624,8 +622,7 @@ impl<D: Disk> Service for SeatService<D> {
         let seat = self.seat.upgrade();
         Box::pin(async move {
             let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
-            let map = seat.backup.map();
-            if !map.enrolled.contains(from.id) {
+            if !seat.backup.is_enrolled(from.id) {
                 let text = "the caller is no member of the pool";
                 return Err(Refusal::new(refused::NOT_A_MEMBER, text));
             }

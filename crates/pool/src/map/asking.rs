@@ -38,7 +38,7 @@ pub enum AskError {
 }
 
 /// What is known of the voters.
-struct KnownVoters {
+struct KnownMap {
     /// The newest map that is known.
     map: PoolMap,
     /// The voter of this member, if it has one.
@@ -50,7 +50,7 @@ pub(super) struct MapAsker {
     env: Env,
     transport: Arc<dyn Transport>,
     pool: PoolId,
-    known: Mutex<KnownVoters>,
+    known: Mutex<KnownMap>,
 }
 
 /// What a voter said.
@@ -77,10 +77,10 @@ impl MapAsker {
         map: PoolMap,
         own: Option<Arc<MapVoter>>,
     ) -> MapAsker {
-        MapAsker { env, transport, pool, known: Mutex::new(KnownVoters { map, own }) }
+        MapAsker { env, transport, pool, known: Mutex::new(KnownMap { map, own }) }
     }
 
-    fn known(&self) -> MutexGuard<'_, KnownVoters> {
+    fn known(&self) -> MutexGuard<'_, KnownMap> {
         self.known.lock().expect("no holder of this lock panics")
     }
 

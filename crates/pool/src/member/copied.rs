@@ -64,15 +64,15 @@ pub(crate) struct CopiedMember<D: Disk> {
 
 /// Why a batch was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CopyError {
+pub(crate) enum CopyBatchError {
     /// The primary has sent what cannot be.
     Wrong(&'static str),
     Disk(Errno),
 }
 
-impl From<Errno> for CopyError {
-    fn from(errno: Errno) -> CopyError {
-        CopyError::Disk(errno)
+impl From<Errno> for CopyBatchError {
+    fn from(errno: Errno) -> CopyBatchError {
+        CopyBatchError::Disk(errno)
     }
 }
 
@@ -261,13 +261,13 @@ impl<D: Disk> CopiedMember<D> {
         &self,
         number: u64,
         batch: &CopyBatch,
-    ) -> Result<Option<Arc<PoolMember<D>>>, CopyError> {
+    ) -> Result<Option<Arc<PoolMember<D>>>, CopyBatchError> {
         let mut taken = self.taken.lock().await;
         if number <= *taken {
             return Ok(None);
         }
         if number != *taken + 1 || !batch.is_sound() {
-            return Err(CopyError::Wrong("a batch that cannot be"));
+            return Err(CopyBatchError::Wrong("a batch that cannot be"));
         }
         let member = &self.member;
         let mut is_end = false;
@@ -285,7 +285,7 @@ impl<D: Disk> CopiedMember<D> {
             }
             CopyBatch::Calls(client, record) => {
                 let added = member.done().add_record(client, record);
-                added.ok_or(CopyError::Wrong("calls that cannot be read"))?;
+                added.ok_or(CopyBatchError::Wrong("calls that cannot be read"))?;
             }
             CopyBatch::End(all) => {
                 self.end(*all).await?;
@@ -302,28 +302,28 @@ impl<D: Disk> CopiedMember<D> {
     }
 
     /// Makes a file, or gives it what it has.
-    async fn make(&self, change: &PoolChange) -> Result<(), CopyError> {
+    async fn make(&self, change: &PoolChange) -> Result<(), CopyBatchError> {
         let member = &self.member;
         let (id, parent) = match change {
             PoolChange::Make { id, at, .. } | PoolChange::Link { id, at, .. } => {
                 (*id, Some(at.parent))
             }
             PoolChange::Extended { id, .. } | PoolChange::Attributes { id, .. } => (*id, None),
-            _ => return Err(CopyError::Wrong("a change that makes no file")),
+            _ => return Err(CopyBatchError::Wrong("a change that makes no file")),
         };
         let is_made = member.record(id)?.is_some();
         if is_made == matches!(change, PoolChange::Make { .. }) {
-            return Err(CopyError::Wrong("a file that is made twice, or not at all"));
+            return Err(CopyBatchError::Wrong("a file that is made twice, or not at all"));
         }
         if let Some(parent) = parent {
             let kind = member.record(parent)?.map(|record| record.kind);
             if kind != Some(FileKind::Directory) {
-                return Err(CopyError::Wrong("a name in no directory"));
+                return Err(CopyBatchError::Wrong("a name in no directory"));
             }
         }
         match member.apply(change, Decided::Elsewhere).await {
             Ok(_) => Ok(()),
-            Err(Errno::EEXIST) => Err(CopyError::Wrong("two files of one name")),
+            Err(Errno::EEXIST) => Err(CopyBatchError::Wrong("two files of one name")),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -595,9 +595,9 @@ mod tests {
         assert!(copied.take(1, &files).await.unwrap().is_none());
         assert!(copied.take(1, &files).await.unwrap().is_none(), "it was taken before");
         let twice = CopyBatch::Files(vec![make(3, 2, b"twice", Regular, false)]);
-        assert!(matches!(copied.take(2, &twice).await.err(), Some(CopyError::Wrong(_))));
+        assert!(matches!(copied.take(2, &twice).await.err(), Some(CopyBatchError::Wrong(_))));
         let nowhere = CopyBatch::Files(vec![make(5, 3, b"in a file", Regular, false)]);
-        assert!(matches!(copied.take(2, &nowhere).await.err(), Some(CopyError::Wrong(_))));
+        assert!(matches!(copied.take(2, &nowhere).await.err(), Some(CopyBatchError::Wrong(_))));
         let end = CopyBatch::End(CopyAmount::default());
         let member = copied.take(2, &end).await.unwrap().expect("it has all names");
         assert_eq!(member.log_stand().map(|stand| (stand.last, stand.epoch)), Some((5, 2)));

@@ -50,7 +50,7 @@ use crate::turns::{Turn, Turns};
 
 pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
-pub(crate) use copied::{CopiedMember, CopyError, xattr_names};
+pub(crate) use copied::{CopiedMember, CopyBatchError, xattr_names};
 pub(crate) use handing::FileToCopy;
 pub use leaving::LeaveReport;
 use opening::last_of_unbroken;

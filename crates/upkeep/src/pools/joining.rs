@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_net::{CallError, Peer, Refusal, Reply, Request};
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::{EditError, GroupMember, PoolId, PoolMap, addressed};
+use atoll_pool::{GroupMember, PoolEditError, PoolId, PoolMap, addressed};
 use bytes::Bytes;
 
 use super::records::{GroupRecord, JoiningRecord};
@@ -40,21 +40,20 @@ pub(super) async fn answer(
     request: &Request,
 ) -> Result<Reply, Refusal> {
     check_token(token, request)?;
-    let map = member.map();
-    // It may have lost what it must not forget, or what others count on.
-    if map.voters.keys.contains(&from.id) || map.members.contains(&from.id) {
-        let why = "the pool has this node as a member already; if its directory is lost, \
-                   `atoll pool remove` on another member comes first";
-        return Err(Refusal::new(NOT_A_MEMBER, why));
-    }
     match member.enrol(from, ENROL_LIMIT).await {
+        // It may have lost what it must not forget, or what others count on.
+        Ok(map) if map.voters.keys.contains(&from.id) || map.members.contains(&from.id) => {
+            let why = "the pool has this node as a member already; if its directory is lost, \
+                       `atoll pool remove` on another member comes first";
+            Err(Refusal::new(NOT_A_MEMBER, why))
+        }
         Ok(map) => {
             tracing::info!("{from} has joined a pool");
             let header = minicbor::to_vec(&map).expect("a vector takes everything");
             Ok(Reply { header: Bytes::from(header), parts: Vec::new() })
         }
-        Err(EditError::Refused(why)) => Err(Refusal::new(NOT_A_MEMBER, why)),
-        Err(error @ EditError::NoAnswer) => {
+        Err(PoolEditError::Refused(why)) => Err(Refusal::new(NOT_A_MEMBER, why)),
+        Err(error @ PoolEditError::NoAnswer) => {
             Err(Refusal::new(Refusal::OVERLOADED, error.to_string()))
         }
     }

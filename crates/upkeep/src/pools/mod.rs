@@ -32,7 +32,7 @@ use atoll_node::{
 };
 use atoll_pool::disk::directory::Directory;
 use atoll_pool::{
-    CreateError, EditError, FAMILY, GroupMember, OpenError, PoolId, PoolMap, PoolRouter,
+    CreateError, FAMILY, GroupMember, OpenError, PoolEditError, PoolId, PoolMap, PoolRouter,
     PoolSettings, create_member, read_settings,
 };
 use bytes::Bytes;
@@ -353,11 +353,11 @@ impl Pools {
             // A primary that is to go takes no part any more, and is opened again.
             let asked = match self.served(pool) {
                 Some(member) => member.remove(atoll_key::PeerId(key), REMOVE_LIMIT).await,
-                None => Err(EditError::NoAnswer),
+                None => Err(PoolEditError::NoAnswer),
             };
             match asked {
                 Ok(_) => return Ok(()),
-                Err(EditError::NoAnswer) if env.now() < until => {
+                Err(PoolEditError::NoAnswer) if env.now() < until => {
                     sleep(&**env, FAILURE_CHECK_EVERY).await;
                 }
                 Err(error) => return Err(error.to_string()),

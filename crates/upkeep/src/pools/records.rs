@@ -54,7 +54,7 @@ pub struct JoiningRecord {
 pub struct PeerRecord {
     /// Its public key, in hexadecimal digits.
     pub key: String,
-    /// Where it listens.
+    /// The address at which the node listens.
     pub addr: SocketAddr,
 }
 

@@ -242,6 +242,36 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_is_given_all_files_says_how_far_it_is() {
+        let copying = |names, bytes_done, seconds_left| PoolCopying {
+            names,
+            files_done: 3,
+            files: 10,
+            bytes_done,
+            bytes: 200,
+            seconds_left,
+        };
+        let words = [
+            (copying(7, 0, None), "is given the names of all files: 7 by now"),
+            (copying(0, 50, None), "is given all files: 3 of 10, 25 % of the bytes"),
+            (
+                copying(0, 50, Some(9)),
+                "is given all files: 3 of 10, 25 % of the bytes, 9 seconds left",
+            ),
+            (
+                copying(0, 199, Some(600)),
+                "is given all files: 3 of 10, 99 % of the bytes, 10 minutes left",
+            ),
+        ];
+        for (copying, expected) in words {
+            let state = PoolMemberState { copying: Some(copying), ..member(3, false, None).into() };
+            assert_eq!(state.standing(), expected);
+        }
+        let empty = PoolCopying { bytes: 0, bytes_done: 0, ..copying(0, 0, None) };
+        assert!(empty.words().contains("100 %"));
+    }
+
+    #[test]
     fn another_member_says_who_the_primary_is_and_who_votes() {
         let pool = stands(vec![member(1, true, None)], false);
         assert_eq!(pool.summary(), format!("takes part; the primary is {}", peer(2)));

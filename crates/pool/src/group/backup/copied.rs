@@ -7,7 +7,7 @@ use atoll_net::{Refusal, Reply};
 
 use super::{Backup, Phase, no_session};
 use crate::disk::Disk;
-use crate::member::{CopiedMember, CopyError};
+use crate::member::{CopiedMember, CopyBatchError};
 use crate::messages::{BeginCopy, CopyBatch, CopyHeader};
 
 impl<D: Disk> Backup<D> {
@@ -46,7 +46,7 @@ impl<D: Disk> Backup<D> {
                 }
             }
             Phase::Serving(member) => {
-                // What is at work with its files ends when it is opened again.
+                // Tasks may still work with its files: they end when the member is opened again.
                 let noted = member.note_discarded().await;
                 let why = noted.map_or_else(|errno| errno.to_string(), |()| "it is copied".into());
                 return Err(self.fail(why));
@@ -85,8 +85,10 @@ impl<D: Disk> Backup<D> {
                 self.state().session = None;
                 self.serve(member);
             }
-            Err(CopyError::Wrong(why)) => return Err(self.fail(format!("the primary sent {why}"))),
-            Err(CopyError::Disk(errno)) => return Err(self.fail(format!("its disk: {errno}"))),
+            Err(CopyBatchError::Wrong(why)) => {
+                return Err(self.fail(format!("the primary sent {why}")));
+            }
+            Err(CopyBatchError::Disk(errno)) => return Err(self.fail(format!("its disk: {errno}"))),
         }
         Ok(Reply::default())
     }

@@ -212,6 +212,16 @@ impl<D: Disk> Backup<D> {
         self.found
     }
 
+    /// Whether a node is a member of the pool, as far as this one knows.
+    pub(super) fn is_enrolled(&self, id: PeerId) -> bool {
+        self.state().map.enrolled.contains(id)
+    }
+
+    /// Who is the primary, as far as this member knows.
+    pub(super) fn primary(&self) -> Peer {
+        self.state().map.primary_peer()
+    }
+
     /// The newest map that it knows.
     pub(super) fn map(&self) -> PoolMap {
         self.state().map.clone()
@@ -654,7 +664,7 @@ impl<D: Disk> Service for Backup<D> {
         let backup = self.own.upgrade();
         Box::pin(async move {
             let backup = backup.ok_or_else(no_session)?;
-            if !backup.map().enrolled.contains(from.id) {
+            if !backup.is_enrolled(from.id) {
                 return Err(Refusal::new(
                     Refusal::MALFORMED,
                     "the caller is no member of the pool",

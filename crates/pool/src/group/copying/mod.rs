@@ -1,4 +1,4 @@
-//! What a primary gives to a member that lacks everything: one whose disk is new, or that lacks changes which nobody keeps any more.
+//! The primary's side of *whole copying*: it gives all files to a member whose disk is new, or whose log ends before the primary's begins.
 //!
 //! **Names** are those of one change S: the primary makes a checkpoint, and goes through what the index has by it, whatever is changed
 //! meanwhile. What else is known of a file is read from the file as it is by then, which is later than S: the log after S sets it
@@ -456,7 +456,7 @@ struct BytesCopy<'a> {
     /// How many.
     bytes: usize,
     amount: CopyAmount,
-    /// Where it began.
+    /// What the member had when this attempt began, and when: for the estimate of what is left.
     from: CopiedBytes,
     began: Instant,
 }
