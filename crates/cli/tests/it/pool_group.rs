@@ -439,7 +439,7 @@ fn codes_that_are_none_and_nodes_that_are_strangers_are_refused() {
     for warned in [team.pool(primary, &["status"]), team.ring.nodes[1].atoll(["status"])] {
         assert!(warned.stdout.contains("it stops while"), "{warned:?}");
     }
-    // Who has lost its directory, and does not vote, is given everything again.
+    // Node 1 has lost its directory and does not vote: the pool gives it all files again.
     team.pool(1, &["forget", "team"]).ok();
     team.pool(1, &["join", code, "team", &files(2)]).ok();
     team.wait_until_these_take_part(&[0, 1]);

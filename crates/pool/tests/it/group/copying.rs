@@ -174,7 +174,7 @@ fn a_member_whose_disk_is_too_small_is_waited_for_by_nobody_and_copied_when_it_h
 /// All that was answered is on one other member, which is not there: voters would take a member with a new disk for the primary.
 #[test]
 fn a_member_with_a_new_disk_never_becomes_the_primary() {
-    let mut group = Group::of(1, 1, 4);
+    let mut group = Group::of(4, 1, 1);
     let fs = group.mount(FOURTH);
     let small = (16 << 20) + (40 << 20);
     let [primary, one, two] = group.roles();
@@ -210,6 +210,24 @@ fn a_member_with_a_new_disk_never_becomes_the_primary() {
     group.settle_and_compare().unwrap();
     let found = group.fs();
     group.sim.block_on(LONG, found.lookup(me(), ROOT, b"answered")).unwrap().unwrap();
+}
+
+/// A member that is being given all files goes, or the primary that gives them.
+#[test]
+fn members_are_removed_while_one_is_copied() {
+    for seed in 0..6 {
+        let mut group = Group::of_four(seed);
+        group.wipe(FOURTH);
+        group.disks[FOURTH].set_latency(seed, Duration::from_millis(2));
+        group.restart(FOURTH);
+        group.run_for(Duration::from_millis(200 + seed * 150));
+        let primary = group.primary().unwrap();
+        let via = group.all().into_iter().find(|at| ![primary, FOURTH].contains(at)).unwrap();
+        let gone = if seed % 2 == 0 { FOURTH } else { primary };
+        group.remove(via, gone).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        group.members()[gone] = None;
+        group.settle_and_compare().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
 }
 
 const CLIENTS: u32 = 3;

@@ -148,6 +148,57 @@ fn a_removed_member_that_was_away_finds_out() {
     group.settle_and_compare().unwrap();
 }
 
+/// POOL: "a dead voter is replaced" after ten minutes, and its vote is not counted any more.
+#[test]
+fn a_voter_that_is_dead_for_ten_minutes_is_replaced() {
+    let mut group = Group::of(4, 7, 1);
+    let before = group.voters();
+    let primary = group.primary().unwrap();
+    let dead = *before.iter().find(|at| **at != primary).unwrap();
+    group.kill(dead, InFlight::Lost);
+    group.run_for(Duration::from_secs(590));
+    assert_eq!(group.voters(), before, "it may still come back");
+    group.run_for(Duration::from_secs(20));
+    let after = group.voters();
+    assert!(!after.contains(&dead) && after.len() == 3, "{after:?}");
+    // One more may die now.
+    let other = *after.iter().find(|at| **at != primary).unwrap();
+    group.kill(other, InFlight::Lost);
+    group.run_for(Duration::from_secs(2));
+    let via = group.all().into_iter().find(|at| group.is_up(*at)).unwrap();
+    group.write_at(via, "file", "two of four are dead");
+    // It finds out that it votes no more.
+    group.restart(dead);
+    group.restart(other);
+    group.settle_and_compare().unwrap();
+    assert_eq!(group.voters(), after);
+}
+
+/// A full disk, and a vote: it goes on as a member, and votes when there is room.
+#[test]
+fn a_member_whose_disk_is_full_is_no_voter_and_stays_a_member() {
+    let mut group = Group::of(4, 8, 1);
+    let primary = group.primary().unwrap();
+    let full = (0..4).find(|at| !group.voters().contains(at)).unwrap();
+    group.write_at(primary, "file", "text");
+    group.await_quiet().unwrap();
+    group.disks[full].set_capacity(0, 0);
+    let gone = group.voters().into_iter().find(|at| *at != primary).unwrap();
+    group.remove(primary, gone).unwrap();
+    assert!(group.voters().contains(&full));
+    group.run_for(Duration::from_secs(5));
+    assert_eq!(group.failed, [""; 0], "it takes part");
+    assert!(group.complete().contains(&full));
+    group.disks[full].set_capacity(1 << 34, 1 << 20);
+    group.run_for(Duration::from_secs(5));
+    // Its vote counts by now.
+    let other = group.voters().into_iter().find(|at| *at != primary && *at != full).unwrap();
+    group.kill(other, InFlight::Lost);
+    group.write_at(primary, "another", "decided by two");
+    group.restart(other);
+    group.settle_and_compare().unwrap();
+}
+
 /// The primary and others die while members come and go.
 #[test]
 fn members_come_and_go_while_others_die() {

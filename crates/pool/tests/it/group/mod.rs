@@ -25,7 +25,7 @@ use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
 use atoll_pool::map::PoolMap;
 use atoll_pool::remote::{RemoteFs, Route};
 use atoll_pool::{
-    EditError, FAMILY, GroupMember, GroupStatus, OpenError, PoolFs, PoolMembers, PoolRouter,
+    FAMILY, GroupMember, GroupStatus, OpenError, PoolEditError, PoolFs, PoolMembers, PoolRouter,
     PoolSettings, create_member,
 };
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
@@ -182,7 +182,9 @@ impl Group {
     fn edit(
         &mut self,
         via: usize,
-        ask: impl Fn(Arc<GroupMember<SimulatedDisk>>) -> BoxFuture<'static, Result<PoolMap, EditError>>,
+        ask: impl Fn(
+            Arc<GroupMember<SimulatedDisk>>,
+        ) -> BoxFuture<'static, Result<PoolMap, PoolEditError>>,
     ) -> Result<PoolMap, String> {
         let until = self.sim.now() + QUIET_WITHIN;
         while self.sim.now() < until {
@@ -196,9 +198,9 @@ impl Group {
                 self.run_for(Duration::from_millis(250));
                 match answer.try_recv() {
                     Ok(Some(Ok(map))) => return Ok(map),
-                    Ok(Some(Err(EditError::Refused(why)))) => return Err(why),
+                    Ok(Some(Err(PoolEditError::Refused(why)))) => return Err(why),
                     // It was opened again meanwhile, or its time has passed.
-                    Ok(Some(Err(EditError::NoAnswer))) | Err(_) => break,
+                    Ok(Some(Err(PoolEditError::NoAnswer))) | Err(_) => break,
                     Ok(None) => {}
                 }
             }
