@@ -57,8 +57,9 @@ impl MapVoters {
         }
     }
 
-    /// The voters of a pool that has these members: those of now, for the ones that are dead or left others that have everything. There
-    /// are more only if so many have everything.
+    /// The voters of a pool that has these members. Those of now stay, but for ones that are dead, whom others replace that have everything.
+    /// When one of them is a member no more, or there are to be more or fewer, those come first that have everything, of now before others:
+    /// most of the next voters have everything, and so are there.
     pub(crate) fn of(
         &self,
         enrolled: &PoolMembers,
@@ -66,15 +67,31 @@ impl MapVoters {
         has_everything: impl Fn(PeerId) -> bool,
     ) -> MapVoters {
         let all = || enrolled.peers().iter().map(|peer| peer.id);
-        let stays = |id: &PeerId| self.keys.contains(id) && !is_dead(*id);
-        let comes = |id: &PeerId| !self.keys.contains(id) && has_everything(*id);
-        let able = all().filter(|id| stays(id) || comes(id)).count();
-        let before = self.keys.len().min(MapVoters::count(enrolled.peers().len()));
-        let count = MapVoters::count(able).max(before);
-        let dead = all().filter(|id| self.keys.contains(id) && is_dead(*id));
-        let keys: BTreeSet<PeerId> =
-            all().filter(stays).chain(all().filter(comes)).chain(dead).take(count).collect();
-        match keys == self.keys || keys.len() != count {
+        let votes = |id: &PeerId| self.keys.contains(id);
+        let complete = all().filter(|id| has_everything(*id)).count();
+        let more = MapVoters::count(complete);
+        let fewer = self.keys.len().min(MapVoters::count(enrolled.peers().len()));
+        let wanted = more.max(fewer);
+        let is_kept =
+            wanted == self.keys.len() && self.keys.iter().all(|key| enrolled.contains(*key));
+        if is_kept && !self.keys.iter().any(|key| is_dead(*key)) {
+            return self.clone();
+        }
+        let rank = |id: &PeerId| match (votes(id), has_everything(*id), is_dead(*id)) {
+            (true, true, _) => 0,
+            // Who is just being brought up to date goes on to vote, where nobody has left.
+            (true, false, false) if is_kept => 1,
+            (false, true, _) => 2,
+            (true, false, false) => 3,
+            (true, false, true) => 4,
+            (false, false, _) => 5,
+        };
+        let mut candidates: Vec<PeerId> = all().filter(|id| rank(id) < 5).collect();
+        candidates.sort_by_key(rank);
+        let fits = |count: &usize| *count <= wanted.min(candidates.len()) && count / 2 < complete;
+        let count = if is_kept { wanted } else { [5, 3, 1].into_iter().find(fits).unwrap_or(1) };
+        let keys: BTreeSet<PeerId> = candidates.into_iter().take(count).collect();
+        match keys == self.keys {
             true => self.clone(),
             false => MapVoters { generation: self.generation.saturating_add(1), keys },
         }
@@ -418,5 +435,14 @@ mod tests {
         assert_eq!(next(&[1, 2, 3], 5, &[], &[1, 2, 3, 4]), keys(&[1, 2, 3]));
         assert_eq!(next(&[1, 2, 3], 5, &[], &[1, 2, 3, 4, 5]), keys(&[1, 2, 3, 4, 5]));
         assert_eq!(next(&[2], 2, &[2], &[1]), keys(&[1]));
+        assert_eq!(next(&[1, 2, 3], 4, &[], &[2, 3, 4]), keys(&[1, 2, 3]), "one is restarted");
+        // One of them leaves: those that are left are there.
+        assert_eq!(next(&[1, 2, 3], 2, &[], &[2]), keys(&[2]), "the first is away");
+        assert_eq!(next(&[1, 2, 3, 4, 5], 4, &[], &[3, 4]), keys(&[1, 3, 4]), "two are away");
+        assert_eq!(next(&[1, 2, 3, 4, 5], 4, &[], &[3]), keys(&[3]), "all others are");
+        // One of them goes, and who comes has nothing yet.
+        assert_eq!(next(&[2, 3, 9], 4, &[], &[2, 3]), keys(&[2]));
+        assert_eq!(next(&[2, 3, 9], 4, &[], &[2, 3, 4]), keys(&[2, 3, 4]));
+        assert_eq!(next(&[9], 2, &[], &[1]), keys(&[1]));
     }
 }

@@ -161,9 +161,6 @@ pub(super) async fn remove_itself(
     global: &Global,
     what: &str,
 ) -> Result<(), Failure> {
-    if members_of(record, what).await?.peers().len() == 1 {
-        return Ok(());
-    }
     let advice = "`atoll pool status` tells how it stands; --alone leaves all the same, and on another member `atoll pool remove` says so.";
     let pool = record.pool_id();
     let pool =
@@ -171,6 +168,11 @@ pub(super) async fn remove_itself(
     let removed = async {
         let client = connection::impatient(global).await?;
         let own = pools::own_peer(&client).await.map_err(connection::failure)?;
+        let members = members_of(record, what).await?;
+        // The only one, or one that was removed before.
+        if members.peers().iter().all(|peer| peer.id == own.id) || !members.contains(own.id) {
+            return Ok(());
+        }
         pools::remove(&client, &pool, own.id).await.map_err(connection::failure)
     };
     removed.await.map_err(|failure| {

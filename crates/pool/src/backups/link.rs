@@ -116,6 +116,8 @@ struct LinkState {
     report: Option<BackupReport>,
     /// When it answered last, or was first to be reached.
     heard: Instant,
+    /// When it answered anything last, outside of sessions too.
+    was_there: Instant,
     /// When the call was sent that it answered last.
     granted: Option<Moment>,
     /// Why the link is down.
@@ -171,6 +173,7 @@ impl BackupLink {
             queue: BTreeMap::new(),
             report: None,
             heard: env.now(),
+            was_there: env.now(),
             granted: None,
             end: None,
             run: None,
@@ -249,7 +252,13 @@ impl BackupLink {
 
     /// How long it has answered nothing.
     pub(crate) fn silence(&self) -> Duration {
-        self.env.now().since(self.state().heard)
+        let state = self.state();
+        self.env.now().since(state.heard.max(state.was_there))
+    }
+
+    /// It has answered a call that is of no session.
+    pub(crate) fn note_there(&self) {
+        self.state().was_there = self.env.now();
     }
 
     /// Whether all items wait for it.

@@ -90,6 +90,27 @@ pub(crate) const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
 /// The answer of a call.
 pub type DiskResult<T> = Result<T, Errno>;
 
+/// Puts a small file in the place of one of this name, by way of another name. What it holds is durable; that it has the name is so after
+/// [`Disk::sync_all`].
+pub(crate) async fn replace_file<D: Disk>(
+    disk: &D,
+    dir: &D::Node,
+    (beside, name): (&[u8], &[u8]),
+    bytes: &[u8],
+) -> DiskResult<()> {
+    match disk.make(dir, beside, Making::File, 0o600).await {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    let file = disk.open(&disk.node(dir, beside).await?).await?;
+    disk.set_len(&file, 0).await?;
+    if disk.write(&file, 0, bytes).await? != bytes.len() {
+        return Err(Errno::ENOSPC);
+    }
+    disk.sync_file(&file, false).await?;
+    disk.rename((dir, beside), (dir, name), RenameFlags::default()).await
+}
+
 /// A name that is not there is no error.
 pub(crate) fn missing_is_none<T>(result: DiskResult<T>) -> DiskResult<Option<T>> {
     match result {

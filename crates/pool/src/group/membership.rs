@@ -5,7 +5,8 @@
 //! proposal was decided, for those that it was to leave out, too.
 //!
 //! **Who the members are** changes by the same maps: a member that comes, goes, or listens elsewhere ([`PoolEdit`]) is in the next one that is
-//! proposed. The last one that has everything cannot go; a primary that is to go leaves its part to another one first. With the members the
+//! proposed. The last one that has everything cannot go; a primary that is to go leaves its part to another one first, and a voter is none
+//! any more before it goes: whoever decides that it goes stays. With the members the
 //! voters change ([`crate::pool_map::MapVoters`]); one that has been silent for [`DEAD_AFTER`] is replaced.
 //!
 //! A primary may answer as long as all members of its epoch have promised, until then at least, to follow nobody else
@@ -87,14 +88,12 @@ pub(super) enum NotEdited {
 }
 
 impl<D: Disk> Primary<D> {
-    /// Has the next map say who the members are, and returns it when it is decided.
+    /// Has the next map say who the members are, and returns it when it is decided: also if they are so already, for this member may not be
+    /// the primary any more.
     pub(super) async fn edit(&self, edit: PoolEdit) -> Result<PoolMap, NotEdited> {
         let map = self.backups.map();
-        if edit.is_in(&map.enrolled) {
-            return Ok(map);
-        }
         match edit {
-            PoolEdit::Enrol(peer) if self.edited(&map.enrolled).with(peer).is_none() => {
+            PoolEdit::Enrol(peer) if self.edited(&map.enrolled).0.with(peer).is_none() => {
                 return Err(NotEdited::Refused("the pool has as many members as it can have"));
             }
             PoolEdit::Remove(id) if map.members.iter().all(|member| *member == id) => {
@@ -116,17 +115,18 @@ impl<D: Disk> Primary<D> {
         decided.await.map_err(|oneshot::Canceled| NotEdited::Ended)
     }
 
-    /// The members that the next map is to enrol.
-    fn edited(&self, enrolled: &PoolMembers) -> PoolMembers {
+    /// The members that are to be, and whether somebody has asked for a change of them.
+    fn edited(&self, enrolled: &PoolMembers) -> (PoolMembers, bool) {
         let mut edits = self.edits();
         edits.retain(|asked| !asked.done.is_canceled());
-        edits.iter().fold(enrolled.clone(), |members, AskedEdit { edit, .. }| {
+        let edited = edits.iter().fold(enrolled.clone(), |members, AskedEdit { edit, .. }| {
             let next = match edit {
                 PoolEdit::Enrol(peer) => members.with(*peer),
                 PoolEdit::Remove(id) => members.without(*id),
             };
             next.unwrap_or(members)
-        })
+        });
+        (edited, !edits.is_empty())
     }
 
     /// A map is decided: answers those that asked for what it says.
@@ -216,7 +216,9 @@ impl<D: Disk> EpochMembership<D> {
     fn wanted(&self) -> Option<PoolMap> {
         let Primary { backups, run, .. } = &*self.primary;
         let (map, links) = (backups.map(), backups.links());
-        let enrolled = self.primary.edited(&map.enrolled);
+        let (edited, has_edits) = self.primary.edited(&map.enrolled);
+        let is_voter_to_go = map.voters.keys.iter().any(|key| !edited.contains(*key));
+        let enrolled = if is_voter_to_go { map.enrolled.clone() } else { edited.clone() };
         let stays = |link: &&Arc<BackupLink>| enrolled.contains(link.id);
         if self.primary.is_ready() {
             links.iter().filter(stays).for_each(|link| link.require_if_complete());
@@ -226,10 +228,10 @@ impl<D: Disk> EpochMembership<D> {
         members.extend(there.map(|link| link.id));
         let silent: BTreeSet<PeerId> =
             links.iter().filter(|link| link.silence() > DEAD_AFTER).map(|link| link.id).collect();
-        let voters =
-            map.voters.of(&enrolled, |id| silent.contains(&id), |id| members.contains(&id));
+        let voters = map.voters.of(&edited, |id| silent.contains(&id), |id| members.contains(&id));
         let mut required = links.iter().filter(|link| link.is_member());
         let is_wanted = self.is_unresolved
+            || has_edits
             || members != map.members
             || enrolled != map.enrolled
             || voters != map.voters

@@ -341,21 +341,21 @@ impl<D: Disk> GroupSeat<D> {
 
     /// Does what the newest map that is known wants of this member.
     async fn follow_map(&self) -> Result<(), OpenError> {
-        let map = match self.maps.follow().await {
-            Ok(map) => map,
+        let followed = self.maps.follow().await;
+        if !self.maps.map().enrolled.contains(self.transport.local().id) {
+            return Err(OpenError::NotAMember);
+        }
+        match followed {
+            Ok(()) => Ok(()),
             // It goes on as a member, and votes when there is room.
             Err(VoterError::Disk(Errno::ENOSPC)) => {
                 tracing::warn!(
                     "the disk is full: this member cannot vote, or keep who the members are"
                 );
                 sleep(&*self.env, FULL_DISK_PAUSE).await;
-                return Ok(());
+                Ok(())
             }
-            Err(error) => return Err(OpenError::Votes(error)),
-        };
-        match map.enrolled.contains(self.transport.local().id) {
-            true => Ok(()),
-            false => Err(OpenError::NotAMember),
+            Err(error) => Err(OpenError::Votes(error)),
         }
     }
 
@@ -421,7 +421,7 @@ impl<D: Disk> GroupSeat<D> {
         let header = messages::encode(&PoolEdit::Enrol(local));
         let request = Request { method: EDIT, header, parts: Vec::new() };
         // What fails is tried again.
-        drop(self.call_primary(request, HELLO_LIMIT).await);
+        drop(self.call_primary(request, ASK_LIMIT).await);
     }
 
     /// Becomes the primary, if the primary is gone and nobody else has become it.

@@ -146,6 +146,7 @@ impl<D: Disk> Primary<D> {
             return Err(LinkEnd::Lost("the members come first".into()));
         }
         let reply = self.call(link.peer(), HELLO, Bytes::new(), HELLO_LIMIT).await?;
+        link.note_there();
         let unreadable = || LinkEnd::Interrupted("its answer cannot be read".to_owned());
         let stands: HelloReply = messages::decode(&reply).ok_or_else(unreadable)?;
         // A run that was spoken to was a member all the time.

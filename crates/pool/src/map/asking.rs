@@ -1,8 +1,8 @@
 //! How any member has a map decided, or learns which one holds.
 //!
-//! All voters are asked at once, each again and again: one of them leads, or will soon, and the others say at once that they do not.
-//! Nobody has to find out first that the leader is dead. A voter that knows a newer map says it: there may be other voters by now. A proposal that arrives twice is decided once, for it follows one
-//! map.
+//! All members are asked at once, each again and again. One of the voters leads, or will soon, and the others say at once that they do not:
+//! nobody has to find out first that the leader is dead. Who knows a newer map says it, whether or not it votes: there may be other voters
+//! by now. A proposal that arrives twice is decided once, for it follows one map.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -139,7 +139,9 @@ impl MapAsker {
         'voters: loop {
             let known = self.map();
             let generation = known.voters.generation;
-            let asking = known.voting().map(|voter| self.ask_voter(voter, generation, map));
+            // Also those that do not vote: they may know who does by now.
+            let all = known.enrolled.peers().iter();
+            let asking = all.map(|member| self.ask_member(*member, generation, map));
             let mut asking: FuturesUnordered<_> = asking.collect();
             let (count, mut refused) = (asking.len(), 0);
             while let Some(answer) = asking.next().await {
@@ -158,7 +160,7 @@ impl MapAsker {
     }
 
     /// Asks one voter until it knows, or the voters are others than those of this generation.
-    async fn ask_voter(&self, voter: Peer, generation: u64, map: Option<&PoolMap>) -> VoterAnswer {
+    async fn ask_member(&self, voter: Peer, generation: u64, map: Option<&PoolMap>) -> VoterAnswer {
         let local = self.transport.local().id;
         loop {
             let (known, own) = {

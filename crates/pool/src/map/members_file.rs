@@ -3,7 +3,7 @@
 
 use atoll_vfs::Errno;
 
-use crate::disk::{Disk, DiskResult, Making, missing_is_none};
+use crate::disk::{Disk, DiskResult, missing_is_none, replace_file};
 use crate::pool_map::PoolMap;
 
 pub(crate) const MEMBERS: &[u8] = b"members";
@@ -21,17 +21,6 @@ pub(crate) async fn read<D: Disk>(disk: &D, own: &D::Node) -> DiskResult<Option<
 
 /// Writes the map, durably.
 pub(crate) async fn write<D: Disk>(disk: &D, own: &D::Node, map: &PoolMap) -> DiskResult<()> {
-    match disk.make(own, MEMBERS_BESIDE, Making::File, 0o600).await {
-        Ok(()) | Err(Errno::EEXIST) => {}
-        Err(errno) => return Err(errno),
-    }
-    let file = disk.open(&disk.node(own, MEMBERS_BESIDE).await?).await?;
-    let text = map.to_text();
-    disk.set_len(&file, 0).await?;
-    if disk.write(&file, 0, text.as_bytes()).await? != text.len() {
-        return Err(Errno::ENOSPC);
-    }
-    disk.sync_file(&file, false).await?;
-    disk.rename((own, MEMBERS_BESIDE), (own, MEMBERS), Default::default()).await?;
+    replace_file(disk, own, (MEMBERS_BESIDE, MEMBERS), map.to_text().as_bytes()).await?;
     disk.sync_all().await
 }

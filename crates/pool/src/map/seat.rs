@@ -111,12 +111,12 @@ impl<D: Disk> MapSeat<D> {
         self.asker.ask(limit).await
     }
 
-    /// Does what the newest map wants of this member, and returns that: it begins to vote, and who the members are is durable afterwards. To
-    /// be called again and again, once at a time.
+    /// Does what the newest map wants of this member: it begins to vote, and who the members are is durable afterwards. To be called again
+    /// and again, once at a time.
     ///
     /// # Errors
     /// What the disk says. The member takes no part any more then until it is opened again.
-    pub async fn follow(&self) -> Result<PoolMap, VoterError> {
+    pub async fn follow(&self) -> Result<(), VoterError> {
         let map = self.map();
         let (is_other, begins) = {
             let voting = self.voting();
@@ -143,9 +143,9 @@ impl<D: Disk> MapSeat<D> {
             members_file::write(&*self.disk, &self.own, &map).await?;
             let mut voting = self.voting();
             voting.generation = voting.generation.max(map.voters.generation);
-            voting.written = map.clone();
+            voting.written = map;
         }
-        Ok(map)
+        Ok(())
     }
 
     /// Answers the calls that are about maps, of a member whose key is proven; the header lacks the pool's 16 bytes.

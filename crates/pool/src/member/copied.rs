@@ -30,7 +30,7 @@ use super::opening::{INDEX, make_root};
 use super::{Decided, OpenError, PoolMember};
 use crate::change::PoolChange;
 use crate::change_log::ChangeLog;
-use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none};
+use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none, replace_file};
 use crate::index::{FileRecord, GroupEntries, PoolIndex};
 use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
 use crate::messages::{
@@ -129,19 +129,8 @@ impl<D: Disk> PoolMember<D> {
                 missing_is_none(disk.unlink(&own, COPYING).await)?;
             }
             Some(stage) => {
-                match disk.make(&own, COPYING_BESIDE, Making::File, 0o600).await {
-                    Ok(()) | Err(Errno::EEXIST) => {}
-                    Err(errno) => return Err(errno),
-                }
-                let file = disk.open(&disk.node(&own, COPYING_BESIDE).await?).await?;
                 let text = to_text(stage);
-                disk.set_len(&file, 0).await?;
-                if disk.write(&file, 0, text.as_bytes()).await? != text.len() {
-                    return Err(Errno::ENOSPC);
-                }
-                disk.sync_file(&file, false).await?;
-                let (from, to) = ((&own, COPYING_BESIDE), (&own, COPYING));
-                disk.rename(from, to, RenameFlags::default()).await?;
+                replace_file(&**disk, &own, (COPYING_BESIDE, COPYING), text.as_bytes()).await?;
             }
         }
         *self.copying.lock().expect("no holder of this lock panics") = stage;
@@ -215,15 +204,14 @@ impl<D: Disk> PoolMember<D> {
 }
 
 impl<D: Disk> CopiedMember<D> {
-    /// Discards what a member has: files, index, and what its journal says after record `sequence` at the latest.
+    /// Discards what a member has: files, index, and what its journal says after record `sequence` at the latest. Files that are its own,
+    /// and no copy, go to `.atoll/old` if there is room.
     pub(crate) async fn begin(
         member: PoolMember<D>,
-        sequence: u64,
+        (sequence, has_own): (u64, bool),
         begun: BeginCopy,
     ) -> Result<CopiedMember<D>, OpenError> {
         let failed = |errno| OpenError::Disk("cannot discard what it has", errno);
-        // What was copied before is on the primary.
-        let has_own = member.copy_stage().is_none();
         let has_room = member.room_left().await.map_err(failed)?
             > begun.used_bytes.saturating_add(begun.used_bytes / 16);
         member.note_discarded().await.map_err(failed)?;

@@ -15,7 +15,7 @@ use super::copied::CopiedMember;
 use super::redo::Makes;
 use super::{CheckReport, ID_ATTRIBUTE, LeaveReport, PoolMember, copied, leaving};
 use crate::change::PoolChange;
-use crate::disk::{Disk, DiskResult, Making};
+use crate::disk::{Disk, DiskResult, Making, replace_file};
 use crate::held::HeldFiles;
 use crate::index::{IndexMeta, PoolIndex};
 use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
@@ -205,10 +205,13 @@ pub async fn share<D: Disk>(env: Env, disk: D, local: Peer) -> Result<(), OpenEr
         return Ok(());
     }
     let (member, _) = unrecovered.recover(Makes::All).await?;
-    // Who joins has none of the changes before, and is given the files.
+    let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
+    // Files that were put there by hand are the pool's, too: from now on nobody looks for such.
+    member.check().await?;
+    // Who joins has none of the changes before, of which there is one at least, and so is given the files.
+    member.change(PoolChange::AllSynced { kept: Vec::new() }).await.map_err(failed)?;
     let last = member.changes_so_far();
     member.log().begin_after(last);
-    let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
     member.checkpoint().await.map_err(failed)?;
     let own = member.own().await.map_err(failed)?;
     let founding = PoolMembers::new(vec![local]).expect("one is enough");
@@ -284,15 +287,7 @@ pub(super) async fn make_root<D: Disk>(disk: &D, top: &D::Node) -> DiskResult<()
 
 async fn write_stamp<D: Disk>(disk: &D, settings: PoolSettings) -> DiskResult<()> {
     let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await?;
-    let beside = b"stamp.new";
-    disk.make(&own, beside, Making::File, 0o600).await?;
-    let file = disk.open(&disk.node(&own, beside).await?).await?;
-    let text = settings.to_stamp();
-    if disk.write(&file, 0, text.as_bytes()).await? != text.len() {
-        return Err(Errno::ENOSPC);
-    }
-    disk.sync_file(&file, false).await?;
-    disk.rename((&own, beside), (&own, STAMP), Default::default()).await?;
+    replace_file(disk, &own, (b"stamp.new", STAMP), settings.to_stamp().as_bytes()).await?;
     disk.sync_all().await
 }
 
@@ -398,7 +393,13 @@ impl<D: Disk> UnrecoveredMember<D> {
     pub(crate) async fn begin_copy(self, begun: BeginCopy) -> Result<CopiedMember<D>, OpenError> {
         let (known, _) = checkpoint_of(&self.records, self.meta);
         let last_record = self.records.last().map_or(0, |record| record.sequence);
-        CopiedMember::begin(self.member, last_record.max(known), begun).await
+        let has_own = match self.member.copy_stage() {
+            None => true,
+            // A crash came before they were discarded: the index of a copy is of no change.
+            Some(CopyStage::Names) => self.meta.is_some_and(|meta| meta.order > 0),
+            Some(CopyStage::Bytes(_)) => false,
+        };
+        CopiedMember::begin(self.member, (last_record.max(known), has_own), begun).await
     }
 
     /// How far it is that is given all files; none if it is complete.

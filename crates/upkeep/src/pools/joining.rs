@@ -2,6 +2,7 @@
 //! answered. The member knows the caller by its proven key, and has the pool's primary enrol it; the answer is the pool's map, with which the
 //! node makes its directory. From then on the primary finds it, and gives it all that the pool holds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_net::{CallError, Peer, Refusal, Reply, Request};
@@ -60,12 +61,38 @@ pub(super) async fn answer(
 }
 
 impl Pools {
-    /// Asks to be a member, as `joins` says; what it waits for, as an error for people.
-    pub(super) async fn ask_to_join(
-        &self,
+    /// What became of asking to be a member, as `joins` says; begins to ask if nobody does. Other pools do not wait for that.
+    pub(super) fn asked_to_join(
+        self: &Arc<Self>,
+        name: &str,
         pool: PoolId,
         joins: &JoiningRecord,
-    ) -> Result<PoolMap, String> {
+    ) -> Option<Result<PoolMap, String>> {
+        let key = (name.to_owned(), pool);
+        let mut asked = self.asked.lock().expect("no holder of this lock panics");
+        match asked.get_mut(&key) {
+            Some(None) => return None,
+            Some(answer) => {
+                let answer = answer.take();
+                asked.remove(&key);
+                return answer;
+            }
+            None => asked.insert(key.clone(), None),
+        };
+        drop(asked);
+        let (pools, joins) = (Arc::downgrade(self), joins.clone());
+        let task = self.node.env.spawn(Box::pin(async move {
+            let Some(own) = pools.upgrade() else { return };
+            let answer = own.ask_to_join(pool, &joins).await;
+            own.asked.lock().expect("no holder of this lock panics").insert(key, Some(answer));
+            own.has_news.notify();
+        }));
+        drop(task);
+        None
+    }
+
+    /// Asks to be a member, as `joins` says; what it waits for, as an error for people.
+    async fn ask_to_join(&self, pool: PoolId, joins: &JoiningRecord) -> Result<PoolMap, String> {
         let damaged = || "its record is damaged".to_owned();
         let member = joins.member.peer().ok_or_else(damaged)?;
         let token = joins.token().ok_or_else(damaged)?;

@@ -87,8 +87,8 @@ struct Pools {
     node: NodeParts,
     router: Arc<PoolRouter>,
     pools: Mutex<BTreeMap<String, PoolOfSubsystem>>,
-    /// Held while a record is read and written again.
-    records: tokio::sync::Mutex<()>,
+    /// What became of asking to join pools; none while that is going on.
+    asked: Mutex<BTreeMap<(String, PoolId), Option<Result<PoolMap, String>>>>,
     has_news: Notify,
     looking: Mutex<Option<Task>>,
 }
@@ -100,7 +100,7 @@ pub(crate) fn subsystem() -> MakeSubsystem {
             node,
             router: Arc::default(),
             pools: Mutex::default(),
-            records: tokio::sync::Mutex::default(),
+            asked: Mutex::default(),
             has_news: Notify::default(),
             looking: Mutex::default(),
         })
@@ -211,9 +211,12 @@ impl Pools {
             }
             let went_on = match &group.joins {
                 None => Ok(()),
-                Some(joins) => match self.ask_to_join(pool, joins).await {
-                    Ok(map) => self.make(&name, record.clone(), &map).await,
-                    Err(why) => Err(why),
+                Some(joins) => match self.asked_to_join(&name, pool, joins) {
+                    Some(Ok(map)) => self.make(&name, record.clone(), &map).await,
+                    Some(Err(why)) => Err(why),
+                    // What it waits for was said before, or will be soon.
+                    None if self.pools().contains_key(&name) => continue,
+                    None => Err("it asks to join".into()),
                 },
             };
             let stage = match went_on {
@@ -287,7 +290,6 @@ impl Pools {
             Err(error) => return Err(format!("{}: {error}", record.dir.display())),
         }
         record.group = Some(group.made());
-        let _one = self.records.lock().await;
         // A command may have had it forgotten meanwhile.
         match records::find(&self.node.dir, name) {
             Ok(Some(now)) if now.pool == record.pool => {}

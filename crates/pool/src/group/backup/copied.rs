@@ -41,15 +41,16 @@ impl<D: Disk> Backup<D> {
             Phase::Unrecovered(unrecovered) => unrecovered.begin_copy(begin).await,
             Phase::Copying(copied) => {
                 match Arc::into_inner(copied).and_then(CopiedMember::into_parts) {
-                    Some((member, sequence)) => CopiedMember::begin(member, sequence, begin).await,
+                    Some((member, sequence)) => {
+                        CopiedMember::begin(member, (sequence, false), begin).await
+                    }
                     None => return Err(self.fail("it is copied anew".into())),
                 }
             }
             Phase::Serving(member) => {
                 // Tasks may still work with its files: they end when the member is opened again.
-                let noted = member.note_discarded().await;
-                let why = noted.map_or_else(|errno| errno.to_string(), |()| "it is copied".into());
-                return Err(self.fail(why));
+                drop(member);
+                return Err(self.fail("it is copied".into()));
             }
             Phase::Recovering | Phase::Leading | Phase::Failed(_) => return Err(no_session()),
         };

@@ -659,6 +659,18 @@ fn only_part(parts: Vec<Bytes>) -> Result<Bytes, Refusal> {
     malformed(parts.next().is_none().then_some(bytes))
 }
 
+/// Work that goes on if the call is given up.
+async fn apart(
+    env: Env,
+    work: impl Future<Output = Result<Reply, Refusal>> + Send + 'static,
+) -> Result<Reply, Refusal> {
+    let (sender, answer) = oneshot::channel();
+    env.spawn(Box::pin(async move {
+        let _ = sender.send(work.await);
+    }));
+    answer.await.unwrap_or_else(|_| Err(no_session()))
+}
+
 impl<D: Disk> Service for Backup<D> {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let backup = self.own.upgrade();
@@ -675,13 +687,7 @@ impl<D: Disk> Service for Backup<D> {
                 HELLO => backup.hello(),
                 BEGIN => {
                     let begin = malformed(messages::decode(&header))?;
-                    let (sender, answer) = oneshot::channel();
-                    let env = backup.env.clone();
-                    // It goes on if the call is given up.
-                    env.spawn(Box::pin(async move {
-                        let _ = sender.send(backup.begin(from.id, begin).await);
-                    }));
-                    answer.await.unwrap_or_else(|_| Err(no_session()))
+                    apart(backup.env.clone(), backup.begin(from.id, begin)).await
                 }
                 ITEM => {
                     let header = malformed(messages::decode(&header))?;
@@ -689,25 +695,14 @@ impl<D: Disk> Service for Backup<D> {
                 }
                 COPY => {
                     let begin = malformed(messages::decode(&header))?;
-                    let (sender, answer) = oneshot::channel();
-                    let env = backup.env.clone();
-                    // It goes on if the call is given up.
-                    env.spawn(Box::pin(async move {
-                        let _ = sender.send(backup.begin_copy(from.id, begin).await);
-                    }));
-                    answer.await.unwrap_or_else(|_| Err(no_session()))
+                    apart(backup.env.clone(), backup.begin_copy(from.id, begin)).await
                 }
                 COPY_BATCH => {
                     let header: CopyHeader = malformed(messages::decode(&header))?;
                     let part = only_part(parts)?;
                     malformed((part.len() <= MAX_BATCH_BYTES + MAX_CHANGE_BYTES).then_some(()))?;
                     let batch = malformed(messages::decode(&part))?;
-                    let (sender, answer) = oneshot::channel();
-                    let env = backup.env.clone();
-                    env.spawn(Box::pin(async move {
-                        let _ = sender.send(backup.take_batch(header, batch).await);
-                    }));
-                    answer.await.unwrap_or_else(|_| Err(no_session()))
+                    apart(backup.env.clone(), backup.take_batch(header, batch)).await
                 }
                 BEAT => backup.beat(malformed(messages::decode(&header))?).await,
                 _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),

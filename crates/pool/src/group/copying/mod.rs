@@ -116,6 +116,10 @@ impl<D: Disk> BatchSender<'_, D> {
     /// Sends a batch when the one before has arrived.
     async fn send(&mut self, batch: CopyBatch) -> Result<(), LinkEnd> {
         self.arrive().await?;
+        // Its disk is opened again only when nobody works with it.
+        if self.primary.member.has_failed() || self.link.is_retired() {
+            return Err(LinkEnd::Lost("it was given up".into()));
+        }
         self.number += 1;
         let header = CopyHeader { session: self.session, number: self.number };
         let (primary, link) = (self.primary.clone(), self.link.clone());
@@ -138,8 +142,14 @@ impl<D: Disk> BatchSender<'_, D> {
     }
 }
 
+/// This disk cannot give what it has.
 fn failed(errno: Errno) -> LinkEnd {
-    LinkEnd::Lost(format!("it cannot be given all files: {errno}"))
+    LinkEnd::CopyFailed(format!("the primary's disk: {errno}"))
+}
+
+/// This disk cannot give a file.
+fn failed_at(id: FileId) -> impl Fn(Errno) -> LinkEnd {
+    move |errno| LinkEnd::CopyFailed(format!("file {id} on the primary's disk: {errno}"))
 }
 
 impl<D: Disk> Primary<D> {
@@ -218,7 +228,7 @@ impl<D: Disk> Primary<D> {
             let next = walk.next();
             let next = next.map_err(|error| failed(self.member.index_failed(&error)))?;
             let Some((id, record, places)) = next else { return Ok(all) };
-            let found = self.member.file_to_copy(id, record).await.map_err(failed)?;
+            let found = self.member.file_to_copy(id, record).await.map_err(failed_at(id))?;
             let FileToCopy { birth, node, size_bytes } = found;
             let (at, others) = places.split_first().expect("a file is given with its names");
             sender.add(PoolChange::Make { id, at: at.clone(), birth, by: None }).await?;
@@ -246,11 +256,11 @@ impl<D: Disk> Primary<D> {
         id: FileId,
         node: &D::Node,
     ) -> Result<(), LinkEnd> {
-        for name in self.member.xattr_names_of(node).await.map_err(failed)? {
+        for name in self.member.xattr_names_of(node).await.map_err(failed_at(id))? {
             let value = match self.member.disk.xattr(node, &name).await {
                 // Gone since, by a change that comes later.
                 Err(Errno::ENODATA) => continue,
-                value => value.map_err(failed)?,
+                value => value.map_err(failed_at(id))?,
             };
             let (name, value) = (name.to_vec(), Some(value.to_vec()));
             sender.add(PoolChange::Extended { id, name, value, by: None }).await?;
@@ -276,11 +286,11 @@ impl<D: Disk> Primary<D> {
                         .places(*id)
                         .map_err(|error| failed(self.member.index_failed(&error)))?
                         .is_empty();
-                let found = self.member.file_to_copy(*id, *record).await.map_err(failed)?;
+                let found = self.member.file_to_copy(*id, *record).await.map_err(failed_at(*id))?;
                 let Some(node) = found.node.filter(|_| has_name) else { continue };
                 self.give_xattrs(sender, *id, &node).await?;
                 sender
-                    .add(self.member.attributes_to_copy(*id, &node).await.map_err(failed)?)
+                    .add(self.member.attributes_to_copy(*id, &node).await.map_err(failed_at(*id))?)
                     .await?;
             }
             yield_now().await;
@@ -299,7 +309,10 @@ impl<D: Disk> Primary<D> {
             let header = addressed(&self.pool, &messages::encode(&header));
             let request = Request { method: COPY_BATCH, header, parts: vec![batch.clone()] };
             let end = match self.transport.call(link.peer(), request, BATCH_LIMIT).await {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    link.note_there();
+                    return Ok(());
+                }
                 Err(CallError::Refused(refusal)) if refusal.code != Refusal::OVERLOADED => {
                     return Err(end_of_call(CallError::Refused(refusal)));
                 }
