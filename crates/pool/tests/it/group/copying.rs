@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use atoll_pool::CopyProgress;
+use atoll_pool::disk::{Disk, Making};
 use atoll_vfs::{
     FileKind, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer, XattrFlags,
 };
@@ -210,6 +211,68 @@ fn a_member_with_a_new_disk_never_becomes_the_primary() {
     group.settle_and_compare().unwrap();
     let found = group.fs();
     group.sim.block_on(LONG, found.lookup(me(), ROOT, b"answered")).unwrap().unwrap();
+}
+
+/// Nobody can take the vote of the dead one yet: fewer vote, and the pool goes on.
+#[test]
+fn a_dead_voter_is_removed_while_a_member_is_copied() {
+    let mut group = Group::of_four(3);
+    group.wipe(FOURTH);
+    // It is not copied until it has room.
+    group.disks[FOURTH].set_capacity(18 << 20, 1000);
+    group.restart(FOURTH);
+    let primary = group.primary().unwrap();
+    let dead = (0..3).find(|at| *at != primary).unwrap();
+    group.kill(dead, InFlight::Lost);
+    group.run_for(Duration::from_secs(2));
+    let before = group.sim.now();
+    group.remove(primary, dead).unwrap();
+    assert!(group.sim.now().since(before) < Duration::from_secs(2));
+    let fs = group.mount(primary);
+    group.sim.block_on(LONG, fs.mkdir(me(), ROOT, b"goes on", 0o755)).unwrap().unwrap();
+    group.disks[FOURTH].set_capacity(1 << 34, 1 << 20);
+    group.run_for(Duration::from_secs(35));
+    group.failed.clear();
+    group.settle_and_compare().unwrap();
+}
+
+/// A pool of one has files that were put there by hand, listed or not. Whoever joins is given them.
+#[test]
+fn files_that_were_put_by_hand_are_given_to_who_joins() {
+    let mut group = Group::of(1, 5, 1);
+    // The pool of one takes the place of the one that was made.
+    group.members()[0] = None;
+    let disk = SimulatedDisk::new(group.sim.outside());
+    let settings = PoolSettings { pool: POOL, level: 1 };
+    let (host, local) = (group.hosts[0], group.sim.peer(group.hosts[0]));
+    let env = group.sim.env(host);
+    let shared = {
+        let disk = disk.clone();
+        async move {
+            atoll_pool::create(&disk, settings).await.unwrap();
+            let mut root = disk.top();
+            for name in ["slots", "000", "0000000000000001"] {
+                root = disk.node(&root, name.as_bytes()).await.unwrap();
+            }
+            disk.make(&root, b"by hand", Making::File, 0o640).await.unwrap();
+            let file = disk.open(&disk.node(&root, b"by hand").await.unwrap()).await.unwrap();
+            disk.write(&file, 0, b"never looked at").await.unwrap();
+            disk.make(&root, b"dir", Making::Directory, 0o750).await.unwrap();
+            let dir = disk.node(&root, b"dir").await.unwrap();
+            disk.make(&dir, b"below", Making::Symlink(b"somewhere"), 0o777).await.unwrap();
+            atoll_pool::share(env, disk, local).await.unwrap();
+        }
+    };
+    group.sim.block_on(LONG, shared).unwrap();
+    disk.kill(InFlight::Lost);
+    group.disks[0] = disk.reopen();
+    group.start(0).unwrap();
+    let other = group.join(0).unwrap();
+    group.settle_and_compare().unwrap();
+    assert!(group.status(0).members.iter().all(|member| member.is_member));
+    let fs = group.mount(other);
+    let found = group.sim.block_on(LONG, fs.lookup(me(), ROOT, b"by hand")).unwrap().unwrap();
+    assert_eq!(found.attr.size_bytes, 15);
 }
 
 /// A member that is being given all files goes, or the primary that gives them.

@@ -148,6 +148,68 @@ fn a_removed_member_that_was_away_finds_out() {
     group.settle_and_compare().unwrap();
 }
 
+/// Who votes next is there: otherwise a machine that is dead would have the only vote.
+#[test]
+fn a_member_that_leaves_while_the_first_is_away_leaves_a_pool_that_goes_on() {
+    for (founding, away) in [(3, 1), (5, 2)] {
+        for seed in 0..4 {
+            let mut group = Group::of(founding, seed, 1);
+            (0..away).for_each(|at| group.kill(at, InFlight::Lost));
+            group.run_for(Duration::from_secs(2));
+            let gone = match seed % 2 {
+                0 => group.primary().unwrap(),
+                _ => (away..founding).find(|at| Some(*at) != group.primary()).unwrap(),
+            };
+            let via = (away..founding).find(|at| *at != gone).unwrap();
+            group.remove(via, gone).unwrap_or_else(|why| panic!("{founding}, seed {seed}: {why}"));
+            group.write_at(via, "file", "without them");
+            (0..away).for_each(|at| group.restart(at));
+            group.settle_and_compare().unwrap();
+        }
+    }
+}
+
+/// The founder of a pool of two leaves, and loses power as soon as somebody knows of it.
+#[test]
+fn the_only_voter_that_leaves_is_not_the_only_one_that_knows() {
+    for seed in 0..30 {
+        let mut group = Group::of(2, seed, 1);
+        let voter = *group.voters().iter().next().unwrap();
+        let other = 1 - voter;
+        if group.primary() == Some(voter) {
+            // The other one leads, as when the founder has handed its part over.
+            group.kill(voter, InFlight::Lost);
+            group.restart(voter);
+            group.run_for(Duration::from_secs(2));
+        }
+        let id = group.sim.peer(group.hosts[voter]).id;
+        let member = group.members()[other].clone().unwrap();
+        group.sim.env(group.hosts[other]).spawn(Box::pin(async move {
+            let _ = member.remove(id, EDIT_LIMIT).await;
+        }));
+        group.sim.run_for(Duration::from_millis(seed * 3));
+        let knows = group.members()[voter].as_ref().is_none_or(|one| {
+            let map = one.map();
+            !map.voters.keys.contains(&id) || !map.enrolled.contains(id)
+        });
+        if !knows {
+            continue;
+        }
+        group.lose_power(voter, Loss::Ordered, seed);
+        // It comes back, or not: whoever it told goes on, and otherwise it says what it has decided.
+        group.run_for(Duration::from_secs(1));
+        group.sim.restart(group.hosts[voter]);
+        group.disks[voter] = group.disks[voter].reopen();
+        match group.start(voter) {
+            Ok(()) => {}
+            Err(OpenError::NotAMember) => group.left.push(voter),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+        group.run_for(Duration::from_secs(15));
+        group.write_at(other, "file", "it goes on");
+    }
+}
+
 /// POOL: "a dead voter is replaced" after ten minutes, and its vote is not counted any more.
 #[test]
 fn a_voter_that_is_dead_for_ten_minutes_is_replaced() {
