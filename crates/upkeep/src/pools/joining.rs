@@ -2,6 +2,7 @@
 //! answered. The member knows the caller by its proven key, and has the pool's primary enrol it; the answer is the pool's map, with which the
 //! node makes its directory. From then on the primary finds it, and gives it all that the pool holds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use super::{NOT_A_MEMBER, Pools};
 
 /// Asks a member of a pool to be one, too: the header is the token of the code.
 pub(super) const JOIN: u16 = 0x0510;
+
+/// Pools that this node asks to join, by their names here and numbers.
+pub(super) type AskedPools = BTreeMap<(String, PoolId), Option<Result<PoolMap, String>>>;
 
 /// How long a member tries to have the primary enrol somebody.
 const ENROL_LIMIT: Duration = Duration::from_secs(8);

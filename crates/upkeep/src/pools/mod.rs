@@ -38,7 +38,7 @@ use atoll_pool::{
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 
-use self::joining::JOIN;
+use self::joining::{AskedPools, JOIN};
 use self::records::{GroupRecord, PoolRecord};
 
 pub use invitation::PoolInvitation;
@@ -88,7 +88,7 @@ struct Pools {
     router: Arc<PoolRouter>,
     pools: Mutex<BTreeMap<String, PoolOfSubsystem>>,
     /// What became of asking to join pools; none while that is going on.
-    asked: Mutex<BTreeMap<(String, PoolId), Option<Result<PoolMap, String>>>>,
+    asked: Mutex<AskedPools>,
     has_news: Notify,
     looking: Mutex<Option<Task>>,
 }
