@@ -142,6 +142,11 @@ impl InvalidationQueue {
         settled.notified().await;
     }
 
+    /// Whether a front end takes what is pushed.
+    pub fn is_served(&self) -> bool {
+        self.pending().is_served
+    }
+
     /// No front end takes anything any more.
     pub fn unserved(&self) {
         let mut pending = self.pending();

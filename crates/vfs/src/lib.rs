@@ -34,7 +34,9 @@ pub use caller::{Caller, Groups, ListedGroups};
 pub use exclusive::CreateVerifier;
 pub use inode_table::{InodeTable, TableInode};
 pub use invalidation::{Invalidation, InvalidationQueue};
-pub use locks::{FileLock, LockKind, LockOwner, LockRange, LockTable, Locks, MAX_OFFSET};
+pub use locks::{
+    FileLock, LockKind, LockOwner, LockParty, LockRange, LockTable, Locks, MAX_OFFSET, RangeLocks,
+};
 pub use persistent_handle::{MAX_PERSISTENT_HANDLE_BYTES, PersistentHandle};
 pub use types::*;
 

@@ -133,22 +133,59 @@ struct Tables {
     last_waiter: u64,
 }
 
-/// The locks on one file.
-#[derive(Debug, Default)]
-struct LockedFile {
-    /// Of one owner, no two overlap, and no two of one kind touch.
-    held: Vec<(LockOwner, FileLock)>,
-    /// Tasks that wait for any of them to go.
-    waiting: BTreeMap<u64, Waker>,
-    /// Those of them that shall try again.
-    woken: Vec<Waker>,
+/// An owner of locks in a table of owners of several front ends.
+pub trait LockParty: Copy + Eq {
+    /// Whether both are owners of one front end: processes and open files of the same number are the same then.
+    fn is_of_same_front_end(&self, other: &Self) -> bool;
 }
 
-impl LockedFile {
-    fn conflict(&self, owner: LockOwner, wanted: FileLock) -> Option<FileLock> {
-        let conflicts = |(other, held): &&(LockOwner, FileLock)| {
+impl LockParty for LockOwner {
+    fn is_of_same_front_end(&self, _other: &LockOwner) -> bool {
+        true
+    }
+}
+
+/// The locks that are held on the ranges of one file. Plain state, which knows of no waiting.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RangeLocks<O> {
+    /// Of one owner, no two overlap, and no two of one kind touch.
+    held: Vec<(O, FileLock)>,
+}
+
+impl<O> Default for RangeLocks<O> {
+    fn default() -> RangeLocks<O> {
+        RangeLocks { held: Vec::new() }
+    }
+}
+
+impl<O: LockParty> RangeLocks<O> {
+    /// Whether nobody holds a lock.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// How many locks are held.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// All locks, with their owners.
+    pub fn iter(&self) -> impl Iterator<Item = &(O, FileLock)> {
+        self.held.iter()
+    }
+
+    /// The locks of one owner.
+    pub fn of(&self, owner: O) -> impl Iterator<Item = FileLock> {
+        self.held.iter().filter(move |(other, _)| *other == owner).map(|(_, held)| *held)
+    }
+
+    /// A lock that keeps `owner` from having `wanted`.
+    pub fn conflict(&self, owner: O, wanted: FileLock) -> Option<FileLock> {
+        let conflicts = |(other, held): &&(O, FileLock)| {
+            let is_one_process =
+                other.is_of_same_front_end(&owner) && held.is_of_the_same_process(&wanted);
             *other != owner
-                && !held.is_of_the_same_process(&wanted)
+                && !is_one_process
                 && held.range.overlaps(wanted.range)
                 && [held.kind, wanted.kind].contains(&LockKind::Exclusive)
         };
@@ -156,7 +193,7 @@ impl LockedFile {
     }
 
     /// Takes the range out of what the owner holds; parts on both sides of it stay.
-    fn cut(&mut self, owner: LockOwner, range: LockRange) {
+    pub fn cut(&mut self, owner: O, range: LockRange) {
         let mut rest = Vec::new();
         self.held.retain(|(other, held)| {
             if *other != owner || !held.range.overlaps(range) {
@@ -175,7 +212,9 @@ impl LockedFile {
         self.held.append(&mut rest);
     }
 
-    fn lock(&mut self, owner: LockOwner, mut wanted: FileLock) -> Result<(), Errno> {
+    /// Takes a lock, which replaces what the owner held of the range. [`Errno::EAGAIN`] if another owner's conflicts;
+    /// [`Errno::ENOLCK`] if there are too many.
+    pub fn lock(&mut self, owner: O, mut wanted: FileLock) -> Result<(), Errno> {
         if self.conflict(owner, wanted).is_some() {
             return Err(Errno::EAGAIN);
         }
@@ -193,6 +232,34 @@ impl LockedFile {
             !joins
         });
         self.held.push((owner, wanted));
+        Ok(())
+    }
+
+    /// Takes the locks of those owners away that `stays` does not name.
+    pub fn retain(&mut self, stays: impl Fn(&O) -> bool) {
+        self.held.retain(|(owner, _)| stays(owner));
+    }
+
+    /// Replaces all that an owner holds.
+    pub fn replace(&mut self, owner: O, held: impl IntoIterator<Item = FileLock>) {
+        self.retain(|other| *other != owner);
+        self.held.extend(held.into_iter().map(|lock| (owner, lock)));
+    }
+}
+
+/// The locks on one file.
+#[derive(Debug, Default)]
+struct LockedFile {
+    held: RangeLocks<LockOwner>,
+    /// Tasks that wait for any of them to go.
+    waiting: BTreeMap<u64, Waker>,
+    /// Those of them that shall try again.
+    woken: Vec<Waker>,
+}
+
+impl LockedFile {
+    fn lock(&mut self, owner: LockOwner, wanted: FileLock) -> Result<(), Errno> {
+        self.held.lock(owner, wanted)?;
         // An exclusive lock may have become a shared one.
         self.wake_all();
         Ok(())
@@ -235,17 +302,17 @@ impl LockTable {
     /// The strongest lock on a file, whoever holds it.
     pub fn held(&self, inode: InodeNumber) -> Option<LockKind> {
         let tables = self.tables();
-        let held = tables.files.get(&inode).map_or(&[][..], |file| &file.held);
+        let held = &tables.files.get(&inode)?.held;
         match held.iter().any(|(_, lock)| lock.kind == LockKind::Exclusive) {
             true => Some(LockKind::Exclusive),
-            false => held.first().map(|_| LockKind::Shared),
+            false => held.iter().next().map(|_| LockKind::Shared),
         }
     }
 
     /// Takes all locks on a file from their owners.
     pub fn clear(&self, inode: InodeNumber) {
         self.with(inode, |file| {
-            file.held.clear();
+            file.held = RangeLocks::default();
             file.wake_all();
         });
     }
@@ -276,7 +343,7 @@ impl Locks for LockTable {
         owner: LockOwner,
         wanted: FileLock,
     ) -> Answer<Option<FileLock>> {
-        let found = self.with(inode, |file| file.conflict(owner, wanted));
+        let found = self.with(inode, |file| file.held.conflict(owner, wanted));
         Box::pin(async move { Ok(found) })
     }
 
@@ -296,7 +363,7 @@ impl Locks for LockTable {
 
     fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()> {
         self.with(inode, |file| {
-            file.cut(owner, range);
+            file.held.cut(owner, range);
             file.wake_all();
         });
         Box::pin(async { Ok(()) })
@@ -322,7 +389,7 @@ impl Future for Waiting {
         self.table.with(self.inode, |file| {
             let outcome = match self.takes {
                 true => file.lock(self.owner, self.wanted),
-                false => match file.conflict(self.owner, self.wanted) {
+                false => match file.held.conflict(self.owner, self.wanted) {
                     Some(_) => Err(Errno::EAGAIN),
                     None => Ok(()),
                 },
