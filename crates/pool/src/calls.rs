@@ -9,6 +9,7 @@
 //! A client says with each call below which number it waits for no answer any more. Calls below are forgotten when the client's next
 //! change is made; such a call is refused if it arrives all the same. What else is forgotten, and when, [`DoneCalls`] says.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -94,6 +95,10 @@ pub trait RemembersCalls: FileSystem {
     /// The file system as this one call sees it: if the call was done before, the method answers so and does nothing. A file that was
     /// created and cannot be opened any more, for it is gone, is answered with [`Handle::NONE`](atoll_vfs::Handle::NONE).
     fn for_call(&self, origin: CallOrigin) -> Arc<dyn FileSystem>;
+
+    /// The file system for a call that `kept` is about: it is dropped when all that the call has begun is done, which may be later
+    /// than its answer.
+    fn keeping(&self, kept: Arc<dyn Any + Send + Sync>) -> Arc<dyn FileSystem>;
 
     /// Whether its work has ended on this member: an error that it answers then says nothing about the call.
     fn has_ended(&self) -> bool;

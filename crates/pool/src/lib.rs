@@ -14,6 +14,7 @@
 //! routing     which pool a call is about
 //! held        files that somebody holds, and open nodes
 //! turns       locks by number
+//! locks       the locks that clients hold on files
 //! index       where each file is by its number
 //! change_log  the changes that some member may lack
 //! marks       where bytes of members may differ
@@ -38,6 +39,7 @@ mod held;
 mod index;
 mod journal;
 mod layout;
+mod locks;
 pub mod map;
 mod marks;
 mod member;

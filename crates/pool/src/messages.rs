@@ -13,6 +13,7 @@ use minicbor::{Decode, Encode};
 
 use crate::change::{BirthKind, FileBirth, MAX_CHANGE_BYTES, PoolChange, PoolPlace};
 use crate::layout::FileId;
+use crate::locks::{self, LockPlace};
 use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
 
@@ -319,6 +320,9 @@ pub(crate) enum ItemKind {
         #[n(0)]
         after: u64,
     },
+    /// Changes of locks, as bytes beside it ([`crate::locks`]).
+    #[n(7)]
+    Locks(#[n(0)] LockPlace),
     /// Bytes of a file that is copied, and its length. A file that is not there is passed over.
     #[n(16)]
     Copy {
@@ -464,6 +468,7 @@ impl ItemKind {
             ItemKind::XattrNames { .. } => bytes <= MAX_XATTR_BYTES,
             ItemKind::Xattr { name, .. } => bytes <= MAX_XATTR_BYTES && is_attribute(name),
             ItemKind::State { mode, .. } => bytes == 0 && *mode <= 0o7777,
+            ItemKind::Locks(_) => bytes <= MAX_ITEM_BYTES,
         }
     }
 
@@ -482,7 +487,8 @@ impl ItemKind {
             ItemKind::Append { .. }
             | ItemKind::SyncAll { .. }
             | ItemKind::CopiedUpto { .. }
-            | ItemKind::Complete => None,
+            | ItemKind::Complete
+            | ItemKind::Locks(_) => None,
         }
     }
 
@@ -501,7 +507,8 @@ impl ItemKind {
             ItemKind::Append { .. }
             | ItemKind::Copy { .. }
             | ItemKind::CopiedUpto { .. }
-            | ItemKind::Complete => 0,
+            | ItemKind::Complete
+            | ItemKind::Locks(_) => 0,
         }
     }
 }
@@ -513,6 +520,7 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
         what => what.is_sound(0),
     });
     is_item
+        || locks::decode(bytes).is_some()
         || decode::<BeginSession>(bytes).is_some()
         || decode::<Beat>(bytes).is_some()
         || decode::<PoolEdit>(bytes).is_some()
@@ -534,6 +542,7 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
         ItemKind::Append { order: 9, change },
         ItemKind::Write { id: FileId(7), after: 9, offset: 1 << 20 },
         ItemKind::Sync { id: FileId(7), after: 9, mtime: (-1, 5) },
+        ItemKind::Locks(LockPlace { sequence: 4, last_session: 2, is_whole: true }),
         ItemKind::Copy { id: FileId(7), offset: 0, size_bytes: 3 << 20, mtime: (-1, 5) },
         ItemKind::CopiedUpto { id: FileId(7), done: CopyAmount { files: 2, bytes: 5 << 20 } },
         ItemKind::Xattr { id: FileId(7), after: 9, name: b"user.name".to_vec() },
@@ -573,6 +582,7 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
         CopyBatch::End(amount),
     ];
     messages.extend(batches.iter().map(|batch| encode(batch).to_vec()));
+    messages.push(locks::encode_whole(&locks::example()).to_vec());
     messages
 }
 

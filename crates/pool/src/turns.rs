@@ -1,4 +1,4 @@
-//! Locks by number for calls that wait: readers share, a writer is alone, and who came first is served first.
+//! Locks by number, or another key, for calls that wait: readers share, a writer is alone, and who came first is served first.
 //!
 //! A call that needs several takes them all at once, in the order of their numbers, so that no two wait for each other. One that
 //! is given up while it waits leaves the queue; one that is given up while it holds a lock lets go of it.
@@ -15,14 +15,13 @@ enum TurnMode {
     Write,
 }
 
-#[derive(Default)]
-struct TurnLock {
+struct TurnLock<K: TurnKey> {
     readers: usize,
     has_writer: bool,
-    queue: VecDeque<(TurnMode, oneshot::Sender<Turn>)>,
+    queue: VecDeque<(TurnMode, oneshot::Sender<Turn<K>>)>,
 }
 
-impl TurnLock {
+impl<K: TurnKey> TurnLock<K> {
     fn admits(&self, mode: TurnMode) -> bool {
         !self.has_writer && (mode == TurnMode::Read || self.readers == 0)
     }
@@ -35,33 +34,50 @@ impl TurnLock {
     }
 }
 
+impl<K: TurnKey> Default for TurnLock<K> {
+    fn default() -> TurnLock<K> {
+        TurnLock { readers: 0, has_writer: false, queue: VecDeque::new() }
+    }
+}
+
+/// What locks are told apart by.
+pub(crate) trait TurnKey: Ord + Copy {}
+
+impl<K: Ord + Copy> TurnKey for K {}
+
 /// See the module.
-#[derive(Clone, Default)]
-pub(crate) struct Turns {
-    locks: Arc<Mutex<BTreeMap<u64, TurnLock>>>,
+#[derive(Clone)]
+pub(crate) struct Turns<K: TurnKey = u64> {
+    locks: Arc<Mutex<BTreeMap<K, TurnLock<K>>>>,
+}
+
+impl<K: TurnKey> Default for Turns<K> {
+    fn default() -> Turns<K> {
+        Turns { locks: Arc::default() }
+    }
 }
 
 /// A lock that is held until this is dropped.
-pub(crate) struct Turn {
-    turns: Turns,
-    number: u64,
+pub(crate) struct Turn<K: TurnKey = u64> {
+    turns: Turns<K>,
+    number: K,
     mode: TurnMode,
 }
 
-impl Turns {
+impl<K: TurnKey> Turns<K> {
     /// Shares the lock of `number`.
-    pub(crate) async fn read(&self, number: u64) -> Turn {
+    pub(crate) async fn read(&self, number: K) -> Turn<K> {
         self.take(number, TurnMode::Read).await
     }
 
     /// Has the lock of `number` alone.
-    pub(crate) async fn write(&self, number: u64) -> Turn {
+    pub(crate) async fn write(&self, number: K) -> Turn<K> {
         self.take(number, TurnMode::Write).await
     }
 
     /// Has the locks of all these numbers alone.
-    pub(crate) async fn write_all(&self, numbers: impl IntoIterator<Item = u64>) -> Vec<Turn> {
-        let mut numbers: Vec<u64> = numbers.into_iter().collect();
+    pub(crate) async fn write_all(&self, numbers: impl IntoIterator<Item = K>) -> Vec<Turn<K>> {
+        let mut numbers: Vec<K> = numbers.into_iter().collect();
         numbers.sort_unstable();
         numbers.dedup();
         let mut all = Vec::with_capacity(numbers.len());
@@ -71,7 +87,7 @@ impl Turns {
         all
     }
 
-    async fn take(&self, number: u64, mode: TurnMode) -> Turn {
+    async fn take(&self, number: K, mode: TurnMode) -> Turn<K> {
         let waiting = {
             let mut locks = self.locked();
             let lock = locks.entry(number).or_default();
@@ -86,16 +102,16 @@ impl Turns {
         waiting.await.expect("a queue is kept until all in it were served")
     }
 
-    fn turn(&self, number: u64, mode: TurnMode) -> Turn {
+    fn turn(&self, number: K, mode: TurnMode) -> Turn<K> {
         Turn { turns: self.clone(), number, mode }
     }
 
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, TurnLock>> {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<K, TurnLock<K>>> {
         self.locks.lock().expect("no holder of this lock panics")
     }
 }
 
-impl Drop for Turn {
+impl<K: TurnKey> Drop for Turn<K> {
     fn drop(&mut self) {
         let mut served = Vec::new();
         {
@@ -142,7 +158,7 @@ mod tests {
 
     #[test]
     fn readers_share_and_a_writer_is_alone() {
-        let turns = Turns::default();
+        let turns = Turns::<u64>::default();
         let first = turns.read(7).now_or_never().unwrap();
         let second = turns.read(7).now_or_never().unwrap();
         assert!(!is_ready(turns.write(7)));
@@ -159,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_writer_that_waits_is_served_before_later_readers_and_one_that_gave_up_is_not() {
-        let turns = Turns::default();
+        let turns = Turns::<u64>::default();
         let reader = turns.read(1).now_or_never().unwrap();
         let mut writer = Box::pin(turns.write(1));
         assert!((&mut writer).now_or_never().is_none());
@@ -179,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_was_given_and_never_taken_goes_on_to_the_next() {
-        let turns = Turns::default();
+        let turns = Turns::<u64>::default();
         let first = turns.write(1).now_or_never().unwrap();
         let mut second = Box::pin(turns.write(1));
         let mut third = Box::pin(turns.write(1));

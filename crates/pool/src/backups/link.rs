@@ -405,8 +405,10 @@ impl BackupLink {
 
     /// Whether bytes or a sync are on their way.
     pub(crate) fn has_bytes_waiting(&self) -> bool {
-        let is_append = |waiting: &QueuedItem| matches!(waiting.item.what, ItemKind::Append { .. });
-        self.state().queue.values().any(|waiting| !is_append(waiting))
+        let has_none = |waiting: &QueuedItem| {
+            matches!(waiting.item.what, ItemKind::Append { .. } | ItemKind::Locks(_))
+        };
+        self.state().queue.values().any(|waiting| !has_none(waiting))
     }
 
     pub(super) fn free_bytes(&self) -> u64 {

@@ -3,6 +3,7 @@
 //! Whether a call was done is asked before it begins, and again when it has failed: the attempt before may have come to its end
 //! meanwhile. In between, [`PoolMember::change`](crate::member::PoolMember::change) asks under the locks of the names.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,11 @@ use crate::layout::FileId;
 
 impl<D: Disk> RemembersCalls for PoolFs<D> {
     fn for_call(&self, origin: CallOrigin) -> Arc<dyn FileSystem> {
-        Arc::new(PoolFs { member: self.member.clone(), origin: Some(origin) })
+        Arc::new(PoolFs { member: self.member.clone(), origin: Some(origin), kept: None })
+    }
+
+    fn keeping(&self, kept: Arc<dyn Any + Send + Sync>) -> Arc<dyn FileSystem> {
+        Arc::new(PoolFs { member: self.member.clone(), origin: None, kept: Some(kept) })
     }
 
     fn has_ended(&self) -> bool {

@@ -11,6 +11,7 @@ mod calls;
 mod files;
 mod names;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,11 +41,13 @@ pub struct PoolFs<D: Disk> {
     member: Arc<PoolMember<D>>,
     /// The call that this was made for, whose change is made once.
     origin: Option<CallOrigin>,
+    /// What is to be dropped when the call is done: each call has a clone of this.
+    kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl<D: Disk> Clone for PoolFs<D> {
     fn clone(&self) -> PoolFs<D> {
-        PoolFs { member: self.member.clone(), origin: self.origin }
+        PoolFs { member: self.member.clone(), origin: self.origin, kept: self.kept.clone() }
     }
 }
 
@@ -52,12 +55,12 @@ impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
         let (member, report) = PoolMember::open(env, disk).await?;
-        Ok((PoolFs { member, origin: None }, report))
+        Ok((PoolFs { member, origin: None, kept: None }, report))
     }
 
     /// The file system of a primary.
     pub(crate) fn of_primary(member: Arc<PoolMember<D>>) -> PoolFs<D> {
-        PoolFs { member, origin: None }
+        PoolFs { member, origin: None, kept: None }
     }
 
     /// What the pool was made with.

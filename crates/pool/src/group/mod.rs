@@ -57,7 +57,7 @@ use crate::members::PoolMembers;
 use crate::messages::{
     self, BEAT, BEGIN, COPY, COPY_BATCH, EDIT, HELLO, HelloReply, ITEM, ItemKind, PoolEdit, refused,
 };
-use crate::remote::{METHODS, RemoteServer};
+use crate::remote::{LockKeeper, METHODS, RemoteServer};
 use crate::routing::addressed;
 
 /// How long changes that are under way may take when a primary ends its work.
@@ -143,6 +143,8 @@ pub struct GroupStatus {
     pub voters: Vec<Peer>,
     /// The members that it knows the state of: on the primary all, itself first; elsewhere that one alone.
     pub members: Vec<MemberStatus>,
+    /// How many clients have lock sessions, and how many locks on files they hold, as this member knows it.
+    pub locks: (usize, usize),
 }
 
 impl<D: Disk> GroupMember<D> {
@@ -257,9 +259,11 @@ impl<D: Disk> GroupMember<D> {
         let map = self.seat.backup.map();
         let primary = map.primary_peer();
         let lead = self.seat.lead();
-        let (is_primary, members) = match &*lead {
-            Some(lead) => (lead.server.is_some(), lead.primary.status()),
-            None => (false, vec![self.seat.backup.status()]),
+        let (is_primary, members, locks) = match &*lead {
+            Some(Lead { primary, server }) => {
+                (server.is_some(), primary.status(), primary.locks.counts())
+            }
+            None => (false, vec![self.seat.backup.status()], self.seat.backup.count_locks()),
         };
         let voters = map.voting().collect();
         GroupStatus {
@@ -269,6 +273,7 @@ impl<D: Disk> GroupMember<D> {
             enrolled: map.enrolled,
             voters,
             members,
+            locks,
         }
     }
 
@@ -476,21 +481,31 @@ impl<D: Disk> GroupSeat<D> {
         };
         let pool = self.settings.pool;
         let backups = Arc::new(Backups::new(&self.env, &self.transport, pool, map, applied));
-        let primary =
-            Primary::start(&self.env, &self.transport, member.clone(), backups.clone(), map.run);
+        let (env, copy) = (&self.env, self.backup.take_locks());
+        let locks = LockKeeper::of_primary(env, &backups, copy.for_primary(map.epoch));
+        let parts = (member.clone(), backups.clone(), locks.clone());
+        let primary = Primary::start(env, &self.transport, parts, map.run);
         *self.lead() = Some(Lead { primary: primary.clone(), server: None });
         self.env.spawn(Box::pin(EpochMembership::keep(Arc::downgrade(self), primary.clone())));
         let began = PoolChange::Began { epoch: map.epoch };
-        match member.followed() {
-            Some(_) => inherit(&member, &backups, began).await.map_err(failed)?,
-            None => {
-                member.lead(backups);
-                member.change(began).await.map_err(failed)?;
+        let inherited = async {
+            match member.followed() {
+                Some(_) => inherit(&member, &backups, began).await?,
+                None => {
+                    member.lead(backups);
+                    member.change(began).await?;
+                }
             }
+            locks.hand_whole().await
+        };
+        match inherited.await {
+            // Another member has become the primary meanwhile, and this one's work was ended.
+            Err(_) if self.lead().is_none() => return Ok(()),
+            inherited => inherited.map_err(failed)?,
         }
         primary.note_ready();
         let fs = Arc::new(PoolFs::of_primary(member));
-        let server = RemoteServer::remembering(self.env.clone(), fs, map.verifier);
+        let server = RemoteServer::with_locks(self.env.clone(), fs, map.verifier, locks);
         let mut lead = self.lead();
         // It may have been ended, or another member the primary, meanwhile.
         if let Some(lead) = lead.as_mut().filter(|lead| Arc::ptr_eq(&lead.primary, &primary)) {

@@ -29,6 +29,7 @@ use crate::messages::{
     self, BEGIN, BeginSession, CopiedBytes, CopyStage, GroupSession, HELLO, HelloReply, ItemKind,
     refused,
 };
+use crate::remote::LockKeeper;
 use crate::routing::{PoolId, addressed};
 
 /// Between beats.
@@ -48,6 +49,8 @@ pub(super) struct Primary<D: Disk> {
     pub(super) pool: PoolId,
     pub(super) member: Arc<PoolMember<D>>,
     pub(super) backups: Arc<Backups>,
+    /// The locks of the pool's clients.
+    pub(super) locks: Arc<LockKeeper>,
     /// Random bits.
     pub(super) run: u64,
     /// Changes of who the members are that the next map is to have.
@@ -61,8 +64,7 @@ impl<D: Disk> Primary<D> {
     pub(super) fn start(
         env: &Env,
         transport: &Arc<dyn Transport>,
-        member: Arc<PoolMember<D>>,
-        backups: Arc<Backups>,
+        (member, backups, locks): (Arc<PoolMember<D>>, Arc<Backups>, Arc<LockKeeper>),
         run: u64,
     ) -> Arc<Primary<D>> {
         let primary = Arc::new(Primary {
@@ -72,6 +74,7 @@ impl<D: Disk> Primary<D> {
             run,
             member,
             backups,
+            locks,
             edits: Mutex::default(),
             is_ready: AtomicBool::new(false),
         });
@@ -329,6 +332,7 @@ impl<D: Disk> Primary<D> {
             return Ok(());
         }
         link.begin_learning(session);
+        self.locks.hand_whole_to(link, session).await?;
         // What was decided before is in the log, or was handed over by the one that decides it.
         let last = self.member.changes_so_far();
         self.hand_whole_log(link, session, has, last).await?;

@@ -390,7 +390,8 @@ impl<D: Disk> PoolMember<D> {
             | ItemKind::XattrNames { .. }
             | ItemKind::Xattr { .. }
             | ItemKind::State { .. }
-            | ItemKind::Complete => Err(Errno::EINVAL),
+            | ItemKind::Complete
+            | ItemKind::Locks(_) => Err(Errno::EINVAL),
         }
     }
 

@@ -3,8 +3,8 @@
 
 use atoll_net::header::{from_header, to_header};
 use atoll_vfs::{
-    Attr, AttrReply, Caller, DirEntry, Entry, FileKind, FileTime, Groups, InodeNumber, SetAttr,
-    SetTime, StatFs,
+    Attr, AttrReply, Caller, DirEntry, Entry, FileKind, FileLock, FileTime, Groups, Handle,
+    InodeNumber, LockKind, LockRange, SetAttr, SetTime, StatFs,
 };
 
 use super::wire::{
@@ -18,6 +18,10 @@ pub fn call(bytes: &[u8]) -> bool {
         FileCall::SetAttr { caller, changes, .. } => {
             caller.caller();
             SetAttr::try_from(changes).is_ok()
+        }
+        FileCall::Lock { wanted, .. } => FileLock::try_from(wanted).is_ok(),
+        FileCall::KeepLocks { kept, .. } => {
+            kept.0.into_iter().all(|lock| FileLock::try_from(lock).is_ok())
         }
         _ => true,
     });
@@ -50,25 +54,51 @@ pub fn example_calls() -> Vec<Vec<u8>> {
     let mtime = Some(SetTime::To(FileTime { secs: -1, nanos: 7 }));
     let changes =
         SetAttr { size_bytes: Some(7), atime: Some(SetTime::Now), mtime, ..SetAttr::default() };
+    let lock = FileLock {
+        kind: LockKind::Exclusive,
+        range: LockRange { first: 1, last: 1 << 40 },
+        pid: 5,
+        through: Some(Handle(3)),
+    };
+    let wanted = lock.into();
     let calls = [
         FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
-        FileCall::SetAttr { caller: caller.clone(), inode: 2, handle: 0, changes: changes.into() },
+        FileCall::SetAttr {
+            caller: caller.clone(),
+            inode: 2,
+            handle: 0,
+            changes: changes.into(),
+            under: None,
+        },
         FileCall::Write {
             writer: WireWriter::AtEnd(caller.clone()),
             inode: 2,
             handle: 1,
             offset: 0,
+            under: None,
         },
         FileCall::Write {
             writer: WireWriter::AtEndIf(caller.clone()),
             inode: 2,
             handle: 1,
             offset: 8,
+            under: Some(4),
         },
-        FileCall::Write { writer: WireWriter::AtEndAgain(caller), inode: 2, handle: 1, offset: 8 },
+        FileCall::Write {
+            writer: WireWriter::AtEndAgain(caller),
+            inode: 2,
+            handle: 1,
+            offset: 8,
+            under: None,
+        },
         FileCall::Persist { inodes: vec![1, 2].into() },
         FileCall::Sync,
         FileCall::GetXattr { inode: 2, name },
+        FileCall::FindLock { inode: 2, owner: 3, wanted },
+        FileCall::Lock { session: Some(4), inode: 2, owner: 3, wanted, waits: true },
+        FileCall::KeepLocks { session: Some(4), inode: 2, owner: 3, kept: vec![wanted; 2].into() },
+        FileCall::StopWaiting { inode: 2, owner: 3 },
+        FileCall::KeepSession { session: 4 },
     ];
     let (session, boot, lowest) = (SessionId([7; 16]), u64::MAX, 3);
     let of = SessionCall { session, boot, lowest };
@@ -111,6 +141,8 @@ pub fn example_replies() -> Vec<Vec<u8>> {
         entry: Some(entry),
     };
     let opened = WireOpened { handle: 7, direct_io: false };
+    let (kind, range) = (LockKind::Shared, LockRange::WHOLE);
+    let wanted = FileLock { kind, range, pid: 5, through: None }.into();
     let replies = [
         FileReply::Nothing,
         FileReply::Created((&entry).into(), opened),
@@ -120,6 +152,9 @@ pub fn example_replies() -> Vec<Vec<u8>> {
         FileReply::Written(7, Some(8)),
         FileReply::Handle(vec![1; 16]),
         FileReply::EndsAt(9),
+        FileReply::Locked(4),
+        FileReply::FoundLock(Some(wanted)),
+        FileReply::LocksLost,
     ];
     let begun = Begun {
         boot: 1,

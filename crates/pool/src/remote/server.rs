@@ -22,9 +22,10 @@ use atoll_vfs::{
 use bytes::Bytes;
 use minicbor::Encode;
 
-use crate::calls::{CallOrigin, RemembersCalls};
+use crate::calls::{CallOrigin, ClientKey, RemembersCalls};
 use crate::turns::Turns;
 
+use super::locking::LockKeeper;
 use super::sessions::{Attempt, Leftover, SessionOpen, SessionTable};
 use super::wire::{
     self, Answer, Begin, Begun, CallHeader, FileCall, FileReply, SessionCall, WireWriter,
@@ -63,6 +64,7 @@ struct ServerShared {
     /// Another one when bytes that were answered, and not synced, may have been lost.
     verifier: u64,
     table: Mutex<SessionTable>,
+    locks: Arc<LockKeeper>,
 }
 
 impl RemoteServer {
@@ -70,13 +72,25 @@ impl RemoteServer {
     /// changes of names that were at work.
     pub fn new(env: Env, fs: Arc<dyn FileSystem>) -> RemoteServer {
         let verifier = env.random_u64();
-        RemoteServer::start(env, fs, None, verifier)
+        let locks = LockKeeper::alone(&env);
+        RemoteServer::start(env, fs, None, verifier, locks)
     }
 
     /// Serves `fs`, which remembers the calls that earlier servers made, here or on other members. `verifier` is another one than
     /// theirs if bytes that they answered, and that were not synced, may have been lost.
     pub fn remembering(env: Env, fs: Arc<dyn RemembersCalls>, verifier: u64) -> RemoteServer {
-        RemoteServer::start(env, fs.clone(), Some(fs), verifier)
+        let locks = LockKeeper::alone(&env);
+        RemoteServer::start(env, fs.clone(), Some(fs), verifier, locks)
+    }
+
+    /// Serves `fs` as [`RemoteServer::remembering`], with locks that earlier servers knew.
+    pub(crate) fn with_locks(
+        env: Env,
+        fs: Arc<dyn RemembersCalls>,
+        verifier: u64,
+        locks: Arc<LockKeeper>,
+    ) -> RemoteServer {
+        RemoteServer::start(env, fs.clone(), Some(fs), verifier, locks)
     }
 
     fn start(
@@ -84,6 +98,7 @@ impl RemoteServer {
         fs: Arc<dyn FileSystem>,
         remembering: Option<Arc<dyn RemembersCalls>>,
         verifier: u64,
+        locks: Arc<LockKeeper>,
     ) -> RemoteServer {
         let shared = Arc::new(ServerShared {
             env: env.clone(),
@@ -93,6 +108,7 @@ impl RemoteServer {
             boot: env.random_u64(),
             verifier,
             table: Mutex::default(),
+            locks,
         });
         let weak = Arc::downgrade(&shared);
         env.spawn(Box::pin(end_silent_sessions(env.clone(), weak)));
@@ -102,6 +118,11 @@ impl RemoteServer {
     /// How many sessions there are, and what they have open in all.
     pub fn counts(&self) -> (usize, usize) {
         self.shared.locked().counts()
+    }
+
+    /// How many lock sessions there are, and how many locks.
+    pub fn count_locks(&self) -> (usize, usize) {
+        self.shared.locks.counts()
     }
 
     /// # Panics
@@ -182,7 +203,12 @@ impl ServerShared {
         if self.has_ended() {
             return Err(Refusal::new(Refusal::OVERLOADED, "this server ends"));
         }
+        let session = begin.session;
         let begun = self.locked().begin(begin, from, self.env.now());
+        if begun.is_ok() {
+            let client = self.locked().client_of(session);
+            client.into_iter().for_each(|client| self.locks.hear(client));
+        }
         Ok(reply(&match begun {
             Ok(()) => Answer::Done(Begun {
                 boot: self.boot,
@@ -202,11 +228,18 @@ impl ServerShared {
     }
 
     /// Checks that a call is of a session that this server has, which renews it.
-    fn hear(&self, from: PeerId, of: &SessionCall) -> Result<(), Refusal> {
+    fn hear(&self, from: PeerId, of: &SessionCall) -> Result<ClientKey, Refusal> {
         let now = self.env.now();
-        let is_known =
-            of.boot == self.boot && self.locked().hear(of.session, from, of.lowest, now).is_some();
-        if is_known { Ok(()) } else { Err(unknown_session()) }
+        let client = match of.boot == self.boot {
+            true => {
+                let mut table = self.locked();
+                table.hear(of.session, from, of.lowest, now).map(|session| session.client())
+            }
+            false => None,
+        };
+        let client = client.ok_or_else(unknown_session)?;
+        self.locks.hear(client);
+        Ok(client)
     }
 
     fn renew(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
@@ -216,7 +249,8 @@ impl ServerShared {
 
     fn end(self: Arc<Self>, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
         let of: SessionCall = from_header(&request.header)?;
-        self.hear(from, &of)?;
+        let client = self.hear(from, &of)?;
+        self.locks.end(client);
         let leftover = self.locked().end(of.session, from);
         // The client may not wait for it.
         let env = self.env.clone();
@@ -241,11 +275,11 @@ impl ServerShared {
     async fn call(self: Arc<Self>, from: PeerId, request: Request) -> Result<Reply, Refusal> {
         let CallHeader { of, number, call, forgotten } = from_header(&request.header)?;
         let data = only_part(request)?;
-        self.hear(from, &of)?;
+        let client = self.hear(from, &of)?;
         let session = of.session;
         let number = match (number, call.is_numbered()) {
             (_, false) => {
-                return Ok(reply_to_call(self.perform(session, None, call, data).await));
+                return Ok(reply_to_call(self.perform((session, client), None, call, data).await));
             }
             (Some(number), true) => number,
             (None, true) => return Err(malformed("a change without a number")),
@@ -261,7 +295,8 @@ impl ServerShared {
                 let env = self.env.clone();
                 env.spawn(Box::pin(async move {
                     self.forget(session, &forgotten.0);
-                    let outcome = self.perform(session, Some(origin), call, data).await;
+                    let of = (session, client);
+                    let outcome = self.perform(of, Some(origin), call, data).await;
                     if outcome.is_err() && self.has_ended() {
                         // The next server knows whether it was made.
                         self.locked().abandon(session, number);
@@ -378,15 +413,26 @@ impl ServerShared {
 
     async fn perform(
         &self,
-        session: wire::SessionId,
+        (session, client): (wire::SessionId, ClientKey),
         origin: Option<CallOrigin>,
         call: FileCall,
         data: Option<Bytes>,
     ) -> Outcome {
         const NOTHING: Outcome = Ok((FileReply::Nothing, None));
-        let fs = match (&self.remembering, origin) {
-            (Some(fs), Some(origin)) if call.is_made_once() => &fs.for_call(origin),
-            _ => &self.fs,
+        // A write under a lock, until this is dropped.
+        let write = match call.under() {
+            Some((inode, session)) => {
+                match self.locks.begin_write(client, session, InodeNumber(inode)) {
+                    Some(write) => Some(Arc::new(write)),
+                    None => return Ok((FileReply::LocksLost, None)),
+                }
+            }
+            None => None,
+        };
+        let fs = match (&self.remembering, origin, &write) {
+            (Some(fs), Some(origin), None) if call.is_made_once() => fs.for_call(origin),
+            (Some(fs), _, Some(write)) => fs.keeping(write.clone()),
+            _ => self.fs.clone(),
         };
         // No bytes may travel as no part.
         let data = data.unwrap_or_default();
@@ -412,7 +458,7 @@ impl ServerShared {
                 let reply = fs.getattr(InodeNumber(inode), handle).await?;
                 Ok((FileReply::Attr((&reply).into()), None))
             }
-            FileCall::SetAttr { caller, inode, handle, changes } => {
+            FileCall::SetAttr { caller, inode, handle, changes, under: _ } => {
                 let handle = self.optional_file(session, inode, handle)?;
                 let changes = changes.try_into().map_err(|_: wire::Meaningless| Errno::EINVAL)?;
                 let _length = self.lengths.read(inode).await;
@@ -472,6 +518,10 @@ impl ServerShared {
             FileCall::Open { caller, inode, flags } => {
                 self.check_opens(session)?;
                 let inode = InodeNumber(inode);
+                if fs.getattr(inode, None).await?.attr.nlink == 0 {
+                    // The client believes in a name that another one has removed, or given to another file: it is to look it up again.
+                    return Err(Errno::ESTALE);
+                }
                 let opened = fs.open(caller.caller(), inode, OpenFlags(flags)).await?;
                 let opened = self.keep_open(session, inode, opened, false).await?;
                 Ok((FileReply::Opened(opened), None))
@@ -495,9 +545,9 @@ impl ServerShared {
                 let data = fs.read(InodeNumber(inode), handle, offset, len).await?;
                 Ok((FileReply::Bytes, Some(data)))
             }
-            FileCall::Write { writer, inode, handle, offset } => {
-                let handle = self.file(session, inode, handle)?;
-                self.write(&writer, InodeNumber(inode), handle, offset, data).await
+            FileCall::Write { writer, inode, handle, offset, under: _ } => {
+                let file = (InodeNumber(inode), self.file(session, inode, handle)?);
+                self.write(&*fs, &writer, file, offset, data).await
             }
             FileCall::Flush { inode, handle } => {
                 let handle = self.file(session, inode, handle)?;
@@ -515,7 +565,7 @@ impl ServerShared {
                 let offset = fs.seek(InodeNumber(inode), handle, offset, to).await?;
                 Ok((FileReply::Offset(offset), None))
             }
-            FileCall::Allocate { caller, inode, handle, offset, len, mode } => {
+            FileCall::Allocate { caller, inode, handle, offset, len, mode, under: _ } => {
                 let handle = self.file(session, inode, handle)?;
                 let _length = self.lengths.read(inode).await;
                 let (caller, inode) = (caller.caller(), InodeNumber(inode));
@@ -599,32 +649,37 @@ impl ServerShared {
                 fs.removexattr(caller.caller(), InodeNumber(inode), &name).await?;
                 NOTHING
             }
+            FileCall::FindLock { .. }
+            | FileCall::Lock { .. }
+            | FileCall::KeepLocks { .. }
+            | FileCall::StopWaiting { .. }
+            | FileCall::KeepSession { .. } => Ok((self.locks.perform(client, call).await?, None)),
         }
     }
 
     async fn write(
         &self,
+        fs: &dyn FileSystem,
         writer: &WireWriter,
-        inode: InodeNumber,
-        handle: Handle,
+        (inode, handle): (InodeNumber, Handle),
         offset: u64,
         data: Bytes,
     ) -> Outcome {
         match writer {
             WireWriter::At(_) | WireWriter::Mapping => {
                 let _length = self.lengths.read(inode.0).await;
-                let written = self.fs.write(writer.into(), inode, handle, offset, data).await?;
+                let written = fs.write(writer.into(), inode, handle, offset, data).await?;
                 Ok((FileReply::Written(written, Some(offset)), None))
             }
             WireWriter::AtEnd(_) => {
                 let _length = self.lengths.write(inode.0).await;
-                self.append(writer.into(), inode, handle, data).await
+                self.append(fs, writer.into(), (inode, handle), data).await
             }
             WireWriter::AtEndIf(_) | WireWriter::AtEndAgain(_) => {
                 let _length = self.lengths.write(inode.0).await;
-                let end = self.fs.getattr(inode, Some(handle)).await?.attr.size_bytes;
+                let end = fs.getattr(inode, Some(handle)).await?.attr.size_bytes;
                 if end == offset {
-                    return self.append(writer.into(), inode, handle, data).await;
+                    return self.append(fs, writer.into(), (inode, handle), data).await;
                 }
                 let ends_at = Ok((FileReply::EndsAt(end), None));
                 if matches!(writer, WireWriter::AtEndIf(_)) || end < offset {
@@ -637,7 +692,7 @@ impl ServerShared {
                     }
                     AppendedBefore::Partly => {
                         let at = Writer::Mapping;
-                        let written = self.fs.write(at, inode, handle, offset, data).await?;
+                        let written = fs.write(at, inode, handle, offset, data).await?;
                         Ok((FileReply::Written(written, Some(offset)), None))
                     }
                     AppendedBefore::Not => ends_at,
@@ -650,15 +705,15 @@ impl ServerShared {
     /// by just them.
     async fn append(
         &self,
+        fs: &dyn FileSystem,
         writer: Writer,
-        inode: InodeNumber,
-        handle: Handle,
+        (inode, handle): (InodeNumber, Handle),
         data: Bytes,
     ) -> Outcome {
         let size =
-            async || self.fs.getattr(inode, Some(handle)).await.ok().map(|now| now.attr.size_bytes);
+            async || fs.getattr(inode, Some(handle)).await.ok().map(|now| now.attr.size_bytes);
         let before = size().await;
-        let written = self.fs.write(writer, inode, handle, 0, data).await?;
+        let written = fs.write(writer, inode, handle, 0, data).await?;
         let begins = before.filter(|before| before.checked_add(u64::from(written)).is_some());
         let begins = match (begins, size().await) {
             (Some(before), Some(after)) if before + u64::from(written) == after => Some(before),

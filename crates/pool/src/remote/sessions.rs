@@ -129,6 +129,11 @@ impl ServedSession {
         }
     }
 
+    /// Whose session it is.
+    pub(super) fn client(&self) -> ClientKey {
+        self.client
+    }
+
     /// What a change says of the call that makes it.
     pub(super) fn origin(&self, number: u64) -> CallOrigin {
         CallOrigin { client: self.client, number, lowest: self.lowest.min(number) }
@@ -308,6 +313,11 @@ impl SessionTable {
         session.heard = now;
         session.acknowledge(lowest);
         Some(session)
+    }
+
+    /// Whose session it is. None if it has ended.
+    pub(super) fn client_of(&self, id: SessionId) -> Option<ClientKey> {
+        self.sessions.get(&id).map(ServedSession::client)
     }
 
     /// A session in which a call is at work. None if it has ended meanwhile.

@@ -22,6 +22,12 @@ pub struct PoolOfNode {
     pub is_primary: bool,
     /// How its members stand, as far as this node knows: on the primary all, itself first; elsewhere this one.
     pub states: Vec<PoolMemberState>,
+    /// How many mounts and servers have taken locks on files of late, and how many locks they hold, as this node knows it.
+    #[serde(default)]
+    pub lock_sessions: usize,
+    /// See `lock_sessions`.
+    #[serde(default)]
+    pub locks: usize,
 }
 
 /// How a member stands.
@@ -92,20 +98,30 @@ impl PoolOfNode {
             primary: None,
             is_primary: false,
             states: Vec::new(),
+            lock_sessions: 0,
+            locks: 0,
         };
         match served {
             Err(problem) => PoolOfNode { problem: Some(problem), ..unserved },
-            Ok(GroupStatus { epoch, primary, is_primary, enrolled, voters, members }) => {
-                PoolOfNode {
-                    members: enrolled.peers().len(),
-                    voters: voters.iter().map(|peer| peer.to_string()).collect(),
-                    epoch,
-                    primary: Some(primary.to_string()),
-                    is_primary,
-                    states: members.into_iter().map(PoolMemberState::from).collect(),
-                    ..unserved
-                }
-            }
+            Ok(GroupStatus {
+                epoch,
+                primary,
+                is_primary,
+                enrolled,
+                voters,
+                members,
+                locks: (lock_sessions, locks),
+            }) => PoolOfNode {
+                members: enrolled.peers().len(),
+                voters: voters.iter().map(|peer| peer.to_string()).collect(),
+                epoch,
+                primary: Some(primary.to_string()),
+                is_primary,
+                states: members.into_iter().map(PoolMemberState::from).collect(),
+                lock_sessions,
+                locks,
+                ..unserved
+            },
         }
     }
 
@@ -214,8 +230,8 @@ mod tests {
     fn stands_of(count: u8, members: Vec<MemberStatus>, is_primary: bool) -> PoolOfNode {
         let enrolled = PoolMembers::new((1..=count).map(peer).collect()).unwrap();
         let voters = (1..=if count < 3 { 1 } else { 3 }).map(peer).collect();
-        let status =
-            GroupStatus { epoch: 4, primary: peer(2), is_primary, enrolled, voters, members };
+        let (epoch, primary, locks) = (4, peer(2), (1, 2));
+        let status = GroupStatus { epoch, primary, is_primary, enrolled, voters, members, locks };
         PoolOfNode::new("team", Ok(status))
     }
 
@@ -276,6 +292,7 @@ mod tests {
         let pool = stands(vec![member(1, true, None)], false);
         assert_eq!(pool.summary(), format!("takes part; the primary is {}", peer(2)));
         assert_eq!((pool.is_primary, pool.epoch), (false, 4));
+        assert_eq!((pool.lock_sessions, pool.locks), (1, 2));
         assert_eq!(pool.voters, [1, 2, 3].map(|number| peer(number).to_string()));
     }
 

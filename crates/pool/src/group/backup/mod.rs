@@ -30,6 +30,7 @@ use super::MemberStatus;
 use crate::backups::SUSPECT_AFTER;
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::Disk;
+use crate::locks::{CopyOutcome, LockCopy};
 use crate::map::PoolMap;
 use crate::member::{CopiedMember, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
 use crate::messages::{
@@ -108,6 +109,8 @@ struct BackupState<D: Disk> {
     is_removed: bool,
     /// Items that wait for a change to be written or made.
     waiting: Vec<oneshot::Sender<()>>,
+    /// The locks of the pool's clients.
+    locks: LockCopy,
 }
 
 /// See the module.
@@ -152,6 +155,7 @@ impl<D: Disk> Backup<D> {
                 heard: env.now(),
                 is_removed: false,
                 waiting: Vec::new(),
+                locks: LockCopy::default(),
             }),
             under_way: Turns::default(),
             has_released: Arc::default(),
@@ -306,6 +310,16 @@ impl<D: Disk> Backup<D> {
                 Err(())
             }
         }
+    }
+
+    /// Takes the copy of the locks, for a member that becomes the primary.
+    pub(super) fn take_locks(&self) -> LockCopy {
+        std::mem::take(&mut self.state().locks)
+    }
+
+    /// How many lock sessions there are, and how many locks, as this member knows it.
+    pub(super) fn count_locks(&self) -> (usize, usize) {
+        self.state().locks.counts()
     }
 
     fn serving(&self) -> Result<Arc<PoolMember<D>>, Refusal> {
@@ -551,6 +565,13 @@ impl<D: Disk> Backup<D> {
         let _under_way = self.under_way.read(0).await;
         if self.state().session != Some(session) {
             return Err(no_session());
+        }
+        if let ItemKind::Locks(place) = &what {
+            return match self.state().locks.take(session.primary_run, *place, &bytes) {
+                Ok(CopyOutcome::Made) => Ok(()),
+                Ok(CopyOutcome::TooEarly) => Err(too_early()),
+                Err(_) => Err(Refusal::new(Refusal::MALFORMED, "locks that cannot be")),
+            };
         }
         if let ItemKind::Append { order, change } = &what {
             let Some(change) = PoolChange::decode(change) else {

@@ -42,6 +42,7 @@ impl Client {
         let patience = Arc::new(Patience::new(self.exchange.env.now(), class));
         loop {
             let session = self.exchange.session(&patience).await?;
+            self.note_verifier(session.verifier);
             let (client, patience) = (self.clone(), patience.clone());
             match make(Attempt { client, session, patience }).await {
                 Err(Stop::Lost { possibly_done: true }) if !is_repeatable => {
@@ -148,7 +149,16 @@ impl Attempt {
     ) -> Result<(FileReply, Option<Bytes>), Stop> {
         let forgotten = || self.client.held().take_forgotten(self.session.serial);
         let Attempt { client, session, patience } = self;
-        client.exchange.call(session, (call, data), number, forgotten, patience).await
+        let (locks, is_write) = (call.lock_session(), call.under().is_some());
+        let answer =
+            client.exchange.call(session, (call, data), number, forgotten, patience).await?;
+        if answer.0 == FileReply::LocksLost {
+            locks.into_iter().for_each(|session| client.lose_locks(session));
+            if is_write {
+                return Err(Errno::EIO.into());
+            }
+        }
+        Ok(answer)
     }
 
     /// Waits as long as the call goes on.
@@ -272,7 +282,7 @@ impl Attempt {
                 while !data.is_empty() {
                     // As a page that is written back: its first write has changed the file's privileges.
                     let writer = WireWriter::Mapping;
-                    let write = FileCall::Write { writer, inode, handle, offset };
+                    let write = FileCall::Write { writer, inode, handle, offset, under: None };
                     let written = match self.prepare(write, Some(data.clone())).await? {
                         (FileReply::Written(0, _), _) => return Err(Errno::ENOSPC.into()),
                         (FileReply::Written(written, _), _) => written as usize,
@@ -287,11 +297,12 @@ impl Attempt {
             }
             UnstableChange::Set(changes) => {
                 let changes = changes.into();
-                let set = FileCall::SetAttr { caller, inode, handle: 0, changes };
+                let set = FileCall::SetAttr { caller, inode, handle: 0, changes, under: None };
                 self.prepare(set, None).await?;
             }
             UnstableChange::Allocate(offset, len, mode) => {
-                let allocate = FileCall::Allocate { caller, inode, handle, offset, len, mode };
+                let allocate =
+                    FileCall::Allocate { caller, inode, handle, offset, len, mode, under: None };
                 self.prepare(allocate, None).await?;
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use atoll_vfs::{AttrReply, Errno};
+use atoll_vfs::{AttrReply, Errno, Handle};
 use bytes::{Bytes, BytesMut};
 
 use super::super::wire::{CallClass, FileCall, FileReply, MAX_DATA_BYTES, WireCaller, WireWriter};
@@ -11,6 +11,7 @@ use super::attempt::{Asked, Attempt, bytes, errno, nothing};
 use super::exchange::Stop;
 use super::unstable::UnstableChange;
 use super::{Client, OpenAtClient, WAIT_LIMIT};
+use crate::locks::LockSession;
 
 /// How often an append is tried at the place where the file was said to end; a guess at how many clients append to one file. Beyond,
 /// the server says where, and the client cannot find out whether a server that died has made it.
@@ -32,7 +33,7 @@ impl Attempt {
         &self,
         open: &OpenAtClient,
         caller: WireCaller,
-        data: Bytes,
+        (data, under): (Bytes, Option<LockSession>),
         place: &mut AppendPlace,
     ) -> Result<Option<Asked>, Stop> {
         let inode = open.inode;
@@ -53,7 +54,7 @@ impl Attempt {
                 true => WireWriter::AtEndAgain(caller.clone()),
                 false => WireWriter::AtEndIf(caller.clone()),
             };
-            let write = FileCall::Write { writer, inode, handle, offset: end };
+            let write = FileCall::Write { writer, inode, handle, offset: end, under };
             let answer = self.call(write, Some(data.clone())).await;
             if answer == Err(Stop::Lost { possibly_done: true }) {
                 place.possibly_done = true;
@@ -114,12 +115,13 @@ impl Client {
         offset: u64,
         mut data: Bytes,
     ) -> Result<u32, Errno> {
+        let under = self.locks_under(&open, writer == WireWriter::Mapping)?;
         let mut written = 0;
         loop {
             let piece = data.split_to(data.len().min(MAX_DATA_BYTES));
             let wanted = piece.len();
             let at = offset.checked_add(written as u64).ok_or(Errno::EFBIG)?;
-            match self.write_piece(&open, writer.clone(), at, piece).await {
+            match self.write_piece(&open, writer.clone(), at, (piece, under)).await {
                 Ok(taken) if taken == wanted && !data.is_empty() => written += taken,
                 Ok(taken) => {
                     written += taken;
@@ -139,14 +141,14 @@ impl Client {
         open: &Arc<OpenAtClient>,
         writer: WireWriter,
         offset: u64,
-        data: Bytes,
+        (data, under): (Bytes, Option<LockSession>),
     ) -> Result<usize, Errno> {
         let inode = open.inode;
         let order = self.within(WAIT_LIMIT, self.order.read(inode)).await?;
         let asked = match writer {
-            WireWriter::AtEnd(caller) => self.append(open, caller, data.clone()).await?,
+            WireWriter::AtEnd(caller) => self.append(open, caller, data.clone(), under).await?,
             writer => {
-                let write = FileCall::Write { writer, inode, handle: 0, offset };
+                let write = FileCall::Write { writer, inode, handle: 0, offset, under };
                 let asked = self.ask(write, Some(data.clone()), Some(inode), Some(open.clone()));
                 let asked = asked.await;
                 self.ends().remove(&inode);
@@ -163,7 +165,8 @@ impl Client {
             Some(begins) => {
                 // A copy: the front end's bytes may be part of a large buffer.
                 let bytes = Bytes::copy_from_slice(&data[..taken]);
-                self.keep_unstable(inode, &asked.session, UnstableChange::Write(begins, bytes));
+                let change = UnstableChange::Write(begins, bytes);
+                self.keep_written(inode, &asked.session, change, under)?;
             }
             None => {
                 // Nobody knows where the bytes went: they could not be sent again.
@@ -182,14 +185,18 @@ impl Client {
         open: &Arc<OpenAtClient>,
         caller: WireCaller,
         data: Bytes,
+        under: Option<LockSession>,
     ) -> Result<Asked, Errno> {
         let inode = open.inode;
         let place = AppendPlace { end: self.ends().remove(&inode), ..AppendPlace::default() };
         let place = futures_util::lock::Mutex::new(place);
-        let appended = self.run(CallClass::Changes, true, |attempt| {
-            let (caller, data, place) = (caller.clone(), data.clone(), &place);
-            async move { attempt.append(open, caller, data, &mut *place.lock().await).await }
-        });
+        let appended =
+            self.run(CallClass::Changes, true, |attempt| {
+                let (caller, data, place) = (caller.clone(), data.clone(), &place);
+                async move {
+                    attempt.append(open, caller, (data, under), &mut *place.lock().await).await
+                }
+            });
         let appended = appended.await.map_err(|stop| errno(stop, CallClass::Changes))?;
         if let Some(asked) = appended {
             let end = place.into_inner().end;
@@ -200,7 +207,7 @@ impl Client {
         }
         // Others append all the time.
         let writer = WireWriter::AtEnd(caller);
-        let write = FileCall::Write { writer, inode, handle: 0, offset: 0 };
+        let write = FileCall::Write { writer, inode, handle: 0, offset: 0, under };
         self.ask(write, Some(data), Some(inode), Some(open.clone())).await
     }
 
@@ -210,6 +217,7 @@ impl Client {
         data_only: bool,
     ) -> Result<(), Errno> {
         let inode = open.inode;
+        self.own_locks().check(Some(Handle(open.number)))?;
         let fsync = FileCall::Fsync { inode, handle: 0, data_only };
         let synced = match self.ask(fsync, None, Some(inode), Some(open)).await {
             Ok(asked) => {
@@ -227,6 +235,7 @@ impl Client {
 
     pub(super) async fn flush(self: &Arc<Self>, open: Arc<OpenAtClient>) -> Result<(), Errno> {
         let inode = open.inode;
+        self.own_locks().check(Some(Handle(open.number)))?;
         let mut flushed = Ok(());
         if !self.has_no_flush.load(Ordering::Relaxed) {
             let flush = FileCall::Flush { inode, handle: 0 };
@@ -247,13 +256,14 @@ impl Client {
         (offset, len, mode): (u64, u64, i32),
     ) -> Result<(), Errno> {
         let inode = open.inode;
+        let under = self.locks_under(&open, false)?;
         let _order = self.within(WAIT_LIMIT, self.order.write(inode)).await?;
-        let allocate = FileCall::Allocate { caller, inode, handle: 0, offset, len, mode };
+        let allocate = FileCall::Allocate { caller, inode, handle: 0, offset, len, mode, under };
         let asked = self.ask(allocate, None, Some(inode), Some(open)).await;
         self.ends().remove(&inode);
         let asked = asked?;
         let change = UnstableChange::Allocate(offset, len, mode);
-        self.keep_unstable(inode, &asked.session, change);
+        self.keep_written(inode, &asked.session, change, under)?;
         nothing(asked)
     }
 

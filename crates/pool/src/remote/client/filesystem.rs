@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use atoll_vfs::{
     Answer, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
-    Handle, InodeFlags, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo,
-    SetAttr, StatFs, Writer, XattrFlags, check_name,
+    Handle, InodeFlags, InodeNumber, InvalidationQueue, Locks, OpenFlags, Opened, PersistentHandle,
+    RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags, check_name,
 };
 use bytes::Bytes;
 use futures_channel::oneshot;
@@ -16,6 +16,7 @@ use super::super::wire::{
     kind_number,
 };
 use super::attempt::{Asked, attr, bytes, errno, nothing};
+use super::locking::RemoteLocks;
 use super::unstable::UnstableChange;
 use super::{Client, OpenAtClient, OpenKind, RemoteFs, WAIT_LIMIT};
 
@@ -101,6 +102,7 @@ impl Client {
                 let mut entry = Entry::try_from(entry)?;
                 self.look_up(&asked.session, &entry);
                 self.refresh(&asked, &mut entry).await;
+                entry.attr_ttl = self.tell_attributes(entry.attr.inode, entry.attr_ttl);
                 Ok(entry)
             }
             _ => Err(Errno::EPROTO),
@@ -194,12 +196,14 @@ impl Client {
                 }
             }
         }
+        entry.attr_ttl = self.tell_attributes(inode, entry.attr_ttl);
         Ok((entry, opened))
     }
 
     async fn close(self: &Arc<Self>, inode: InodeNumber, handle: Handle) -> Result<(), Errno> {
         let open = self.opened(inode, handle)?;
         self.opens().opens.remove(&handle.0);
+        self.own_locks().close(handle.0);
         if !self.has_open(inode.0) {
             // Nobody is left who could be told.
             self.unstable().take_failure(inode.0);
@@ -232,11 +236,16 @@ impl Client {
         open: Option<Arc<OpenAtClient>>,
         changes: SetAttr,
     ) -> Result<AttrReply, Errno> {
+        let under = match (&open, changes.size_bytes) {
+            (Some(open), Some(_)) => self.locks_under(open, false)?,
+            _ => None,
+        };
         let _order = match changes.size_bytes {
             Some(_) => self.within(WAIT_LIMIT, self.order.write(inode.0)).await?,
             None => self.within(WAIT_LIMIT, self.order.read(inode.0)).await?,
         };
-        let set = FileCall::SetAttr { caller, inode: inode.0, handle: 0, changes: changes.into() };
+        let (number, new) = (inode.0, changes.into());
+        let set = FileCall::SetAttr { caller, inode: number, handle: 0, changes: new, under };
         let asked = self.ask(set, None, Some(inode.0), open).await;
         self.ends().remove(&inode.0);
         let asked = asked?;
@@ -244,9 +253,17 @@ impl Client {
         let is_time = atime.is_some() || mtime.is_some();
         if size_bytes.is_some() || (is_time && self.unstable().has(inode.0)) {
             let kept = SetAttr { size_bytes, atime, mtime, ..SetAttr::default() };
-            self.keep_unstable(inode.0, &asked.session, UnstableChange::Set(kept));
+            let change = UnstableChange::Set(kept);
+            self.keep_written(inode.0, &asked.session, change, under)?;
         }
-        attr(&asked)
+        self.attr(&asked)
+    }
+
+    /// Attributes that were answered, as the front end is told.
+    fn attr(&self, asked: &Asked) -> Result<AttrReply, Errno> {
+        let mut now = attr(asked)?;
+        now.ttl = self.tell_attributes(now.attr.inode, now.ttl);
+        Ok(now)
     }
 }
 
@@ -288,6 +305,14 @@ impl FileSystem for RemoteFs {
         Duration::from_nanos(self.client.features.missing_ttl_nanos)
     }
 
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        Some(Arc::new(RemoteLocks::new(self.client.clone())))
+    }
+
+    fn invalidations(&self) -> Option<Arc<InvalidationQueue>> {
+        Some(self.client.invalidations.clone())
+    }
+
     fn forget(&self, inode: InodeNumber, count: u64) {
         self.client.forget(inode, count);
     }
@@ -296,7 +321,7 @@ impl FileSystem for RemoteFs {
         let work = async move |client: Arc<Client>| {
             let open = handle.and_then(|handle| client.opened_file(inode, handle).ok());
             let call = FileCall::GetAttr { inode: inode.0, handle: 0 };
-            attr(&client.ask(call, None, Some(inode.0), open).await?)
+            client.attr(&client.ask(call, None, Some(inode.0), open).await?)
         };
         self.call(work, |_, _| ())
     }

@@ -5,6 +5,9 @@
 //! contents    bytes of open files; kept until they are durable
 //! directories listings, which go on after a restart
 //! attempt     a call in the session of the moment, with what the session needs before: handles, unstable bytes
+//! locking     locks: taken at the server, kept alive, lost
+//! own_locks   the locks that programs of this mount hold
+//! recent      files whose attributes were told just now
 //! exchange    calls of one session until there is an answer; sessions
 //! unstable    changes of bytes that are sent again if the server dies
 //! listing     half-read directories
@@ -22,6 +25,9 @@ mod exchange;
 mod filesystem;
 mod held;
 mod listing;
+mod locking;
+mod own_locks;
+mod recent;
 mod unstable;
 
 use std::collections::BTreeMap;
@@ -31,12 +37,14 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::{Env, Notify};
-use atoll_vfs::{Entry, Errno, Handle, InodeNumber, OpenFlags};
+use atoll_vfs::{Entry, Errno, Handle, InodeNumber, InvalidationQueue, LockOwner, OpenFlags};
 use futures_util::future::select;
 
 use self::exchange::{ClientSession, Exchange, Patience, Stop};
 use self::held::HeldNumbers;
 use self::listing::HalfRead;
+use self::own_locks::OwnLocks;
+use self::recent::RecentAttributes;
 use self::unstable::{UnstableChange, UnstableFiles};
 use super::route::Route;
 use super::wire::{Begun, CallClass, FileCall, WireCaller};
@@ -86,6 +94,11 @@ impl RemoteFs {
             order: Turns::default(),
             sending: Turns::default(),
             making_room: futures_util::lock::Mutex::new(()),
+            own_locks: Mutex::default(),
+            lock_turns: Turns::default(),
+            waits: Mutex::default(),
+            invalidations: Arc::default(),
+            recent: Mutex::default(),
             has_no_flush: AtomicBool::new(false),
             work: Arc::default(),
         });
@@ -116,8 +129,13 @@ async fn keep_up(env: Env, client: Weak<Client>, work: Arc<Notify>) {
     }
 }
 
+/// A file, and an owner of locks.
+type LockKey = (InodeNumber, LockOwner);
+
 /// What is open at the client.
 struct OpenAtClient {
+    /// Its handle.
+    number: u64,
     inode: u64,
     kind: OpenKind,
     caller: WireCaller,
@@ -166,6 +184,14 @@ struct Client {
     /// By inode: who sends its unstable changes again.
     sending: Turns,
     making_room: futures_util::lock::Mutex<()>,
+    own_locks: Mutex<OwnLocks>,
+    /// By file and owner: calls about locks follow each other.
+    lock_turns: Turns<LockKey>,
+    /// Calls that wait for a lock at the server, to be woken when another one of the same owner comes.
+    waits: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
+    /// What the front end must not believe any more, once a lock is taken.
+    invalidations: Arc<InvalidationQueue>,
+    recent: Mutex<RecentAttributes>,
     /// The server delays no writes.
     has_no_flush: AtomicBool,
     /// Something is to be forgotten, or this ends.
@@ -188,6 +214,22 @@ impl Client {
         self.held.lock().expect("no holder of this lock panics")
     }
 
+    fn own_locks(&self) -> MutexGuard<'_, OwnLocks> {
+        self.own_locks.lock().expect("no holder of this lock panics")
+    }
+
+    fn recent(&self) -> MutexGuard<'_, RecentAttributes> {
+        self.recent.lock().expect("no holder of this lock panics")
+    }
+
+    /// Attributes are told to the front end; returns how long it may believe them.
+    fn tell_attributes(&self, inode: InodeNumber, ttl: Duration) -> Duration {
+        match self.invalidations.is_served() {
+            true => self.recent().tell(inode, ttl, self.exchange.env.now()),
+            false => ttl,
+        }
+    }
+
     fn unstable(&self) -> MutexGuard<'_, UnstableFiles> {
         self.unstable.lock().expect("no holder of this lock panics")
     }
@@ -205,7 +247,11 @@ impl Client {
         at_server: Option<(u64, u64)>,
         serial: u64,
     ) -> Handle {
+        let mut opens = self.opens();
+        opens.last += 1;
+        let number = opens.last;
         let open = OpenAtClient {
+            number,
             inode,
             kind,
             caller,
@@ -213,9 +259,6 @@ impl Client {
             half_read: Mutex::new((serial, HalfRead::default())),
             listing: futures_util::lock::Mutex::new(()),
         };
-        let mut opens = self.opens();
-        opens.last += 1;
-        let number = opens.last;
         opens.opens.insert(number, Arc::new(open));
         Handle(number)
     }

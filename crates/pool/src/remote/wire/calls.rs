@@ -7,6 +7,7 @@ use super::values::{
     WireAttrReply, WireCaller, WireDirEntry, WireEntry, WireSetAttr, WireStatFs, WireWriter,
 };
 use super::{MAX_LIST, MAX_LISTED};
+use crate::locks::{LockSession, WireLock, WireLocks};
 
 /// An open file or directory: its number in the session, and whether the kernel must not cache it. What it cached at earlier opens
 /// is not known to be true: another gateway may have written since.
@@ -80,6 +81,9 @@ pub(in crate::remote) enum FileCall {
         handle: u64,
         #[n(3)]
         changes: WireSetAttr,
+        /// The session of the lock that a length is set under.
+        #[n(4)]
+        under: Option<LockSession>,
     },
     #[n(7)]
     ReadLink {
@@ -225,6 +229,9 @@ pub(in crate::remote) enum FileCall {
         handle: u64,
         #[n(3)]
         offset: u64,
+        /// The session of the lock that it is made under.
+        #[n(4)]
+        under: Option<LockSession>,
     },
     #[n(20)]
     Flush {
@@ -267,6 +274,9 @@ pub(in crate::remote) enum FileCall {
         len: u64,
         #[n(5)]
         mode: i32,
+        /// As with a write.
+        #[n(6)]
+        under: Option<LockSession>,
     },
     #[n(24)]
     Close {
@@ -373,6 +383,57 @@ pub(in crate::remote) enum FileCall {
         #[cbor(n(2), with = "minicbor::bytes")]
         name: Vec<u8>,
     },
+    /// [`atoll_vfs::Locks::conflict`].
+    #[n(38)]
+    FindLock {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        owner: u64,
+        #[n(2)]
+        wanted: WireLock,
+    },
+    /// [`atoll_vfs::Locks::lock`] in the client's session; without one in whichever it has, or a new one. One that waits does
+    /// so for a second.
+    #[n(39)]
+    Lock {
+        #[n(0)]
+        session: Option<LockSession>,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        owner: u64,
+        #[n(3)]
+        wanted: WireLock,
+        #[n(4)]
+        waits: bool,
+    },
+    /// Gives up all that an owner has on a file but these locks.
+    #[n(40)]
+    KeepLocks {
+        #[n(0)]
+        session: Option<LockSession>,
+        #[n(1)]
+        inode: u64,
+        #[n(2)]
+        owner: u64,
+        #[n(3)]
+        kept: WireLocks,
+    },
+    /// Ends the wait of an owner for locks on a file.
+    #[n(41)]
+    StopWaiting {
+        #[n(0)]
+        inode: u64,
+        #[n(1)]
+        owner: u64,
+    },
+    /// The client lives, and believes that it has this session.
+    #[n(42)]
+    KeepSession {
+        #[n(0)]
+        session: LockSession,
+    },
 }
 
 /// How long a client goes on with a call, and what it says then.
@@ -401,6 +462,9 @@ impl FileCall {
                 | Call::InodeFlags { .. }
                 | Call::GetXattr { .. }
                 | Call::ListXattr { .. }
+                | Call::FindLock { .. }
+                | Call::StopWaiting { .. }
+                | Call::KeepSession { .. }
         )
     }
 
@@ -448,6 +512,27 @@ impl FileCall {
             | Call::CloseDirectory { .. } => CallClass::Reads,
             call if call.is_numbered() => CallClass::Changes,
             _ => CallClass::Reads,
+        }
+    }
+
+    /// The file, and the session of the lock under which the call writes to it.
+    pub(in crate::remote) fn under(&self) -> Option<(u64, LockSession)> {
+        use FileCall as Call;
+        match *self {
+            Call::SetAttr { inode, under, .. }
+            | Call::Write { inode, under, .. }
+            | Call::Allocate { inode, under, .. } => under.map(|session| (inode, session)),
+            _ => None,
+        }
+    }
+
+    /// The lock session that the call is made in.
+    pub(in crate::remote) fn lock_session(&self) -> Option<LockSession> {
+        use FileCall as Call;
+        match *self {
+            Call::Lock { session, .. } | Call::KeepLocks { session, .. } => session,
+            Call::KeepSession { session } => Some(session),
+            _ => self.under().map(|(_, session)| session),
         }
     }
 
@@ -504,4 +589,13 @@ pub(in crate::remote) enum FileReply {
     /// Nothing was written: the file ends here.
     #[n(12)]
     EndsAt(#[n(0)] u64),
+    /// The lock is held, in this session.
+    #[n(13)]
+    Locked(#[n(0)] LockSession),
+    /// A lock that conflicts, if there is one.
+    #[n(14)]
+    FoundLock(#[n(0)] Option<WireLock>),
+    /// Nothing was done: the lock session that the call names is over, and its locks are gone.
+    #[n(15)]
+    LocksLost,
 }

@@ -126,7 +126,7 @@ pub(super) struct CallHeader {
 #[cfg(test)]
 mod tests {
     use atoll_net::header::{from_header, to_header};
-    use atoll_vfs::{Caller, SetAttr, SetTime};
+    use atoll_vfs::{Caller, FileLock, Handle, LockKind, LockRange, SetAttr, SetTime};
     use proptest::prelude::*;
 
     use super::*;
@@ -137,6 +137,9 @@ mod tests {
         let name = b"name".to_vec();
         let changes =
             SetAttr { size_bytes: Some(7), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let range = LockRange { first: 1, last: 2 };
+        let (kind, through) = (LockKind::Exclusive, Some(Handle(3)));
+        let wanted = FileLock { kind, range, pid: 1, through }.into();
         let calls = [
             FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
             FileCall::SetAttr {
@@ -144,11 +147,20 @@ mod tests {
                 inode: 2,
                 handle: 0,
                 changes: changes.into(),
+                under: None,
             },
-            FileCall::Write { writer: WireWriter::AtEnd(caller), inode: 2, handle: 1, offset: 0 },
+            FileCall::Write {
+                writer: WireWriter::AtEnd(caller),
+                inode: 2,
+                handle: 1,
+                offset: 0,
+                under: Some(7),
+            },
             FileCall::Forget,
             FileCall::Sync,
             FileCall::GetXattr { inode: 2, name },
+            FileCall::Lock { session: None, inode: 2, owner: 3, wanted, waits: true },
+            FileCall::KeepLocks { session: Some(7), inode: 2, owner: 3, kept: vec![wanted].into() },
         ];
         let forgotten = Capped(vec![Forgotten { inode: 4, count: 2 }]);
         let message = |call| {
@@ -179,7 +191,7 @@ mod tests {
         }
 
         #[test]
-        fn damaged_messages_are_read_or_refused(which in 0usize..6, at in any::<prop::sample::Index>(), byte: u8) {
+        fn damaged_messages_are_read_or_refused(which in 0usize..8, at in any::<prop::sample::Index>(), byte: u8) {
             let mut bytes = to_header(&messages()[which]).to_vec();
             let at = at.index(bytes.len());
             bytes[at] = byte;

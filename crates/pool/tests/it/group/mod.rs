@@ -6,12 +6,16 @@
 //! directed   one fault at the moment that matters, while one member is the primary
 //! membership members that come and go
 //! copying    a member with a new disk is given all files
+//! locks      locks of mounts on different machines
+//! counting   clients that count in a file under its lock, by seeds
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
 
 mod copying;
+mod counting;
 mod directed;
 mod failover;
+mod locks;
 mod membership;
 mod retries;
 mod seeds;

@@ -1,0 +1,451 @@
+//! [`Locks`] by calls of the server, which keeps the locks of all mounts of the pool ([`crate::locks`]).
+//!
+//! **In order.** Calls about one owner's locks on one file follow each other, also those that their callers have given up: a lock that is
+//! taken too late is given up before the next call of that owner, and an unlock whose answer was lost is repeated until it has one.
+//!
+//! **Waiting.** The server is asked for as long as it takes, a second at a time, over restarts of it. Another call of the same owner, or the end of
+//! the caller, ends the call at the server at once.
+//!
+//! **What a lock shows.** Before a lock is answered, the front end has dropped what it has cached of the bytes of files that are open here, and of
+//! attributes that it was told and would still believe. Before it is given up, bytes of the file that this client would send again are made
+//! durable, so that they never replace what the next holder writes.
+//!
+//! **Losing locks.** The server ends the locks of a client that is silent for too long; a server that was restarted knows none. The client
+//! finds out by the answer to any call under a lock, which it makes every [`KEEP_PERIOD`] if there is no other
+//! ([`super::own_locks`] has what follows).
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_env::{Env, Notify, sleep, timeout};
+use atoll_vfs::{Answer, Errno, FileLock, InodeNumber, Invalidation, LockOwner, LockRange, Locks};
+use futures_channel::oneshot;
+use futures_util::future::{Either, join, select};
+
+use super::super::wire::{FileCall, FileReply};
+use super::attempt::Asked;
+use super::exchange::ClientSession;
+use super::unstable::UnstableChange;
+use super::{Client, LockKey, OpenAtClient, OpenKind};
+use crate::locks::{LockSession, WireLock};
+use crate::turns::Turn;
+
+/// How often the server hears of a client that has locks: several times in the time after which it takes them.
+const KEEP_PERIOD: Duration = Duration::from_secs(3);
+/// Between attempts to give a lock up.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
+/// How long the kernel may take to drop pages. A guess: it waits for reads under way.
+const DROP_LIMIT: Duration = Duration::from_secs(10);
+
+/// See the module.
+pub(super) struct RemoteLocks {
+    client: Arc<Client>,
+}
+
+impl RemoteLocks {
+    pub(super) fn new(client: Arc<Client>) -> RemoteLocks {
+        RemoteLocks { client }
+    }
+
+    /// Runs a call as a task, which goes on when its caller gives it up.
+    fn task<T: Send + 'static, F>(
+        &self,
+        work: impl FnOnce(Arc<Client>, oneshot::Sender<Result<T, Errno>>) -> F + Send + 'static,
+    ) -> Answer<T>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let client = self.client.clone();
+        Box::pin(async move {
+            let (sender, answer) = oneshot::channel();
+            let env = client.exchange.env.clone();
+            env.spawn(Box::pin(work(client, sender)));
+            answer.await.unwrap_or(Err(Errno::EIO))
+        })
+    }
+}
+
+impl Locks for RemoteLocks {
+    fn conflict(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+    ) -> Answer<Option<FileLock>> {
+        let find = FileCall::FindLock { inode: inode.0, owner: owner.0, wanted: wanted.into() };
+        self.task(async move |client, answer| {
+            let found = match client.ask(find, None, None, None).await {
+                Ok(Asked { reply: FileReply::FoundLock(found), .. }) => {
+                    found.map(FileLock::try_from).transpose().map_err(|_| Errno::EPROTO)
+                }
+                Ok(_) => Err(Errno::EPROTO),
+                Err(errno) => Err(errno),
+            };
+            let _ = answer.send(found);
+        })
+    }
+
+    fn lock(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+        waits: bool,
+    ) -> Answer<()> {
+        self.task(async move |client, answer| {
+            client.lock((inode, owner), wanted, waits, answer).await;
+        })
+    }
+
+    fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()> {
+        self.task(async move |client, answer| {
+            client.unlock((inode, owner), range, answer).await;
+        })
+    }
+}
+
+/// What became of one attempt to take a lock.
+enum Taken {
+    Yes,
+    /// Another one has it, or its wait was ended; nothing has changed.
+    NotYet,
+    No(Errno),
+    /// It may be held at the server.
+    Unknown,
+}
+
+impl Client {
+    /// The turn of an owner on a file; ends a wait of that owner at the server.
+    async fn lock_turn(&self, key: LockKey) -> Turn<LockKey> {
+        self.waits(|waits| waits.get(&key).cloned()).into_iter().for_each(|wait| wait.notify());
+        self.lock_turns.write(key).await
+    }
+
+    fn waits<T>(
+        &self,
+        work: impl FnOnce(&mut std::collections::BTreeMap<LockKey, Arc<Notify>>) -> T,
+    ) -> T {
+        work(&mut self.waits.lock().expect("no holder of this lock panics"))
+    }
+
+    async fn lock(
+        self: &Arc<Self>,
+        key: LockKey,
+        wanted: FileLock,
+        waits: bool,
+        mut answer: oneshot::Sender<Result<(), Errno>>,
+    ) {
+        loop {
+            let turn = self.lock_turn(key).await;
+            if answer.is_canceled() {
+                return;
+            }
+            let before = self.own_locks().of(key.0, key.1);
+            let taken = self.take_lock(key, wanted, waits, &mut answer).await;
+            let outcome = match taken {
+                Taken::NotYet if waits => continue,
+                Taken::NotYet => Err(Errno::EAGAIN),
+                Taken::No(errno) => Err(errno),
+                Taken::Unknown if waits => {
+                    self.settle(key, turn).await;
+                    continue;
+                }
+                Taken::Unknown => {
+                    self.settle_later(key, turn);
+                    let _ = answer.send(Err(Errno::EIO));
+                    return;
+                }
+                Taken::Yes => {
+                    self.show_newest(key.0).await;
+                    Ok(())
+                }
+            };
+            if answer.send(outcome) == Err(Ok(())) {
+                // Nobody waits for it any more.
+                self.own_locks().keep(key.0, key.1, before);
+                self.settle(key, turn).await;
+            }
+            return;
+        }
+    }
+
+    /// Tries to take a lock once. The caller has the owner's turn.
+    async fn take_lock(
+        self: &Arc<Self>,
+        (inode, owner): LockKey,
+        wanted: FileLock,
+        waits: bool,
+        answer: &mut oneshot::Sender<Result<(), Errno>>,
+    ) -> Taken {
+        loop {
+            let session = {
+                let own = self.own_locks();
+                match own.check(wanted.through) {
+                    Ok(()) => own.session(),
+                    Err(errno) => return Taken::No(errno),
+                }
+            };
+            let (number, of, lock) = (inode.0, owner.0, WireLock::from(wanted));
+            let call = FileCall::Lock { session, inode: number, owner: of, wanted: lock, waits };
+            let asked = match waits {
+                true => self.ask_waiting((inode, owner), call, answer).await,
+                false => self.ask(call, None, None, None).await,
+            };
+            return match asked {
+                Ok(Asked { reply: FileReply::Locked(granted), session, .. }) => {
+                    match self.note_granted(granted, &session, (inode, owner), wanted) {
+                        Ok(()) => Taken::Yes,
+                        Err(errno) => Taken::No(errno),
+                    }
+                }
+                // The session was over: this may be a lock of the next.
+                Ok(Asked { reply: FileReply::LocksLost, .. }) => continue,
+                Ok(_) => Taken::No(Errno::EPROTO),
+                Err(Errno::EAGAIN) => Taken::NotYet,
+                Err(Errno::EIO | Errno::ETIMEDOUT) => Taken::Unknown,
+                Err(errno) => Taken::No(errno),
+            };
+        }
+    }
+
+    /// Asks for a lock and waits, until the caller gives it up or another call of the owner comes.
+    async fn ask_waiting(
+        self: &Arc<Self>,
+        key: LockKey,
+        call: FileCall,
+        answer: &mut oneshot::Sender<Result<(), Errno>>,
+    ) -> Result<Asked, Errno> {
+        let wake = Arc::new(Notify::default());
+        self.waits(|waits| waits.insert(key, wake.clone()));
+        let woken = pin!(wake.notified());
+        let stopped = select(answer.cancellation(), woken);
+        let asked = match select(pin!(self.ask(call, None, None, None)), stopped).await {
+            Either::Left((asked, _)) => asked,
+            Either::Right((_, asking)) => {
+                let stop = FileCall::StopWaiting { inode: key.0.0, owner: key.1.0 };
+                join(asking, self.ask(stop, None, None, None)).await.0
+            }
+        };
+        self.waits(|waits| waits.remove(&key));
+        asked
+    }
+
+    fn note_granted(
+        self: &Arc<Self>,
+        granted: LockSession,
+        session: &ClientSession,
+        (inode, owner): LockKey,
+        lock: FileLock,
+    ) -> Result<(), Errno> {
+        let mut own = self.own_locks();
+        if let Some(current) = own.session()
+            && current < granted
+        {
+            let lost = own.lose(current);
+            self.drop_written(lost);
+        }
+        own.grant((granted, session.verifier), inode, owner, lock)?;
+        if !std::mem::replace(&mut own.is_kept, true) {
+            let env = self.exchange.env.clone();
+            env.spawn(Box::pin(keep_session(env.clone(), Arc::downgrade(self))));
+        }
+        Ok(())
+    }
+
+    async fn unlock(
+        self: &Arc<Self>,
+        key: LockKey,
+        range: LockRange,
+        answer: oneshot::Sender<Result<(), Errno>>,
+    ) {
+        let turn = self.lock_turn(key).await;
+        let (inode, owner) = key;
+        let kept = {
+            let mut own = self.own_locks();
+            if own.tell_lost(inode, owner, range) {
+                let _ = answer.send(Err(Errno::EIO));
+                return;
+            }
+            own.after_unlock(inode, owner, range)
+        };
+        let Some(kept) = kept else {
+            let _ = answer.send(Ok(()));
+            return;
+        };
+        self.make_unsendable(inode).await;
+        let outcome = match self.keep_locks(key, kept.clone()).await {
+            Ok(true) => Ok(()),
+            // The owner is told.
+            Ok(false) => {
+                self.own_locks().tell_lost(inode, owner, range);
+                Err(Errno::EIO)
+            }
+            Err(Errno::ENOLCK) => {
+                let _ = answer.send(Err(Errno::ENOLCK));
+                return;
+            }
+            Err(_) => {
+                self.own_locks().keep(inode, owner, kept);
+                self.settle_later(key, turn);
+                let _ = answer.send(Err(Errno::EIO));
+                return;
+            }
+        };
+        self.own_locks().keep(inode, owner, kept);
+        let _ = answer.send(outcome);
+    }
+
+    /// Has the server give up what an owner has beside `kept`. False if the session is over.
+    async fn keep_locks(
+        self: &Arc<Self>,
+        (inode, owner): LockKey,
+        kept: Vec<FileLock>,
+    ) -> Result<bool, Errno> {
+        let session = self.own_locks().session();
+        let kept: Vec<WireLock> = kept.into_iter().map(WireLock::from).collect();
+        let (inode, owner, kept) = (inode.0, owner.0, kept.into());
+        let call = FileCall::KeepLocks { session, inode, owner, kept };
+        match self.ask(call, None, None, None).await?.reply {
+            FileReply::Nothing => Ok(true),
+            FileReply::LocksLost => Ok(false),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Has the server know what an owner holds, which may have more there.
+    async fn settle(self: &Arc<Self>, key: LockKey, turn: Turn<LockKey>) {
+        settle(self.exchange.env.clone(), Arc::downgrade(self), key, turn).await;
+    }
+
+    fn settle_later(self: &Arc<Self>, key: LockKey, turn: Turn<LockKey>) {
+        let env = self.exchange.env.clone();
+        env.spawn(Box::pin(settle(env.clone(), Arc::downgrade(self), key, turn)));
+    }
+
+    /// Makes a file's bytes durable that would be sent again to a server that has lost them; what cannot be is lost.
+    async fn make_unsendable(self: &Arc<Self>, inode: InodeNumber) {
+        if self.unstable().has(inode.0) && self.sync_file(inode.0).await.is_err() {
+            self.unstable().fail(inode.0);
+        }
+    }
+
+    /// Has the front end drop what it has cached of open files, and attributes that it was told just now: others may have changed
+    /// them before the lock was taken.
+    async fn show_newest(&self, locked: InodeNumber) {
+        if !self.invalidations.is_served() {
+            return;
+        }
+        let mut files: Vec<u64> = {
+            let opens = self.opens();
+            let files = opens.opens.values().filter(|open| open.kind != OpenKind::Directory);
+            files.map(|open| open.inode).collect()
+        };
+        files.push(locked.0);
+        for inode in files.into_iter().map(InodeNumber) {
+            self.invalidations.push(Invalidation::Data { inode, bytes: 0..u64::MAX });
+        }
+        let told = self.recent().take(self.exchange.env.now());
+        told.into_iter().for_each(|inode| {
+            self.invalidations.push(Invalidation::Attributes(inode));
+        });
+        let env = &*self.exchange.env;
+        if timeout(env, DROP_LIMIT, self.invalidations.settled()).await.is_err() {
+            tracing::warn!("the kernel may show what it had before a lock was taken");
+        }
+    }
+
+    // ---- what is written under locks ----
+
+    /// The session of the locks under which this open file is written to. [`Errno::EIO`] if they are lost. Pages that the kernel writes
+    /// back may be those of any open file.
+    pub(super) fn locks_under(
+        &self,
+        open: &OpenAtClient,
+        are_pages: bool,
+    ) -> Result<Option<LockSession>, Errno> {
+        let through: Vec<u64> = match are_pages {
+            true => {
+                let opens = self.opens();
+                let same = opens.opens.values().filter(|other| other.inode == open.inode);
+                same.map(|other| other.number).collect()
+            }
+            false => vec![open.number],
+        };
+        self.own_locks().under(InodeNumber(open.inode), &through)
+    }
+
+    /// Keeps a change that was made under locks until it is durable, unless they are lost by now.
+    pub(super) fn keep_written(
+        &self,
+        inode: u64,
+        session: &ClientSession,
+        change: UnstableChange,
+        under: Option<LockSession>,
+    ) -> Result<(), Errno> {
+        // Held until the change is kept: who loses the locks drops it.
+        let own = self.own_locks();
+        if under.is_some_and(|under| own.session() != Some(under)) {
+            return Err(Errno::EIO);
+        }
+        self.keep_unstable(inode, session, change);
+        drop(own);
+        Ok(())
+    }
+
+    /// A lock session is over.
+    pub(super) fn lose_locks(&self, session: LockSession) {
+        let mut own = self.own_locks();
+        let lost = own.lose(session);
+        self.drop_written(lost);
+    }
+
+    /// Calls are made by a server with this write verifier from now on.
+    pub(super) fn note_verifier(&self, verifier: u64) {
+        let mut own = self.own_locks();
+        let lost = own.note_verifier(verifier);
+        self.drop_written(lost);
+    }
+
+    /// What was written to files whose locks are lost is not sent again: others may have them by now.
+    fn drop_written(&self, lost: Vec<InodeNumber>) {
+        for inode in lost {
+            tracing::warn!(inode = inode.0, "the locks on a file are lost");
+            let mut unstable = self.unstable();
+            if unstable.has(inode.0) {
+                unstable.fail(inode.0);
+            }
+        }
+    }
+}
+
+/// Has the server know what an owner holds, until it does, or the client or its session ends.
+async fn settle(env: Env, client: Weak<Client>, key: LockKey, turn: Turn<LockKey>) {
+    while let Some(client) = client.upgrade() {
+        let kept = client.own_locks().of(key.0, key.1);
+        match client.keep_locks(key, kept).await {
+            Err(Errno::EIO | Errno::ETIMEDOUT) => {}
+            _ => break,
+        }
+        drop(client);
+        sleep(&*env, RETRY_EVERY).await;
+    }
+    drop(turn);
+}
+
+/// Tells the server that this client lives, as long as it has locks.
+async fn keep_session(env: Env, client: Weak<Client>) {
+    loop {
+        sleep(&*env, KEEP_PERIOD).await;
+        let Some(client) = client.upgrade() else { return };
+        let session = {
+            let mut own = client.own_locks();
+            let session = own.session_to_keep();
+            own.is_kept = session.is_some();
+            session
+        };
+        let Some(session) = session else { return };
+        // Whatever becomes of it, the next one follows.
+        let _ = client.ask(FileCall::KeepSession { session }, None, None, None).await;
+    }
+}
