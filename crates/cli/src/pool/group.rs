@@ -295,6 +295,11 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
         }
         lines.push(line);
     }
+    if pool.locks > 0 {
+        let locks = units::counted(pool.locks as u64, "lock", "locks");
+        let mounts = units::counted(pool.lock_sessions as u64, "mount", "mounts");
+        lines.push(format!("    {locks} on files, of {mounts}"));
+    }
     lines.extend(pool.needed_member().map(|why| format!("    warning: {why}")));
     lines
 }

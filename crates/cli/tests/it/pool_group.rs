@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
 
 use crate::processes::{
     Ring, Said, assert_holds, assert_same_contents, atoll, can_mount, make_tree, run, until,
@@ -402,6 +405,143 @@ fn a_primary_that_stood_still_gives_no_stale_answers() {
     reader.join().expect("it has met no error, and nothing that was stale");
     assert_written(&at, files);
     team.assert_same_on_all();
+}
+
+/// Takes a lock on a file in one of the two ways.
+fn lock_by(file: &fs::File, by_process: bool, operation: FlockOperation) -> rustix::io::Result<()> {
+    match by_process {
+        true => rustix::fs::fcntl_lock(file, operation),
+        false => rustix::fs::flock(file, operation),
+    }
+}
+
+/// Counts in a file under a lock, so many times; another file has as many lines then, which are appended under the same lock.
+fn count_under_lock(at: &Path, by_process: bool, times: usize) {
+    let open = |name: &str| {
+        fs::File::options().read(true).write(true).open(at.join(name)).expect("it is opened")
+    };
+    let (counter, list) = (open("counter"), open("list"));
+    for _ in 0..times {
+        lock_by(&counter, by_process, FlockOperation::LockExclusive).expect("locked");
+        let mut text = [0; 8];
+        let read = counter.read_at(&mut text, 0).expect("read");
+        let before = if read < 8 { 0 } else { u64::from_be_bytes(text) };
+        // Both are open all the time: the kernel has pages of them.
+        assert_eq!(list.metadata().expect("its length").len(), before * 8, "as counted");
+        if before > 0 {
+            let mut last = [0; 8];
+            list.read_exact_at(&mut last, (before - 1) * 8).expect("read");
+            assert_eq!(u64::from_be_bytes(last), before);
+        }
+        list.write_all_at(&(before + 1).to_be_bytes(), before * 8).expect("written");
+        counter.write_all_at(&(before + 1).to_be_bytes(), 0).expect("written");
+        lock_by(&counter, by_process, FlockOperation::Unlock).expect("unlocked");
+    }
+}
+
+fn counted(at: &Path) -> u64 {
+    let text = fs::read(at.join("counter")).expect("read");
+    u64::from_be_bytes(text[..].try_into().expect("8 bytes"))
+}
+
+#[test]
+fn programs_of_two_machines_lock_each_other_out_also_when_the_primary_dies() {
+    let test = "programs_of_two_machines_lock_each_other_out_also_when_the_primary_dies";
+    let Some(mut team) = Team::new(test) else { return };
+    let primary = team.wait_until_all_take_part();
+    let others: Vec<usize> = (0..3).filter(|node| *node != primary).collect();
+    let mounts = [team.mount(others[0]), team.mount(others[1])];
+    for name in ["counter", "list"] {
+        fs::File::create(mounts[0].join(name)).expect("made");
+    }
+    until("the other machine sees it", || mounts[1].join("list").exists());
+    // A lock of one machine is seen on the other, and so is that the program has ended.
+    let open =
+        |at: &PathBuf| fs::File::options().write(true).open(at.join("counter")).expect("open");
+    let (here, there) = (open(&mounts[0]), open(&mounts[1]));
+    for by_process in [false, true] {
+        let refused = |file: &fs::File| {
+            let taken = lock_by(file, by_process, FlockOperation::NonBlockingLockExclusive);
+            matches!(taken, Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS))
+        };
+        lock_by(&here, by_process, FlockOperation::LockExclusive).expect("locked");
+        assert!(refused(&there));
+        lock_by(&here, by_process, FlockOperation::Unlock).expect("unlocked");
+        assert!(!refused(&there));
+        lock_by(&there, by_process, FlockOperation::Unlock).expect("unlocked");
+    }
+    rustix::fs::flock(&here, FlockOperation::LockExclusive).expect("locked");
+    let told = team.pool(primary, &["status"]).ok().stdout;
+    assert!(told.contains("1 lock on files, of "), "{told}");
+    drop((here, there));
+    let mut sum = 0;
+    for (by_process, is_killed) in [(false, false), (true, false), (false, true)] {
+        let times = if is_killed { 150 } else { 60 };
+        let began = Instant::now();
+        let counting = mounts
+            .clone()
+            .map(|at| std::thread::spawn(move || count_under_lock(&at, by_process, times)));
+        if is_killed {
+            std::thread::sleep(Duration::from_millis(300));
+            team.ring.nodes[primary].kill();
+        }
+        for one in counting {
+            one.join().expect("it has met no error");
+        }
+        sum += 2 * times as u64;
+        let took = began.elapsed();
+        let _ = writeln!(std::io::stderr(), "\n{} locks in {took:?}", 2 * times);
+        for at in &mounts {
+            assert_eq!(counted(at), sum, "{}", at.display());
+        }
+    }
+    team.ring.nodes[primary].restart();
+    team.assert_same_on_all();
+    // A file that another machine has put in another's place is what is opened, whatever was seen of its name before.
+    for round in 0..20 {
+        let text = format!("round {round}");
+        fs::write(mounts[0].join("new"), &text).expect("written");
+        let _ = fs::read(mounts[1].join("replaced"));
+        fs::rename(mounts[0].join("new"), mounts[0].join("replaced")).expect("moved");
+        assert_holds(&mounts[1].join("replaced"), text.as_bytes());
+    }
+    databases(&mounts);
+}
+
+/// SQLite on both machines at a time.
+fn databases(mounts: &[PathBuf; 2]) {
+    let sqlite = |at: &Path, sql: &str| {
+        let mut command = std::process::Command::new("sqlite3");
+        command.args(["-cmd", ".timeout 120000"]).arg(at.join("database")).arg(sql);
+        command.output()
+    };
+    let made = match sqlite(&mounts[0], "create table t (at integer, number integer)") {
+        Ok(made) => made,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED the part with SQLite: {error}");
+            return;
+        }
+    };
+    assert!(made.status.success(), "{made:?}");
+    let inserting = [0, 1].map(|at| {
+        let mount = mounts[at].clone();
+        std::thread::spawn(move || {
+            for number in 0..30 {
+                let insert = format!("insert into t values ({at}, {number})");
+                let done = sqlite(&mount, &insert).expect("it runs");
+                assert!(done.status.success(), "{insert}: {done:?}");
+            }
+        })
+    });
+    for one in inserting {
+        one.join().expect("it has met no error");
+    }
+    for at in mounts {
+        let sql =
+            "select count(*), count(distinct at * 100 + number) from t; pragma integrity_check";
+        let told = sqlite(at, sql).expect("it runs");
+        assert_eq!(String::from_utf8_lossy(&told.stdout), "60|60\nok\n", "{told:?}");
+    }
 }
 
 #[test]
