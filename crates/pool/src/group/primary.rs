@@ -1,9 +1,9 @@
 //! The primary's links to the other members: begun when one is reached, watched by beats, and what one lacks that comes back.
 //!
 //! A member that was restarted is one no more: it may have lost bytes. It learns, as does one that was away: it gets the changes of the
-//! log that it lacks, until it has nearly all; from then on it gets all items; then all ranges of files that had marks since all
-//! members had everything, and makes them durable. Then it can be a member ([`super::membership`]). One that lacks more than the log
-//! has is given all files before ([`super::copying`]).
+//! log that it lacks, until it has nearly all; from then on it gets all items, and first all locks that clients hold; then all ranges of
+//! files that had marks since all members had everything, and makes them durable. Then it can be a member ([`super::membership`]). One that
+//! lacks more than the log has is given all files before ([`super::copying`]).
 //!
 //! When a new primary begins, the other members may have got bytes that it has not, and the other way round: they get all marked
 //! ranges from it.

@@ -86,6 +86,8 @@ enum Faults {
     Power,
     /// Clients are cut off, or stand still, some for longer than their locks last.
     Clients,
+    /// Members come and go, the primary too, and are killed; those through which clients call stay.
+    Membership,
 }
 
 fn count_beside(seed: u64, faults: Faults) -> Result<(), String> {
@@ -168,6 +170,33 @@ fn count_beside(seed: u64, faults: Faults) -> Result<(), String> {
                 group.run_for(if dice.below(3) > 0 { long } else { short });
                 client.wire.is_cut.store(false, Ordering::SeqCst);
             }
+            (Faults::Membership, 0) => {
+                group.kill(at, InFlight::Late);
+                group.run_for(short);
+                group.restart(at);
+            }
+            (Faults::Membership, 1) if group.all().len() > MEMBERS.len() => {
+                let joined: Vec<usize> =
+                    group.all().into_iter().filter(|at| !MEMBERS.contains(at)).collect();
+                let gone = match group.primary() {
+                    Some(primary) if joined.contains(&primary) => primary,
+                    _ => joined[dice.below(joined.len() as u64) as usize],
+                };
+                group.remove(dice.below(3) as usize, gone)?;
+                group.members()[gone] = None;
+            }
+            (Faults::Membership, _) => {
+                if group.all().len() < 6 {
+                    group.join(dice.below(3) as usize)?;
+                }
+                // Who has just come leads sometimes.
+                group.run_for(Duration::from_millis(dice.below(1500)));
+                if let Some(primary) = group.primary() {
+                    group.kill(primary, InFlight::Late);
+                    group.run_for(short);
+                    group.restart(primary);
+                }
+            }
             (Faults::Clients, _) => {
                 // The primary dies while a client is away.
                 client.wire.holds.store(true, Ordering::SeqCst);
@@ -231,4 +260,9 @@ fn nothing_is_counted_twice_while_members_lose_power() {
 #[test]
 fn nothing_is_counted_twice_while_clients_are_away_for_longer_than_their_locks_last() {
     for_each_seed(3, |seed| count_beside(seed, Faults::Clients));
+}
+
+#[test]
+fn nothing_is_counted_twice_while_members_come_and_go() {
+    for_each_seed(3, |seed| count_beside(seed, Faults::Membership));
 }

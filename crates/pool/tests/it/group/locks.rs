@@ -1,5 +1,5 @@
-//! Locks of mounts on different machines, while members die, lose power and stand still, and clients are cut off for longer than their
-//! locks last.
+//! Locks of mounts on different machines, while members die, lose power, stand still, come and go, and clients are cut off for longer than
+//! their locks last.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,7 +106,8 @@ impl Group {
 
     /// Lock sessions and locks, as each member that runs knows them.
     pub(super) fn lock_counts(&self) -> Vec<(usize, usize)> {
-        MEMBERS.iter().filter(|at| self.is_up(**at)).map(|at| self.status(*at).locks).collect()
+        let running = self.all().into_iter().filter(|at| self.is_up(*at));
+        running.map(|at| self.status(at).locks).collect()
     }
 }
 
@@ -195,13 +196,24 @@ fn begin<T: Send + 'static>(env: &Env, call: impl Future<Output = T> + Send + 's
     Begun(answer)
 }
 
-/// A counter that is open on two mounts.
-fn two(group: &Group) -> [OpenCounter; 2] {
-    let [_, one, other] = group.roles();
+/// A counter that is open on mounts through these two members' nodes.
+fn open_through(group: &Group, [one, other]: [usize; 2]) -> [OpenCounter; 2] {
     [(one, 1), (other, 2)].map(|(at, owner)| {
         let mount = group.mount_apart(at);
         group.now(mount.open(owner)).unwrap()
     })
+}
+
+/// A counter that is open on two mounts, none of them through the primary's node.
+fn two(group: &Group) -> [OpenCounter; 2] {
+    let [_, one, other] = group.roles();
+    open_through(group, [one, other])
+}
+
+/// Begins to wait for the lock.
+fn begin_wait(counter: &OpenCounter) -> Begun<Result<(), Errno>> {
+    let counter = counter.clone();
+    begin(&counter.mount.env.clone(), async move { counter.lock(true).await })
 }
 
 #[test]
@@ -289,10 +301,7 @@ fn a_waiter_gets_the_lock_of_a_mount_that_has_died_within_its_term() {
         let [mine, theirs] = two(&group);
         group.now(mine.lock(true)).unwrap();
         group.now(mine.write(1)).unwrap();
-        let waiting = {
-            let theirs = theirs.clone();
-            begin(&theirs.mount.env.clone(), async move { theirs.lock(true).await })
-        };
+        let waiting = begin_wait(&theirs);
         group.run_for(Duration::from_secs(40));
         assert_eq!(waiting.answer(), None, "its holder lives");
         group.sim.freeze(mine.mount.host);
@@ -538,4 +547,170 @@ fn an_unlock_that_has_no_answer_is_done_later() {
     group.await_quiet().unwrap();
     group.run_for(Duration::from_secs(5));
     assert_eq!(group.now(theirs.lock(false)), Ok(()));
+}
+
+/// Whoever joins is told all locks before it can be a member: all others that have everything die as soon as it is one.
+#[test]
+fn a_member_that_has_just_joined_knows_the_locks_when_it_is_the_primary() {
+    for_each_seed(6, |seed| {
+        let mut group = Group::new(seed, 1);
+        let [mine, theirs] = two(&group);
+        group.now(mine.lock(false)).unwrap();
+        let joined = group.join(0)?;
+        let peer = group.sim.peer(group.hosts[joined]);
+        // A lock that is taken while it is given everything.
+        let also = OpenCounter { owner: LockOwner(3), handle: Handle(77), ..theirs.clone() };
+        let range = LockRange { first: 1 << 40, last: 1 << 41 };
+        let kind = LockKind::Shared;
+        let wanted = FileLock { kind, range, pid: 9, through: Some(also.handle) };
+        let locks = also.mount.fs.locks().unwrap();
+        // Mine has all of the file: of another one.
+        let inode = InodeNumber(also.inode.0 + 1000);
+        group.now(locks.lock(inode, also.owner, wanted, false)).unwrap();
+        // Whoever hears of it first: it may not know it itself.
+        let is_member = |at: usize| {
+            let map = group.members()[at].as_ref().map(|member| member.map());
+            map.is_some_and(|map| map.members.contains(&peer.id))
+        };
+        while !group.all().into_iter().any(is_member) {
+            group.sim.run_for(Duration::from_millis(1));
+        }
+        group.sim.run_for(Duration::from_millis(seed % 20 * 3));
+        // They vote, and have missed nothing but their memory.
+        MEMBERS.into_iter().for_each(|at| group.kill(at, InFlight::Lost));
+        MEMBERS.into_iter().for_each(|at| group.restart(at));
+        group.await_quiet()?;
+        assert_eq!(group.primary(), Some(joined));
+        assert_eq!(group.lock_counts(), [(2, 2); 4]);
+        let other = group.now(group.mount_apart(joined).open(4)).unwrap();
+        assert_eq!(group.now(other.lock(false)), Err(Errno::EAGAIN));
+        group.now(mine.write(1)).unwrap();
+        group.now(mine.unlock()).unwrap();
+        group.now(other.lock(false)).unwrap();
+        group.settle_and_compare()
+    });
+}
+
+/// A pool of one that is shared has no locks: those of its mount are the kernel's, and it is not shared as long as it is mounted. From then on they
+/// are the pool's.
+#[test]
+fn a_pool_of_one_that_is_shared_keeps_the_locks_of_its_mounts_as_it_grows() {
+    let mut group = Group::of(1, 3, 1);
+    group.members()[0] = None;
+    let disk = SimulatedDisk::new(group.sim.outside());
+    let settings = PoolSettings { pool: POOL, level: 1 };
+    let (env, local) = (group.sim.env(group.hosts[0]), group.sim.peer(group.hosts[0]));
+    group.now(atoll_pool::create(&disk, settings)).unwrap();
+    let (mounted, _) = group.now(PoolFs::open(env.clone(), disk.clone())).unwrap();
+    assert!(mounted.locks().is_none());
+    let shared = group.now(atoll_pool::share(env.clone(), disk.clone(), local));
+    assert_eq!(shared, Err(OpenError::InUse));
+    drop(mounted);
+    disk.kill(InFlight::Lost);
+    let disk = disk.reopen();
+    group.now(atoll_pool::share(env, disk.clone(), local)).unwrap();
+    disk.kill(InFlight::Lost);
+    group.disks[0] = disk.reopen();
+    group.start(0).unwrap();
+    group.run_for(Duration::from_secs(2));
+    let [mine, theirs] = open_through(&group, [0, 0]);
+    group.now(mine.lock(false)).unwrap();
+    group.now(mine.write(5)).unwrap();
+    let waiting = begin_wait(&theirs);
+    for _ in 0..2 {
+        group.join(0).unwrap();
+    }
+    group.await_quiet().unwrap();
+    // Until three vote.
+    group.run_for(Duration::from_secs(2));
+    assert_eq!(group.lock_counts(), [(2, 1); 3]);
+    let other = group.now(group.mount_apart(1).open(3)).unwrap();
+    group.kill(0, InFlight::Lost);
+    let (locked, took) = group.timed(other.is_locked());
+    assert_eq!(locked, Ok(true));
+    assert!(took < SOON, "{took:?}");
+    group.restart(0);
+    group.await_quiet().unwrap();
+    assert_eq!(waiting.answer(), None);
+    group.now(mine.unlock()).unwrap();
+    group.run_for(Duration::from_secs(2));
+    assert_eq!(waiting.answer(), Some(Ok(())));
+    assert_eq!(group.now(theirs.read()), Ok(5));
+    group.settle_and_compare().unwrap();
+}
+
+/// Another member leads from then on; nobody loses a lock, and those who wait go on.
+#[test]
+fn locks_and_waits_for_them_last_while_the_primary_is_removed() {
+    for_each_seed(4, |seed| {
+        let mut group = Group::of(4, seed, 1);
+        let primary = group.primary().unwrap();
+        let (one, other) = ((primary + 1) % 4, (primary + 2) % 4);
+        let [mine, theirs] = open_through(&group, [one, other]);
+        group.now(mine.lock(false)).unwrap();
+        group.now(mine.write(seed)).unwrap();
+        let waiting = begin_wait(&theirs);
+        group.run_for(Duration::from_millis(300 * (seed % 8)));
+        group.remove(if seed % 2 == 0 { other } else { primary }, primary)?;
+        assert_ne!(group.primary(), Some(primary));
+        assert_eq!(group.now(theirs.is_locked()), Ok(true));
+        group.now(mine.lock(false)).unwrap();
+        group.run_for(Duration::from_secs(40));
+        assert_eq!(waiting.answer(), None, "it is held");
+        group.now(mine.write(seed + 1)).unwrap();
+        let (unlocked, took) = group.timed(mine.unlock());
+        assert_eq!(unlocked, Ok(()));
+        assert!(took < SOON, "{took:?}");
+        group.run_for(SOON);
+        assert_eq!(waiting.answer(), Some(Ok(())));
+        assert_eq!(group.now(theirs.read()), Ok(seed + 1));
+        group.members()[primary] = None;
+        group.settle_and_compare()
+    });
+}
+
+/// Its mounts cannot reach the pool any more, whoever asked for it, and whether it was the primary.
+#[test]
+fn the_locks_of_mounts_on_a_member_that_is_removed_are_free_when_their_term_is_over() {
+    for_each_seed(4, |seed| {
+        let mut group = Group::of(4, seed, 1);
+        let primary = group.primary().unwrap();
+        let (gone, other) = match seed % 2 {
+            0 => ((primary + 1) % 4, (primary + 2) % 4),
+            _ => (primary, (primary + 2) % 4),
+        };
+        let [mine, theirs] = open_through(&group, [gone, other]);
+        group.now(mine.lock(false)).unwrap();
+        group.now(mine.write(1)).unwrap();
+        let waiting = begin_wait(&theirs);
+        group.run_for(Duration::from_secs(1));
+        group.remove(if seed < 2 { other } else { gone }, gone)?;
+        assert_eq!(group.now(theirs.is_locked()), Ok(true), "its mount may write until then");
+        // It is sent again as long as its program waits, and is never written.
+        let late = {
+            let mine = mine.clone();
+            begin(&mine.mount.env.clone(), async move { mine.write(100).await })
+        };
+        group.run_for(TERM + Duration::from_secs(3));
+        assert_eq!(waiting.answer(), Some(Ok(())));
+        group.now(theirs.write(2)).unwrap();
+        group.run_for(Duration::from_secs(20));
+        assert_eq!(late.answer(), Some(Err(Errno::EIO)));
+        assert_eq!(group.now(theirs.read()), Ok(2));
+        assert_eq!(group.lock_counts(), [(1, 1); 3]);
+        // It joins again, with an empty disk, and its mount is the one that it was.
+        group.members()[gone] = None;
+        group.disks[gone] = SimulatedDisk::new(group.sim.outside());
+        group.join_as(other, gone)?;
+        group.await_quiet()?;
+        assert_eq!(group.now(mine.write(100)), Err(Errno::EIO));
+        assert_eq!(group.now(mine.unlock()), Err(Errno::EIO));
+        group.now(mine.close()).unwrap();
+        let mine = group.now(mine.mount.open(1)).unwrap();
+        assert_eq!(group.now(mine.lock(false)), Err(Errno::EAGAIN));
+        group.now(theirs.unlock()).unwrap();
+        group.now(mine.lock(false)).unwrap();
+        assert_eq!(group.now(mine.read()), Ok(2));
+        group.settle_and_compare()
+    });
 }

@@ -101,6 +101,15 @@ impl Route for OwnNode {
     }
 }
 
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Routes of mounts that end hold the simulation, which would last with all disks.
+        if !std::thread::panicking() {
+            self.sim.shut_down();
+        }
+    }
+}
+
 impl Group {
     /// A pool whose first `level` levels are distributed, at work.
     fn new(seed: u64, level: u8) -> Group {
