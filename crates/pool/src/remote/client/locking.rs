@@ -1,7 +1,8 @@
 //! [`Locks`] by calls of the server, which keeps the locks of all mounts of the pool ([`crate::locks`]).
 //!
 //! **In order.** Calls about one owner's locks on one file follow each other, also those that their callers have given up: a lock that is
-//! taken too late is given up before the next call of that owner, and an unlock whose answer was lost is repeated until it has one.
+//! taken too late is given up before the next call of that owner, and an unlock whose answer was lost is repeated until it has one. A call
+//! that does not wait for a lock fails if those before it take too long; an unlock is done later all the same.
 //!
 //! **Waiting.** The server is asked for as long as it takes, a second at a time, over restarts of it. Another call of the same owner, or the end of
 //! the caller, ends the call at the server at once.
@@ -35,6 +36,8 @@ use crate::turns::Turn;
 const KEEP_PERIOD: Duration = Duration::from_secs(3);
 /// Between attempts to give a lock up.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
+/// How long a call waits for those before it of the same owner, as long as for an answer of its own.
+const TURN_LIMIT: Duration = Duration::from_secs(30);
 /// How long the kernel may take to drop pages. A guess: it waits for reads under way.
 const DROP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -137,7 +140,17 @@ impl Client {
         mut answer: oneshot::Sender<Result<(), Errno>>,
     ) {
         loop {
-            let turn = self.lock_turn(key).await;
+            let coming = self.lock_turn(key);
+            let turn = match waits {
+                true => coming.await,
+                false => match timeout(&*self.exchange.env, TURN_LIMIT, coming).await {
+                    Ok(turn) => turn,
+                    Err(_) => {
+                        let _ = answer.send(Err(Errno::EIO));
+                        return;
+                    }
+                },
+            };
             if answer.is_canceled() {
                 return;
             }
@@ -259,41 +272,53 @@ impl Client {
         range: LockRange,
         answer: oneshot::Sender<Result<(), Errno>>,
     ) {
-        let turn = self.lock_turn(key).await;
+        let mut coming = pin!(self.lock_turn(key));
+        let (turn, answer) = match timeout(&*self.exchange.env, TURN_LIMIT, coming.as_mut()).await {
+            Ok(turn) => (turn, Some(answer)),
+            Err(_) => {
+                let _ = answer.send(Err(Errno::EIO));
+                (coming.await, None)
+            }
+        };
+        let outcome = self.unlock_in_turn(key, range, turn).await;
+        if let Some(answer) = answer {
+            let _ = answer.send(outcome);
+        }
+    }
+
+    async fn unlock_in_turn(
+        self: &Arc<Self>,
+        key: LockKey,
+        range: LockRange,
+        turn: Turn<LockKey>,
+    ) -> Result<(), Errno> {
         let (inode, owner) = key;
         let kept = {
             let mut own = self.own_locks();
             if own.tell_lost(inode, owner, range) {
-                let _ = answer.send(Err(Errno::EIO));
-                return;
+                return Err(Errno::EIO);
             }
             own.after_unlock(inode, owner, range)
         };
-        let Some(kept) = kept else {
-            let _ = answer.send(Ok(()));
-            return;
-        };
+        let Some(kept) = kept else { return Ok(()) };
         self.make_unsendable(inode).await;
-        let outcome = match self.keep_locks(key, kept.clone()).await {
-            Ok(true) => Ok(()),
-            // The owner is told.
-            Ok(false) => {
-                self.own_locks().tell_lost(inode, owner, range);
-                Err(Errno::EIO)
+        match self.keep_locks(key, kept.clone()).await {
+            Ok(is_done) => {
+                let mut own = self.own_locks();
+                if !is_done {
+                    own.tell_lost(inode, owner, range);
+                }
+                own.keep(inode, owner, kept);
+                // Else its session is over, of which the owner is told.
+                is_done.then_some(()).ok_or(Errno::EIO)
             }
-            Err(Errno::ENOLCK) => {
-                let _ = answer.send(Err(Errno::ENOLCK));
-                return;
-            }
+            Err(Errno::ENOLCK) => Err(Errno::ENOLCK),
             Err(_) => {
                 self.own_locks().keep(inode, owner, kept);
                 self.settle_later(key, turn);
-                let _ = answer.send(Err(Errno::EIO));
-                return;
+                Err(Errno::EIO)
             }
-        };
-        self.own_locks().keep(inode, owner, kept);
-        let _ = answer.send(outcome);
+        }
     }
 
     /// Has the server give up what an owner has beside `kept`. False if the session is over.

@@ -714,3 +714,30 @@ fn the_locks_of_mounts_on_a_member_that_is_removed_are_free_when_their_term_is_o
         group.settle_and_compare()
     });
 }
+
+/// Nobody answers any more, ever: what closes the file is told so, also when an unlock before it is still on its way.
+#[test]
+fn calls_about_locks_end_on_a_mount_whose_member_is_removed() {
+    let mut group = Group::of(4, 1, 1);
+    let primary = group.primary().unwrap();
+    let gone = (primary + 1) % 4;
+    let [mine, theirs] = open_through(&group, [gone, primary]);
+    let third = OpenCounter { owner: LockOwner(3), handle: Handle(33), ..mine.clone() };
+    group.now(mine.lock(false)).unwrap();
+    group.now(mine.write(1)).unwrap();
+    let waiting = begin_wait(&third);
+    group.run_for(Duration::from_secs(1));
+    group.remove(primary, gone).unwrap();
+    for round in 0..3 {
+        for counter in [&mine, &third] {
+            let (unlocked, took) = group.timed(counter.unlock());
+            assert_eq!(unlocked, Err(Errno::EIO), "round {round}");
+            assert!(took < Duration::from_secs(90), "{took:?}");
+        }
+        assert_eq!(group.now(mine.lock(false)), Err(Errno::EIO));
+    }
+    assert_eq!(waiting.answer(), None, "until a signal ends it");
+    group.now(theirs.lock(true)).unwrap();
+    group.members()[gone] = None;
+    group.settle_and_compare().unwrap();
+}
