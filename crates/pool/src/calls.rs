@@ -52,7 +52,7 @@ impl ClientKey {
     }
 
     /// The lowest and the highest key that a client of the same peer can have.
-    fn of_same_peer(self) -> (ClientKey, ClientKey) {
+    pub(crate) fn of_same_peer(self) -> (ClientKey, ClientKey) {
         let (mut low, mut high) = (self.0, self.0);
         low[8..].fill(0);
         high[8..].fill(u8::MAX);

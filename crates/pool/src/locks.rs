@@ -24,13 +24,16 @@ use minicbor::{Decode, Encode};
 
 use crate::calls::ClientKey;
 
-/// The most locks of a pool, so that all of them fit into one message; and of one client, so that none takes all. Guesses: programs take few.
+/// The most locks of a pool, so that all of them fit into one message; and of the clients of one peer, so that no peer takes all. Guesses:
+/// programs take few.
 const MAX_LOCKS: usize = 8192;
-const MAX_LOCKS_OF_CLIENT: usize = 4096;
+const MAX_LOCKS_OF_PEER: usize = MAX_LOCKS / 4;
 /// The most locks that one owner has on one file.
 pub(crate) const MAX_LOCKS_OF_OWNER: usize = 1024;
 /// The most lock sessions: as many as a server has sessions of clients.
 const MAX_SESSIONS: usize = 1024;
+/// A client that names a greater number as that of an earlier session gets no other: half of the numbers are left for the others then.
+const MAX_NAMED_SESSION: LockSession = 1 << 63;
 
 /// A number of a lock session. Those of a pool ascend.
 pub(crate) type LockSession = u64;
@@ -136,6 +139,9 @@ pub(crate) struct PoolLocks {
     /// Those that have not ended, and whether each is retired.
     sessions: BTreeMap<(ClientKey, LockSession), bool>,
     last_session: LockSession,
+    /// How many locks each client has that has some, and how many there are.
+    of_clients: BTreeMap<ClientKey, usize>,
+    count: usize,
 }
 
 impl PoolLocks {
@@ -153,12 +159,16 @@ impl PoolLocks {
         (!is_retired).then_some(last.1)
     }
 
-    /// Begins a session of a client that has none. [`Errno::ENOLCK`] if there are too many.
-    pub(crate) fn begin(&mut self, client: ClientKey) -> Result<(LockSession, LockChange), Errno> {
-        if self.sessions.len() >= MAX_SESSIONS {
+    /// Begins a session of a client that has none, and to which those up to `over` are over. [`Errno::ENOLCK`] if there are too many.
+    pub(crate) fn begin(
+        &mut self,
+        client: ClientKey,
+        over: LockSession,
+    ) -> Result<(LockSession, LockChange), Errno> {
+        if self.sessions.len() >= MAX_SESSIONS || over > MAX_NAMED_SESSION {
             return Err(Errno::ENOLCK);
         }
-        let session = self.last_session.checked_add(1).ok_or(Errno::ENOLCK)?;
+        let session = self.last_session.max(over).checked_add(1).ok_or(Errno::ENOLCK)?;
         self.last_session = session;
         self.sessions.insert((client, session), false);
         Ok((session, LockChange::Began { client, session }))
@@ -179,15 +189,17 @@ impl PoolLocks {
         session: LockSession,
     ) -> (LockChange, Vec<InodeNumber>) {
         self.sessions.remove(&(client, session));
-        let mut freed = Vec::new();
+        let (mut freed, mut gone) = (Vec::new(), 0);
         self.files.retain(|inode, locks| {
             let before = locks.len();
             locks.retain(|holder| (holder.client, holder.session) != (client, session));
             if locks.len() < before {
                 freed.push(*inode);
+                gone += before - locks.len();
             }
             !locks.is_empty()
         });
+        self.recount(client, gone, 0);
         (LockChange::Ended { client, session }, freed)
     }
 
@@ -198,7 +210,7 @@ impl PoolLocks {
 
     /// How many sessions there are, and how many locks.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.sessions.len(), self.files.values().map(RangeLocks::len).sum())
+        (self.sessions.len(), self.count)
     }
 
     /// The number of the last session.
@@ -235,17 +247,19 @@ impl PoolLocks {
         self.hold(inode, holder, &after)
     }
 
-    /// Gives up all that a holder has on a file but these locks. [`Errno::EINVAL`] if it may not have them; [`Errno::ENOLCK`]
-    /// if they are too many.
+    /// Gives up all that a holder has on a file but these locks. [`Errno::EINVAL`] if it does not have them; [`Errno::ENOLCK`]
+    /// if they are too many. An exclusive lock may become a shared one.
     pub(crate) fn keep(
         &mut self,
         inode: InodeNumber,
         holder: LockHolder,
         kept: &[FileLock],
     ) -> Result<Option<LockChange>, Errno> {
+        let held = self.of(inode, holder);
         let mut after = RangeLocks::default();
         for lock in kept {
-            if self.conflict(inode, holder, *lock).is_some() {
+            // Locks of one process do not conflict: it must be the same one as before, too.
+            if !is_within(*lock, &held) || self.conflict(inode, holder, *lock).is_some() {
                 return Err(Errno::EINVAL);
             }
             after.lock(holder, *lock)?;
@@ -272,10 +286,9 @@ impl PoolLocks {
         }
         if after.len() > before.len() {
             let more = after.len() - before.len();
-            let of_client = self.locks_of(holder.client);
             if after.len() > MAX_LOCKS_OF_OWNER
-                || of_client + more > MAX_LOCKS_OF_CLIENT
-                || self.counts().1 + more > MAX_LOCKS
+                || self.locks_of_peer(holder.client) + more > MAX_LOCKS_OF_PEER
+                || self.count + more > MAX_LOCKS
             {
                 return Err(Errno::ENOLCK);
             }
@@ -287,15 +300,28 @@ impl PoolLocks {
 
     fn set(&mut self, inode: InodeNumber, holder: LockHolder, after: Vec<FileLock>) {
         let locks = self.files.entry(inode).or_default();
+        let before = locks.len();
         locks.replace(holder, after);
+        let now = locks.len();
         if locks.is_empty() {
             self.files.remove(&inode);
         }
+        self.recount(holder.client, before, now);
     }
 
-    fn locks_of(&self, client: ClientKey) -> usize {
-        let all = self.files.values().flat_map(RangeLocks::iter);
-        all.filter(|(holder, _)| holder.client == client).count()
+    /// A client has so many locks fewer, and so many more.
+    fn recount(&mut self, client: ClientKey, fewer: usize, more: usize) {
+        self.count = self.count + more - fewer;
+        let of_client = self.of_clients.entry(client).or_default();
+        *of_client = *of_client + more - fewer;
+        if *of_client == 0 {
+            self.of_clients.remove(&client);
+        }
+    }
+
+    fn locks_of_peer(&self, client: ClientKey) -> usize {
+        let (low, high) = client.of_same_peer();
+        self.of_clients.range(low..=high).map(|(_, count)| count).sum()
     }
 
     // ---- copies ----
@@ -317,13 +343,10 @@ impl PoolLocks {
         all
     }
 
-    /// Makes a change that another member has made.
-    fn apply(&mut self, change: LockChange) -> Result<(), ImpossibleChange> {
+    /// Makes a change that was made before: by another member, or here.
+    pub(crate) fn apply(&mut self, change: LockChange) -> Result<(), ImpossibleChange> {
         match change {
             LockChange::Began { client, session } => {
-                if self.sessions.len() >= MAX_SESSIONS {
-                    return Err(ImpossibleChange);
-                }
                 self.sessions.insert((client, session), false);
                 self.last_session = self.last_session.max(session);
             }
@@ -338,12 +361,13 @@ impl PoolLocks {
                     Ok(locks) if is_of_session => self.set(InodeNumber(inode), holder, locks),
                     _ => return Err(ImpossibleChange),
                 }
-                if self.counts().1 > MAX_LOCKS {
-                    return Err(ImpossibleChange);
-                }
             }
         }
         Ok(())
+    }
+
+    fn is_within_limits(&self) -> bool {
+        self.sessions.len() <= MAX_SESSIONS && self.count <= MAX_LOCKS
     }
 
     /// Sessions of clients that have begun another one since.
@@ -367,7 +391,33 @@ impl PoolLocks {
             }
         }
         assert!(self.sessions.keys().all(|(_, session)| *session <= self.last_session));
+        let mut of_clients = BTreeMap::new();
+        for (holder, _) in self.files.values().flat_map(RangeLocks::iter) {
+            *of_clients.entry(holder.client).or_default() += 1;
+        }
+        assert_eq!(self.count, of_clients.values().sum::<usize>());
+        assert_eq!(self.of_clients, of_clients);
     }
+}
+
+/// Whether a holder has a lock, or a stronger one, by those that it has.
+fn is_within(lock: FileLock, held: &[FileLock]) -> bool {
+    let mut missing = vec![lock.range];
+    for held in held {
+        if held.kind == LockKind::Shared && lock.kind == LockKind::Exclusive {
+            continue;
+        }
+        let (first, last) = (held.range.first, held.range.last);
+        let rest = |range: LockRange| {
+            let before = (range.first < first)
+                .then(|| LockRange { last: range.last.min(first - 1), ..range });
+            let after = (range.last > last)
+                .then(|| LockRange { first: range.first.max(last + 1), ..range });
+            before.into_iter().chain(after)
+        };
+        missing = missing.into_iter().flat_map(rest).collect();
+    }
+    missing.is_empty()
 }
 
 /// A whole state as bytes.
@@ -392,7 +442,7 @@ pub(crate) fn example() -> PoolLocks {
     let mut locks = PoolLocks::default();
     let client = |number| ClientKey::new(&PeerId([1; 32]), &[number; 16]);
     for number in 0..2 {
-        locks.begin(client(number)).expect("there are few");
+        locks.begin(client(number), 0).expect("there are few");
     }
     let holder = LockHolder { client: client(1), session: 2, owner: 9 };
     for (kind, first) in [(LockKind::Shared, 0), (LockKind::Exclusive, 1 << 40)] {
@@ -455,6 +505,9 @@ impl LockCopy {
         let mut after = if place.is_whole { PoolLocks::default() } else { self.locks.clone() };
         for change in changes {
             after.apply(change)?;
+        }
+        if !after.is_within_limits() {
+            return Err(ImpossibleChange);
         }
         after.last_session = after.last_session.max(place.last_session);
         *self = LockCopy { locks: after, sequence: place.sequence, primary: Some(primary) };

@@ -15,13 +15,13 @@ enum TurnMode {
     Write,
 }
 
-struct TurnLock<K: TurnKey> {
+struct TurnLock<K: Ord + Copy> {
     readers: usize,
     has_writer: bool,
     queue: VecDeque<(TurnMode, oneshot::Sender<Turn<K>>)>,
 }
 
-impl<K: TurnKey> TurnLock<K> {
+impl<K: Ord + Copy> TurnLock<K> {
     fn admits(&self, mode: TurnMode) -> bool {
         !self.has_writer && (mode == TurnMode::Read || self.readers == 0)
     }
@@ -34,37 +34,32 @@ impl<K: TurnKey> TurnLock<K> {
     }
 }
 
-impl<K: TurnKey> Default for TurnLock<K> {
+impl<K: Ord + Copy> Default for TurnLock<K> {
     fn default() -> TurnLock<K> {
         TurnLock { readers: 0, has_writer: false, queue: VecDeque::new() }
     }
 }
 
-/// What locks are told apart by.
-pub(crate) trait TurnKey: Ord + Copy {}
-
-impl<K: Ord + Copy> TurnKey for K {}
-
 /// See the module.
 #[derive(Clone)]
-pub(crate) struct Turns<K: TurnKey = u64> {
+pub(crate) struct Turns<K: Ord + Copy = u64> {
     locks: Arc<Mutex<BTreeMap<K, TurnLock<K>>>>,
 }
 
-impl<K: TurnKey> Default for Turns<K> {
+impl<K: Ord + Copy> Default for Turns<K> {
     fn default() -> Turns<K> {
         Turns { locks: Arc::default() }
     }
 }
 
 /// A lock that is held until this is dropped.
-pub(crate) struct Turn<K: TurnKey = u64> {
+pub(crate) struct Turn<K: Ord + Copy = u64> {
     turns: Turns<K>,
     number: K,
     mode: TurnMode,
 }
 
-impl<K: TurnKey> Turns<K> {
+impl<K: Ord + Copy> Turns<K> {
     /// Shares the lock of `number`.
     pub(crate) async fn read(&self, number: K) -> Turn<K> {
         self.take(number, TurnMode::Read).await
@@ -111,7 +106,7 @@ impl<K: TurnKey> Turns<K> {
     }
 }
 
-impl<K: TurnKey> Drop for Turn<K> {
+impl<K: Ord + Copy> Drop for Turn<K> {
     fn drop(&mut self) {
         let mut served = Vec::new();
         {

@@ -5,7 +5,11 @@ use super::*;
 const FILE: InodeNumber = InodeNumber(7);
 
 fn client(number: u8) -> ClientKey {
-    ClientKey::new(&PeerId([1; 32]), &[number; 16])
+    client_of(1, number)
+}
+
+fn client_of(peer: u8, number: u8) -> ClientKey {
+    ClientKey::new(&PeerId([peer; 32]), &[number; 16])
 }
 
 fn lock(kind: LockKind, first: u64, last: u64) -> FileLock {
@@ -17,8 +21,11 @@ fn exclusive() -> FileLock {
 }
 
 fn begun(locks: &mut PoolLocks, number: u8) -> LockHolder {
-    let client = client(number);
-    let (session, _) = locks.begin(client).unwrap();
+    begun_by(locks, client(number))
+}
+
+fn begun_by(locks: &mut PoolLocks, client: ClientKey) -> LockHolder {
+    let (session, _) = locks.begin(client, 0).unwrap();
     LockHolder { client, session, owner: 5 }
 }
 
@@ -58,15 +65,35 @@ fn a_retired_session_keeps_others_out_until_it_ends_and_its_client_begins_anothe
 }
 
 #[test]
-fn what_is_kept_is_never_more_than_may_be_had() {
+fn what_is_kept_is_never_more_than_is_held() {
     let mut locks = PoolLocks::default();
     let (one, two) = (begun(&mut locks, 1), begun(&mut locks, 2));
     locks.lock(FILE, one, exclusive()).unwrap();
     assert_eq!(locks.keep(FILE, two, &[exclusive()]), Err(Errno::EINVAL));
+    assert_eq!(locks.keep(InodeNumber(8), two, &[exclusive()]), Err(Errno::EINVAL), "free");
+    let longer = lock(LockKind::Shared, 0, 10);
+    assert_eq!(locks.keep(FILE, one, &[longer]), Err(Errno::EINVAL));
     let left = lock(LockKind::Shared, 0, 3);
     assert!(locks.keep(FILE, one, &[left]).unwrap().is_some());
+    let stronger = lock(LockKind::Exclusive, 0, 3);
+    assert_eq!(locks.keep(FILE, one, &[stronger]), Err(Errno::EINVAL));
     assert!(locks.lock(FILE, two, lock(LockKind::Shared, 0, 9)).unwrap().is_some());
     assert_eq!(locks.keep(FILE, one, &[left]), Ok(None), "a retry");
+    // One lock may be kept of two.
+    locks.lock(FILE, one, lock(LockKind::Exclusive, 20, 24)).unwrap();
+    locks.lock(FILE, one, lock(LockKind::Shared, 25, 29)).unwrap();
+    assert!(locks.keep(FILE, one, &[lock(LockKind::Shared, 22, 27)]).unwrap().is_some());
+    locks.check_invariants();
+}
+
+#[test]
+fn a_session_begins_after_those_that_are_over_to_its_client() {
+    let mut locks = PoolLocks::after(40);
+    assert_eq!(locks.begin(client(1), 7).unwrap().0, 41);
+    assert_eq!(locks.begin(client(2), 90).unwrap().0, 91);
+    assert_eq!(locks.begin(client(3), u64::MAX - 1), Err(Errno::ENOLCK));
+    assert_eq!(locks.begin(client(3), 0).unwrap().0, 92, "it has taken no number from others");
+    locks.check_invariants();
 }
 
 #[test]
@@ -77,13 +104,14 @@ fn locks_are_few_and_fit_into_one_message() {
         through: Some(Handle(u64::MAX)),
         ..lock(LockKind::Exclusive, u64::MAX / 4 + 2 * at, u64::MAX / 4 + 2 * at)
     };
-    let mut holders = Vec::new();
-    for number in 0..3 {
-        let holder = begun(&mut locks, number);
-        holders.push(holder);
+    for number in 0..5 {
+        // Two clients of each peer.
+        let holder = begun_by(&mut locks, client_of(number, 1));
+        let other = begun_by(&mut locks, client_of(number, 2));
         let mut taken = 0;
         // Each by an owner of its own, on a file of its own.
         let take = |locks: &mut PoolLocks, at: u64| {
+            let holder = if at.is_multiple_of(2) { holder } else { other };
             let holder = LockHolder { owner: u64::MAX - at, ..holder };
             locks.lock(InodeNumber(u64::MAX - at), holder, spread(u64::from(number) * 10_000 + at))
         };
@@ -91,13 +119,27 @@ fn locks_are_few_and_fit_into_one_message() {
             taken += 1;
         }
         assert_eq!(take(&mut locks, taken), Err(Errno::ENOLCK));
+        let of_peer = if number < 4 { MAX_LOCKS_OF_PEER } else { 0 };
+        assert_eq!(taken as usize, of_peer);
     }
+    locks.check_invariants();
     assert_eq!(locks.counts().1, MAX_LOCKS);
-    for number in 3..=255 {
-        begun(&mut locks, number);
+    for number in 0..MAX_SESSIONS - 10 {
+        begun_by(&mut locks, client_of((number / 250) as u8 + 10, (number % 250) as u8));
     }
     let bytes = encode_whole(&locks);
     assert!(bytes.len() <= crate::messages::MAX_ITEM_BYTES, "{}", bytes.len());
+    let mut copy = LockCopy::default();
+    let place = |sequence, is_whole| LockPlace { sequence, last_session: 0, is_whole };
+    assert_eq!(copy.take(9, place(1, true), &bytes), Ok(CopyOutcome::Made));
+    // What begins before another one ends is no more afterwards.
+    let began = LockChange::Began { client: client_of(99, 1), session: 1 };
+    let holder = *locks.sessions.keys().next().unwrap();
+    let ended = LockChange::Ended { client: holder.0, session: holder.1 };
+    let more = encode(std::slice::from_ref(&began));
+    assert_eq!(copy.take(9, place(2, false), &more), Err(ImpossibleChange));
+    let both = encode(&[began, ended]);
+    assert_eq!(copy.take(9, place(2, false), &both), Ok(CopyOutcome::Made));
     // And of one owner on one file.
     let mut locks = PoolLocks::default();
     let holder = begun(&mut locks, 1);
@@ -131,7 +173,7 @@ fn a_copy_takes_changes_in_order_and_once_from_a_whole_state_on() {
     assert_eq!(copy.take(8, place(4, false), &taken), Ok(CopyOutcome::Made));
     let (mut after, sequence) = copy.for_primary(9);
     assert_eq!((after.counts(), sequence), ((1, 1), 4));
-    assert_eq!(after.begin(client(2)).unwrap().0, 42, "no number is given twice");
+    assert_eq!(after.begin(client(2), 0).unwrap().0, 42, "no number is given twice");
 }
 
 #[test]
@@ -200,7 +242,7 @@ proptest! {
             let mut holder_of = |locks: &mut PoolLocks, (number, owner): (u8, u64)| {
                 let client = client(number);
                 let session = locks.session_of(client).unwrap_or_else(|| {
-                    let (session, change) = locks.begin(client).unwrap();
+                    let (session, change) = locks.begin(client, 0).unwrap();
                     changes.push(change);
                     session
                 });

@@ -95,9 +95,9 @@ pub fn example_calls() -> Vec<Vec<u8>> {
         FileCall::Sync,
         FileCall::GetXattr { inode: 2, name },
         FileCall::FindLock { inode: 2, owner: 3, wanted },
-        FileCall::Lock { session: Some(4), inode: 2, owner: 3, wanted, waits: true },
+        FileCall::Lock { session: Some(4), inode: 2, owner: 3, wanted, waits: true, over: 3 },
         FileCall::KeepLocks { session: Some(4), inode: 2, owner: 3, kept: vec![wanted; 2].into() },
-        FileCall::StopWaiting { inode: 2, owner: 3 },
+        FileCall::StopWaiting { inode: 2, owner: 3, keeps_place: true },
         FileCall::KeepSession { session: 4 },
     ];
     let (session, boot, lowest) = (SessionId([7; 16]), u64::MAX, 3);

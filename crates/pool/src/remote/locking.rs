@@ -11,7 +11,8 @@
 //! when another one has it.
 //!
 //! **Waiting.** A lock that is waited for is tried again when others go, in the order in which it was asked for. A client asks for
-//! [`WAIT_LIMIT`] at a time, and keeps its place if it asks again within [`PLACE_LIMIT`].
+//! [`WAIT_LIMIT`] at a time, and keeps its place if it asks again within [`PLACE_LIMIT`]. No peer's clients have more than a part of
+//! all places.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -35,12 +36,14 @@ pub(super) const TERM: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A look that comes so late says that this process stood still.
 const STOOD_STILL: Duration = Duration::from_secs(3);
-/// How long a call waits for a lock.
-const WAIT_LIMIT: Duration = Duration::from_secs(1);
+/// How long a call waits for a lock. Such a call is numbered, and holds up the numbers of its client: no more than a few hundred calls are
+/// made until it has its answer.
+const WAIT_LIMIT: Duration = Duration::from_millis(200);
 /// How long the place of one that does not ask again is kept.
 const PLACE_LIMIT: Duration = Duration::from_secs(3);
-/// The most locks that are waited for; a guess.
+/// The most locks that are waited for, and of them those of one peer's clients; guesses.
 const MAX_WAITING: usize = 4096;
+const MAX_WAITING_OF_PEER: usize = MAX_WAITING / 4;
 /// The most changes that are handed at once: those of owners with few locks, and few of owners with many, fit into one message.
 const MAX_HANDED: usize = 16;
 
@@ -74,12 +77,16 @@ struct WriteUnderWay {
 #[derive(Default)]
 struct KeeperState {
     locks: PoolLocks,
+    /// The locks after the changes that are on their way, or were: those of `sequence`.
+    sent: PoolLocks,
     /// Changes that are made here and not on their way to other members.
     unsent: Vec<LockChange>,
     /// How many changes were made, and how many of them all members have.
     made: u64,
     handed: u64,
     is_handing: bool,
+    /// This member has stopped its work as the primary: nothing is handed any more.
+    has_ended: bool,
     /// Counts what is handed.
     sequence: u64,
     /// Calls that wait until changes up to this one are handed.
@@ -107,9 +114,7 @@ pub(crate) struct LockKeeper {
 impl LockKeeper {
     /// Keeps the locks of a server that is alone. It knows none of an earlier one's.
     pub(super) fn alone(env: &Env) -> Arc<LockKeeper> {
-        // Far from the numbers of an earlier one's sessions.
-        let locks = PoolLocks::after(env.random_u64() >> 1);
-        LockKeeper::start(env, None, locks, 0)
+        LockKeeper::start(env, None, PoolLocks::default(), 0)
     }
 
     /// Keeps the locks of a primary that begins: those that the members know, of which `sequence` was handed last.
@@ -129,7 +134,8 @@ impl LockKeeper {
     ) -> Arc<LockKeeper> {
         let now = env.now();
         let heard = locks.sessions().map(|(client, _)| (client, now)).collect();
-        let state = KeeperState { locks, sequence, heard, ..KeeperState::default() };
+        let sent = locks.clone();
+        let state = KeeperState { locks, sent, sequence, heard, ..KeeperState::default() };
         let keeper = Arc::new_cyclic(|own| LockKeeper {
             env: env.clone(),
             others,
@@ -170,14 +176,16 @@ impl LockKeeper {
 
     fn whole(&self) -> (ItemKind, Bytes) {
         let state = self.state();
-        // Changes that are not sent yet are in it, too: making them again changes nothing.
         let (sequence, last_session) = (state.sequence, state.locks.last_session());
         let place = LockPlace { sequence, last_session, is_whole: true };
-        (ItemKind::Locks(place), locks::encode_whole(&state.locks))
+        (ItemKind::Locks(place), locks::encode_whole(&state.sent))
     }
 
     /// Notes a change that was made, for it to be handed to the others.
     fn note(&self, state: &mut KeeperState, change: LockChange) {
+        if state.has_ended {
+            return;
+        }
         state.made += 1;
         if self.others.is_none() {
             state.handed = state.made;
@@ -203,6 +211,10 @@ impl LockKeeper {
                 }
                 let count = state.unsent.len().min(MAX_HANDED);
                 let changes: Vec<LockChange> = state.unsent.drain(..count).collect();
+                for change in &changes {
+                    let sent = state.sent.apply(change.clone());
+                    sent.expect("a change that was made here can be made again");
+                }
                 state.sequence = state.sequence.saturating_add(1);
                 let (sequence, last_session) = (state.sequence, state.locks.last_session());
                 let place = LockPlace { sequence, last_session, is_whole: false };
@@ -212,7 +224,8 @@ impl LockKeeper {
             let handed = others.hand(what, bytes).await;
             let mut state = self.state();
             if handed.is_err() {
-                // This member has stopped its work as the primary: nothing is handed any more.
+                state.has_ended = true;
+                state.unsent.clear();
                 state.waiting_for_members.clear();
                 return;
             }
@@ -229,10 +242,13 @@ impl LockKeeper {
         }
     }
 
-    /// Waits until all members know all changes that were made by now.
+    /// Waits until all members know all changes that were made by now. [`Errno::EIO`] if they do not get to know them.
     async fn all_know(&self) -> Result<(), Errno> {
         let known = {
             let mut state = self.state();
+            if state.has_ended {
+                return Err(Errno::EIO);
+            }
             if state.handed >= state.made {
                 return Ok(());
             }
@@ -314,14 +330,23 @@ impl LockKeeper {
 
     /// Takes a lock in the client's session; without one in that which it has, or a new one. [`Errno::EAGAIN`] if another
     /// holder has one that conflicts, also after waiting for a while.
+    ///
+    /// To a client without a session those up to `over` are over: it was told so, by a server before this one, whose members may not
+    /// have known it.
     pub(super) async fn lock(
         &self,
-        (client, session): (ClientKey, Option<LockSession>),
+        (client, session, over): (ClientKey, Option<LockSession>, LockSession),
         inode: InodeNumber,
         owner: u64,
         wanted: FileLock,
         waits: bool,
     ) -> Result<LockOutcome, Errno> {
+        let current = self.state().locks.session_of(client);
+        if let (None, Some(current)) = (session, current)
+            && current <= over
+        {
+            self.end_session(client, current).await;
+        }
         let (session, waiting) = {
             let mut state = self.state();
             let state = &mut *state;
@@ -331,7 +356,7 @@ impl LockKeeper {
                 }
                 (_, Some(current)) => current,
                 (_, None) => {
-                    let (session, change) = state.locks.begin(client)?;
+                    let (session, change) = state.locks.begin(client, over)?;
                     state.heard.insert(client, self.env.now());
                     self.note(state, change);
                     session
@@ -393,7 +418,11 @@ impl LockKeeper {
             place.call = Ok(sender);
             return Ok((place.number, granted));
         }
-        if state.waiting.len() >= MAX_WAITING {
+        let (low, high) = holder.client.of_same_peer();
+        let is_of_peer = |one: &&WaitingLock| (low..=high).contains(&one.holder.client);
+        if state.waiting.len() >= MAX_WAITING
+            || state.waiting.iter().filter(is_of_peer).count() >= MAX_WAITING_OF_PEER
+        {
             return Err(Errno::ENOLCK);
         }
         state.last_waiting += 1;
@@ -425,11 +454,23 @@ impl LockKeeper {
         }
     }
 
-    /// Ends the wait of an owner for locks on a file.
-    pub(super) fn stop_waiting(&self, client: ClientKey, inode: InodeNumber, owner: u64) {
-        self.state().waiting.retain(|one| {
-            (one.inode, one.holder.client, one.holder.owner) != (inode, client, owner)
-        });
+    /// Ends the calls of an owner that wait for locks on a file, and gives up their places unless they are called for again.
+    pub(super) fn stop_waiting(
+        &self,
+        client: ClientKey,
+        inode: InodeNumber,
+        owner: u64,
+        keeps_place: bool,
+    ) {
+        let mut state = self.state();
+        let is_its = |one: &WaitingLock| {
+            (one.inode, one.holder.client, one.holder.owner) == (inode, client, owner)
+        };
+        state.waiting.retain(|one| keeps_place || !is_its(one));
+        let now = self.env.now();
+        for one in state.waiting.iter_mut().filter(|one| is_its(one) && one.call.is_ok()) {
+            one.call = Err(now);
+        }
     }
 
     /// Gives up all that an owner of a client has on a file but `kept`, when what was written under it is done.
@@ -440,7 +481,7 @@ impl LockKeeper {
         owner: u64,
         kept: &[FileLock],
     ) -> Result<LockOutcome, Errno> {
-        self.stop_waiting(client, inode, owner);
+        self.stop_waiting(client, inode, owner, true);
         let is_its = |write: &WriteUnderWay| write.client == client && write.inode == inode;
         self.until_written(is_its).await;
         let current = {
@@ -529,8 +570,8 @@ impl LockKeeper {
                 let found = self.conflict(client, InodeNumber(inode), owner, wanted.try_into()?);
                 FileReply::FoundLock(found.map(WireLock::from))
             }
-            FileCall::Lock { session, inode, owner, wanted, waits } => {
-                let (of, inode) = ((client, session), InodeNumber(inode));
+            FileCall::Lock { session, inode, owner, wanted, waits, over } => {
+                let (of, inode) = ((client, session, over), InodeNumber(inode));
                 let done = self.lock(of, inode, owner, wanted.try_into()?, waits).await?;
                 done.reply(FileReply::Locked)
             }
@@ -541,8 +582,8 @@ impl LockKeeper {
                 let done = self.keep(of, inode, owner, &kept?).await?;
                 done.reply(|_| FileReply::Nothing)
             }
-            FileCall::StopWaiting { inode, owner } => {
-                self.stop_waiting(client, InodeNumber(inode), owner);
+            FileCall::StopWaiting { inode, owner, keeps_place } => {
+                self.stop_waiting(client, InodeNumber(inode), owner, keeps_place);
                 FileReply::Nothing
             }
             FileCall::KeepSession { session } if self.is_session_of(client, session) => {
@@ -597,3 +638,6 @@ async fn end_silent(env: Env, keeper: Weak<LockKeeper>) {
         over.into_iter().for_each(|(client, session)| keeper.end_later(client, session));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -120,11 +120,6 @@ impl RemoteServer {
         self.shared.locked().counts()
     }
 
-    /// How many lock sessions there are, and how many locks.
-    pub fn count_locks(&self) -> (usize, usize) {
-        self.shared.locks.counts()
-    }
-
     /// # Panics
     /// If what is counted is not what is there.
     pub fn check_invariants(&self) {

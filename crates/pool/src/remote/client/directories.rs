@@ -58,7 +58,7 @@ impl Client {
                 if let Some(found) = &mut entry.entry {
                     self.look_up(&asked.session, found);
                     self.refresh(&asked, found).await;
-                    found.attr_ttl = self.tell_attributes(found.attr.inode, found.attr_ttl);
+                    self.tell_entry(Some((inode.0, entry.name.clone())), found);
                 }
                 let lookup = entry.entry.map(|found| found.attr.inode);
                 match self.cookie(open.as_deref(), after, entry) {

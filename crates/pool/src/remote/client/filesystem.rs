@@ -56,8 +56,9 @@ impl RemoteFs {
     ) -> Answer<Entry> {
         let work = async move |client: Arc<Client>| {
             names?;
+            let at = call.name().map(|(parent, name)| (parent, Bytes::copy_from_slice(name)));
             let asked = client.ask(call, data, None, None).await?;
-            client.entry(asked).await
+            client.entry(asked, at).await
         };
         self.call(work, |client, entry| client.forget(entry.attr.inode, 1))
     }
@@ -95,14 +96,18 @@ fn close_later(client: &Arc<Client>, inode: InodeNumber, handle: Handle) {
 }
 
 impl Client {
-    /// Counts the lookup of an entry that was answered. Its attributes are those after the client's unstable changes.
-    async fn entry(self: &Arc<Self>, asked: Asked) -> Result<Entry, Errno> {
+    /// Counts the lookup of an entry that was answered, and has that name. Its attributes are those after the client's unstable changes.
+    async fn entry(
+        self: &Arc<Self>,
+        asked: Asked,
+        at: Option<(u64, Bytes)>,
+    ) -> Result<Entry, Errno> {
         match &asked.reply {
             FileReply::Entry(entry) => {
                 let mut entry = Entry::try_from(entry)?;
                 self.look_up(&asked.session, &entry);
                 self.refresh(&asked, &mut entry).await;
-                entry.attr_ttl = self.tell_attributes(entry.attr.inode, entry.attr_ttl);
+                self.tell_entry(at, &mut entry);
                 Ok(entry)
             }
             _ => Err(Errno::EPROTO),
@@ -171,6 +176,7 @@ impl Client {
         caller: (WireCaller, WireCaller),
     ) -> Result<(Entry, Opened), Errno> {
         let (alone, caller) = caller;
+        let at = create.name().map(|(parent, name)| (parent, Bytes::copy_from_slice(name)));
         let asked = self.ask(create, None, None, None).await?;
         let (entry, opened) = match &asked.reply {
             FileReply::Created(entry, opened) => (entry, Some(*opened)),
@@ -196,7 +202,7 @@ impl Client {
                 }
             }
         }
-        entry.attr_ttl = self.tell_attributes(inode, entry.attr_ttl);
+        self.tell_entry(at, &mut entry);
         Ok((entry, opened))
     }
 

@@ -27,6 +27,7 @@ use futures_util::future::{Either, join, select};
 use super::super::wire::{FileCall, FileReply};
 use super::attempt::Asked;
 use super::exchange::ClientSession;
+use super::own_locks::HeldLocks;
 use super::unstable::UnstableChange;
 use super::{Client, LockKey, OpenAtClient, OpenKind};
 use crate::locks::{LockSession, WireLock};
@@ -108,6 +109,16 @@ impl Locks for RemoteLocks {
     }
 }
 
+fn lock_call(
+    (session, over): (Option<LockSession>, LockSession),
+    (inode, owner): LockKey,
+    wanted: FileLock,
+    waits: bool,
+) -> FileCall {
+    let (inode, owner, wanted) = (inode.0, owner.0, wanted.into());
+    FileCall::Lock { session, inode, owner, wanted, waits, over }
+}
+
 /// What became of one attempt to take a lock.
 enum Taken {
     Yes,
@@ -154,7 +165,7 @@ impl Client {
             if answer.is_canceled() {
                 return;
             }
-            let before = self.own_locks().of(key.0, key.1);
+            let before = self.own_locks().held(key.0, key.1);
             let taken = self.take_lock(key, wanted, waits, &mut answer).await;
             let outcome = match taken {
                 Taken::NotYet if waits => continue,
@@ -169,9 +180,12 @@ impl Client {
                     let _ = answer.send(Err(Errno::EIO));
                     return;
                 }
+                Taken::Yes if self.show_newest(key.0).await => Ok(()),
                 Taken::Yes => {
-                    self.show_newest(key.0).await;
-                    Ok(())
+                    self.own_locks().keep(key.0, key.1, before);
+                    self.settle_later(key, turn);
+                    let _ = answer.send(Err(Errno::EIO));
+                    return;
                 }
             };
             if answer.send(outcome) == Err(Ok(())) {
@@ -186,28 +200,27 @@ impl Client {
     /// Tries to take a lock once. The caller has the owner's turn.
     async fn take_lock(
         self: &Arc<Self>,
-        (inode, owner): LockKey,
+        key: LockKey,
         wanted: FileLock,
         waits: bool,
         answer: &mut oneshot::Sender<Result<(), Errno>>,
     ) -> Taken {
         loop {
-            let session = {
+            let (session, over) = {
                 let own = self.own_locks();
                 match own.check(wanted.through) {
-                    Ok(()) => own.session(),
+                    Ok(()) => (own.session(), own.over()),
                     Err(errno) => return Taken::No(errno),
                 }
             };
-            let (number, of, lock) = (inode.0, owner.0, WireLock::from(wanted));
-            let call = FileCall::Lock { session, inode: number, owner: of, wanted: lock, waits };
+            let call = lock_call((session, over), key, wanted, waits);
             let asked = match waits {
-                true => self.ask_waiting((inode, owner), call, answer).await,
+                true => self.ask_waiting(key, call, answer).await,
                 false => self.ask(call, None, None, None).await,
             };
             return match asked {
                 Ok(Asked { reply: FileReply::Locked(granted), session, .. }) => {
-                    match self.note_granted(granted, &session, (inode, owner), wanted) {
+                    match self.note_granted(granted, &session, key, wanted) {
                         Ok(()) => Taken::Yes,
                         Err(errno) => Taken::No(errno),
                     }
@@ -235,8 +248,11 @@ impl Client {
         let stopped = select(answer.cancellation(), woken);
         let asked = match select(pin!(self.ask(call, None, None, None)), stopped).await {
             Either::Left((asked, _)) => asked,
-            Either::Right((_, asking)) => {
-                let stop = FileCall::StopWaiting { inode: key.0.0, owner: key.1.0 };
+            Either::Right((stopped, asking)) => {
+                // A caller that waits on goes on after the other call.
+                let keeps_place = matches!(stopped, Either::Right(_));
+                let (inode, owner) = (key.0.0, key.1.0);
+                let stop = FileCall::StopWaiting { inode, owner, keeps_place };
                 join(asking, self.ask(stop, None, None, None)).await.0
             }
         };
@@ -301,6 +317,7 @@ impl Client {
             own.after_unlock(inode, owner, range)
         };
         let Some(kept) = kept else { return Ok(()) };
+        self.write_pages_back(inode).await;
         self.make_unsendable(inode).await;
         match self.keep_locks(key, kept.clone()).await {
             Ok(is_done) => {
@@ -321,13 +338,12 @@ impl Client {
         }
     }
 
-    /// Has the server give up what an owner has beside `kept`. False if the session is over.
+    /// Has the server give up what an owner has beside `kept`. False if their session is over.
     async fn keep_locks(
         self: &Arc<Self>,
         (inode, owner): LockKey,
-        kept: Vec<FileLock>,
+        HeldLocks { session, locks: kept }: HeldLocks,
     ) -> Result<bool, Errno> {
-        let session = self.own_locks().session();
         let kept: Vec<WireLock> = kept.into_iter().map(WireLock::from).collect();
         let (inode, owner, kept) = (inode.0, owner.0, kept.into());
         let call = FileCall::KeepLocks { session, inode, owner, kept };
@@ -348,6 +364,20 @@ impl Client {
         env.spawn(Box::pin(settle(env.clone(), Arc::downgrade(self), key, turn)));
     }
 
+    /// Has the server give back what an owner held before a lock that it was granted replaced it. False if it cannot be had again.
+    async fn retake(self: &Arc<Self>, key: LockKey, before: &HeldLocks) -> Result<bool, Errno> {
+        for lock in &before.locks {
+            let over = self.own_locks().over();
+            let call = lock_call((before.session, over), key, *lock, false);
+            match self.ask(call, None, None, None).await {
+                Ok(Asked { reply: FileReply::Locked(_), .. }) => {}
+                Err(errno @ (Errno::EIO | Errno::ETIMEDOUT)) => return Err(errno),
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
     /// Makes a file's bytes durable that would be sent again to a server that has lost them; what cannot be is lost.
     async fn make_unsendable(self: &Arc<Self>, inode: InodeNumber) {
         if self.unstable().has(inode.0) && self.sync_file(inode.0).await.is_err() {
@@ -355,11 +385,27 @@ impl Client {
         }
     }
 
-    /// Has the front end drop what it has cached of open files, and attributes that it was told just now: others may have changed
-    /// them before the lock was taken.
-    async fn show_newest(&self, locked: InodeNumber) {
+    /// Has the front end write back pages of a file that a program has changed by a mapping.
+    async fn write_pages_back(&self, inode: InodeNumber) {
         if !self.invalidations.is_served() {
             return;
+        }
+        self.invalidations.push(Invalidation::Data { inode, bytes: 0..u64::MAX });
+        if !self.has_dropped().await {
+            tracing::warn!(inode = inode.0, "pages may be written after their lock was given up");
+        }
+    }
+
+    /// Waits until the front end has dropped what it was told to; false if that takes too long.
+    async fn has_dropped(&self) -> bool {
+        timeout(&*self.exchange.env, DROP_LIMIT, self.invalidations.settled()).await.is_ok()
+    }
+
+    /// Has the front end drop what it has cached of open files, and attributes and names that it was told just now: others may have
+    /// changed them before the lock was taken. False if that takes too long.
+    async fn show_newest(&self, locked: InodeNumber) -> bool {
+        if !self.invalidations.is_served() {
+            return true;
         }
         let mut files: Vec<u64> = {
             let opens = self.opens();
@@ -371,13 +417,12 @@ impl Client {
             self.invalidations.push(Invalidation::Data { inode, bytes: 0..u64::MAX });
         }
         let told = self.recent().take(self.exchange.env.now());
-        told.into_iter().for_each(|inode| {
-            self.invalidations.push(Invalidation::Attributes(inode));
-        });
-        let env = &*self.exchange.env;
-        if timeout(env, DROP_LIMIT, self.invalidations.settled()).await.is_err() {
-            tracing::warn!("the kernel may show what it had before a lock was taken");
+        told.into_iter().for_each(|told| self.invalidations.push(told));
+        let has_dropped = self.has_dropped().await;
+        if !has_dropped {
+            tracing::warn!("the kernel keeps what it had before a lock was taken: it is not taken");
         }
+        has_dropped
     }
 
     // ---- what is written under locks ----
@@ -446,10 +491,23 @@ impl Client {
 
 /// Has the server know what an owner holds, until it does, or the client or its session ends.
 async fn settle(env: Env, client: Weak<Client>, key: LockKey, turn: Turn<LockKey>) {
+    let mut was_retaken = false;
     while let Some(client) = client.upgrade() {
-        let kept = client.own_locks().of(key.0, key.1);
-        match client.keep_locks(key, kept).await {
+        let kept = client.own_locks().held(key.0, key.1);
+        match client.keep_locks(key, kept.clone()).await {
             Err(Errno::EIO | Errno::ETIMEDOUT) => {}
+            // It has less: an exclusive lock has become a shared one, in a call that its caller has given up.
+            Err(Errno::EINVAL) if !kept.locks.is_empty() => {
+                match client.retake(key, &kept).await {
+                    Ok(true) if !was_retaken => was_retaken = true,
+                    Ok(_) => {
+                        client.make_unsendable(key.0).await;
+                        client.own_locks().lose_owner(key.0, key.1);
+                    }
+                    Err(_) => sleep(&*env, RETRY_EVERY).await,
+                }
+                continue;
+            }
             _ => break,
         }
         drop(client);

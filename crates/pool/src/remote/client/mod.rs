@@ -7,7 +7,7 @@
 //! attempt     a call in the session of the moment, with what the session needs before: handles, unstable bytes
 //! locking     locks: taken at the server, kept alive, lost
 //! own_locks   the locks that programs of this mount hold
-//! recent      files whose attributes were told just now
+//! recent      attributes and names that were told just now
 //! exchange    calls of one session until there is an answer; sessions
 //! unstable    changes of bytes that are sent again if the server dies
 //! listing     half-read directories
@@ -38,13 +38,14 @@ use std::time::Duration;
 
 use atoll_env::{Env, Notify};
 use atoll_vfs::{Entry, Errno, Handle, InodeNumber, InvalidationQueue, LockOwner, OpenFlags};
+use bytes::Bytes;
 use futures_util::future::select;
 
 use self::exchange::{ClientSession, Exchange, Patience, Stop};
 use self::held::HeldNumbers;
 use self::listing::HalfRead;
 use self::own_locks::OwnLocks;
-use self::recent::RecentAttributes;
+use self::recent::{RecentlyTold, Told};
 use self::unstable::{UnstableChange, UnstableFiles};
 use super::route::Route;
 use super::wire::{Begun, CallClass, FileCall, WireCaller};
@@ -191,7 +192,7 @@ struct Client {
     waits: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
     /// What the front end must not believe any more, once a lock is taken.
     invalidations: Arc<InvalidationQueue>,
-    recent: Mutex<RecentAttributes>,
+    recent: Mutex<RecentlyTold>,
     /// The server delays no writes.
     has_no_flush: AtomicBool,
     /// Something is to be forgotten, or this ends.
@@ -218,15 +219,26 @@ impl Client {
         self.own_locks.lock().expect("no holder of this lock panics")
     }
 
-    fn recent(&self) -> MutexGuard<'_, RecentAttributes> {
+    fn recent(&self) -> MutexGuard<'_, RecentlyTold> {
         self.recent.lock().expect("no holder of this lock panics")
     }
 
     /// Attributes are told to the front end; returns how long it may believe them.
     fn tell_attributes(&self, inode: InodeNumber, ttl: Duration) -> Duration {
         match self.invalidations.is_served() {
-            true => self.recent().tell(inode, ttl, self.exchange.env.now()),
+            true => self.recent().tell(Told::Attributes(inode), ttl, self.exchange.env.now()),
             false => ttl,
+        }
+    }
+
+    /// What is called so in a directory is told to the front end, with its attributes; says there how long it may believe them.
+    fn tell_entry(&self, at: Option<(u64, Bytes)>, entry: &mut Entry) {
+        entry.attr_ttl = self.tell_attributes(entry.attr.inode, entry.attr_ttl);
+        if let Some((parent, name)) = at
+            && self.invalidations.is_served()
+        {
+            let (told, now) = (Told::Name(InodeNumber(parent), name), self.exchange.env.now());
+            entry.name_ttl = self.recent().tell(told, entry.name_ttl, now);
         }
     }
 

@@ -18,6 +18,13 @@ struct OwnLockedFile {
     through: BTreeSet<(LockOwner, u64)>,
 }
 
+/// What an owner holds of a file. It holds nothing of that in another session.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct HeldLocks {
+    pub(super) session: Option<LockSession>,
+    pub(super) locks: Vec<FileLock>,
+}
+
 /// See the module.
 #[derive(Default, Debug)]
 pub(super) struct OwnLocks {
@@ -41,13 +48,22 @@ impl OwnLocks {
         self.session
     }
 
+    /// Sessions up to this one are over.
+    pub(super) fn over(&self) -> LockSession {
+        self.over
+    }
+
     /// The session, if it has to be kept: locks are held in it.
     pub(super) fn session_to_keep(&self) -> Option<LockSession> {
         self.session.filter(|_| !self.files.is_empty())
     }
 
-    /// What an owner holds of a file.
-    pub(super) fn of(&self, inode: InodeNumber, owner: LockOwner) -> Vec<FileLock> {
+    /// What an owner holds of a file, and in which session.
+    pub(super) fn held(&self, inode: InodeNumber, owner: LockOwner) -> HeldLocks {
+        HeldLocks { session: self.session, locks: self.of(inode, owner) }
+    }
+
+    fn of(&self, inode: InodeNumber, owner: LockOwner) -> Vec<FileLock> {
         self.files.get(&inode).map_or_else(Vec::new, |file| file.locks.of(owner).collect())
     }
 
@@ -98,8 +114,9 @@ impl OwnLocks {
         Ok(())
     }
 
-    /// An owner holds these locks on a file, and no others.
-    pub(super) fn keep(&mut self, inode: InodeNumber, owner: LockOwner, kept: Vec<FileLock>) {
+    /// An owner holds these locks on a file, and no others; none if their session is over.
+    pub(super) fn keep(&mut self, inode: InodeNumber, owner: LockOwner, kept: HeldLocks) {
+        let kept = if kept.session == self.session { kept.locks } else { Vec::new() };
         let Some(file) = self.files.get_mut(&inode) else { return };
         if kept.is_empty() {
             file.through.retain(|(other, _)| *other != owner);
@@ -116,12 +133,23 @@ impl OwnLocks {
         inode: InodeNumber,
         owner: LockOwner,
         range: LockRange,
-    ) -> Option<Vec<FileLock>> {
+    ) -> Option<HeldLocks> {
         let mut locks = RangeLocks::default();
         locks.replace(owner, self.of(inode, owner));
         let before = locks.clone();
         locks.cut(owner, range);
-        (locks != before).then(|| locks.of(owner).collect())
+        let session = self.session;
+        (locks != before).then(|| HeldLocks { session, locks: locks.of(owner).collect() })
+    }
+
+    /// An owner's locks on a file cannot be had as it believes: they are lost, and those of others stay.
+    pub(super) fn lose_owner(&mut self, inode: InodeNumber, owner: LockOwner) {
+        let Some(file) = self.files.get_mut(&inode) else { return };
+        let its = file.through.iter().filter(|(other, _)| *other == owner);
+        self.lost.extend(its.map(|(_, handle)| *handle));
+        self.untold.insert((inode, owner));
+        let session = self.session;
+        self.keep(inode, owner, HeldLocks { session, locks: Vec::new() });
     }
 
     /// Whether an owner's locks on a file were lost. Says so once at the unlock of all of the file.
@@ -224,12 +252,41 @@ mod tests {
         own.grant((5, 100), FILE, ME, lock(0, 9, 3)).unwrap();
         assert_eq!(own.after_unlock(FILE, ME, LockRange { first: 20, last: 30 }), None);
         let kept = own.after_unlock(FILE, ME, LockRange { first: 5, last: 30 }).unwrap();
-        assert_eq!(kept, [lock(0, 4, 3)]);
+        assert_eq!(kept.locks, [lock(0, 4, 3)]);
         own.keep(FILE, ME, kept);
         assert_eq!((own.under(FILE, &[3]), own.session_to_keep()), (Ok(Some(5)), Some(5)));
         let kept = own.after_unlock(FILE, ME, LockRange::WHOLE).unwrap();
         own.keep(FILE, ME, kept);
         assert_eq!((own.under(FILE, &[3]), own.session_to_keep()), (Ok(None), None));
         assert_eq!(own.session(), Some(5));
+    }
+
+    #[test]
+    fn what_was_held_in_a_session_is_not_held_in_the_next() {
+        let mut own = OwnLocks::default();
+        own.grant((5, 100), FILE, ME, lock(0, 9, 3)).unwrap();
+        let kept = own.after_unlock(FILE, ME, LockRange { first: 5, last: 9 }).unwrap();
+        let held = own.held(FILE, ME);
+        own.lose(5);
+        let other = LockOwner(2);
+        own.grant((6, 100), FILE, other, lock(20, 29, 4)).unwrap();
+        for late in [kept, held] {
+            assert_eq!(late.session, Some(5));
+            own.keep(FILE, ME, late);
+            assert_eq!(own.held(FILE, ME).locks, []);
+        }
+        assert_eq!(own.held(FILE, other).locks, [lock(20, 29, 4)]);
+    }
+
+    #[test]
+    fn an_owner_that_has_not_what_it_believes_loses_its_locks_alone() {
+        let mut own = OwnLocks::default();
+        own.grant((5, 100), FILE, ME, lock(0, 9, 3)).unwrap();
+        own.grant((5, 100), FILE, LockOwner(2), lock(20, 29, 4)).unwrap();
+        own.lose_owner(FILE, ME);
+        assert_eq!(own.under(FILE, &[3]), Err(Errno::EIO));
+        assert_eq!(own.under(FILE, &[4]), Ok(Some(5)));
+        assert!(own.tell_lost(FILE, ME, LockRange::WHOLE));
+        assert_eq!((own.session(), own.held(FILE, ME).locks), (Some(5), Vec::new()));
     }
 }

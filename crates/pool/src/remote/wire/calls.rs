@@ -393,8 +393,8 @@ pub(in crate::remote) enum FileCall {
         #[n(2)]
         wanted: WireLock,
     },
-    /// [`atoll_vfs::Locks::lock`] in the client's session; without one in whichever it has, or a new one. One that waits does
-    /// so for a second.
+    /// [`atoll_vfs::Locks::lock`] in the client's session; without one in whichever it has, if that is greater than `over`, or a new
+    /// one. One that waits does so for a moment.
     #[n(39)]
     Lock {
         #[n(0)]
@@ -407,6 +407,9 @@ pub(in crate::remote) enum FileCall {
         wanted: WireLock,
         #[n(4)]
         waits: bool,
+        /// Sessions up to this one are over, as the client knows.
+        #[n(5)]
+        over: LockSession,
     },
     /// Gives up all that an owner has on a file but these locks.
     #[n(40)]
@@ -420,13 +423,15 @@ pub(in crate::remote) enum FileCall {
         #[n(3)]
         kept: WireLocks,
     },
-    /// Ends the wait of an owner for locks on a file.
+    /// Ends the wait of an owner for locks on a file. It keeps its place for a while if it will go on.
     #[n(41)]
     StopWaiting {
         #[n(0)]
         inode: u64,
         #[n(1)]
         owner: u64,
+        #[n(2)]
+        keeps_place: bool,
     },
     /// The client lives, and believes that it has this session.
     #[n(42)]
@@ -522,6 +527,21 @@ impl FileCall {
             Call::SetAttr { inode, under, .. }
             | Call::Write { inode, under, .. }
             | Call::Allocate { inode, under, .. } => under.map(|session| (inode, session)),
+            _ => None,
+        }
+    }
+
+    /// The directory and the name of the entry that the call answers, if it says so.
+    pub(in crate::remote) fn name(&self) -> Option<(u64, &[u8])> {
+        use FileCall as Call;
+        match self {
+            Call::Lookup { parent, name, .. }
+            | Call::MakeNode { parent, name, .. }
+            | Call::CreateExclusive { parent, name, .. }
+            | Call::MakeDirectory { parent, name, .. }
+            | Call::Symlink { parent, name, .. }
+            | Call::Link { parent, name, .. }
+            | Call::Create { parent, name, .. } => Some((*parent, name)),
             _ => None,
         }
     }

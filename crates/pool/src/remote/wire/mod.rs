@@ -159,7 +159,7 @@ mod tests {
             FileCall::Forget,
             FileCall::Sync,
             FileCall::GetXattr { inode: 2, name },
-            FileCall::Lock { session: None, inode: 2, owner: 3, wanted, waits: true },
+            FileCall::Lock { session: None, inode: 2, owner: 3, wanted, waits: true, over: 6 },
             FileCall::KeepLocks { session: Some(7), inode: 2, owner: 3, kept: vec![wanted].into() },
         ];
         let forgotten = Capped(vec![Forgotten { inode: 4, count: 2 }]);

@@ -182,8 +182,12 @@ fn count_beside(seed: u64, faults: Faults) -> Result<(), String> {
                     Some(primary) if joined.contains(&primary) => primary,
                     _ => joined[dice.below(joined.len() as u64) as usize],
                 };
-                group.remove(dice.below(3) as usize, gone)?;
-                group.members()[gone] = None;
+                match group.remove(dice.below(3) as usize, gone) {
+                    Ok(()) => group.members()[gone] = None,
+                    // It stays: the others get what they lack.
+                    Err(why) if why.contains("no other member has everything") => {}
+                    Err(why) => return Err(why),
+                }
             }
             (Faults::Membership, _) => {
                 if group.all().len() < 6 {

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use atoll_vfs::{
-    Errno, FileLock, FileSystem, Handle, InodeNumber, LockKind, LockOwner, LockRange, OpenFlags,
-    Writer,
+    Errno, FileLock, FileSystem, Handle, InodeNumber, Invalidation, LockKind, LockOwner, LockRange,
+    OpenFlags, RenameFlags, Writer,
 };
 use bytes::Bytes;
 
@@ -740,4 +740,216 @@ fn calls_about_locks_end_on_a_mount_whose_member_is_removed() {
     group.now(theirs.lock(true)).unwrap();
     group.members()[gone] = None;
     group.settle_and_compare().unwrap();
+}
+
+// ---- what the front end shows ----
+
+/// A front end with a cache, as the kernel: it notes what it is told to drop, and writes a page back that a program has changed.
+#[derive(Clone, Default)]
+struct CachingFrontEnd {
+    told: Arc<Mutex<Vec<Invalidation>>>,
+    changed: Arc<Mutex<Option<u64>>>,
+    /// It never finishes.
+    is_stuck: Arc<AtomicBool>,
+}
+
+impl CachingFrontEnd {
+    fn of(group: &Group, counter: &OpenCounter) -> CachingFrontEnd {
+        let front_end = CachingFrontEnd::default();
+        let (own, counter) = (front_end.clone(), counter.clone());
+        let env = counter.mount.env.clone();
+        env.spawn(Box::pin(async move {
+            let queue = counter.mount.fs.invalidations().expect("it has some");
+            loop {
+                let told = queue.next().await;
+                while own.is_stuck.load(Ordering::SeqCst) {
+                    sleep(&*counter.mount.env, SOON).await;
+                }
+                let is_data =
+                    matches!(&told, Invalidation::Data { inode, .. } if *inode == counter.inode);
+                let changed = own.changed.lock().unwrap().take_if(|_| is_data);
+                if let Some(number) = changed {
+                    let bytes = Bytes::copy_from_slice(&number.to_be_bytes());
+                    let (fs, writer) = (&counter.mount.fs, Writer::Mapping);
+                    fs.write(writer, counter.inode, counter.handle, 0, bytes).await.unwrap();
+                }
+                own.told.lock().unwrap().push(told);
+            }
+        }));
+        group.sim.run_for(Duration::from_millis(10));
+        front_end
+    }
+}
+
+#[test]
+fn what_is_written_through_a_mapping_is_there_when_the_lock_is_given_up() {
+    let mut group = Group::new(1, 1);
+    let [mine, theirs] = two(&group);
+    let front_end = CachingFrontEnd::of(&group, &mine);
+    group.now(mine.lock(false)).unwrap();
+    *front_end.changed.lock().unwrap() = Some(7);
+    group.now(mine.unlock()).unwrap();
+    group.now(theirs.lock(false)).unwrap();
+    assert_eq!(group.now(theirs.read()), Ok(7));
+    group.settle_and_compare().unwrap();
+}
+
+#[test]
+fn names_that_were_told_just_now_are_dropped_before_a_lock_is_answered() {
+    let group = Group::new(1, 1);
+    let [mine, theirs] = two(&group);
+    let front_end = CachingFrontEnd::of(&group, &mine);
+    let entry = group.now(mine.mount.fs.lookup(me(), ROOT, NAME)).unwrap();
+    assert!(!entry.name_ttl.is_zero());
+    let listed = group.now(mine.mount.fs.opendir(me(), ROOT)).unwrap();
+    group.now(mine.mount.fs.readdir(ROOT, listed.handle, 0, 10, true)).unwrap();
+    let (fs, old) = (&theirs.mount.fs, b"counter.old");
+    group.now(fs.rename(me(), ROOT, NAME, ROOT, old, RenameFlags::default())).unwrap();
+    group.now(mine.lock(false)).unwrap();
+    let name = Invalidation::Name { parent: ROOT, name: Bytes::from_static(NAME) };
+    assert!(front_end.told.lock().unwrap().contains(&name));
+}
+
+#[test]
+fn a_lock_is_not_taken_where_old_pages_would_be_shown() {
+    let mut group = Group::new(1, 1);
+    let [mine, theirs] = two(&group);
+    let front_end = CachingFrontEnd::of(&group, &mine);
+    front_end.is_stuck.store(true, Ordering::SeqCst);
+    assert_eq!(group.now(mine.lock(true)), Err(Errno::EIO));
+    group.run_for(SOON);
+    assert_eq!(group.now(theirs.lock(false)), Ok(()));
+    group.now(theirs.unlock()).unwrap();
+    front_end.is_stuck.store(false, Ordering::SeqCst);
+    group.run_for(SOON);
+    assert_eq!(group.now(mine.lock(true)), Ok(()));
+}
+
+// ---- calls that are given up, or come late ----
+
+/// Its bytes are made durable while the session ends, and another one begins on the mount.
+#[test]
+fn an_unlock_takes_nothing_in_a_session_that_began_after_it() {
+    let mut late_ones = 0;
+    for seed in 0..8 {
+        let mut group = Group::new(seed, 1);
+        let [primary, ..] = group.roles();
+        let [mine, theirs] = two(&group);
+        group.now(mine.lock(false)).unwrap();
+        group.now(mine.write(1)).unwrap();
+        // Making them durable takes up to so long.
+        group.disks[primary].set_latency(seed, Duration::from_secs(60));
+        let unlocked = {
+            let mine = mine.clone();
+            begin(&mine.mount.env.clone(), async move {
+                let locks = mine.mount.fs.locks().unwrap();
+                let range = LockRange { first: 1000, last: 2000 };
+                locks.unlock(mine.inode, mine.owner, range).await
+            })
+        };
+        group.run_for(Duration::from_millis(20));
+        group.disks[primary].set_latency(seed, Duration::ZERO);
+        group.sim.freeze(mine.mount.host);
+        group.run_for(TERM + Duration::from_secs(3));
+        group.sim.thaw(mine.mount.host);
+        let third = OpenCounter { owner: LockOwner(3), ..mine.clone() };
+        let other = group.now(mine.mount.open(4)).unwrap();
+        let third = OpenCounter { handle: other.handle, ..third };
+        // Beside what the other one would keep.
+        let range = LockRange { first: 1200, last: 1300 };
+        let kind = LockKind::Exclusive;
+        let wanted = FileLock { kind, range, pid: 9, through: Some(third.handle) };
+        let locks = third.mount.fs.locks().unwrap();
+        group.now(locks.lock(third.inode, third.owner, wanted, false)).unwrap();
+        let mut answer = unlocked.answer();
+        late_ones += usize::from(answer.is_none());
+        for _ in 0..60 {
+            group.run_for(Duration::from_secs(1));
+            answer = answer.or_else(|| unlocked.answer());
+        }
+        assert_eq!(answer, Some(Err(Errno::EIO)), "seed {seed}");
+        let range = LockRange { first: 0, last: 999 };
+        let wanted = FileLock { kind, range, pid: 7, through: Some(theirs.handle) };
+        let locks = theirs.mount.fs.locks().unwrap();
+        let taken = group.now(locks.lock(theirs.inode, theirs.owner, wanted, false));
+        assert_eq!(taken, Ok(()), "seed {seed}: nobody has it");
+    }
+    assert!(late_ones > 0, "no unlock takes longer than the lock lasts");
+}
+
+/// Another one has a shared lock by then: the exclusive one cannot be had again, and nothing is written as if it were.
+#[test]
+fn an_owner_whose_exclusive_lock_has_become_a_shared_one_does_not_write_as_before() {
+    let mut lost_ones = 0;
+    for millis in 0..60 {
+        let mut group = Group::new(millis, 1);
+        let [mine, theirs] = two(&group);
+        group.now(mine.lock(false)).unwrap();
+        let shared = |counter: &OpenCounter, waits| {
+            let locks = counter.mount.fs.locks().unwrap();
+            let wanted = lock_of(LockKind::Shared, counter.handle);
+            locks.lock(counter.inode, counter.owner, wanted, waits)
+        };
+        let env = &mine.mount.env;
+        let waiting = begin(&theirs.mount.env, shared(&theirs, true));
+        group.run_for(Duration::from_millis(50));
+        let given_up =
+            atoll_env::timeout(&**env, Duration::from_millis(millis), shared(&mine, true));
+        let is_given_up = group.now(given_up).is_err();
+        group.run_for(Duration::from_secs(3));
+        let written = group.now(mine.write(1));
+        match waiting.answer() {
+            Some(taken) => {
+                assert_eq!(taken, Ok(()));
+                if is_given_up {
+                    lost_ones += 1;
+                    assert_eq!(written, Err(Errno::EIO), "after {millis} ms");
+                    assert_eq!(group.now(mine.unlock()), Err(Errno::EIO));
+                }
+            }
+            None => assert_eq!(written, Ok(()), "it is exclusive"),
+        }
+        group.now(mine.close()).unwrap();
+        group.run_for(SOON);
+        group.now(theirs.read()).unwrap();
+    }
+    assert!(lost_ones > 0, "none is given up in time");
+}
+
+#[test]
+fn a_program_that_waits_for_a_lock_does_not_hold_up_the_other_calls_of_its_mount() {
+    let mut group = Group::new(1, 1);
+    let [mine, theirs] = two(&group);
+    group.now(theirs.lock(false)).unwrap();
+    let waiting = begin_wait(&mine);
+    group.run_for(Duration::from_millis(20));
+    let lookups = (0..1000).map(|_| mine.mount.fs.lookup(me(), ROOT, NAME));
+    let (found, took) = group.timed(futures_util::future::join_all(lookups));
+    assert!(found.into_iter().all(|entry| entry.is_ok()));
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    assert_eq!(waiting.answer(), None);
+}
+
+/// They ask in turns with other calls of their process.
+#[test]
+fn a_program_that_locks_while_another_thread_of_it_waits_takes_its_place_from_nobody() {
+    let mut group = Group::new(1, 1);
+    let [mine, theirs] = two(&group);
+    let third = group.now(theirs.mount.open(3)).unwrap();
+    group.now(mine.lock(false)).unwrap();
+    let first = begin_wait(&theirs);
+    group.run_for(Duration::from_millis(100));
+    let second = begin_wait(&third);
+    group.run_for(Duration::from_millis(100));
+    let (kind, range) = (LockKind::Shared, LockRange { first: 0, last: 3 });
+    let other = FileLock { kind, range, pid: 9, through: Some(theirs.handle) };
+    let locks = theirs.mount.fs.locks().unwrap();
+    for _ in 0..3 {
+        let taken = group.now(locks.lock(theirs.inode, theirs.owner, other, false));
+        assert_eq!(taken, Err(Errno::EAGAIN));
+        group.run_for(Duration::from_millis(70));
+    }
+    group.now(mine.unlock()).unwrap();
+    group.run_for(SOON);
+    assert_eq!((first.answer(), second.answer()), (Some(Ok(())), None));
 }
