@@ -94,12 +94,20 @@ impl<D: Disk> Redo<'_, D> {
         let is_directory = slot.is_none()
             && self.birth(id).is_some_and(|birth| birth.what.kind() == FileKind::Directory);
         if is_directory && best == Some(Likeness::Possible) {
-            // It has one name: rather the one that it should have.
-            let is_meant = |place: &PoolPlace| {
-                self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.contains(place))
-            };
-            let chosen = stands.iter().position(|(_, place, _)| is_meant(place)).unwrap_or(0);
-            stands = stands.into_iter().skip(chosen).take(1).collect();
+            // It has one name: rather that of a directory which holds its files, or else the one that it should have.
+            let mut chosen = (0, None);
+            for (at, (_, place, found)) in stands.iter().enumerate() {
+                let is_meant = self
+                    .outcomes
+                    .files
+                    .get(&id)
+                    .is_some_and(|outcome| outcome.after.contains(place));
+                let likely = Some((self.files_of(id, found).await?, is_meant));
+                if likely > chosen.1 {
+                    chosen = (at, likely);
+                }
+            }
+            stands = stands.into_iter().skip(chosen.0).take(1).collect();
         }
         for (likeness, place, found) in stands {
             if slot.is_none() {
@@ -116,6 +124,24 @@ impl<D: Disk> Redo<'_, D> {
         }
         self.nodes.insert(id, node);
         Ok(())
+    }
+
+    /// How many files a directory holds under names that they have had in directory `id`.
+    async fn files_of(&self, id: FileId, node: &D::Node) -> DiskResult<usize> {
+        let disk = &self.member.disk;
+        let mut files = 0;
+        for listed in disk.list(node).await? {
+            let Some(below) = missing_is_none(disk.node(node, &listed.name).await)? else {
+                continue;
+            };
+            let place = PoolPlace::new(id, &listed.name);
+            if let Some(said) = self.member.id_of(&below).await
+                && self.candidates(said)?.contains(&place)
+            {
+                files += 1;
+            }
+        }
+        Ok(files)
     }
 
     async fn in_slot(&self, id: FileId, slot: Slot) -> DiskResult<Option<D::Node>> {
