@@ -3,8 +3,9 @@
 //!
 //! Orders are consecutive. Each primary begins with a change that says its epoch ([`PoolChange::Began`]), so that the logs of two
 //! members can be compared: within one epoch one primary gives each order once, and nobody has a change of an epoch without having all
-//! that its primary had when it began. So two logs are the same up to the last change of the older one's last epoch that both have
-//! (the log matching of Raft, section 5.3 of *In Search of an Understandable Consensus Algorithm*).
+//! that its primary had when it began. So two logs that both have changes of an epoch are the same up to the last of these that both have
+//! (the log matching of Raft, section 5.3 of *In Search of an Understandable Consensus Algorithm*). Of an epoch that one of them lacks the
+//! primary may have been alone.
 //!
 //! The log begins with the last [`PoolChange::LogBegins`]; all members have everything before it.
 
@@ -15,6 +16,9 @@ use crate::change::PoolChange;
 /// Changes that a log keeps; a member that lacks more has to be made anew. A guess: some days of work. A member that gets all of them
 /// has them in memory at once, some hundred megabytes.
 const MAX_CHANGES: u64 = 1_000_000;
+
+/// So many epochs are compared; a member that lacks more has nothing in common.
+const MAX_EPOCHS: usize = 64;
 
 /// See the module.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -69,10 +73,27 @@ impl ChangeLog {
         self.epochs.range(..=order).next_back().map_or(0, |(_, epoch)| *epoch)
     }
 
-    /// The last change that a log has in common with this one, if the last change of that one is `last`, of this epoch.
-    pub(crate) fn common(&self, (last, epoch): (u64, u64)) -> u64 {
-        let later = self.epochs.iter().find(|(_, other)| **other > epoch);
-        later.map_or(last, |(first, _)| last.min(first - 1))
+    /// The newest epochs, oldest first: each by its first order.
+    pub(crate) fn newest_epochs(&self, last: u64) -> Vec<(u64, u64)> {
+        let newest = self.epochs.range(..=last).rev().take(MAX_EPOCHS);
+        let mut newest: Vec<(u64, u64)> = newest.map(|(first, epoch)| (*first, *epoch)).collect();
+        newest.reverse();
+        newest
+    }
+
+    /// The last change that a log has in common with this one, whose last change is `last` and that has these epochs
+    /// ([`ChangeLog::newest_epochs`]).
+    pub(crate) fn common(&self, mut last: u64, epochs: &[(u64, u64)]) -> u64 {
+        let oldest_known = self.epochs.values().next().copied().unwrap_or(u64::MAX);
+        for (first, epoch) in epochs.iter().rev().chain([&(0, 0)]) {
+            // Before what is known of this log there is one epoch after the other that nobody has changes of who is not a member.
+            if *epoch < oldest_known || self.epochs.values().any(|own| own == epoch) {
+                let later = self.epochs.iter().find(|(_, own)| *own > epoch);
+                return later.map_or(last, |(first, _)| last.min(first - 1));
+            }
+            last = last.min(first.saturating_sub(1));
+        }
+        last
     }
 }
 
@@ -96,11 +117,18 @@ mod tests {
         // Epoch 2 from order 1, epoch 4 from order 5.
         let ours = log(&[(1, 2), (2, 0), (3, 0), (4, 0), (5, 4), (6, 0)]);
         assert_eq!([0, 1, 4, 5, 9].map(|order| ours.epoch_of(order)), [0, 2, 2, 4, 4]);
-        assert_eq!(ours.common((3, 2)), 3, "it follows");
-        assert_eq!(ours.common((7, 2)), 4, "changes of epoch 2 that were never answered");
-        assert_eq!(ours.common((7, 3)), 4, "a primary that nobody followed");
-        assert_eq!(ours.common((9, 4)), 9, "the caller looks how far its own log goes");
-        assert_eq!(ours.common((0, 0)), 0, "a new member");
+        assert_eq!(ours.common(3, &[(1, 2)]), 3, "it follows");
+        assert_eq!(ours.common(7, &[(1, 2)]), 4, "changes of epoch 2 that were never answered");
+        assert_eq!(ours.common(9, &[(1, 2), (5, 4)]), 9, "the caller looks how far its own goes");
+        assert_eq!(ours.common(0, &[]), 0, "a new member");
+        for first in 2..=7 {
+            let common = ours.common(7, &[(1, 2), (first, 3)]);
+            assert_eq!(common, 4.min(first - 1), "a primary from order {first} that nobody followed");
+            let common = ours.common(7, &[(1, 2), (first, 5), (7, 6)]);
+            assert_eq!(common, 4.min(first - 1), "one that began later than this log's last");
+        }
+        let theirs = log(&[(1, 2), (2, 0), (3, 3), (4, 5)]);
+        assert_eq!(theirs.newest_epochs(3), [(1, 2), (3, 3)]);
     }
 
     #[test]
@@ -108,6 +136,8 @@ mod tests {
         let mut ours = log(&[(1, 2), (2, 0), (3, 4), (4, 0), (5, 6), (6, 0)]);
         ours.begin_after(4);
         assert_eq!((ours.recent.len(), ours.epoch_of(4), ours.epoch_of(6)), (2, 4, 6));
+        assert_eq!(ours.common(2, &[(1, 2)]), 2, "it is not known what it has");
+        assert_eq!(ours.common(4, &[(1, 2), (3, 4)]), 4);
         ours.cut(4);
         assert_eq!((ours.recent.len(), ours.epoch_of(9)), (0, 4));
     }

@@ -75,7 +75,7 @@ pub(crate) struct GroupSession {
 }
 
 /// Where a backup stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) struct HelloReply {
     #[n(0)]
     pub(crate) run: u64,
@@ -88,6 +88,9 @@ pub(crate) struct HelloReply {
     /// The epoch of that one.
     #[n(4)]
     pub(crate) last_epoch: u64,
+    /// The newest epochs of its log, oldest first: the first change of each, and the epoch.
+    #[n(9)]
+    pub(crate) epochs: Vec<(u64, u64)>,
     /// The last change that it has made.
     #[n(3)]
     pub(crate) applied: u64,
@@ -562,7 +565,9 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let amount = CopyAmount { files: 2, bytes: 9 };
     let copied = CopiedBytes { order: 5, upto: 7, done: CopyAmount::default(), all: amount };
     let copying = Some(CopyStage::Bytes(copied));
-    let hello = HelloReply { run: 1, session: 2, last: 3, last_epoch: 4, applied: 3, copying };
+    let epochs = vec![(1, 2), (3, 4)];
+    let hello =
+        HelloReply { run: 1, session: 2, last: 3, last_epoch: 4, epochs, applied: 3, copying };
     messages.push(encode(&hello).to_vec());
     let (epoch, next, used_bytes) = ((1, 4), 99, 1 << 30);
     let begin = BeginCopy { session, map, order: 9, epoch, next, used_bytes };

@@ -173,7 +173,7 @@ impl<D: Disk> Primary<D> {
         let last = self.member.changes_so_far();
         let (common, begins_after) = {
             let log = self.member.log();
-            (log.common((stands.last, stands.last_epoch)).min(last), log.after)
+            (log.common(stands.last, &stands.epochs).min(last), log.after)
         };
         if stands.applied > common {
             let why = "it has made changes that this disk does not know: this disk was set back to \

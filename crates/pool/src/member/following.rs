@@ -64,7 +64,13 @@ impl<D: Disk> PoolMember<D> {
     /// Where this backup stands in the order of changes.
     pub(crate) fn log_stand(&self) -> Option<LogStand> {
         let (applied, last) = self.followed()?;
-        Some(LogStand { last, epoch: self.log().epoch_of(last), applied })
+        let log = self.log();
+        Some(LogStand {
+            last,
+            epoch: log.epoch_of(last),
+            epochs: log.newest_epochs(last),
+            applied,
+        })
     }
 
     fn with_followed<T>(&self, work: impl FnOnce(&mut FollowedChanges) -> T) -> DiskResult<T> {

@@ -361,12 +361,14 @@ pub(super) fn last_of_unbroken(applied: u64, decided: &BTreeMap<u64, PoolChange>
 }
 
 /// Where a member stands in the order of changes.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct LogStand {
     /// The last change that it has.
     pub(crate) last: u64,
     /// The epoch of that one.
     pub(crate) epoch: u64,
+    /// The newest epochs ([`crate::change_log::ChangeLog::newest_epochs`]).
+    pub(crate) epochs: Vec<(u64, u64)>,
     /// The last change that it has made, or was about to.
     pub(crate) applied: u64,
 }
@@ -421,7 +423,8 @@ impl<D: Disk> UnrecoveredMember<D> {
         }
         let last = last_of_unbroken(applied, &decided);
         let released = released_of(&self.records).min(last);
-        Ok(LogStand { last, epoch: log.epoch_of(last), applied: applied.max(released) })
+        let (epoch, epochs) = (log.epoch_of(last), log.newest_epochs(last));
+        Ok(LogStand { last, epoch, epochs, applied: applied.max(released) })
     }
 
     /// Whether it has the index that the last checkpoint wrote: without it, it may lack changes that it had.

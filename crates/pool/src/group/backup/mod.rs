@@ -213,7 +213,7 @@ impl<D: Disk> Backup<D> {
 
     /// Where it stood when it was opened.
     pub(super) fn found(&self) -> LogStand {
-        self.found
+        self.found.clone()
     }
 
     /// Whether a node is a member of the pool, as far as this one knows.
@@ -342,9 +342,9 @@ impl<D: Disk> Backup<D> {
 
     fn hello(&self) -> Result<Reply, Refusal> {
         let state = self.state();
-        let LogStand { last, epoch, applied } = match &state.phase {
+        let LogStand { last, epoch, epochs, applied } = match &state.phase {
             Phase::Serving(member) => member.log_stand().unwrap_or_default(),
-            Phase::Unrecovered(_) => self.found,
+            Phase::Unrecovered(_) => self.found.clone(),
             Phase::Copying(_) => LogStand::default(),
             Phase::Recovering => {
                 return Err(Refusal::new(Refusal::OVERLOADED, "it is being brought in order"));
@@ -353,7 +353,7 @@ impl<D: Disk> Backup<D> {
             Phase::Failed(problem) => return Err(Refusal::new(refused::DISK, problem.clone())),
         };
         let (run, session, copying) = (self.run, state.sessions, self.copy_stage(&state));
-        Ok(reply(&HelloReply { run, session, last, last_epoch: epoch, applied, copying }))
+        Ok(reply(&HelloReply { run, session, last, last_epoch: epoch, epochs, applied, copying }))
     }
 
     async fn begin(self: Arc<Self>, from: PeerId, begin: BeginSession) -> Result<Reply, Refusal> {
