@@ -9,7 +9,7 @@ use minicbor::{Decode, Encode};
 
 use crate::calls::{CallOrigin, DoneCall};
 use crate::disk::Making;
-use crate::layout::{self, FileId, Slot};
+use crate::layout::{self, FileId, GroupNumber, LinkForm, Referral, Slot};
 
 /// The longest encoded change, bytes: an extended attribute of 64 KiB, with room to spare.
 pub(crate) const MAX_CHANGE_BYTES: usize = 68 << 10;
@@ -58,6 +58,9 @@ pub(crate) enum BirthKind {
     /// A block device.
     #[n(7)]
     BlockDevice(#[n(0)] u64),
+    /// A name of a file of another group.
+    #[n(8)]
+    Referral(#[n(0)] Referral),
 }
 
 impl BirthKind {
@@ -66,7 +69,7 @@ impl BirthKind {
         match self {
             BirthKind::Regular => FileKind::Regular,
             BirthKind::Directory | BirthKind::Distributed(_) => FileKind::Directory,
-            BirthKind::Symlink(_) => FileKind::Symlink,
+            BirthKind::Symlink(_) | BirthKind::Referral(_) => FileKind::Symlink,
             BirthKind::Fifo => FileKind::Fifo,
             BirthKind::Socket => FileKind::Socket,
             BirthKind::CharDevice(_) => FileKind::CharDevice,
@@ -90,7 +93,7 @@ impl BirthKind {
         match self {
             BirthKind::Regular => Making::File,
             BirthKind::Directory | BirthKind::Distributed(_) => Making::Directory,
-            BirthKind::Symlink(_) => Making::Symlink(stored),
+            BirthKind::Symlink(_) | BirthKind::Referral(_) => Making::Symlink(stored),
             BirthKind::Fifo | BirthKind::Socket => Making::Special(self.kind(), 0),
             BirthKind::CharDevice(rdev) | BirthKind::BlockDevice(rdev) => {
                 Making::Special(self.kind(), *rdev)
@@ -98,17 +101,32 @@ impl BirthKind {
         }
     }
 
-    /// The target of a symbolic link as it is stored, nothing for any other; none if it is too long.
-    pub(crate) fn stored_target(&self) -> Option<Vec<u8>> {
+    /// The target of a symbolic link as it is stored, `steps` below a distributed directory, nothing for any other; none if it is
+    /// too long.
+    pub(crate) fn stored_target(&self, steps: usize) -> Option<Vec<u8>> {
         match self {
             BirthKind::Symlink(target) => layout::escape(target),
+            BirthKind::Referral(referral) => Some(referral.target(steps)),
             _ => Some(Vec::new()),
         }
     }
 
-    /// Whether it is a symbolic link that is stored in another form.
-    pub(crate) fn is_escaped(&self) -> bool {
-        matches!(self, BirthKind::Symlink(target) if layout::needs_escape(target))
+    /// In what form a symbolic link is stored.
+    pub(crate) fn link_form(&self) -> LinkForm {
+        match self {
+            BirthKind::Symlink(target) if layout::needs_escape(target) => LinkForm::Escaped,
+            BirthKind::Referral(referral) => LinkForm::Referral(*referral),
+            _ => LinkForm::Plain,
+        }
+    }
+
+    /// Whether it stands in its directory for a directory that lies elsewhere.
+    pub(crate) fn is_counted(&self) -> bool {
+        match self {
+            BirthKind::Distributed(_) => true,
+            BirthKind::Referral(referral) => referral.kind == FileKind::Directory,
+            _ => false,
+        }
     }
 
     /// The slot of a distributed directory.
@@ -185,6 +203,24 @@ impl NewTime {
             NewTime::To(time) | NewTime::Now(time) => time,
         }
     }
+}
+
+/// Names a change over several groups ([`crate::crossings`]): random bits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+pub(crate) struct CrossingId(#[n(0)] pub(crate) u64, #[n(1)] pub(crate) u64);
+
+/// The part in it of a group that does not coordinate it.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct CrossingPart {
+    /// Who decides.
+    #[n(0)]
+    pub(crate) coordinator: GroupNumber,
+    /// It moves a directory to another parent: one such change at a time.
+    #[n(1)]
+    pub(crate) moves: bool,
+    /// What the group makes, one after the other.
+    #[cbor(n(2), with = "parts")]
+    pub(crate) changes: Vec<PoolChange>,
 }
 
 /// See the module.
@@ -344,6 +380,86 @@ pub(crate) enum PoolChange {
         #[n(0)]
         order: u64,
     },
+    /// This group's part of a change over several is prepared ([`crate::crossings`]).
+    #[n(15)]
+    Prepared {
+        #[n(0)]
+        crossing: CrossingId,
+        #[n(1)]
+        part: CrossingPart,
+    },
+    /// A change over several groups is decided, and this group's part of it made; `groups` are the others.
+    #[n(16)]
+    Decided {
+        #[n(0)]
+        crossing: CrossingId,
+        #[n(1)]
+        groups: Vec<GroupNumber>,
+        #[cbor(n(2), with = "parts")]
+        changes: Vec<PoolChange>,
+    },
+    /// Another group has decided: this group's part is made.
+    #[n(17)]
+    PartMade {
+        #[n(0)]
+        crossing: CrossingId,
+        #[cbor(n(1), with = "parts")]
+        changes: Vec<PoolChange>,
+    },
+    /// This group's part is not made, and never will be.
+    #[n(18)]
+    Abandoned {
+        #[n(0)]
+        crossing: CrossingId,
+    },
+    /// All other groups have made their parts of what was decided here.
+    #[n(19)]
+    Told {
+        #[n(0)]
+        crossing: CrossingId,
+    },
+}
+
+/// Changes that are parts of another one: those of names alone, so that they hold no further ones.
+pub(crate) mod parts {
+    use minicbor::decode::Error as DecodeError;
+    use minicbor::encode::{Error as EncodeError, Write};
+    use minicbor::{Decoder, Encoder};
+
+    use super::PoolChange;
+
+    /// The most of one group.
+    const MAX_PARTS: u64 = 8;
+
+    pub(crate) fn encode<C, W: Write>(
+        changes: &[PoolChange],
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.array(changes.len() as u64)?;
+        for change in changes {
+            encoder.bytes(&change.encode())?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn decode<C>(
+        decoder: &mut Decoder<'_>,
+        _: &mut C,
+    ) -> Result<Vec<PoolChange>, DecodeError> {
+        let wrong = DecodeError::message;
+        let count = decoder.array()?.filter(|count| *count <= MAX_PARTS);
+        let count = count.ok_or_else(|| wrong("a change has fewer parts"))?;
+        let one = |bytes: &[u8]| {
+            let mut tagged = Decoder::new(bytes);
+            tagged.array()?;
+            match tagged.u32()? {
+                0..=4 => PoolChange::decode(bytes).ok_or_else(|| wrong("a part that is no change")),
+                _ => Err(wrong("such a change is no part of another")),
+            }
+        };
+        (0..count).map(|_| one(decoder.bytes()?)).collect()
+    }
 }
 
 impl PoolChange {
@@ -351,9 +467,49 @@ impl PoolChange {
         minicbor::to_vec(self).expect("a vector takes everything")
     }
 
+    /// What is made by it, one after the other: of a change over several groups this group's part.
+    pub(crate) fn parts(&self) -> &[PoolChange] {
+        match self {
+            PoolChange::Decided { changes, .. } | PoolChange::PartMade { changes, .. } => changes,
+            change => std::slice::from_ref(change),
+        }
+    }
+
+    /// The files that a change of names makes, names or ends, and the names that it gives or takes.
+    pub(crate) fn needs(&self) -> (Vec<FileId>, Vec<&PoolPlace>) {
+        match self {
+            PoolChange::Make { id, at, .. }
+            | PoolChange::Link { id, at, .. }
+            | PoolChange::Unlink { id, at, .. } => (vec![*id], vec![at]),
+            PoolChange::Rename { id, from, to, replaced, .. } => {
+                (replaced.iter().chain([id]).copied().collect(), vec![from, to])
+            }
+            PoolChange::Exchange { id, from, other, to, .. } => (vec![*id, *other], vec![from, to]),
+            _ => (Vec::new(), Vec::new()),
+        }
+    }
+
+    /// The numbers that it gives to files, now or when it is decided.
+    pub(crate) fn given_numbers(&self) -> impl Iterator<Item = FileId> {
+        let parts = match self {
+            PoolChange::Prepared { part, .. } => &part.changes,
+            change => change.parts(),
+        };
+        parts.iter().filter_map(|part| match part {
+            PoolChange::Make { id, .. } => Some(*id),
+            _ => None,
+        })
+    }
+
     /// The call that makes it, if it must be made once, and how that call is answered when the change is made.
     pub(crate) fn done_call(&self) -> Option<(CallOrigin, DoneCall)> {
+        if let PoolChange::Decided { changes, .. } = self {
+            return changes.iter().find_map(PoolChange::done_call);
+        }
         let (by, file) = match self {
+            PoolChange::Make {
+                birth: FileBirth { what: BirthKind::Referral(to), .. }, by, ..
+            } => (by, Some((to.file, to.kind))),
             PoolChange::Make { id, birth, by, .. } => (by, Some((*id, birth.what.kind()))),
             // A directory has no second name; what it is else, its entry says.
             PoolChange::Link { id, by, .. } => (by, Some((*id, FileKind::Regular))),
@@ -369,7 +525,12 @@ impl PoolChange {
             | PoolChange::Released { .. }
             | PoolChange::Began { .. }
             | PoolChange::LogBegins
-            | PoolChange::Withdrawn { .. } => return None,
+            | PoolChange::Withdrawn { .. }
+            | PoolChange::Prepared { .. }
+            | PoolChange::Decided { .. }
+            | PoolChange::PartMade { .. }
+            | PoolChange::Abandoned { .. }
+            | PoolChange::Told { .. } => return None,
         };
         by.map(|by| (by, DoneCall { file }))
     }
@@ -403,7 +564,14 @@ impl PoolChange {
                 | PoolChange::Released { .. }
                 | PoolChange::Began { .. }
                 | PoolChange::LogBegins
-                | PoolChange::Withdrawn { .. } => 0,
+                | PoolChange::Withdrawn { .. }
+                | PoolChange::Abandoned { .. }
+                | PoolChange::Told { .. } => 0,
+                PoolChange::Prepared { part: CrossingPart { changes, .. }, .. }
+                | PoolChange::Decided { changes, .. }
+                | PoolChange::PartMade { changes, .. } => {
+                    changes.iter().map(PoolChange::encoded_at_most).sum()
+                }
             }
     }
 
@@ -435,6 +603,12 @@ mod tests {
         let id = FileId(u64::MAX);
         let client = ClientKey::new(&PeerId([1; 32]), &[2; 16]);
         let by = Some(CallOrigin { client, number: u64::MAX, lowest: u64::MAX });
+        let crossing = CrossingId(u64::MAX, u64::MAX);
+        let rename =
+            PoolChange::Rename { id, from: long(b'a'), to: long(b'b'), replaced: Some(id), by };
+        let parts = vec![rename; 8];
+        let part =
+            CrossingPart { coordinator: GroupNumber::FIRST, moves: true, changes: parts.clone() };
         let changes = [
             PoolChange::Make { id, at: long(b'a'), birth, by },
             PoolChange::Link { id, at: long(b'a'), by },
@@ -461,12 +635,29 @@ mod tests {
             PoolChange::Released { order: u64::MAX },
             PoolChange::Began { epoch: u64::MAX },
             PoolChange::LogBegins,
+            PoolChange::Abandoned { crossing },
+            PoolChange::Told { crossing },
+            PoolChange::Prepared { crossing, part },
+            PoolChange::PartMade { crossing, changes: parts.clone() },
+            PoolChange::Decided { crossing, groups: vec![GroupNumber::FIRST; 64], changes: parts },
         ];
         for change in changes {
             let bytes = change.encode();
             assert!(bytes.len() <= MAX_CHANGE_BYTES, "{} bytes", bytes.len());
             assert_eq!(PoolChange::decode(&bytes), Some(change));
             assert_eq!(PoolChange::decode(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+
+    /// However deep somebody nests them.
+    #[test]
+    fn a_change_is_no_part_of_a_part() {
+        let crossing = CrossingId(1, 2);
+        let mut change =
+            PoolChange::Link { id: FileId(7), at: PoolPlace::new(FileId(1), b"a"), by: None };
+        for is_sound in [true, false, false] {
+            change = PoolChange::PartMade { crossing, changes: vec![change] };
+            assert_eq!(PoolChange::decode(&change.encode()).is_some(), is_sound);
         }
     }
 

@@ -123,7 +123,11 @@ mod tests {
         assert_eq!(ours.common(0, &[]), 0, "a new member");
         for first in 2..=7 {
             let common = ours.common(7, &[(1, 2), (first, 3)]);
-            assert_eq!(common, 4.min(first - 1), "a primary from order {first} that nobody followed");
+            assert_eq!(
+                common,
+                4.min(first - 1),
+                "a primary from order {first} that nobody followed"
+            );
             let common = ours.common(7, &[(1, 2), (first, 5), (7, 6)]);
             assert_eq!(common, 4.min(first - 1), "one that began later than this log's last");
         }

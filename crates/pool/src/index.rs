@@ -2,7 +2,7 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4), its kind (1); big-endian |
+//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4), its kind (1), of a referral the file that it leads to (8); big-endian |
 //! | `inodes` | inode number | number of the file |
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
 //! | `log` | order of a change that some member may lack, or that is not made yet | the change, as in the journal |
@@ -10,6 +10,7 @@
 //! | `marks` | number of the file | its marks (8 bytes each), big-endian |
 //! | `remembered` | number of the file | marks that it had since all members had everything |
 //! | `calls` | a client | its last calls ([`crate::calls`]) |
+//! | `crossings` | counts | a change over several groups that waits for something ([`crate::crossings`]) |
 //! | `meta` | `sequence`, `order`, `next`, `after`, `version` | the last record of the journal that is in it; the last change that was made; the next number for a file; after which change `log` begins; the version of these tables |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
@@ -30,8 +31,9 @@ use redb::{
 use crate::calls::{DoneCalls, kind_number, numbered_kind};
 use crate::change::{PoolChange, PoolPlace};
 use crate::change_log::ChangeLog;
+use crate::crossings::Crossings;
 use crate::disk::{DatabaseFile, Stat};
-use crate::layout::{FileId, Slot};
+use crate::layout::{FileId, LinkForm, Referral, Slot};
 use crate::marks::MarkTable;
 
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
@@ -42,14 +44,16 @@ const EPOCHS: TableDefinition<'_, u64, u64> = TableDefinition::new("epochs");
 const MARKS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("marks");
 const REMEMBERED: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("remembered");
 const CALLS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("calls");
+const CROSSINGS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("crossings");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
 /// Memory for the database's pages.
 const CACHE_BYTES: usize = 64 << 20;
 const NO_SLOT: u16 = u16::MAX;
 /// Of the tables. An index of another one is made again from the files.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const RECORD_BYTES: usize = 23;
+const ESCAPED: u32 = 1;
 
 /// What is known of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,31 +64,71 @@ pub(crate) struct FileRecord {
     pub(crate) generation: u64,
     /// Where it lies, if it is a distributed directory.
     pub(crate) slot: Option<Slot>,
-    /// How many placeholders are in it, if it is a directory; of a symbolic link, 1 if it is stored with an escape.
+    /// How many placeholders and referrals to directories are in it, if it is a directory; of a symbolic link, 1 if it is stored with an
+    /// escape, and of a referral the number of the file's kind, plus 2.
     pub(crate) placeholders: u32,
     /// What it is.
     pub(crate) kind: FileKind,
+    /// The file of another group that it is a name of, if it is a referral.
+    pub(crate) leads_to: Option<FileId>,
 }
 
 impl FileRecord {
     /// Of a file that the disk says this of; of a distributed directory, not of its placeholder.
     pub(crate) fn of(stat: &Stat, slot: Option<Slot>, placeholders: u32) -> FileRecord {
         let Stat { ino, generation, kind, .. } = *stat;
-        FileRecord { ino, generation, slot, placeholders, kind }
+        FileRecord { ino, generation, slot, placeholders, kind, leads_to: None }
     }
 
-    fn encode(self) -> [u8; RECORD_BYTES] {
-        let mut bytes = [0; RECORD_BYTES];
+    /// The record of a symbolic link that is stored in this form; any other file's as it is.
+    pub(crate) fn with_form(self, form: LinkForm) -> FileRecord {
+        match form {
+            LinkForm::Plain => self,
+            LinkForm::Escaped => FileRecord { placeholders: ESCAPED, ..self },
+            LinkForm::Referral(Referral { file, kind, .. }) => FileRecord {
+                placeholders: u32::from(kind_number(kind)) + 2,
+                leads_to: Some(file),
+                ..self
+            },
+        }
+    }
+
+    /// Whether it is a user's symbolic link that is stored with an escape.
+    pub(crate) fn is_escaped(&self) -> bool {
+        self.kind == FileKind::Symlink && self.placeholders == ESCAPED
+    }
+
+    /// Which file of another group it stands for, as file `id`; none for any other file.
+    pub(crate) fn referral(&self, id: FileId) -> Option<Referral> {
+        let file = self.leads_to?;
+        let kind = u8::try_from(self.placeholders.checked_sub(2)?).ok()?;
+        Some(Referral { id, file, kind: numbered_kind(kind)? })
+    }
+
+    /// Whether it stands in its directory for a directory that lies elsewhere.
+    pub(crate) fn is_counted(&self, id: FileId) -> bool {
+        let is_distributed = self.slot.is_some() && self.kind == FileKind::Directory;
+        is_distributed
+            || self.referral(id).is_some_and(|referral| referral.kind == FileKind::Directory)
+    }
+
+    fn encode(self) -> Vec<u8> {
+        let mut bytes = vec![0; RECORD_BYTES];
         bytes[..8].copy_from_slice(&self.ino.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.generation.to_be_bytes());
         bytes[16..18].copy_from_slice(&self.slot.map_or(NO_SLOT, Slot::number).to_be_bytes());
         bytes[18..22].copy_from_slice(&self.placeholders.to_be_bytes());
         bytes[22] = kind_number(self.kind);
+        bytes.extend(self.leads_to.iter().flat_map(|file| file.0.to_be_bytes()));
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<FileRecord> {
-        let bytes: &[u8; RECORD_BYTES] = bytes.try_into().ok()?;
+        let (bytes, leads_to) = bytes.split_at_checked(RECORD_BYTES)?;
+        let leads_to = match leads_to {
+            [] => None,
+            file => Some(FileId(u64::from_be_bytes(file.try_into().ok()?))),
+        };
         let slot = u16::from_be_bytes([bytes[16], bytes[17]]);
         Some(FileRecord {
             ino: u64::from_be_bytes(bytes[..8].try_into().ok()?),
@@ -95,6 +139,7 @@ impl FileRecord {
             },
             placeholders: u32::from_be_bytes(bytes[18..22].try_into().ok()?),
             kind: numbered_kind(bytes[22])?,
+            leads_to,
         })
     }
 }
@@ -181,6 +226,8 @@ pub(crate) struct GroupEntries {
     pub(crate) remembered: MarkTable,
     /// The last calls that made changes.
     pub(crate) calls: DoneCalls,
+    /// Changes over several groups that wait for something.
+    pub(crate) crossings: Crossings,
 }
 
 /// What a checkpoint writes.
@@ -231,6 +278,7 @@ impl PoolIndex {
             work.open_table(MARKS).map_err(PoolIndexError::of)?;
             work.open_table(REMEMBERED).map_err(PoolIndexError::of)?;
             work.open_table(CALLS).map_err(PoolIndexError::of)?;
+            work.open_table(CROSSINGS).map_err(PoolIndexError::of)?;
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
@@ -402,7 +450,8 @@ impl PoolIndex {
                 }
                 .map_err(PoolIndexError::of)?;
             }
-            let GroupEntries { log, last, marks, remembered, calls: done } = &frozen.group;
+            let GroupEntries { log, last, marks, remembered, calls: done, crossings } =
+                &frozen.group;
             let mut changes = work.open_table(LOG).map_err(PoolIndexError::of)?;
             changes.retain_in(..=log.after, |_, _| false).map_err(PoolIndexError::of)?;
             changes.retain_in(last + 1.., |_, _| false).map_err(PoolIndexError::of)?;
@@ -427,6 +476,12 @@ impl PoolIndex {
             calls.retain(|_, _| false).map_err(PoolIndexError::of)?;
             for (client, record) in done.records() {
                 calls.insert(&client[..], &record[..]).map_err(PoolIndexError::of)?;
+            }
+            let mut kept = work.open_table(CROSSINGS).map_err(PoolIndexError::of)?;
+            kept.retain(|_, _| false).map_err(PoolIndexError::of)?;
+            for (number, record) in crossings.records().enumerate() {
+                let record = minicbor::to_vec(&record).expect("a vector takes everything");
+                kept.insert(number as u64, &record[..]).map_err(PoolIndexError::of)?;
             }
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let IndexMeta { sequence, order, next } = frozen.meta;
@@ -476,6 +531,13 @@ impl PoolIndex {
             let (client, record) = entry.map_err(PoolIndexError::of)?;
             let added = group.calls.add_record(client.value(), record.value());
             added.ok_or_else(|| damaged("the calls of a client are damaged"))?;
+        }
+        let crossings = read.open_table(CROSSINGS).map_err(PoolIndexError::of)?;
+        for entry in crossings.iter().map_err(PoolIndexError::of)? {
+            let (_, record) = entry.map_err(PoolIndexError::of)?;
+            let record = minicbor::decode(record.value()).ok();
+            let damaged = || damaged("a change over several groups is damaged");
+            group.crossings.add(record.ok_or_else(damaged)?);
         }
         Ok(group)
     }
@@ -671,7 +733,9 @@ mod tests {
             (FileKind::Symlink, None),
             (FileKind::BlockDevice, None),
         ] {
-            let record = FileRecord { ino: 7, generation: u64::MAX, slot, placeholders: 1, kind };
+            let leads_to = (kind == FileKind::Symlink).then_some(FileId(77));
+            let record =
+                FileRecord { ino: 7, generation: u64::MAX, slot, placeholders: 1, kind, leads_to };
             assert_eq!(FileRecord::decode(&record.encode()), Some(record));
             assert_eq!(FileRecord::decode(&record.encode()[1..]), None);
         }
@@ -682,7 +746,14 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let (index, _) = open(&file).unwrap();
         let kind = FileKind::Regular;
-        let record = |ino| FileRecord { ino, generation: 0, slot: None, placeholders: 0, kind };
+        let record = |ino| FileRecord {
+            ino,
+            generation: 0,
+            slot: None,
+            placeholders: 0,
+            kind,
+            leads_to: None,
+        };
         for id in (2..200).step_by(2) {
             index.put_file(FileId(id), record(id));
         }

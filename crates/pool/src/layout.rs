@@ -11,16 +11,25 @@
 //! `slots/SLOT/ID`, and its parent holds a *placeholder*, a relative symbolic link to it, so that people can read the tree
 //! without Atoll. Directories down to the pool's distribution level are distributed, deeper ones lie in their parent.
 //!
-//! A user's own symbolic link that reads like a placeholder is stored with `./` before it, and so is one that begins with such
+//! A *group* of members has every 64th part of the slots, and all files in them. A name of a file of another group is a *referral*: a
+//! file of this group, a symbolic link to the file's *outside name* in its own group.
+//!
+//! A user's own symbolic link that reads like a placeholder or a referral is stored with `./` before it, and so is one that begins with such
 //! a `./`: it leads to the same place, and what is read back is what was written.
 
 use std::fmt;
 
-use atoll_vfs::InodeNumber;
+use atoll_vfs::{FileKind, InodeNumber};
 use minicbor::{Decode, Decoder, Encode};
 
 /// How many shares the name space has.
 pub(crate) const SLOTS: u16 = 4096;
+
+/// How many groups a pool has at most.
+pub(crate) const GROUPS: u8 = 64;
+
+/// How many slots a group has.
+const SLOTS_OF_GROUP: u16 = SLOTS / GROUPS as u16;
 
 /// The directory of Atoll's own files in D.
 pub const OWN_DIRECTORY: &str = ".atoll";
@@ -36,6 +45,52 @@ const COUNT_BITS: u32 = 52;
 
 /// What a link of a user begins with where it could be taken for a placeholder.
 pub(crate) const ESCAPE: &[u8] = b"./";
+
+/// Which group of members has a file: they have a journal of their own, and a primary.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode)]
+#[cbor(transparent)]
+pub struct GroupNumber(#[n(0)] u8);
+
+/// A number that is none is refused.
+impl<'b, C> Decode<'b, C> for GroupNumber {
+    fn decode(
+        decoder: &mut Decoder<'b>,
+        _: &mut C,
+    ) -> Result<GroupNumber, minicbor::decode::Error> {
+        let group = GroupNumber::new(decoder.u8()?);
+        group.ok_or_else(|| minicbor::decode::Error::message("there is no such group"))
+    }
+}
+
+impl GroupNumber {
+    /// The group that has the root directory.
+    pub const FIRST: GroupNumber = GroupNumber(0);
+
+    /// The group with this number; none from [`GROUPS`] on.
+    pub fn new(number: u8) -> Option<GroupNumber> {
+        (number < GROUPS).then_some(GroupNumber(number))
+    }
+
+    /// The group that has a file with this number.
+    pub fn of(inode: InodeNumber) -> GroupNumber {
+        FileId::from(inode).group()
+    }
+
+    /// Its number.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
+    fn first_slot(self) -> Slot {
+        Slot(u16::from(self.0) * SLOTS_OF_GROUP)
+    }
+}
+
+impl fmt::Display for GroupNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
 
 /// One of [`SLOTS`] shares of the name space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Encode)]
@@ -59,14 +114,20 @@ impl Slot {
         (number < SLOTS).then_some(Slot(number))
     }
 
-    /// The slot of a distributed directory: by the hash of its parent's number, its name, and how often a member past its limit
-    /// has passed it on (Kosha §3.3). The paper hashes the name alone, which puts every `Documents` on one machine.
+    /// The group that has it.
+    pub(crate) fn group(self) -> GroupNumber {
+        GroupNumber((self.0 / SLOTS_OF_GROUP) as u8)
+    }
+
+    /// The slot of a distributed directory, of those of its parent's group: by the hash of its parent's number, its name, and how
+    /// often a member past its limit has passed it on (Kosha §3.3). The paper hashes the name alone, which puts every `Documents`
+    /// into one.
     pub(crate) fn of_directory(parent: FileId, name: &[u8], salt: u32) -> Slot {
         let mut hasher = blake3::Hasher::new_derive_key("atoll pool slot 1");
         hasher.update(&parent.0.to_be_bytes()).update(&salt.to_be_bytes()).update(name);
         let hash = hasher.finalize();
         let [high, low, ..] = *hash.as_bytes();
-        Slot(u16::from_be_bytes([high, low]) % SLOTS)
+        Slot(parent.group().first_slot().0 + u16::from_be_bytes([high, low]) % SLOTS_OF_GROUP)
     }
 
     /// Its number.
@@ -95,6 +156,34 @@ impl FileId {
     /// The file that is made in `slot` as number `count` of the pool; none if there are no numbers left.
     pub(crate) fn new(slot: Slot, count: u64) -> Option<FileId> {
         (count >> COUNT_BITS == 0).then_some(FileId(u64::from(slot.0) << COUNT_BITS | count))
+    }
+
+    /// The directory of the outside names of a group's files.
+    pub(crate) fn outside(group: GroupNumber) -> FileId {
+        FileId(u64::from(group.first_slot().0) << COUNT_BITS | 2)
+    }
+
+    /// The first number that is given out is beyond those of directories that are always there.
+    pub(crate) const FIRST_COUNT: u64 = 16;
+
+    /// The directories that a group always has, and that have no names.
+    pub(crate) fn fixed(group: GroupNumber) -> [FileId; 2] {
+        [FileId::ROOT, FileId::outside(group)]
+    }
+
+    /// Whether it is a directory that is always there, and has no name.
+    pub(crate) fn is_fixed(self) -> bool {
+        self == FileId::ROOT || self == FileId::outside(self.group())
+    }
+
+    /// The slot in which it was made.
+    pub(crate) fn slot(self) -> Slot {
+        Slot((self.0 >> COUNT_BITS) as u16)
+    }
+
+    /// The group that has it.
+    pub(crate) fn group(self) -> GroupNumber {
+        self.slot().group()
     }
 
     /// The number without the slot.
@@ -168,6 +257,125 @@ impl Placeholder {
     }
 }
 
+/// A name of a file of another group: a file of this one, which leads there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct Referral {
+    /// The number of the referral itself.
+    #[n(0)]
+    pub(crate) id: FileId,
+    /// The file.
+    #[n(1)]
+    pub(crate) file: FileId,
+    /// What the file is.
+    #[cbor(n(2), with = "kind_letter")]
+    pub(crate) kind: FileKind,
+}
+
+/// A referral that lies deeper leads elsewhere by hand, so that it is not too long for any disk.
+const MAX_STEPS: usize = 256;
+
+/// The letters that `ls -l` has for kinds of files, but `-`.
+const KIND_LETTERS: [(FileKind, u8); 7] = [
+    (FileKind::Regular, b'f'),
+    (FileKind::Directory, b'd'),
+    (FileKind::Symlink, b'l'),
+    (FileKind::Fifo, b'p'),
+    (FileKind::Socket, b's'),
+    (FileKind::CharDevice, b'c'),
+    (FileKind::BlockDevice, b'b'),
+];
+
+fn letter_of(kind: FileKind) -> u8 {
+    let found = KIND_LETTERS.iter().find(|(other, _)| *other == kind);
+    found.map_or(b'f', |(_, letter)| *letter)
+}
+
+fn kind_of_letter(letter: u8) -> Option<FileKind> {
+    KIND_LETTERS.iter().find(|(_, other)| *other == letter).map(|(kind, _)| *kind)
+}
+
+/// A kind of a file as a letter.
+mod kind_letter {
+    use minicbor::encode::{Error, Write};
+    use minicbor::{Decoder, Encoder};
+
+    use super::{FileKind, kind_of_letter, letter_of};
+
+    pub(super) fn encode<C, W: Write>(
+        kind: &FileKind,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), Error<W::Error>> {
+        encoder.u8(letter_of(*kind))?.ok()
+    }
+
+    pub(super) fn decode<C>(
+        decoder: &mut Decoder<'_>,
+        _: &mut C,
+    ) -> Result<FileKind, minicbor::decode::Error> {
+        let kind = kind_of_letter(decoder.u8()?);
+        kind.ok_or_else(|| minicbor::decode::Error::message("there is no such kind of files"))
+    }
+}
+
+impl Referral {
+    /// The file's outside name in [`FileId::outside`]: the number of the referral, the letter of its kind, its own number.
+    pub(crate) fn outside_name(self) -> Vec<u8> {
+        let letter = char::from(letter_of(self.kind));
+        format!("{}{letter}{}", self.id, self.file).into_bytes()
+    }
+
+    /// The referral that an outside name belongs to.
+    pub(crate) fn of_outside_name(name: &[u8]) -> Option<Referral> {
+        let (id, rest) = name.split_at_checked(16)?;
+        let (letter, file) = rest.split_first()?;
+        let kind = kind_of_letter(*letter)?;
+        Some(Referral { id: parse_id(id)?, file: parse_id(file)?, kind })
+    }
+
+    /// The target of the symbolic link, in a directory that lies `steps` below a distributed one. It leads there where the slots of
+    /// both groups are in one directory.
+    pub(crate) fn target(self, steps: usize) -> Vec<u8> {
+        let outside = FileId::outside(self.file.group());
+        let steps = steps.min(MAX_STEPS);
+        let mut target = Placeholder { slot: outside.slot(), id: outside }.target(steps);
+        target.push(b'/');
+        target.extend(self.outside_name());
+        target
+    }
+
+    /// The referral that a symbolic link is; none if it is a user's.
+    pub(crate) fn parse(target: &[u8]) -> Option<Referral> {
+        let end = target.iter().rposition(|byte| *byte == b'/')?;
+        let Placeholder { slot, id } = Placeholder::parse(&target[..end])?;
+        let referral = Referral::of_outside_name(&target[end + 1..])?;
+        let is_sound = id == FileId::outside(referral.file.group()) && slot == id.slot();
+        is_sound.then_some(referral)
+    }
+}
+
+/// In what form a symbolic link is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LinkForm {
+    /// As a user wrote it; any other file.
+    Plain,
+    /// A user's, that could be taken for one of the others.
+    Escaped,
+    /// A name of a file of another group.
+    Referral(Referral),
+}
+
+impl LinkForm {
+    /// Of a link that is stored so, and is no placeholder.
+    pub(crate) fn of(stored: &[u8]) -> LinkForm {
+        match Referral::parse(stored) {
+            Some(referral) => LinkForm::Referral(referral),
+            None if unescape(stored).len() < stored.len() => LinkForm::Escaped,
+            None => LinkForm::Plain,
+        }
+    }
+}
+
 /// The stored form of a user's link; none if it is too long.
 pub(crate) fn escape(target: &[u8]) -> Option<Vec<u8>> {
     let stored = match needs_escape(target) {
@@ -190,7 +398,7 @@ pub(crate) fn needs_escape(mut target: &[u8]) -> bool {
     while let Some(rest) = target.strip_prefix(ESCAPE) {
         target = rest;
     }
-    Placeholder::parse(target).is_some()
+    Placeholder::parse(target).is_some() || Referral::parse(target).is_some()
 }
 
 #[cfg(test)]
@@ -204,7 +412,10 @@ mod tests {
     fn slots_of_directories_are_spread_evenly_and_differ_between_parents() {
         let slots: std::collections::BTreeSet<_> =
             (0..512u64).map(|parent| Slot::of_directory(FileId(parent), b"Documents", 0)).collect();
-        assert!(slots.len() > 400, "{} slots for 512 directories of one name", slots.len());
+        assert_eq!(slots.len(), 64, "all slots of the group for 512 directories of one name");
+        assert!(slots.iter().all(|slot| slot.group() == GroupNumber::FIRST));
+        let (group, parent) = (GroupNumber(7), FileId(0x1c3_0000_0000_0007 << 4));
+        assert_eq!(Slot::of_directory(parent, b"Documents", 0).group(), group);
         let first = Slot::of_directory(FileId::ROOT, b"home", 0);
         assert_eq!(first, Slot::of_directory(FileId::ROOT, b"home", 0));
         assert_ne!(first, Slot::of_directory(FileId::ROOT, b"home", 1));

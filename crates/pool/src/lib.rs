@@ -20,7 +20,10 @@
 //! marks       where bytes of members may differ
 //! journal     what was changed since the index was last written
 //! change      one change of names and attributes, as bytes
+//! crossings   changes over several groups
 //! calls       which calls made the last changes, so that none is made twice
+//! pool_groups how a node reaches the groups of a pool
+//! siblings    the pool's other groups, as one of them sees them
 //! layout      slots, numbers, placeholders
 //! disk        what is asked of the file system under D: real, and simulated
 //! ```
@@ -32,6 +35,7 @@ mod backups;
 mod calls;
 mod change;
 mod change_log;
+mod crossings;
 pub mod disk;
 mod fs;
 mod group;
@@ -45,20 +49,24 @@ mod marks;
 mod member;
 mod members;
 mod messages;
+mod pool_groups;
 mod pool_map;
 pub mod remote;
 mod routing;
+mod siblings;
 mod turns;
 
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
 pub use group::{CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError};
-pub use layout::OWN_DIRECTORY;
+pub use layout::{GroupNumber, OWN_DIRECTORY};
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,
     check_usable, create, create_member, is_in_use, leave, read_map, read_settings, share,
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
+pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
 pub use pool_map::PoolMap;
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
+pub use siblings::SiblingGroups;

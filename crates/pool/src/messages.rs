@@ -7,11 +7,15 @@
 
 use atoll_key::PeerId;
 use atoll_net::Peer;
-use atoll_vfs::check_name;
+use atoll_vfs::{FileKind, check_name};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
-use crate::change::{BirthKind, FileBirth, MAX_CHANGE_BYTES, PoolChange, PoolPlace};
+use crate::calls::{kind_number, numbered_kind};
+use crate::change::{
+    BirthKind, CrossingId, CrossingPart, FileBirth, MAX_CHANGE_BYTES, PoolChange, PoolPlace,
+};
+use crate::crossings::CrossingRecord;
 use crate::layout::FileId;
 use crate::locks::{self, LockPlace};
 use crate::members::PoolMembers;
@@ -28,6 +32,8 @@ pub(crate) const BEAT: u16 = 0x0503;
 
 /// Asks the primary that a member comes or goes.
 pub(crate) const EDIT: u16 = 0x0506;
+/// What the primary of one group asks that of another.
+pub(crate) const CROSSING: u16 = 0x050a;
 /// Has a member discard its files, to be given all of them.
 pub(crate) const COPY: u16 = 0x0508;
 /// Hands it names, and what goes with them.
@@ -56,6 +62,8 @@ pub(crate) mod refused {
     pub(crate) const UNCONFIRMED: u16 = 105;
     /// Who the members are cannot be changed so.
     pub(crate) const EDIT: u16 = 106;
+    /// The pool has no such group.
+    pub(crate) const NO_GROUP: u16 = 108;
     /// The primary leaves its part to another member first: it is to be asked again.
     pub(crate) const HANDS_OVER: u16 = 107;
 }
@@ -191,6 +199,9 @@ pub(crate) enum CopyBatch {
         #[cbor(n(0), with = "minicbor::bytes")] Vec<u8>,
         #[cbor(n(1), with = "minicbor::bytes")] Vec<u8>,
     ),
+    /// A change over several groups that waits for something.
+    #[n(5)]
+    Crossing(#[n(0)] CrossingRecord),
     /// That was all; so many regular files there are.
     #[n(4)]
     End(#[n(0)] CopyAmount),
@@ -201,7 +212,7 @@ impl CopyBatch {
     pub(crate) fn is_sound(&self) -> bool {
         match self {
             CopyBatch::Files(changes) => changes.iter().all(is_making),
-            CopyBatch::Marks(_) | CopyBatch::Remembered(_) => true,
+            CopyBatch::Marks(_) | CopyBatch::Remembered(_) | CopyBatch::Crossing(_) => true,
             CopyBatch::Calls(key, _) => key.len() == 16,
             CopyBatch::End(_) => true,
         }
@@ -213,9 +224,9 @@ fn is_making(change: &PoolChange) -> bool {
     let is_name = |name: &[u8]| check_name(name).is_ok();
     match change {
         PoolChange::Make { id, at, birth, by: None } => {
-            *id != FileId::ROOT && is_name(&at.name) && birth.mode <= 0o7777 && !birth.is_listed
+            !id.is_fixed() && is_name(&at.name) && birth.mode <= 0o7777 && !birth.is_listed
         }
-        PoolChange::Link { id, at, by: None } => *id != FileId::ROOT && is_name(&at.name),
+        PoolChange::Link { id, at, by: None } => !id.is_fixed() && is_name(&at.name),
         PoolChange::Extended { name, value: Some(_), by: None, .. } => is_attribute(name),
         PoolChange::Attributes { mode, .. } => mode.is_none_or(|mode| mode <= 0o7777),
         _ => false,
@@ -411,6 +422,132 @@ pub(crate) struct Beat {
     /// The map by which the caller is the primary, until it is known that the member has it.
     #[n(2)]
     pub(crate) map: Option<PoolMap>,
+}
+
+/// What stands under a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct FoundName {
+    /// The file under that name: a referral, if it is one of another group.
+    #[n(0)]
+    pub(crate) id: FileId,
+    /// The file that it stands for.
+    #[n(1)]
+    pub(crate) file: FileId,
+    /// What that is.
+    #[n(2)]
+    pub(crate) kind: WireKind,
+}
+
+/// A kind of files, as it travels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WireKind(pub(crate) FileKind);
+
+impl From<FileKind> for WireKind {
+    fn from(kind: FileKind) -> WireKind {
+        WireKind(kind)
+    }
+}
+
+impl<C> Encode<C> for WireKind {
+    fn encode<W: minicbor::encode::Write>(
+        &self,
+        encoder: &mut minicbor::Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), minicbor::encode::Error<W::Error>> {
+        encoder.u8(kind_number(self.0))?.ok()
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WireKind {
+    fn decode(
+        decoder: &mut minicbor::Decoder<'b>,
+        _: &mut C,
+    ) -> Result<WireKind, minicbor::decode::Error> {
+        let kind = numbered_kind(decoder.u8()?).map(WireKind);
+        kind.ok_or_else(|| minicbor::decode::Error::message("there is no such kind of files"))
+    }
+}
+
+/// What the primary of one group asks that of another ([`crate::crossings`]).
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum CrossingCall {
+    /// What stands under a name.
+    #[n(0)]
+    Look {
+        #[n(0)]
+        place: PoolPlace,
+    },
+    /// A new number for a file in a directory.
+    #[n(6)]
+    Number {
+        #[n(0)]
+        parent: FileId,
+    },
+    /// What a file is.
+    #[n(1)]
+    Kind {
+        #[n(0)]
+        id: FileId,
+    },
+    /// Which directories are above a file.
+    #[n(2)]
+    Above {
+        #[n(0)]
+        id: FileId,
+    },
+    /// Prepares a part.
+    #[n(3)]
+    Prepare {
+        #[n(0)]
+        crossing: CrossingId,
+        #[n(1)]
+        part: CrossingPart,
+    },
+    /// What became of a part.
+    #[n(4)]
+    Outcome {
+        #[n(0)]
+        crossing: CrossingId,
+        #[n(1)]
+        is_made: bool,
+    },
+    /// Asks what became of it.
+    #[n(5)]
+    Ask {
+        #[n(0)]
+        crossing: CrossingId,
+    },
+}
+
+/// The answer.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) enum CrossingReply {
+    #[n(0)]
+    Done,
+    /// What stands there, and a number for a referral of that directory.
+    #[n(1)]
+    Found {
+        #[n(0)]
+        found: Option<FoundName>,
+        #[n(1)]
+        fresh: FileId,
+    },
+    #[n(2)]
+    Kind(#[n(0)] WireKind),
+    #[n(5)]
+    Number(#[n(0)] FileId),
+    /// The file itself if it is a directory, then those above it; and the referral to the last one in another group, none if that is the
+    /// root.
+    #[n(3)]
+    Above {
+        #[n(0)]
+        directories: Vec<FileId>,
+        #[n(1)]
+        via: Option<FileId>,
+    },
+    /// Whether it is made; none if that is not decided.
+    #[n(4)]
+    Outcome(#[n(0)] Option<bool>),
 }
 
 /// A change of who the members of a pool are. The answer is the map that was decided.

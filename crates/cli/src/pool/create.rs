@@ -75,7 +75,7 @@ pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Fai
 async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure> {
     let dir = canonical(&args.files, what)?;
     let disk = disk(&dir, what)?;
-    let settings = PoolSettings { pool: random_bytes()?, level: args.level };
+    let settings = PoolSettings::new(random_bytes()?, args.level);
     let made = atoll_pool::create(&disk, settings).await;
     made.map_err(|error| create_failure(&error, &dir, what))?;
     Ok(PoolRecord { dir, pool: hex(&settings.pool), group: None })

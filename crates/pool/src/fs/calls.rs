@@ -18,11 +18,11 @@ use crate::layout::FileId;
 
 impl<D: Disk> RemembersCalls for PoolFs<D> {
     fn for_call(&self, origin: CallOrigin) -> Arc<dyn FileSystem> {
-        Arc::new(PoolFs { member: self.member.clone(), origin: Some(origin), kept: None })
+        Arc::new(PoolFs { origin: Some(origin), kept: None, ..self.clone() })
     }
 
     fn keeping(&self, kept: Arc<dyn Any + Send + Sync>) -> Arc<dyn FileSystem> {
-        Arc::new(PoolFs { member: self.member.clone(), origin: None, kept: Some(kept) })
+        Arc::new(PoolFs { origin: None, kept: Some(kept), ..self.clone() })
     }
 
     fn has_ended(&self) -> bool {
@@ -76,6 +76,9 @@ impl<D: Disk> PoolFs<D> {
     async fn entry_of_done(&self, done: DoneCall) -> DiskResult<(Entry, bool)> {
         // Its client has given the number of another call to this one.
         let (id, kind) = done.file.ok_or(Errno::EIO)?;
+        if self.siblings().is_some() && id.group() != self.group() {
+            return Ok((entry_elsewhere(id, kind), true));
+        }
         match self.stat(id).await {
             Ok(stat) => Ok((self.entry(id, &stat)?, true)),
             Err(Errno::ESTALE | Errno::ENOENT) => {
@@ -116,6 +119,11 @@ impl<D: Disk> PoolFs<D> {
             }
         }
     }
+}
+
+/// A file of another group, which knows all else: the caller asks there.
+pub(super) fn entry_elsewhere(file: FileId, kind: FileKind) -> Entry {
+    entry_of_gone(file, kind)
 }
 
 /// A file that was made, and removed since: as one that is open without a name, of which nothing else is known.

@@ -200,16 +200,19 @@ impl<D: Disk> PoolFs<D> {
                     cookie,
                     entry: None,
                 },
-                Ok(found) => DirEntry {
-                    name: name.name.clone(),
-                    kind: found.stat.kind,
-                    inode: found.id.inode(),
-                    cookie,
-                    entry: match with_entries {
-                        true => Some(self.entry(found.id, &found.stat)?),
-                        false => None,
-                    },
-                },
+                Ok(found) => {
+                    let referral = self.referral(found.id, found.stat.kind)?;
+                    DirEntry {
+                        name: name.name.clone(),
+                        kind: referral.map_or(found.stat.kind, |referral| referral.kind),
+                        inode: referral.map_or(found.id, |referral| referral.file).inode(),
+                        cookie,
+                        entry: match with_entries && referral.is_none() {
+                            true => Some(self.entry(found.id, &found.stat)?),
+                            false => None,
+                        },
+                    }
+                }
             };
             listed.push(entry);
         }

@@ -8,6 +8,7 @@
 
 mod attributes;
 mod calls;
+mod crossing;
 mod files;
 mod names;
 
@@ -24,11 +25,14 @@ use atoll_vfs::{
 use bytes::Bytes;
 use futures_channel::oneshot;
 
+use self::calls::entry_elsewhere;
 use crate::calls::CallOrigin;
 use crate::change::BirthKind;
+use crate::crossings::HeldByCrossings;
 use crate::disk::{Disk, DiskResult, Stat};
-use crate::layout::FileId;
+use crate::layout::{FileId, Referral};
 use crate::member::{OpenError, OpenReport, PoolMember, PoolSettings};
+use crate::siblings::SiblingGroups;
 
 /// How long a call of a pool of several waits for the others.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -39,6 +43,8 @@ const TTL: Duration = Duration::from_secs(1);
 /// See the module. Clones are handles to the same one.
 pub struct PoolFs<D: Disk> {
     member: Arc<PoolMember<D>>,
+    /// The pool's other groups.
+    siblings: Option<Arc<dyn SiblingGroups>>,
     /// The call that this was made for, whose change is made once.
     origin: Option<CallOrigin>,
     /// What is to be dropped when the call is done: each call has a clone of this.
@@ -47,7 +53,9 @@ pub struct PoolFs<D: Disk> {
 
 impl<D: Disk> Clone for PoolFs<D> {
     fn clone(&self) -> PoolFs<D> {
-        PoolFs { member: self.member.clone(), origin: self.origin, kept: self.kept.clone() }
+        let PoolFs { member, siblings, origin, kept } = self;
+        let (member, siblings, kept) = (member.clone(), siblings.clone(), kept.clone());
+        PoolFs { member, siblings, origin: *origin, kept }
     }
 }
 
@@ -55,12 +63,15 @@ impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
         let (member, report) = PoolMember::open(env, disk).await?;
-        Ok((PoolFs { member, origin: None, kept: None }, report))
+        Ok((PoolFs { member, siblings: None, origin: None, kept: None }, report))
     }
 
     /// The file system of a primary.
-    pub(crate) fn of_primary(member: Arc<PoolMember<D>>) -> PoolFs<D> {
-        PoolFs { member, origin: None, kept: None }
+    pub(crate) fn of_primary(
+        member: Arc<PoolMember<D>>,
+        siblings: Option<Arc<dyn SiblingGroups>>,
+    ) -> PoolFs<D> {
+        PoolFs { member, siblings, origin: None, kept: None }
     }
 
     /// What the pool was made with.
@@ -130,8 +141,11 @@ impl<D: Disk> PoolFs<D> {
         })
     }
 
-    /// The entry of a file, counted as one lookup.
+    /// The entry of a file, counted as one lookup; of a file of another group its number and kind alone.
     fn entry(&self, id: FileId, stat: &Stat) -> DiskResult<Entry> {
+        if let Some(Referral { file, kind, .. }) = self.referral(id, stat.kind)? {
+            return Ok(entry_elsewhere(file, kind));
+        }
         let attr = self.attr(id, stat)?;
         self.member.held().look_up(id);
         Ok(Entry { attr, generation: 0, name_ttl: TTL, attr_ttl: TTL })
@@ -165,6 +179,11 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         self.call(async move |pool| match number? {
             (inode, 0) => {
                 let id = FileId::from(inode);
+                if pool.siblings().is_some() {
+                    // Another group may have decided that it is made, or has another name.
+                    let needed = HeldByCrossings::of_file(id);
+                    pool.member.until_free(&needed, CALL_LIMIT / 3).await?;
+                }
                 let stat = pool.stat(id).await?;
                 pool.entry(id, &stat)
             }

@@ -3,18 +3,24 @@
 //! A call first has the locks of all directories and files that it touches. Which those are depends on what stands under the
 //! names, so it looks, takes the locks, and looks again ([`PoolFs::with_names`]).
 
+use std::time::Duration;
+
 use atoll_vfs::{
     Caller, CreateVerifier, Entry, Errno, FileKind, OpenFlags, Opened, RenameFlags, check_name,
 };
 
 use super::PoolFs;
+use super::calls::entry_elsewhere;
 use crate::change::{BirthKind, FileBirth, PoolChange, PoolPlace};
+use crate::crossings::HeldByCrossings;
 use crate::disk::{Disk, DiskResult, Stat, missing_is_none};
-use crate::layout::{FileId, Slot};
+use crate::layout::{FileId, Referral, Slot};
 use crate::member::{Changing, FoundFile};
 use crate::turns::Turn;
 
 const SET_GID: u32 = 0o2000;
+/// How long a call waits for a change over several groups.
+const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A name in a directory whose lock the caller has.
 struct NamedFile<D: Disk> {
@@ -33,19 +39,39 @@ struct LockedNames {
 impl<D: Disk> PoolFs<D> {
     pub(super) async fn look_up(&self, parent: FileId, name: &[u8]) -> DiskResult<Entry> {
         check_name(name)?;
-        let found = {
-            let _turn = self.member.turns.read(parent.0).await;
+        let needed = HeldByCrossings::of_name(&PoolPlace::new(parent, name));
+        let found = loop {
+            let turn = self.member.turns.read(parent.0).await;
+            if !self.member.is_free(&needed) {
+                drop(turn);
+                self.member.until_free(&needed, FREE_LIMIT).await?;
+                continue;
+            }
             let dir = self.member.node(parent).await?;
             // The disk says whether it is a directory at all.
-            self.member.find(parent, &dir, name).await?
+            break self.member.find(parent, &dir, name).await?;
         };
         self.member.keep_up();
         self.entry(found.id, &found.stat)
     }
 
     pub(super) async fn parent_entry(&self, id: FileId) -> DiskResult<Entry> {
-        self.member.directory(id).await?;
-        let parent = self.member.parent_of(id)?.unwrap_or(FileId::ROOT);
+        if self.member.record(id)?.is_none_or(|record| record.referral(id).is_none()) {
+            self.member.directory(id).await?;
+        }
+        if self.siblings().is_some() {
+            // Its directory may be just another one.
+            self.member.until_free(&HeldByCrossings::of_file(id), FREE_LIMIT).await?;
+        }
+        let parent = match self.member.parent_of(id)? {
+            // The directory that holds its referral does.
+            Some(outside) if outside.is_fixed() && outside != FileId::ROOT => {
+                let place = self.member.places(id)?.into_iter().next().ok_or(Errno::ESTALE)?;
+                let referral = Referral::of_outside_name(&place.name).ok_or(Errno::EIO)?;
+                return Ok(entry_elsewhere(referral.id, FileKind::Symlink));
+            }
+            parent => parent.unwrap_or(FileId::ROOT),
+        };
         let stat = self.stat(parent).await?;
         self.entry(parent, &stat)
     }
@@ -64,6 +90,20 @@ impl<D: Disk> PoolFs<D> {
         names: &[(FileId, &[u8])],
         also: &[FileId],
     ) -> DiskResult<(Vec<NamedFile<D>>, LockedNames)> {
+        loop {
+            match self.try_with_names(names, also).await? {
+                Ok(locked) => return Ok(locked),
+                Err(needed) => self.member.until_free(&needed, FREE_LIMIT).await?,
+            }
+        }
+    }
+
+    /// As [`PoolFs::with_names`]; what is to be waited for, without locks, if a change over several groups holds it.
+    async fn try_with_names(
+        &self,
+        names: &[(FileId, &[u8])],
+        also: &[FileId],
+    ) -> DiskResult<Result<(Vec<NamedFile<D>>, LockedNames), HeldByCrossings>> {
         let changing = self.member.begin_change().await?;
         let mut wanted: Vec<u64> = also.iter().map(|id| id.0).collect();
         wanted.extend(names.iter().map(|(parent, _)| parent.0));
@@ -76,10 +116,34 @@ impl<D: Disk> PoolFs<D> {
             }
             let under: Vec<u64> = all.iter().filter_map(|named| Some(named.found?.id.0)).collect();
             if under.iter().all(|id| wanted.contains(id)) {
-                return Ok((all, LockedNames { _changing: changing, _turns: turns }));
+                let files = under.iter().map(|id| FileId(*id)).chain(also.iter().copied());
+                let needed = HeldByCrossings::of_names(files, all.iter().map(|named| &named.place));
+                return Ok(match self.member.is_free(&needed) {
+                    true => Ok((all, LockedNames { _changing: changing, _turns: turns })),
+                    false => Err(needed),
+                });
             }
             wanted.truncate(also.len() + names.len());
             wanted.extend(under);
+        }
+    }
+
+    /// Looks at a name with the lock of its directory alone, for what is made there.
+    async fn with_name(
+        &self,
+        parent: FileId,
+        name: &[u8],
+    ) -> DiskResult<(NamedFile<D>, LockedNames)> {
+        let needed = HeldByCrossings::of_names([], [&PoolPlace::new(parent, name)]);
+        loop {
+            let changing = self.member.begin_change().await?;
+            let turns = vec![self.member.turns.write(parent.0).await];
+            if self.member.is_free(&needed) {
+                let named = self.look(parent, name).await?;
+                return Ok((named, LockedNames { _changing: changing, _turns: turns }));
+            }
+            drop((turns, changing));
+            self.member.until_free(&needed, FREE_LIMIT).await?;
         }
     }
 
@@ -101,9 +165,16 @@ impl<D: Disk> PoolFs<D> {
         verifier: Option<CreateVerifier>,
     ) -> DiskResult<Entry> {
         check_name(name)?;
-        let _changing = self.member.begin_change().await?;
-        let _turn = self.member.turns.write(parent.0).await;
-        let named = self.look(parent, name).await?;
+        if what == BirthKind::Directory {
+            let group = self.group_for(parent, name).await?;
+            if group != self.group() {
+                let at = PoolPlace::new(parent, name);
+                let id = self.make_elsewhere(&caller, at, mode, group).await?;
+                let stat = self.stat(id).await?;
+                return self.entry(id, &stat);
+            }
+        }
+        let (named, _locked) = self.with_name(parent, name).await?;
         self.make_named(caller, &named, what, mode, verifier).await
     }
 
@@ -130,7 +201,7 @@ impl<D: Disk> PoolFs<D> {
             what => what,
         };
         // One that is too long is refused before anything is written.
-        what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
+        what.stored_target(0).ok_or(Errno::ENAMETOOLONG)?;
         let id = self.member.new_id(what.slot().unwrap_or(home.slot))?;
         let inherits = named.dir_stat.mode & SET_GID != 0;
         let mut mode = mode & 0o7777;
@@ -171,11 +242,13 @@ impl<D: Disk> PoolFs<D> {
     ) -> DiskResult<(Entry, Opened)> {
         check_name(name)?;
         let (entry, flags) = {
-            let _changing = self.member.begin_change().await?;
-            let _turn = self.member.turns.write(parent.0).await;
-            let named = self.look(parent, name).await?;
+            let (named, _locked) = self.with_name(parent, name).await?;
             match named.found {
                 Some(_) if flags.has(OpenFlags::EXCLUSIVE) => return Err(Errno::EEXIST),
+                // The caller asks the group that has the file.
+                Some(found) if self.referral(found.id, found.stat.kind)?.is_some() => {
+                    return Err(Errno::ELOOP);
+                }
                 Some(found) => (self.entry(found.id, &found.stat)?, flags),
                 None => {
                     let entry =
@@ -205,6 +278,11 @@ impl<D: Disk> PoolFs<D> {
         parent: FileId,
         name: &[u8],
     ) -> DiskResult<Entry> {
+        if self.siblings().is_some() && id.group() != self.group() {
+            let id = self.link_elsewhere(id, PoolPlace::new(parent, name)).await?;
+            let stat = self.stat(id).await?;
+            return self.entry(id, &stat);
+        }
         let (names, _locked) = self.with_names(&[(parent, name)], &[id]).await?;
         let named = &names[0];
         if named.found.is_some() {
@@ -237,6 +315,11 @@ impl<D: Disk> PoolFs<D> {
         };
         let named = &names[0];
         let found = named.found.ok_or(Errno::ENOENT)?;
+        if self.referral(found.id, found.stat.kind)?.is_some() {
+            let at = named.place.clone();
+            drop((names, _locked));
+            return self.remove_elsewhere(at, is_rmdir).await;
+        }
         match (found.stat.kind == FileKind::Directory, is_rmdir) {
             (true, false) => return Err(Errno::EISDIR),
             (false, true) => return Err(Errno::ENOTDIR),
@@ -260,7 +343,7 @@ impl<D: Disk> PoolFs<D> {
         self.member.change(PoolChange::Unlink { id, at, by: self.origin }).await.map(|_| ())
     }
 
-    async fn check_empty(&self, id: FileId) -> DiskResult<()> {
+    pub(super) async fn check_empty(&self, id: FileId) -> DiskResult<()> {
         let (node, _) = self.member.directory(id).await?;
         match self.member.disk.list(&node).await?.is_empty() {
             true => Ok(()),
@@ -277,16 +360,35 @@ impl<D: Disk> PoolFs<D> {
         if flags.no_replace && flags.exchange {
             return Err(Errno::EINVAL);
         }
+        let across = || {
+            let (from, to) = (PoolPlace::new(from.0, from.1), PoolPlace::new(to.0, to.1));
+            self.rename_across(from, to, flags)
+        };
+        if self.siblings().is_some() && to.0.group() != self.group() {
+            return across().await;
+        }
         // Not with the lock of all moves.
         self.member.wait_for_backups().await?;
         // Two moves of directories at once could make a loop; of other files they are not known yet.
-        let _moving = match from.0 == to.0 {
-            true => None,
-            false => Some(self.member.move_turn().await),
+        let (_moving, names, _locked) = loop {
+            let moving = match from.0 == to.0 {
+                true => None,
+                false => Some(self.member.move_turn().await),
+            };
+            match self.try_with_names(&[from, to], &[]).await? {
+                Ok((names, locked)) => break (moving, names, locked),
+                Err(needed) => {
+                    drop(moving);
+                    self.member.until_free(&needed, FREE_LIMIT).await?;
+                }
+            }
         };
-        let (names, _locked) = self.with_names(&[from, to], &[]).await?;
         let [old, new] = &names[..] else { return Err(Errno::EIO) };
         let moved = old.found.ok_or(Errno::ENOENT)?;
+        if self.siblings().is_some() && self.needs_others(&moved, (old, new), flags)? {
+            drop((names, _locked, _moving));
+            return across().await;
+        }
         self.check_lives(new)?;
         self.check_loop(&moved, new)?;
         let Some(other) = new.found else {
@@ -327,6 +429,31 @@ impl<D: Disk> PoolFs<D> {
             by: self.origin,
         };
         self.member.change(change).await.map(|_| ())
+    }
+
+    /// Whether other groups have a part in a rename between directories of this one: what is replaced is a file of theirs; or a
+    /// directory gets another parent, which all groups do in one order.
+    fn needs_others(
+        &self,
+        moved: &FoundFile,
+        (old, new): (&NamedFile<D>, &NamedFile<D>),
+        flags: RenameFlags,
+    ) -> DiskResult<bool> {
+        let is_other_parent = old.place.parent != new.place.parent;
+        let is_directory = |found: &FoundFile| {
+            let referral = self.referral(found.id, found.stat.kind)?;
+            let kind = referral.map_or(found.stat.kind, |referral| referral.kind);
+            Ok::<_, Errno>(kind == FileKind::Directory)
+        };
+        if is_other_parent && is_directory(moved)? {
+            return Ok(true);
+        }
+        let Some(other) = new.found else { return Ok(false) };
+        if flags.exchange {
+            return Ok(is_other_parent && is_directory(&other)?);
+        }
+        Ok(self.referral(other.id, other.stat.kind)?.is_some()
+            || self.referral(moved.id, moved.stat.kind)?.is_some())
     }
 
     /// A directory does not go into itself.

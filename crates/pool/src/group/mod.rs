@@ -40,6 +40,7 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_vfs::Errno;
 use bytes::Bytes;
+use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
 
 use self::backup::{Backup, Follower, FollowerStanding};
@@ -55,10 +56,13 @@ use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError}
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
-    self, BEAT, BEGIN, COPY, COPY_BATCH, EDIT, HELLO, HelloReply, ITEM, ItemKind, PoolEdit, refused,
+    self, BEAT, BEGIN, COPY, COPY_BATCH, CROSSING, CrossingCall, EDIT, HELLO, HelloReply, ITEM,
+    ItemKind, PoolEdit, refused,
 };
+use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer};
 use crate::routing::addressed;
+use crate::siblings::SiblingGroups;
 
 /// How long changes that are under way may take when a primary ends its work.
 const END_LIMIT: Duration = Duration::from_secs(3);
@@ -70,6 +74,8 @@ const FULL_DISK_PAUSE: Duration = Duration::from_secs(2);
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long a map is proposed, or asked for, until that is begun anew.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
+/// How often a primary looks whether changes over several groups wait for something.
+const RESUME_EVERY: Duration = Duration::from_millis(500);
 /// How long a member is asked whether it was restarted.
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
 /// For so long a restarted member leaves it to others to become the primary that were not.
@@ -90,6 +96,8 @@ struct Lead<D: Disk> {
 struct GroupSeat<D: Disk> {
     env: Env,
     transport: Arc<dyn Transport>,
+    /// The pool's other groups.
+    siblings: Option<Arc<dyn SiblingGroups>>,
     settings: PoolSettings,
     /// Random bits.
     run: u64,
@@ -156,6 +164,7 @@ impl<D: Disk> GroupMember<D> {
         env: Env,
         transport: Arc<dyn Transport>,
         disk: D,
+        siblings: Option<Arc<dyn SiblingGroups>>,
     ) -> Result<GroupMember<D>, OpenError> {
         let local = transport.local();
         let unrecovered = PoolMember::open_unrecovered(env.clone(), disk).await?;
@@ -167,12 +176,13 @@ impl<D: Disk> GroupMember<D> {
         let failed = |errno| OpenError::Disk("cannot open its .atoll", errno);
         let disk = unrecovered.disk();
         let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await.map_err(failed)?;
-        let named = (settings.pool, map.clone());
+        let named = (settings.address(), map.clone());
         let maps = MapSeat::start(env.clone(), transport.clone(), (disk, own), named).await;
         let maps = maps.map_err(OpenError::Votes)?;
         let backup = Backup::new(env.clone(), local, &map, unrecovered)?;
         let (run, lead) = (env.random_u64(), Mutex::new(None));
-        let seat = Arc::new(GroupSeat { env, transport, settings, run, maps, backup, lead });
+        let seat = GroupSeat { env, transport, siblings, settings, run, maps, backup, lead };
+        let seat = Arc::new(seat);
         seat.env.spawn(Box::pin(keep_seat(Arc::downgrade(&seat), seat.env.clone())));
         seat.env.spawn(Box::pin(keep_map(Arc::downgrade(&seat), seat.env.clone())));
         Ok(GroupMember { seat })
@@ -251,7 +261,7 @@ impl<D: Disk> GroupMember<D> {
     pub fn file_system(&self) -> Option<PoolFs<D>> {
         let lead = self.seat.lead();
         let served = lead.as_ref().filter(|lead| lead.server.is_some())?;
-        Some(PoolFs::of_primary(served.primary.member.clone()))
+        Some(PoolFs::of_primary(served.primary.member.clone(), self.seat.siblings.clone()))
     }
 
     /// How the pool stands.
@@ -305,6 +315,16 @@ impl<D: Disk> GroupMember<D> {
     }
 }
 
+impl<D: Disk> LocalGroup for GroupMember<D> {
+    fn call(
+        self: Arc<Self>,
+        request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, CallError>> {
+        Box::pin(async move { GroupMember::call(&self, request, limit).await })
+    }
+}
+
 impl<D: Disk> GroupSeat<D> {
     fn lead(&self) -> MutexGuard<'_, Option<Lead<D>>> {
         self.lead.lock().expect("no holder of this lock panics")
@@ -322,7 +342,8 @@ impl<D: Disk> GroupSeat<D> {
             };
         }
         let Request { method, header, parts } = request;
-        let request = Request { method, header: addressed(&self.settings.pool, &header), parts };
+        let request =
+            Request { method, header: addressed(&self.settings.address(), &header), parts };
         let answered = self.transport.call(primary, request, limit);
         match select(answered, pin!(self.until_other_primary(primary))).await {
             Either::Left((answered, _)) => answered,
@@ -375,8 +396,10 @@ impl<D: Disk> GroupSeat<D> {
 
     /// Answers a call of the file system, or one about the members, if this member is the primary.
     async fn answer(&self, from: Peer, request: Request) -> Result<Reply, Refusal> {
-        if request.method == EDIT {
-            return self.answer_edit(&request).await;
+        match request.method {
+            EDIT => return self.answer_edit(&request).await,
+            CROSSING => return self.answer_crossing(from.id, &request).await,
+            _ => {}
         }
         let served = {
             let lead = self.lead();
@@ -392,6 +415,30 @@ impl<D: Disk> GroupSeat<D> {
             Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more")
         })?;
         answered
+    }
+
+    /// Answers what the primary of another group asks.
+    async fn answer_crossing(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+        let malformed = || Refusal::new(Refusal::MALFORMED, "a call that cannot be read");
+        let call = messages::decode::<CrossingCall>(&request.header).ok_or_else(malformed)?;
+        let primary = {
+            let lead = self.lead();
+            let served = lead.as_ref().filter(|lead| lead.server.is_some());
+            served.map(|lead| lead.primary.clone())
+        };
+        let primary = primary.ok_or_else(|| refuse("it is not the pool's primary"))?;
+        let fs = PoolFs::of_primary(primary.member.clone(), self.siblings.clone());
+        // It goes on if nobody waits for the answer any more.
+        let (sender, answer) = oneshot::channel();
+        self.env.spawn(Box::pin(async move {
+            let _ = sender.send(fs.answer_crossing(Some(from), call).await);
+        }));
+        let answered = answer.await.map_err(|oneshot::Canceled| refuse("it is being ended"))?;
+        let ended =
+            |()| Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more");
+        primary.confirm().await.map_err(ended)?;
+        let answer = answered.map_err(|errno| errno.0);
+        Ok(Reply { header: messages::encode(&answer), parts: Vec::new() })
     }
 
     /// Answers a call that changes who the members are, if this member is the primary.
@@ -479,7 +526,7 @@ impl<D: Disk> GroupSeat<D> {
                 (member, applied)
             }
         };
-        let pool = self.settings.pool;
+        let pool = self.settings.address();
         let backups = Arc::new(Backups::new(&self.env, &self.transport, pool, map, applied));
         let (env, copy) = (&self.env, self.backup.take_locks());
         let locks = LockKeeper::of_primary(env, &backups, copy.for_primary(map.epoch));
@@ -504,7 +551,11 @@ impl<D: Disk> GroupSeat<D> {
             inherited => inherited.map_err(failed)?,
         }
         primary.note_ready();
-        let fs = Arc::new(PoolFs::of_primary(member));
+        if self.siblings.is_some() {
+            let primary = Arc::downgrade(&primary);
+            self.env.spawn(Box::pin(keep_crossings(primary, self.siblings.clone())));
+        }
+        let fs = Arc::new(PoolFs::of_primary(member, self.siblings.clone()));
         let server = RemoteServer::with_locks(self.env.clone(), fs, map.verifier, locks);
         let mut lead = self.lead();
         // It may have been ended, or another member the primary, meanwhile.
@@ -533,7 +584,7 @@ impl<D: Disk> GroupSeat<D> {
         let others = map.enrolled.peers().iter();
         let others = others.filter(|peer| peer.id != local && map.members.contains(&peer.id));
         let asked = others.map(|peer| async {
-            let header = addressed(&self.settings.pool, &[]);
+            let header = addressed(&self.settings.address(), &[]);
             let request = Request { method: HELLO, header, parts: Vec::new() };
             let reply = self.transport.call(*peer, request, HELLO_LIMIT).await.ok()?;
             messages::decode::<HelloReply>(&reply.header)
@@ -551,6 +602,25 @@ impl<D: Disk> GroupSeat<D> {
         let is_uninterrupted = |other: &HelloReply| other.session > 0;
         let defers = self.env.now().since(since) > DEFERS;
         !others.iter().any(has_more) && (defers || !others.iter().any(is_uninterrupted))
+    }
+}
+
+/// Goes on with changes over several groups that a primary before has left, or whose messages were lost.
+async fn keep_crossings<D: Disk>(
+    primary: Weak<Primary<D>>,
+    siblings: Option<Arc<dyn SiblingGroups>>,
+) {
+    loop {
+        let Some((env, member)) =
+            primary.upgrade().map(|own| (own.env.clone(), own.member.clone()))
+        else {
+            return;
+        };
+        if member.has_failed() {
+            return;
+        }
+        PoolFs::of_primary(member, siblings.clone()).resume_crossings().await;
+        sleep(&*env, RESUME_EVERY).await;
     }
 }
 
@@ -637,7 +707,10 @@ impl<D: Disk> Service for SeatService<D> {
         let seat = self.seat.upgrade();
         Box::pin(async move {
             let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
-            if !seat.backup.is_enrolled(from.id) {
+            let is_for_all = request.method == CROSSING || METHODS.contains(&request.method);
+            let is_sibling = is_for_all
+                && seat.siblings.as_ref().is_some_and(|siblings| siblings.is_member(from.id));
+            if !seat.backup.is_enrolled(from.id) && !is_sibling {
                 let text = "the caller is no member of the pool";
                 return Err(Refusal::new(refused::NOT_A_MEMBER, text));
             }
@@ -646,6 +719,7 @@ impl<D: Disk> Service for SeatService<D> {
                     seat.backup.handle(from, request).await
                 }
                 VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
+                CROSSING => seat.answer_crossing(from.id, &request).await,
                 method if method == EDIT || METHODS.contains(&method) => {
                     seat.answer(from, request).await
                 }

@@ -70,7 +70,7 @@ impl<D: Disk> Primary<D> {
         let primary = Arc::new(Primary {
             env: env.clone(),
             transport: transport.clone(),
-            pool: member.settings.pool,
+            pool: member.settings.address(),
             run,
             member,
             backups,

@@ -37,6 +37,24 @@ impl<D: Disk> PoolMember<D> {
         change: &PoolChange,
         decided: Decided,
     ) -> DiskResult<Option<MadeFile<D>>> {
+        let mut made = None;
+        for (at, part) in change.parts().iter().enumerate() {
+            match self.apply_part(part, decided).await {
+                Ok(file) => made = file.or(made),
+                Err(errno) if at == 0 => return Err(errno),
+                // The journal makes the rest when the pool is opened again.
+                Err(_) => return Err(self.fail()),
+            }
+        }
+        self.note_crossing(change);
+        Ok(made)
+    }
+
+    async fn apply_part(
+        &self,
+        change: &PoolChange,
+        decided: Decided,
+    ) -> DiskResult<Option<MadeFile<D>>> {
         match change {
             PoolChange::Make { id, at, birth, .. } => {
                 return Ok(Some(self.apply_make(*id, at, birth).await?));
@@ -131,7 +149,12 @@ impl<D: Disk> PoolMember<D> {
             | PoolChange::Released { .. }
             | PoolChange::Began { .. }
             | PoolChange::LogBegins
-            | PoolChange::Withdrawn { .. } => {}
+            | PoolChange::Withdrawn { .. }
+            | PoolChange::Prepared { .. }
+            | PoolChange::Decided { .. }
+            | PoolChange::PartMade { .. }
+            | PoolChange::Abandoned { .. }
+            | PoolChange::Told { .. } => {}
         }
         Ok(None)
     }
@@ -168,7 +191,10 @@ impl<D: Disk> PoolMember<D> {
         let (node, stat) = match slot {
             Some(slot) => self.make_distributed(&at, id, slot, birth).await?,
             None => {
-                let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
+                let stored = birth
+                    .what
+                    .stored_target(self.home(at.place.parent)?.steps)
+                    .ok_or(Errno::ENAMETOOLONG)?;
                 let making = birth.what.making(&stored);
                 let made = self.make_at(&at.dir, &at.place.name, making, id, birth).await;
                 if made.is_err() {
@@ -177,11 +203,10 @@ impl<D: Disk> PoolMember<D> {
                 made?
             }
         };
-        let placeholders = u32::from(birth.what.is_escaped());
-        let record = FileRecord::of(&stat, slot, placeholders);
+        let record = FileRecord::of(&stat, slot, 0).with_form(birth.what.link_form());
         self.index.put_file(id, record);
         self.index.add_place(id, at.place);
-        if slot.is_some() {
+        if record.is_counted(id) {
             self.count_placeholder(at.place.parent, true)?;
         }
         Ok((node, stat))
@@ -306,9 +331,9 @@ impl<D: Disk> PoolMember<D> {
 
     /// After a name is gone.
     fn lose_place(&self, found: &FoundFile, place: &PoolPlace, is_last: bool) -> DiskResult<()> {
-        let FoundFile { id, slot, .. } = *found;
+        let id = found.id;
         self.index.remove_place(id, place);
-        if slot.is_some() {
+        if self.record(id)?.is_some_and(|record| record.is_counted(id)) {
             self.count_placeholder(place.parent, false)?;
         }
         if is_last {
@@ -389,14 +414,22 @@ impl<D: Disk> PoolMember<D> {
         let id = moved.id;
         self.index.remove_place(id, old.place);
         self.index.add_place(id, new.place);
-        if let Some(slot) = moved.slot {
+        let record = self.record(id)?;
+        if record.is_some_and(|record| record.is_counted(id)) {
             self.count_placeholder(old.place.parent, false)?;
             self.count_placeholder(new.place.parent, true)?;
-            let mended = self.mend_placeholder(new.place, &new.dir, Placeholder { slot, id }).await;
-            if let Err(errno) = mended {
-                // It matters to those alone who read the tree by hand, and a check mends it.
-                tracing::warn!("the link to directory {id} leads elsewhere by hand: {errno}");
+        }
+        let mended = match (moved.slot, record.and_then(|record| record.referral(id))) {
+            (Some(slot), _) => {
+                let placeholder = Placeholder { slot, id };
+                self.mend_placeholder(new.place, &new.dir, placeholder).await.map(drop)
             }
+            (None, Some(referral)) => self.mend_referral(new.place, &new.dir, referral).await,
+            (None, None) => Ok(()),
+        };
+        if let Err(errno) = mended {
+            // It matters to those alone who read the tree by hand, and a check mends it.
+            tracing::warn!("the link to file {id} leads elsewhere by hand: {errno}");
         }
         Ok(())
     }

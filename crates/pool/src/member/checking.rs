@@ -66,7 +66,7 @@ impl<D: Disk> PoolMember<D> {
         let distributed: BTreeMap<FileId, Slot> =
             after.iter().filter_map(|(id, record)| Some((*id, record.slot?))).collect();
         for (id, slot) in &distributed {
-            if *id != FileId::ROOT && self.places(*id).map_err(failed)?.is_empty() {
+            if !id.is_fixed() && self.places(*id).map_err(failed)?.is_empty() {
                 self.name_orphan(*id, *slot, &mut report).await.map_err(failed)?;
             }
         }
@@ -143,7 +143,7 @@ impl<D: Disk> PoolMember<D> {
         let mut names = vec![String::from_utf8_lossy(&place.name).into_owned()];
         let mut at = place.parent;
         // A damaged index may say that a directory lies in itself.
-        while at != FileId::ROOT && names.len() < MAX_DEPTH {
+        while !at.is_fixed() && names.len() < MAX_DEPTH {
             let above = self.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
             names.push(String::from_utf8_lossy(&above.name).into_owned());
             at = above.parent;

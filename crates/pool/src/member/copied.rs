@@ -26,13 +26,13 @@ use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 use futures_util::lock::Mutex;
 
 use super::following::FollowedChanges;
-use super::opening::{INDEX, make_root};
+use super::opening::{INDEX, make_fixed};
 use super::{Decided, OpenError, PoolMember};
 use crate::change::PoolChange;
 use crate::change_log::ChangeLog;
 use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none, replace_file};
 use crate::index::{FileRecord, GroupEntries, PoolIndex};
-use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
+use crate::layout::{self, FileId, OWN_DIRECTORY, SLOTS_DIRECTORY};
 use crate::messages::{
     BeginCopy, CopiedBytes, CopyAmount, CopyBatch, CopyStage, ItemKind, OWN_ATTRIBUTES,
 };
@@ -157,17 +157,22 @@ impl<D: Disk> PoolMember<D> {
         self.disk.sync_all().await
     }
 
-    /// Whether there is anything but an empty root.
+    /// Whether there is anything but empty directories that are always there.
     async fn has_files(&self, top: &D::Node) -> DiskResult<bool> {
-        let mut dir = self.disk.node(top, SLOTS_DIRECTORY.as_bytes()).await?;
-        for name in [Slot::ROOT.to_string(), FileId::ROOT.to_string()] {
-            let listed = self.disk.list(&dir).await?;
-            if listed.len() != 1 || listed[0].name != name.as_bytes() {
-                return Ok(true);
+        let slots = self.disk.node(top, SLOTS_DIRECTORY.as_bytes()).await?;
+        for in_slots in self.disk.list(&slots).await? {
+            let slot = self.disk.node(&slots, &in_slots.name).await?;
+            for listed in self.disk.list(&slot).await? {
+                if !layout::parse_id(&listed.name).is_some_and(FileId::is_fixed) {
+                    return Ok(true);
+                }
+                let dir = self.disk.node(&slot, &listed.name).await?;
+                if !self.disk.list(&dir).await?.is_empty() {
+                    return Ok(true);
+                }
             }
-            dir = self.disk.node(&dir, name.as_bytes()).await?;
         }
-        Ok(!self.disk.list(&dir).await?.is_empty())
+        Ok(false)
     }
 
     /// Has no files any more but the root. Those that it had go to `.atoll/old` if `keeps_old`.
@@ -199,7 +204,7 @@ impl<D: Disk> PoolMember<D> {
                 remove_tree(disk, &own, &listed.name).await?;
             }
         }
-        make_root(disk, &top).await
+        make_fixed(disk, &top, self.settings.group).await
     }
 }
 
@@ -227,15 +232,17 @@ impl<D: Disk> CopiedMember<D> {
         let stage = copying.into_inner().expect("no holder of this lock panics");
         let member =
             PoolMember::assemble((env, disk), (settings, in_group), (slots, journal, index), stage);
-        let enter_root = async {
-            let in_slot = member.slot_node(Slot::ROOT).await?;
-            let root = member.disk.node(&in_slot, FileId::ROOT.to_string().as_bytes()).await?;
-            let stat = member.disk.stat(&root).await?;
-            member.index.put_file(FileId::ROOT, FileRecord::of(&stat, Some(Slot::ROOT), 0));
+        let enter_fixed = async {
+            for id in FileId::fixed(member.settings.group) {
+                let in_slot = member.slot_node(id.slot()).await?;
+                let node = member.disk.node(&in_slot, id.to_string().as_bytes()).await?;
+                let stat = member.disk.stat(&node).await?;
+                member.index.put_file(id, FileRecord::of(&stat, Some(id.slot()), 0));
+            }
             member.next.fetch_max(begun.next, Ordering::SeqCst);
             Ok(())
         };
-        enter_root.await.map_err(failed)?;
+        enter_fixed.await.map_err(failed)?;
         Ok(CopiedMember { member: Arc::new(member), sequence, begun, taken: Mutex::new(0) })
     }
 
@@ -275,6 +282,7 @@ impl<D: Disk> CopiedMember<D> {
                 let added = member.done().add_record(client, record);
                 added.ok_or(CopyBatchError::Wrong("calls that cannot be read"))?;
             }
+            CopyBatch::Crossing(record) => member.crossings().add(record.clone()),
             CopyBatch::End(all) => {
                 self.end(*all).await?;
                 is_end = true;
@@ -485,6 +493,7 @@ async fn remove_tree<D: Disk>(disk: &D, dir: &D::Node, name: &[u8]) -> DiskResul
 mod tests {
     use super::*;
     use crate::disk::directory::Directory;
+    use crate::layout::Slot;
 
     #[test]
     fn stages_read_back_and_what_is_cut_off_is_none() {
@@ -531,7 +540,7 @@ mod tests {
         }
         let place = tempfile::tempdir().unwrap();
         let disk = Directory::open(place.path()).unwrap();
-        let settings = crate::member::PoolSettings { pool: [7; 16], level: 1 };
+        let settings = crate::member::PoolSettings::new([7; 16], 1);
         let keys = [1, 2].map(|n| atoll_key::PeerId([n; 32]));
         let peer = |id| atoll_net::Peer { id, addr: ([10, 0, 0, 1], 1).into() };
         let list = crate::members::PoolMembers::new(keys.map(peer).to_vec()).unwrap();
@@ -571,10 +580,10 @@ mod tests {
         let default = crate::disk::DEFAULT_LIST;
         let slot = Slot::new(7).unwrap();
         let files = CopyBatch::Files(vec![
-            make(2, 1, b"dir", Distributed(slot), false),
-            make(3, 2, b"before", Regular, false),
+            make(20, 1, b"dir", Distributed(slot), false),
+            make(3, 20, b"before", Regular, false),
             PoolChange::Extended {
-                id: FileId(2),
+                id: FileId(20),
                 name: default.to_vec(),
                 value: Some(acl.clone()),
                 by: None,
@@ -582,7 +591,7 @@ mod tests {
         ]);
         assert!(copied.take(1, &files).await.unwrap().is_none());
         assert!(copied.take(1, &files).await.unwrap().is_none(), "it was taken before");
-        let twice = CopyBatch::Files(vec![make(3, 2, b"twice", Regular, false)]);
+        let twice = CopyBatch::Files(vec![make(3, 20, b"twice", Regular, false)]);
         assert!(matches!(copied.take(2, &twice).await.err(), Some(CopyBatchError::Wrong(_))));
         let nowhere = CopyBatch::Files(vec![make(5, 3, b"in a file", Regular, false)]);
         assert!(matches!(copied.take(2, &nowhere).await.err(), Some(CopyBatchError::Wrong(_))));
@@ -598,8 +607,8 @@ mod tests {
         };
         assert_eq!(names(3).await.0, [""; 0], "it got no list when it was made");
         let changes = [
-            make(4, 2, b"file", Regular, false),
-            make(6, 2, b"sub", Plain, false),
+            make(4, 20, b"file", Regular, false),
+            make(6, 20, b"sub", Plain, false),
             // Its directory had a list then, and has none any more.
             make(8, 1, b"listed", Distributed(slot), true),
         ];

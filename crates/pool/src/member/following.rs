@@ -65,12 +65,7 @@ impl<D: Disk> PoolMember<D> {
     pub(crate) fn log_stand(&self) -> Option<LogStand> {
         let (applied, last) = self.followed()?;
         let log = self.log();
-        Some(LogStand {
-            last,
-            epoch: log.epoch_of(last),
-            epochs: log.newest_epochs(last),
-            applied,
-        })
+        Some(LogStand { last, epoch: log.epoch_of(last), epochs: log.newest_epochs(last), applied })
     }
 
     fn with_followed<T>(&self, work: impl FnOnce(&mut FollowedChanges) -> T) -> DiskResult<T> {
@@ -92,7 +87,7 @@ impl<D: Disk> PoolMember<D> {
         }
         self.journal.append(&self.disk, RecordOrder::Given(order), &change).await?;
         self.note_in_log(order, &change);
-        if let PoolChange::Make { id, .. } = &change {
+        for id in change.given_numbers() {
             self.next.fetch_max(id.count() + 1, Ordering::SeqCst);
         }
         self.with_followed(|followed| followed.add(order, change))

@@ -59,7 +59,7 @@ impl<D: Disk> PoolMember<D> {
         record: FileRecord,
     ) -> DiskResult<FileToCopy<D::Node>> {
         let Some(node) = self.node_now(id).await? else {
-            let what = birth_kind(record, b"gone".to_vec(), 0);
+            let what = birth_kind(id, record, b"gone".to_vec(), 0);
             let birth =
                 FileBirth { what, uid: 0, gid: 0, mode: 0o600, is_listed: false, times: None };
             return Ok(FileToCopy { birth, node: None, size_bytes: 0 });
@@ -75,7 +75,7 @@ impl<D: Disk> PoolMember<D> {
         let times =
             (stat.kind != FileKind::Directory).then(|| (stat.atime.into(), stat.mtime.into()));
         let (uid, gid, mode) = (stat.uid, stat.gid, stat.mode & 0o7777);
-        let what = birth_kind(record, target, stat.rdev);
+        let what = birth_kind(id, record, target, stat.rdev);
         let birth = FileBirth { what, uid, gid, mode, is_listed: false, times };
         let size_bytes = stat.size_bytes.min(stat.blocks_512.saturating_mul(512));
         Ok(FileToCopy { birth, node: Some(node), size_bytes })
@@ -178,12 +178,15 @@ impl<D: Disk> PoolMember<D> {
     }
 }
 
-fn birth_kind(record: FileRecord, target: Vec<u8>, rdev: u64) -> BirthKind {
+fn birth_kind(id: FileId, record: FileRecord, target: Vec<u8>, rdev: u64) -> BirthKind {
     match (record.kind, record.slot) {
         (FileKind::Regular, _) => BirthKind::Regular,
         (FileKind::Directory, Some(slot)) => BirthKind::Distributed(slot),
         (FileKind::Directory, None) => BirthKind::Directory,
-        (FileKind::Symlink, _) => BirthKind::Symlink(target),
+        (FileKind::Symlink, _) => match record.referral(id) {
+            Some(referral) => BirthKind::Referral(referral),
+            None => BirthKind::Symlink(target),
+        },
         (FileKind::Fifo, _) => BirthKind::Fifo,
         (FileKind::Socket, _) => BirthKind::Socket,
         (FileKind::CharDevice, _) => BirthKind::CharDevice(rdev),

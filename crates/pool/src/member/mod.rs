@@ -37,8 +37,9 @@ use bytes::Bytes;
 use self::following::FollowedChanges;
 use crate::backups::Backups;
 use crate::calls::{CallId, DoneCall, DoneCalls, KnownCall};
-use crate::change::PoolChange;
+use crate::change::{CrossingId, PoolChange};
 use crate::change_log::ChangeLog;
+use crate::crossings::{CrossingHolds, Crossings, HeldByCrossings, HoldingPart};
 use crate::disk::{Disk, DiskResult};
 use crate::held::HeldFiles;
 use crate::index::{GroupEntries, IndexMeta, PoolIndex, PoolIndexError, WrittenTables};
@@ -72,6 +73,9 @@ const CHECKPOINT_WITHIN: Duration = Duration::from_secs(30);
 
 /// A change that cannot be begun for so long, since a backup cannot be reached, is refused.
 const ALL_UP_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often a call that waits for a change over several groups looks whether this member still is the primary.
+const FREE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The most changes that are read from the log at once.
 const MAX_LOGGED: usize = 1024;
@@ -108,6 +112,8 @@ pub(crate) struct PoolMember<D: Disk> {
     /// Locks of directories and files, by their numbers.
     pub(crate) turns: Turns,
     whole: Turns,
+    /// Locks of changes over several groups.
+    crossing_turns: Turns,
     /// The next number for a file, without its slot.
     next: AtomicU64,
     /// Files that changes since the last checkpoint made, or whose attributes they set, and the last of those changes.
@@ -131,6 +137,10 @@ pub(crate) struct PoolMember<D: Disk> {
     is_closed: AtomicBool,
     /// The calls that made the last changes.
     done: Mutex<DoneCalls>,
+    /// Changes over several groups that wait for something.
+    crossings: Mutex<Crossings>,
+    /// What those hold that this member coordinates.
+    crossing_holds: Mutex<CrossingHolds>,
     /// How far it is that is given all files; none if it is complete.
     copying: Mutex<Option<CopyStage>>,
     /// When the next checkpoint is made, if one is planned.
@@ -147,6 +157,28 @@ pub(crate) struct WrittenCheckpoint {
 /// A change between its beginning and its end.
 pub(crate) struct Changing {
     _barrier: Turn,
+}
+
+/// What a change over several groups holds until this is dropped.
+pub(crate) struct HeldCrossing<D: Disk> {
+    member: Option<Arc<PoolMember<D>>>,
+    held: (CrossingId, HoldingPart),
+}
+
+impl<D: Disk> HeldCrossing<D> {
+    /// Nothing is released, as long as the member is at work.
+    pub(crate) fn keep(mut self) {
+        self.member = None;
+    }
+}
+
+impl<D: Disk> Drop for HeldCrossing<D> {
+    fn drop(&mut self) {
+        let Some(member) = &self.member else { return };
+        let mut holds = member.crossing_holds();
+        holds.release(self.held);
+        holds.wake();
+    }
 }
 
 impl<D: Disk> PoolMember<D> {
@@ -233,13 +265,86 @@ impl<D: Disk> PoolMember<D> {
         let order = self.decide(&change).await?;
         let made = self.apply(&change, Decided::Here).await;
         if made.is_err() {
-            let withdrawal = self.decide(&PoolChange::Withdrawn { order }).await?;
+            // It is not known to others that it was not made: nothing may be said of it any more.
+            let withdrawn = self.decide(&PoolChange::Withdrawn { order }).await;
+            let withdrawal = withdrawn.map_err(|_| self.fail())?;
             self.finish(withdrawal);
         } else {
             self.note_done(order, &change);
         }
         self.finish(order);
         made
+    }
+
+    pub(crate) fn crossings(&self) -> MutexGuard<'_, Crossings> {
+        self.crossings.lock().expect("no holder of this lock panics")
+    }
+
+    fn crossing_holds(&self) -> MutexGuard<'_, CrossingHolds> {
+        self.crossing_holds.lock().expect("no holder of this lock panics")
+    }
+
+    /// Whether no change over several groups holds what is needed.
+    pub(crate) fn is_free(&self, needed: &HeldByCrossings) -> bool {
+        let crossings = self.crossings();
+        self.crossing_holds().are_free(needed, &crossings)
+    }
+
+    /// Waits until it may be that none holds it; [`Errno::EAGAIN`] if that takes longer than `limit`. The caller has no locks.
+    pub(crate) async fn until_free(
+        &self,
+        needed: &HeldByCrossings,
+        limit: Duration,
+    ) -> DiskResult<()> {
+        let until = self.env.now() + limit;
+        loop {
+            // In this order: what is released from now on is heard of.
+            let released = self.crossing_holds().next_release();
+            if self.is_free(needed) {
+                return Ok(());
+            }
+            self.journal.check()?;
+            let left = until.since(self.env.now());
+            if left.is_zero() {
+                return Err(Errno::EAGAIN);
+            }
+            // Nothing is released where this member is the primary no more.
+            let _ = timeout(&*self.env, left.min(FREE_CHECK_EVERY), released).await;
+        }
+    }
+
+    /// Holds what a change over several groups needs, in the part of `part`; none if it is not free.
+    pub(crate) fn hold_for(
+        self: &Arc<Self>,
+        crossing: CrossingId,
+        part: HoldingPart,
+        held: HeldByCrossings,
+    ) -> Option<HeldCrossing<D>> {
+        let crossings = self.crossings();
+        let mut holds = self.crossing_holds();
+        if !holds.are_free(&held, &crossings) {
+            return None;
+        }
+        holds.hold((crossing, part), held);
+        Some(HeldCrossing { member: Some(self.clone()), held: (crossing, part) })
+    }
+
+    /// Whether this member is at work on a change over several groups that it began.
+    pub(crate) fn coordinates(&self, crossing: CrossingId) -> bool {
+        self.crossing_holds().coordinates(crossing)
+    }
+
+    /// The lock of one change over several groups.
+    pub(crate) async fn crossing_turn(&self, crossing: CrossingId) -> Turn {
+        self.crossing_turns.write(crossing.0).await
+    }
+
+    /// A change is made: what it says of changes over several groups.
+    fn note_crossing(&self, change: &PoolChange) {
+        self.crossings().note(change);
+        if matches!(change, PoolChange::PartMade { .. } | PoolChange::Abandoned { .. }) {
+            self.crossing_holds().wake();
+        }
     }
 
     fn done(&self) -> MutexGuard<'_, DoneCalls> {
@@ -275,6 +380,7 @@ impl<D: Disk> PoolMember<D> {
         if let Some(backups) = self.backups() {
             backups.close();
         }
+        self.crossing_holds().wake();
     }
 
     /// Whether it does no more work.
@@ -300,8 +406,10 @@ impl<D: Disk> PoolMember<D> {
         self.note_in_log(order, change);
         self.note_decided(change, sequence);
         if let Some(backups) = self.backups() {
-            if let PoolChange::Make { id, .. } | PoolChange::Attributes { id, .. } = change {
-                backups.note_needed(*id, order);
+            for part in change.parts() {
+                if let PoolChange::Make { id, .. } | PoolChange::Attributes { id, .. } = part {
+                    backups.note_needed(*id, order);
+                }
             }
             let append = ItemKind::Append { order, change: change.encode() };
             let handed = backups.hand(append, Bytes::new());
@@ -323,14 +431,16 @@ impl<D: Disk> PoolMember<D> {
 
     /// A change is in the journal, and is made now.
     fn note_decided(&self, change: &PoolChange, sequence: u64) {
-        if let PoolChange::Make { id, .. }
-        | PoolChange::Attributes { id, .. }
-        | PoolChange::Extended { id, .. } = change
-        {
-            self.unsettled().insert(*id, sequence);
-        }
-        if self.in_group {
-            self.marks().note(change);
+        for part in change.parts() {
+            if let PoolChange::Make { id, .. }
+            | PoolChange::Attributes { id, .. }
+            | PoolChange::Extended { id, .. } = part
+            {
+                self.unsettled().insert(*id, sequence);
+            }
+            if self.in_group {
+                self.marks().note(part);
+            }
         }
     }
 
@@ -462,7 +572,8 @@ impl<D: Disk> PoolMember<D> {
             let marks = self.marks();
             (marks.all(), marks.since_all_had_everything().clone())
         };
-        GroupEntries { log, last, marks, remembered, calls: self.done().clone() }
+        let crossings = self.crossings().clone();
+        GroupEntries { log, last, marks, remembered, calls: self.done().clone(), crossings }
     }
 
     /// After all changes up to record `sequence` are on the disk and in the index, those up to `order` made, and the log's last is

@@ -19,11 +19,12 @@ use crate::disk::{Disk, DiskResult, Making, replace_file};
 use crate::held::HeldFiles;
 use crate::index::{IndexMeta, PoolIndex};
 use crate::journal::{HALF_BYTES, JournalRecord, PoolJournal};
-use crate::layout::{FileId, OWN_DIRECTORY, SLOTS_DIRECTORY, Slot};
+use crate::layout::{FileId, GroupNumber, OWN_DIRECTORY, SLOTS_DIRECTORY};
 use crate::map::{VoterError, make_votes, members_file};
 use crate::members::PoolMembers;
 use crate::messages::{BeginCopy, CopyStage};
 use crate::pool_map::PoolMap;
+use crate::routing::PoolId;
 use crate::turns::Turns;
 
 pub(super) const STAMP: &[u8] = b"stamp";
@@ -34,6 +35,8 @@ const LEFT_ALONE: &[u8] = b"lost+found";
 
 /// The deepest distribution level: the paper's figures end at 10.
 const MAX_LEVEL: u8 = 16;
+/// The first line of a stamp.
+const STAMP_LINE: &str = "atoll pool 2";
 
 /// Numbers that are passed over at each start: as many files may have got one since the last checkpoint, and the journal knows
 /// only of those that Atoll made.
@@ -44,6 +47,8 @@ pub(super) const PASSED_OVER: u64 = 1 << 24;
 pub struct PoolSettings {
     /// Names the pool.
     pub pool: [u8; 16],
+    /// Which of its groups has the files of this directory.
+    pub group: GroupNumber,
     /// Directories down to this level are distributed (Kosha §3.2); at most 16.
     pub level: u8,
 }
@@ -117,20 +122,39 @@ pub struct OpenReport {
 }
 
 impl PoolSettings {
+    /// Of the group that has the root directory.
+    pub fn new(pool: [u8; 16], level: u8) -> PoolSettings {
+        PoolSettings { pool, group: GroupNumber::FIRST, level }
+    }
+
+    /// What names this group of the pool in calls: of the first one it is the pool's name.
+    pub fn address(&self) -> PoolId {
+        if self.group == GroupNumber::FIRST {
+            return self.pool;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("atoll pool group address 1");
+        hasher.update(&self.pool).update(&[self.group.number()]);
+        let hash = hasher.finalize();
+        *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
+    }
+
     fn to_stamp(self) -> String {
         let pool = u128::from_be_bytes(self.pool);
-        format!("atoll pool 1\npool {pool:032x}\nlevel {}\n", self.level)
+        let PoolSettings { group, level, .. } = self;
+        format!("{STAMP_LINE}\npool {pool:032x}\ngroup {group}\nlevel {level}\n")
     }
 
     fn from_stamp(text: &str) -> Option<PoolSettings> {
         let mut lines = text.lines();
-        if lines.next()? != "atoll pool 1" {
+        if lines.next()? != STAMP_LINE {
             return None;
         }
         let pool = lines.next()?.strip_prefix("pool ")?;
         let pool = u128::from_str_radix(pool, 16).ok()?.to_be_bytes();
+        let group = lines.next()?.strip_prefix("group ")?.parse().ok()?;
         let level = lines.next()?.strip_prefix("level ")?.parse().ok()?;
-        (level <= MAX_LEVEL).then_some(PoolSettings { pool, level })
+        let group = GroupNumber::new(group)?;
+        (level <= MAX_LEVEL).then_some(PoolSettings { pool, group, level })
     }
 }
 
@@ -256,7 +280,7 @@ pub async fn create_member<D: Disk>(
     let cannot = "cannot make its directories";
     let own = OWN_DIRECTORY.as_bytes();
     disk.make(&top, own, Making::Directory, 0o700).await.map_err(failed(cannot))?;
-    make_root(disk, &top).await.map_err(failed(cannot))?;
+    make_fixed(disk, &top, settings.group).await.map_err(failed(cannot))?;
     if let Some(map) = map {
         let own = disk.node(&top, OWN_DIRECTORY.as_bytes()).await.map_err(failed(cannot))?;
         if map.epoch == 1 {
@@ -269,20 +293,29 @@ pub async fn create_member<D: Disk>(
     write_stamp(disk, settings).await.map_err(failed("cannot write its stamp"))
 }
 
-/// Makes the directories of the slots and the root, in a D without them.
-pub(super) async fn make_root<D: Disk>(disk: &D, top: &D::Node) -> DiskResult<()> {
+/// Makes the directories of the slots, and those that a group always has, in a D without them.
+pub(super) async fn make_fixed<D: Disk>(
+    disk: &D,
+    top: &D::Node,
+    group: GroupNumber,
+) -> DiskResult<()> {
     disk.make(top, SLOTS_DIRECTORY.as_bytes(), Making::Directory, 0o700).await?;
     let slots = disk.node(top, SLOTS_DIRECTORY.as_bytes()).await?;
-    let slot = Slot::ROOT.to_string();
-    disk.make(&slots, slot.as_bytes(), Making::Directory, 0o700).await?;
-    let slot = disk.node(&slots, slot.as_bytes()).await?;
-    let root = FileId::ROOT.to_string();
-    disk.make(&slot, root.as_bytes(), Making::Directory, 0o755).await?;
-    let root = disk.node(&slot, root.as_bytes()).await?;
-    let (id, flags) = (FileId::ROOT.0.to_be_bytes(), Default::default());
-    // Where there are no such attributes the index alone knows files.
-    let _ = disk.set_xattr(&root, ID_ATTRIBUTE, &id, flags).await;
-    disk.set_mode(&root, 0o755).await
+    for id in FileId::fixed(group) {
+        let slot = id.slot().to_string();
+        match disk.make(&slots, slot.as_bytes(), Making::Directory, 0o700).await {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        let slot = disk.node(&slots, slot.as_bytes()).await?;
+        let name = id.to_string();
+        disk.make(&slot, name.as_bytes(), Making::Directory, 0o755).await?;
+        let node = disk.node(&slot, name.as_bytes()).await?;
+        // Where there are no such attributes the index alone knows files.
+        let _ = disk.set_xattr(&node, ID_ATTRIBUTE, &id.0.to_be_bytes(), Default::default()).await;
+        disk.set_mode(&node, 0o755).await?;
+    }
+    Ok(())
 }
 
 async fn write_stamp<D: Disk>(disk: &D, settings: PoolSettings) -> DiskResult<()> {
@@ -484,7 +517,9 @@ impl<D: Disk> PoolMember<D> {
             Err(Errno::ENOENT)
                 if copied::read_stage(&disk, &own).await? == Some(CopyStage::Names) =>
             {
-                make_root(&disk, &top).await.map_err(failed("cannot make its slots"))?;
+                make_fixed(&disk, &top, settings.group)
+                    .await
+                    .map_err(failed("cannot make its slots"))?;
                 disk.node(&top, SLOTS_DIRECTORY.as_bytes()).await
             }
             slots => slots,
@@ -516,7 +551,8 @@ impl<D: Disk> PoolMember<D> {
             held: Mutex::new(HeldFiles::new(max_nodes)),
             turns: Turns::default(),
             whole: Turns::default(),
-            next: AtomicU64::new(FileId::ROOT.0 + 1),
+            crossing_turns: Turns::default(),
+            next: AtomicU64::new(FileId::FIRST_COUNT),
             unsettled: Mutex::default(),
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
@@ -527,6 +563,8 @@ impl<D: Disk> PoolMember<D> {
             marks: Mutex::default(),
             is_closed: AtomicBool::new(false),
             done: Mutex::default(),
+            crossings: Mutex::default(),
+            crossing_holds: Mutex::default(),
             planned: Mutex::new(None),
             copying: Mutex::new(stage),
             slots,

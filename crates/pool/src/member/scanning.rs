@@ -9,7 +9,7 @@ use super::{OpenError, PoolMember};
 use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Listed, Making, Stat, missing_is_none};
 use crate::index::FileRecord;
-use crate::layout::{self, FileId, Placeholder, Slot};
+use crate::layout::{self, FileId, LinkForm, Placeholder, Referral, Slot};
 
 /// Which inodes, by their generations, are which files.
 type KnownInodes = BTreeMap<(u64, u64), FileId>;
@@ -198,14 +198,14 @@ impl<D: Disk> PoolMember<D> {
             }
             (None, None) => return Err(Errno::EIO),
         };
-        let placeholders = match stat.kind {
+        let placeholders = self.record(id)?.map_or(0, |record| record.placeholders);
+        let record = match stat.kind {
             FileKind::Symlink => {
                 let target = self.disk.read_node(node).await?;
-                u32::from(layout::unescape(&target).len() < target.len())
+                FileRecord::of(stat, *slot, 0).with_form(LinkForm::of(&target))
             }
-            _ => self.record(id)?.map_or(0, |record| record.placeholders),
+            _ => FileRecord::of(stat, *slot, placeholders),
         };
-        let record = FileRecord::of(stat, *slot, placeholders);
         self.index.put_file(id, record);
         if let Some(place) = place {
             self.index.add_place(id, place);
@@ -221,18 +221,50 @@ impl<D: Disk> PoolMember<D> {
         placeholder: Placeholder,
     ) -> DiskResult<bool> {
         let wanted = placeholder.target(self.home(place.parent)?.steps);
+        Ok(self.mend_link((place, dir), placeholder.id, &wanted).await?.is_some())
+    }
+
+    /// As [`PoolMember::mend_placeholder`], of a referral, which is a file of its own.
+    pub(crate) async fn mend_referral(
+        &self,
+        place: &PoolPlace,
+        dir: &D::Node,
+        referral: Referral,
+    ) -> DiskResult<()> {
+        let wanted = referral.target(self.home(place.parent)?.steps);
+        let Some(node) = self.mend_link((place, dir), referral.id, &wanted).await? else {
+            return Ok(());
+        };
+        let stat = self.disk.stat(&node).await?;
+        self.held().drop_node(referral.id);
+        let record = FileRecord::of(&stat, None, 0).with_form(LinkForm::Referral(referral));
+        self.index.put_file(referral.id, record);
+        Ok(())
+    }
+
+    /// Puts another symbolic link under a name, if another one stands there; returns it.
+    async fn mend_link(
+        &self,
+        (place, dir): (&PoolPlace, &D::Node),
+        id: FileId,
+        wanted: &[u8],
+    ) -> DiskResult<Option<D::Node>> {
         let stands = missing_is_none(self.disk.read_link(dir, &place.name).await)?;
         if stands.is_none_or(|stands| stands == wanted) {
-            return Ok(false);
+            return Ok(None);
         }
         let own = self.own().await?;
-        let beside = format!("link-{}", placeholder.id).into_bytes();
+        let beside = format!("link-{id}").into_bytes();
         match self.disk.unlink(&own, &beside).await {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
-        self.disk.make(&own, &beside, Making::Symlink(&wanted), 0o777).await?;
+        self.disk.make(&own, &beside, Making::Symlink(wanted), 0o777).await?;
+        let node = self.disk.node(&own, &beside).await?;
+        if Referral::parse(wanted).is_some() {
+            self.set_id(&node, id).await;
+        }
         self.disk.rename((&own, &beside), (dir, &place.name), RenameFlags::default()).await?;
-        Ok(true)
+        Ok(Some(node))
     }
 }

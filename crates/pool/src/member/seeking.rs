@@ -7,7 +7,7 @@ use super::{ID_ATTRIBUTE, PoolMember, whole};
 use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::index::FileRecord;
-use crate::layout::{self, FileId, Placeholder, Slot};
+use crate::layout::{self, FileId, LinkForm, Placeholder, Slot};
 
 /// More directories above each other than any path has: an index that says so is damaged.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
@@ -43,9 +43,9 @@ impl<D: Disk> PoolMember<D> {
         self.index.places(id).map_err(|error| self.index_failed(&error))
     }
 
-    /// The directory that holds a directory; none for the root.
+    /// The directory that holds a directory; none for one that is always there.
     pub(crate) fn parent_of(&self, id: FileId) -> DiskResult<Option<FileId>> {
-        if id == FileId::ROOT {
+        if id.is_fixed() {
             return Ok(None);
         }
         let place = self.places(id)?.into_iter().next().ok_or(Errno::ESTALE)?;
@@ -206,18 +206,18 @@ impl<D: Disk> PoolMember<D> {
             stat.size_bytes = written_size(&stat, &record);
             return Ok(FoundFile { id, stat, slot: None });
         }
-        let mut is_escaped = false;
+        let mut form = LinkForm::Plain;
         if stat.kind == FileKind::Symlink && stat.size_bytes >= MIN_PLACEHOLDER_BYTES {
             let target = self.disk.read_link(dir, name).await?;
             if let Some(place) = Placeholder::parse(&target) {
                 return self.behind(parent, dir, name, place).await;
             }
-            is_escaped = layout::unescape(&target).len() < target.len();
+            form = LinkForm::of(&target);
         }
         if self.in_group {
             return Err(Errno::ENOENT);
         }
-        let id = self.adopt(dir, &place, stat, is_escaped).await?;
+        let id = self.adopt(dir, &place, stat, form).await?;
         let record = self.record(id)?.ok_or(Errno::ESTALE)?;
         stat.size_bytes = written_size(&stat, &record);
         Ok(FoundFile { id, stat, slot: None })
@@ -303,7 +303,7 @@ impl<D: Disk> PoolMember<D> {
         dir: &D::Node,
         place: &PoolPlace,
         stat: Stat,
-        is_escaped: bool,
+        form: LinkForm,
     ) -> DiskResult<FileId> {
         let _one = self.whole.write(whole::ADOPTION).await;
         let known = self.index.by_inode(stat.ino).map_err(|error| self.index_failed(&error))?;
@@ -324,7 +324,7 @@ impl<D: Disk> PoolMember<D> {
                 id
             }
         };
-        let record = FileRecord::of(&stat, None, u32::from(is_escaped));
+        let record = FileRecord::of(&stat, None, 0).with_form(form);
         self.index.put_file(id, record);
         self.index.add_place(id, place);
         Ok(id)
@@ -350,7 +350,7 @@ impl<D: Disk> PoolMember<D> {
         Ok(unsure.contains(&id.count()) && self.record(id)?.is_none())
     }
 
-    fn was_given(&self, id: FileId) -> bool {
+    pub(crate) fn was_given(&self, id: FileId) -> bool {
         id.count() < self.next.load(std::sync::atomic::Ordering::SeqCst)
     }
 
@@ -368,12 +368,12 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Whether a directory that is made in `parent` is a distributed one: at most as deep as the distribution level (Kosha §3.2).
-    /// The root's own entries are at level 1.
+    /// The root's own entries are at level 1, and so are directories with a name in another group.
     pub(crate) fn is_to_be_distributed(&self, parent: FileId) -> DiskResult<bool> {
         let mut at = Some(parent);
         for _ in 0..self.settings.level {
             match at {
-                Some(FileId::ROOT) => return Ok(true),
+                Some(directory) if directory.is_fixed() => return Ok(true),
                 Some(directory) => at = self.parent_of(directory)?,
                 None => return Ok(false),
             }
@@ -414,7 +414,7 @@ impl<D: Disk> PoolMember<D> {
 
 /// The length of a file as a user wrote it: a symbolic link may be stored with an escape.
 fn written_size(stat: &Stat, record: &FileRecord) -> u64 {
-    match stat.kind == FileKind::Symlink && record.placeholders > 0 {
+    match record.is_escaped() {
         true => stat.size_bytes.saturating_sub(layout::ESCAPE.len() as u64),
         false => stat.size_bytes,
     }

@@ -5,6 +5,7 @@
 //! client    RemoteFs: a file system whose calls are made by the server; goes on over lost calls and restarts
 //! server    RemoteServer: makes the calls of clients, each change once
 //! locking   the locks of clients: who waits, when they end, what other members are told
+//! spread    SpreadFs: one file system over the groups of a pool
 //! sessions  what each client has open and holds, and the replies that are kept for it
 //! route     how calls reach the server
 //! wire      methods and messages
@@ -20,10 +21,12 @@ mod locking;
 mod route;
 mod server;
 mod sessions;
+mod spread;
 mod wire;
 
 pub use client::RemoteFs;
 pub(crate) use locking::LockKeeper;
 pub use route::{PeerRoute, Route};
 pub use server::RemoteServer;
+pub use spread::{OpenGroup, SpreadFs};
 pub use wire::METHODS;

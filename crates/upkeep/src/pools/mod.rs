@@ -282,7 +282,7 @@ impl Pools {
         let group = record.group.take().ok_or("it has one member")?;
         let disk = Directory::open(&record.dir)
             .map_err(|error| format!("{}: {error}", record.dir.display()))?;
-        let settings = PoolSettings { pool, level: group.level };
+        let settings = PoolSettings::new(pool, group.level);
         match create_member(&disk, settings, Some(map)).await {
             Ok(()) => {}
             // It was made before a crash.
@@ -319,7 +319,7 @@ impl Pools {
         let (env, transport) = (&self.node.env, &self.node.transport);
         let until = env.now() + RELEASE_LIMIT;
         let member = loop {
-            match GroupMember::start(env.clone(), transport.clone(), disk()?).await {
+            match GroupMember::start(env.clone(), transport.clone(), disk()?, None).await {
                 Err(OpenError::InUse) if env.now() < until => {
                     sleep(&**env, FAILURE_CHECK_EVERY).await;
                 }

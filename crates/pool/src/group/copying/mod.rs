@@ -211,6 +211,9 @@ impl<D: Disk> Primary<D> {
         for (client, record) in group.calls.records() {
             sender.send(CopyBatch::Calls(client.to_vec(), record)).await?;
         }
+        for record in group.crossings.records() {
+            sender.send(CopyBatch::Crossing(record)).await?;
+        }
         sender.send(CopyBatch::End(all)).await?;
         sender.arrive().await
     }
@@ -281,7 +284,7 @@ impl<D: Disk> Primary<D> {
             let Some((last, _)) = page.last() else { return Ok(()) };
             at = *last;
             for (id, record) in page.iter().filter(|(_, of)| of.kind == FileKind::Directory) {
-                let has_name = *id == FileId::ROOT
+                let has_name = id.is_fixed()
                     || !tables
                         .places(*id)
                         .map_err(|error| failed(self.member.index_failed(&error)))?
@@ -418,7 +421,7 @@ impl<D: Disk> Primary<D> {
                     sleep(&*self.env, RETRY_AFTER).await;
                     continue;
                 };
-                for change in changes.values() {
+                for change in changes.values().flat_map(PoolChange::parts) {
                     match change {
                         PoolChange::Make { id, at, .. } => {
                             let is_sure =

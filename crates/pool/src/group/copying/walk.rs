@@ -44,7 +44,7 @@ impl NamesWalk {
     }
 
     fn is_given(&self, dir: FileId) -> bool {
-        dir == FileId::ROOT || dir < self.at || self.early.contains(&dir)
+        dir.is_fixed() || dir < self.at || self.early.contains(&dir)
     }
 
     /// The next file; none at the end.
@@ -92,7 +92,7 @@ impl NamesWalk {
             }
             let Some((id, record)) = self.page.pop_front() else { return Ok(None) };
             self.at = id;
-            if id != FileId::ROOT && !self.early.remove(&id) && !self.lost.contains(&id) {
+            if !id.is_fixed() && !self.early.remove(&id) && !self.lost.contains(&id) {
                 return Ok(Some((id, record)));
             }
         }
@@ -113,7 +113,8 @@ mod tests {
         let (index, _) = PoolIndex::open(file).unwrap();
         for (id, kind, places) in files {
             let slot = (*id == 1).then_some(Slot::ROOT);
-            let record = FileRecord { ino: *id, generation: 0, slot, placeholders: 0, kind: *kind };
+            let (ino, kind, leads_to) = (*id, *kind, None);
+            let record = FileRecord { ino, generation: 0, slot, placeholders: 0, kind, leads_to };
             index.put_file(FileId(*id), record);
             for (parent, name) in *places {
                 index.add_place(FileId(*id), &PoolPlace::new(FileId(*parent), name.as_bytes()));
@@ -137,7 +138,7 @@ mod tests {
         use FileKind::{Directory, Regular};
         let (_index, tables) = tables(&[
             (1, Directory, &[]),
-            (2, Regular, &[(9, "in two"), (7, "directories")]),
+            (4, Regular, &[(9, "in two"), (7, "directories")]),
             (3, Directory, &[(8, "below younger ones")]),
             (7, Directory, &[(1, "seven")]),
             (8, Directory, &[(9, "eight")]),
@@ -148,7 +149,7 @@ mod tests {
             (13, Regular, &[(99, "nowhere")]),
         ]);
         let mut walk = NamesWalk::new(tables);
-        assert_eq!(walked(&mut walk), [7, 9, 2, 8, 3, 12]);
+        assert_eq!(walked(&mut walk), [9, 8, 3, 7, 4, 12]);
         assert!(walk.early.is_empty());
     }
 
@@ -161,7 +162,7 @@ mod tests {
             .collect();
         let mut files: Vec<TestFile<'_>> = vec![(1, FileKind::Directory, &[])];
         for (number, places) in places.iter().enumerate() {
-            files.push((number as u64 + 2, FileKind::Regular, places));
+            files.push((number as u64 + 16, FileKind::Regular, places));
         }
         files.push((4000, FileKind::Directory, &[(1, "younger than what is in it")]));
         let (_index, tables) = tables(&files);

@@ -11,7 +11,7 @@ use super::Redo;
 use super::outcomes::FileOutcome;
 use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Stat, missing_is_none};
-use crate::layout::{FileId, Placeholder, Slot};
+use crate::layout::{FileId, Placeholder, Referral, Slot};
 
 /// How sure it is that a file is the one that is sought.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -184,6 +184,12 @@ impl<D: Disk> Redo<'_, D> {
         stat: &Stat,
     ) -> DiskResult<Option<Likeness>> {
         let certain = |is_it: bool| is_it.then_some(Likeness::Certain);
+        if stat.kind == FileKind::Symlink
+            && let Some(referral) = Referral::parse(&self.member.disk.read_node(node).await?)
+        {
+            // One that was put in the place of another has its name alone.
+            return Ok(certain(referral.id == id));
+        }
         let said = self.member.id_of(node).await;
         // What the index knows is that inode, and no copy of it with its attributes.
         if let Some(record) = self.member.record(id)? {

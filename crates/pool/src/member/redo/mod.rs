@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_vfs::{Errno, FileKind, RenameFlags};
 
-use self::outcomes::{FileOutcomes, LastAttributes, named};
+use self::outcomes::{FileOutcomes, LastAttributes, numbers};
 use super::following::{self, FollowedChanges};
 use super::opening::{checkpoint_of, last_of_unbroken, released_of};
 use super::{OpenError, OpenReport, PoolMember};
@@ -38,10 +38,13 @@ impl<D: Disk> PoolMember<D> {
     ) -> Result<OpenReport, OpenError> {
         let mut report = OpenReport::default();
         let last_record = records.last().map_or(0, |record| record.sequence);
-        let highest =
-            records.iter().flat_map(|record| named(&record.change)).map(|id| id.count() + 1).max();
+        let highest = records
+            .iter()
+            .flat_map(|record| numbers(&record.change))
+            .map(|id| id.count() + 1)
+            .max();
         let next =
-            highest.unwrap_or(0).max(meta.map_or(0, |meta| meta.next)).max(FileId::ROOT.0 + 1);
+            highest.unwrap_or(0).max(meta.map_or(0, |meta| meta.next)).max(FileId::FIRST_COUNT);
         self.pass_over(next);
         if let Some(meta) = meta {
             self.note_unsure(meta.next);
@@ -65,6 +68,7 @@ impl<D: Disk> PoolMember<D> {
         }
         *self.log() = group.log;
         *self.done() = group.calls;
+        *self.crossings() = group.crossings;
         let mut decided = self.index.logged(order, usize::MAX).map_err(index_failed)?;
         let newer = records.into_iter().filter(|record| record.sequence > known);
         for record in newer.filter(|record| record.order > 0) {
@@ -100,13 +104,16 @@ impl<D: Disk> PoolMember<D> {
         for (order, change) in &made {
             if !withdrawn.contains(order) {
                 self.note_done(*order, change);
+                self.crossings().note(change);
             }
         }
         report.changes_redone = made.len();
         let failed = |errno| OpenError::Disk("cannot make the changes of its journal again", errno);
         if self.in_group {
             for (order, change) in &made {
-                self.marks().note(change);
+                for part in change.parts() {
+                    self.marks().note(part);
+                }
                 if *change == PoolChange::LogBegins {
                     self.log().begin_after(*order - 1);
                 }
@@ -394,7 +401,8 @@ impl<'a, D: Disk> Redo<'a, D> {
         // The log of a member that was away says what others have synced: the file may have been nowhere here.
         let is_filled = self.outcomes.file(id).is_filled && !self.member.in_group;
         let Some(birth) = self.birth(id).cloned().filter(|_| !is_filled) else { return Ok(false) };
-        let stored = birth.what.stored_target().ok_or(Errno::ENAMETOOLONG)?;
+        // How far up a referral leads is put right when all directories are in their places.
+        let stored = birth.what.stored_target(0).ok_or(Errno::ENAMETOOLONG)?;
         let making = birth.what.making(&stored);
         // A default access control list of the directory has its effect again.
         disk.make(dir, &place.name, making, birth.mode).await?;
@@ -458,7 +466,7 @@ impl<'a, D: Disk> Redo<'a, D> {
 
     /// Removes the names that a file should not have; whether it could: not a directory with something in it.
     async fn remove(&mut self, id: FileId) -> DiskResult<bool> {
-        if id == FileId::ROOT {
+        if id.is_fixed() {
             return Ok(true);
         }
         let after = self.outcomes.file(id).after.clone();
@@ -579,7 +587,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             None => member.record(id)?.and_then(|record| record.slot),
         };
         let node = nodes.get(&id).cloned().flatten();
-        let is_there = !found.is_empty() || id == FileId::ROOT;
+        let is_there = !found.is_empty() || id.is_fixed();
         let Some(node) = node.filter(|_| is_there) else {
             if let Some(record) = member.record(id)? {
                 member
@@ -590,11 +598,17 @@ impl<'a, D: Disk> Redo<'a, D> {
             return Ok(());
         };
         let stat = member.disk.stat(&node).await?;
-        let placeholders = match &outcome.birth {
-            Some(birth) if stat.kind == FileKind::Symlink => u32::from(birth.what.is_escaped()),
-            _ => member.record(id)?.map_or(0, |record| record.placeholders),
+        let before = member.record(id)?;
+        let record = match (&outcome.birth, before) {
+            (Some(birth), _) if stat.kind == FileKind::Symlink => {
+                FileRecord::of(&stat, slot, 0).with_form(birth.what.link_form())
+            }
+            (_, Some(before)) => {
+                let FileRecord { placeholders, leads_to, .. } = before;
+                FileRecord { leads_to, ..FileRecord::of(&stat, slot, placeholders) }
+            }
+            (_, None) => FileRecord::of(&stat, slot, 0),
         };
-        let record = FileRecord::of(&stat, slot, placeholders);
         member.index.put_file(id, record);
         for place in &found {
             member.index.add_place(id, place);
@@ -604,7 +618,11 @@ impl<'a, D: Disk> Redo<'a, D> {
 
     /// Counts the placeholders that directories have gained and lost.
     fn count_placeholders(&mut self, id: FileId) -> DiskResult<()> {
-        if self.slot(id)?.is_none() {
+        let is_counted = match self.birth(id) {
+            Some(birth) => birth.what.is_counted(),
+            None => self.member.record(id)?.is_some_and(|record| record.is_counted(id)),
+        };
+        if !is_counted {
             return Ok(());
         }
         let before = self.outcomes.file(id).before.clone();
@@ -620,10 +638,20 @@ impl<'a, D: Disk> Redo<'a, D> {
 
     /// Lets the placeholder of a directory go up as far as it lies deep.
     async fn mend_placeholder(&mut self, id: FileId) -> DiskResult<()> {
-        let Some(slot) = self.slot(id)? else { return Ok(()) };
+        let slot = self.slot(id)?;
+        let referral = self.member.record(id)?.and_then(|record| record.referral(id));
+        if slot.is_none() && referral.is_none() {
+            return Ok(());
+        }
         for place in self.member.places(id)? {
-            if let Some(dir) = self.locate(place.parent).await? {
+            let Some(dir) = self.locate(place.parent).await? else { continue };
+            if let Some(slot) = slot {
                 self.member.mend_placeholder(&place, &dir, Placeholder { slot, id }).await?;
+            } else if let Some(referral) = referral
+                && let Err(errno) = self.member.mend_referral(&place, &dir, referral).await
+            {
+                // It matters to those alone who read the tree by hand.
+                tracing::warn!("the link to file {} leads elsewhere: {errno}", referral.file);
             }
         }
         Ok(())

@@ -53,7 +53,10 @@ impl FileOutcomes {
         mut places: impl FnMut(FileId) -> Result<Vec<PoolPlace>, PoolIndexError>,
     ) -> Result<FileOutcomes, PoolIndexError> {
         let mut all = FileOutcomes::default();
-        for (order, change) in changes {
+        let parts = changes
+            .iter()
+            .flat_map(|(order, change)| change.parts().iter().map(move |change| (order, change)));
+        for (order, change) in parts {
             let is_withdrawn = withdrawn.contains(order);
             for id in named(change) {
                 if !all.files.contains_key(&id) {
@@ -109,7 +112,12 @@ impl FileOutcomes {
             | PoolChange::Released { .. }
             | PoolChange::Began { .. }
             | PoolChange::LogBegins
-            | PoolChange::Withdrawn { .. } => {}
+            | PoolChange::Withdrawn { .. }
+            | PoolChange::Prepared { .. }
+            | PoolChange::Decided { .. }
+            | PoolChange::PartMade { .. }
+            | PoolChange::Abandoned { .. }
+            | PoolChange::Told { .. } => {}
         }
         if is_withdrawn {
             return;
@@ -171,13 +179,23 @@ impl FileOutcomes {
             | PoolChange::Released { .. }
             | PoolChange::Began { .. }
             | PoolChange::LogBegins
-            | PoolChange::Withdrawn { .. } => {}
+            | PoolChange::Withdrawn { .. }
+            | PoolChange::Prepared { .. }
+            | PoolChange::Decided { .. }
+            | PoolChange::PartMade { .. }
+            | PoolChange::Abandoned { .. }
+            | PoolChange::Told { .. } => {}
         }
     }
 }
 
-/// The files that a change names.
-pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
+/// The files that a change names, and those that it is going to make.
+pub(super) fn numbers(change: &PoolChange) -> impl Iterator<Item = FileId> {
+    change.parts().iter().flat_map(named).chain(change.given_numbers())
+}
+
+/// The files that a change names, which has no parts.
+fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
     let (first, second) = match change {
         PoolChange::Make { id, .. }
         | PoolChange::Link { id, .. }
@@ -193,7 +211,12 @@ pub(super) fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         | PoolChange::Released { .. }
         | PoolChange::Began { .. }
         | PoolChange::LogBegins
-        | PoolChange::Withdrawn { .. } => (None, None),
+        | PoolChange::Withdrawn { .. }
+        | PoolChange::Prepared { .. }
+        | PoolChange::Decided { .. }
+        | PoolChange::PartMade { .. }
+        | PoolChange::Abandoned { .. }
+        | PoolChange::Told { .. } => (None, None),
     };
     first.into_iter().chain(second)
 }

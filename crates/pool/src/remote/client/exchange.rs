@@ -18,6 +18,7 @@ use super::super::wire::{
     self, Answer, Begin, Begun, CallClass, CallHeader, FileCall, FileReply, Forgotten, SessionCall,
     SessionId,
 };
+use crate::messages::refused;
 
 /// How long the first attempt of a call may take; each one that brings no answer doubles it. A guess: beyond the round trip of any
 /// network, and little of the time that a call has.
@@ -283,6 +284,10 @@ impl Exchange {
                     Ok(Answer::Failed(errno)) => return Err(Errno::from_number(errno).into()),
                     Err(_) => return Err(Errno::EPROTO.into()),
                 },
+                // No file has such a number.
+                Err(CallError::Refused(refusal)) if refusal.code == refused::NO_GROUP => {
+                    return Err(Errno::ESTALE.into());
+                }
                 Err(error) => {
                     let again = again_after(&error).ok_or(Stop::Errno(Errno::EPROTO))?;
                     attempts.pause(again).await;

@@ -1,0 +1,36 @@
+//! The other groups of a pool, as one of them sees them.
+
+use std::time::Duration;
+
+use atoll_env::BoxFuture;
+use atoll_key::PeerId;
+use atoll_net::{CallError, Reply, Request};
+
+use crate::layout::GroupNumber;
+
+/// Where a pool's other groups are, and which directories go to them.
+pub trait SiblingGroups: Send + Sync + 'static {
+    /// Whether there is any other one.
+    fn are_several(&self) -> bool;
+
+    /// Whether a node is a member of any group: it may ask for what one group asks of another.
+    fn is_member(&self, node: PeerId) -> bool;
+
+    /// Whether a node is a member of this group.
+    fn is_member_of(&self, group: GroupNumber, node: PeerId) -> bool;
+
+    /// In which group a directory is made that a directory of group `own` is to hold: one that is to be *spread* goes by the hash of
+    /// `seed` (Kosha §3.1), another one stays unless its group has no room (§3.3).
+    fn group_for(&self, own: GroupNumber, is_spread: bool, seed: u64) -> GroupNumber;
+
+    /// Makes a call that the primary of a group answers.
+    ///
+    /// # Errors
+    /// As [`atoll_net::Transport::call`].
+    fn call(
+        &self,
+        group: GroupNumber,
+        request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, CallError>>;
+}
