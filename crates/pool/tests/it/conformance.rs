@@ -89,7 +89,7 @@ impl Subject for Pools {
         Box::pin(async move {
             let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
             let disk = Directory::open(dir.path()).map_err(|error| error.to_string())?;
-            let settings = PoolSettings { pool: [7; 16], level: self.level };
+            let settings = PoolSettings::new([7; 16], self.level);
             create(&disk, settings).await.map_err(|error| error.to_string())?;
             let (fs, _) = PoolFs::open(env(), disk).await.map_err(|error| error.to_string())?;
             write_tree_to_fs(&tree, &fs).await.map_err(|error| error.to_string())?;

@@ -18,7 +18,7 @@ type Fs = PoolFs<SimulatedDisk>;
 
 async fn new_pool(level: u8) -> (SimulatedDisk, Fs) {
     let disk = SimulatedDisk::new(env());
-    create(&disk, PoolSettings { pool: [7; 16], level }).await.unwrap();
+    create(&disk, PoolSettings::new([7; 16], level)).await.unwrap();
     let fs = open(&disk).await;
     (disk, fs)
 }

@@ -7,4 +7,5 @@ mod group;
 mod map;
 mod plain;
 mod remote;
+mod spread;
 mod workload;

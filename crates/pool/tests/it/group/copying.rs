@@ -243,7 +243,7 @@ fn files_that_were_put_by_hand_are_given_to_who_joins() {
     // The pool of one takes the place of the one that was made.
     group.members()[0] = None;
     let disk = SimulatedDisk::new(group.sim.outside());
-    let settings = PoolSettings { pool: POOL, level: 1 };
+    let settings = PoolSettings::new(POOL, 1);
     let (host, local) = (group.hosts[0], group.sim.peer(group.hosts[0]));
     let env = group.sim.env(host);
     let shared = {

@@ -598,7 +598,7 @@ fn a_pool_of_one_that_is_shared_keeps_the_locks_of_its_mounts_as_it_grows() {
     let mut group = Group::of(1, 3, 1);
     group.members()[0] = None;
     let disk = SimulatedDisk::new(group.sim.outside());
-    let settings = PoolSettings { pool: POOL, level: 1 };
+    let settings = PoolSettings::new(POOL, 1);
     let (env, local) = (group.sim.env(group.hosts[0]), group.sim.peer(group.hosts[0]));
     group.now(atoll_pool::create(&disk, settings)).unwrap();
     let (mounted, _) = group.now(PoolFs::open(env.clone(), disk.clone())).unwrap();

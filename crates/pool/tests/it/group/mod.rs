@@ -127,7 +127,7 @@ impl Group {
         for _ in &hosts {
             // A machine lives longer than its processes.
             let disk = SimulatedDisk::new(sim.outside());
-            let settings = PoolSettings { pool: POOL, level };
+            let settings = PoolSettings::new(POOL, level);
             sim.block_on(LONG, create_member(&disk, settings, Some(&first))).unwrap().unwrap();
             disks.push(disk);
         }
@@ -172,7 +172,7 @@ impl Group {
         let map = self.edit(via, move |member| {
             Box::pin(async move { member.enrol(peer, EDIT_LIMIT).await })
         })?;
-        let settings = PoolSettings { pool: POOL, level: self.level() };
+        let settings = PoolSettings::new(POOL, self.level());
         let made = create_member(&self.disks[at], settings, Some(&map));
         self.sim.block_on(LONG, made).unwrap().map_err(|error| error.to_string())?;
         self.left.retain(|left| *left != at);
@@ -241,7 +241,7 @@ impl Group {
     fn start(&mut self, at: usize) -> Result<(), OpenError> {
         let env = self.sim.env(self.hosts[at]);
         let transport: Arc<dyn Transport> = self.sim.transport(self.hosts[at]);
-        let start = GroupMember::start(env, transport.clone(), self.disks[at].clone());
+        let start = GroupMember::start(env, transport.clone(), self.disks[at].clone(), None);
         let member = self.sim.block_on(LONG, start).unwrap()?;
         let pools = PoolRouter::default();
         pools.add(member.settings().pool, member.service());

@@ -67,7 +67,7 @@ impl Pool {
         for _ in &hosts {
             // A machine lives longer than its processes.
             let disk = SimulatedDisk::new(sim.outside());
-            let settings = PoolSettings { pool: POOL, level: 1 };
+            let settings = PoolSettings::new(POOL, 1);
             let made = create_member(&disk, settings, Some(&first));
             sim.block_on(LONG, made).unwrap().unwrap();
             disk.set_latency(seed, Duration::from_millis(2));

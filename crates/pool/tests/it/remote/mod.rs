@@ -146,7 +146,7 @@ impl World {
                 BehindServer::Memory(Arc::new(MemoryFs::new(self.sim.env(self.server))))
             }
             Behind::Pool(level) => {
-                create(&disk, PoolSettings { pool: [7; 16], level }).await.unwrap();
+                create(&disk, PoolSettings::new([7; 16], level)).await.unwrap();
                 self.open(&disk).await
             }
         };

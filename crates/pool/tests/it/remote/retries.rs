@@ -614,7 +614,7 @@ fn two_attempts_at_the_same_time_are_one() {
     let world = World::new(1, Behind::Pool(1));
     world.block_on(async {
         let disk = SimulatedDisk::new(world.sim.outside());
-        create(&disk, PoolSettings { pool: [7; 16], level: 1 }).await.unwrap();
+        create(&disk, PoolSettings::new([7; 16], 1)).await.unwrap();
         let fs = PoolFs::open(world.sim.env(world.server), disk.clone()).await.unwrap().0;
         let made = fs.mknod(me(), ROOT, b"one", FileKind::Regular, 0o644, 0).await.unwrap();
         disk.set_latency(1, Duration::from_millis(5));

@@ -210,7 +210,7 @@ mod tests {
         let (first, env) = (disk.clone(), sim.env(host));
         let (mut fs, grounds) = sim
             .block_on(LONG, async {
-                let settings = PoolSettings { pool: [7; 16], level: (seed % 4) as u8 };
+                let settings = PoolSettings::new([7; 16], (seed % 4) as u8);
                 create(&first, settings).await.unwrap();
                 let fs: Arc<dyn FileSystem> = Arc::new(PoolFs::open(env, first).await.unwrap().0);
                 let grounds = Grounds::make(&*fs, 3, 4).await;

@@ -197,6 +197,12 @@ fn placeholder(file: &PlainFile) -> Option<String> {
     is_home(rest).then(|| rest.to_owned())
 }
 
+/// Whether the path is that of a directory that is always there, and has no name: of the root, or of the outside names of a group's
+/// files.
+fn is_fixed(home: &str) -> bool {
+    home == ROOT_PATH || home.ends_with("0000000000002") && home.len() == 20
+}
+
 /// Whether the path is that of a distributed directory: three and sixteen hexadecimal digits.
 fn is_home(path: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));
@@ -234,8 +240,9 @@ pub(crate) fn faults(tree: &PlainTree) -> Vec<String> {
     if !tree.contains_key(ROOT_PATH) {
         lines.push(format!("{ROOT_PATH}: there is no root directory"));
     }
-    let mut reached = BTreeSet::from([ROOT_PATH]);
-    let mut open = vec![ROOT_PATH];
+    let fixed = tree.keys().map(String::as_str).filter(|path| is_fixed(path));
+    let mut open: Vec<&str> = fixed.collect();
+    let mut reached: BTreeSet<&str> = open.iter().copied().collect();
     while let Some(home) = open.pop() {
         let below = format!("{home}/");
         for (led_to, names) in &placeholders {
@@ -247,7 +254,7 @@ pub(crate) fn faults(tree: &PlainTree) -> Vec<String> {
     }
     for path in tree.keys().filter(|path| is_home(path)) {
         match placeholders.contains_key(path) {
-            _ if path == ROOT_PATH => {}
+            _ if is_fixed(path) => {}
             false => lines.push(format!("{path}: has no name")),
             true if !reached.contains(path.as_str()) => {
                 lines.push(format!("{path}: cannot be reached from the root"));
@@ -305,7 +312,7 @@ mod tests {
     /// A disk after some steps, with the directories /dir, /dir/deep (both distributed) and /empty, and files in them.
     async fn written() -> SimulatedDisk {
         let disk = SimulatedDisk::new(env());
-        create(&disk, PoolSettings { pool: [7; 16], level: 2 }).await.unwrap();
+        create(&disk, PoolSettings::new([7; 16], 2)).await.unwrap();
         let fs = PoolFs::open(env(), disk.clone()).await.unwrap().0;
         let path = |path: &str| path.to_owned();
         for step in [
@@ -347,8 +354,8 @@ mod tests {
         run(async {
             let (one, other) = (written().await, written().await);
             let tree = plain_tree(&one).await.unwrap();
-            // The root, three directories with their placeholders, two files, one with two names, and a link.
-            assert_eq!(tree.len(), 11, "{:?}", tree.keys());
+            // The two that are always there, three directories with their placeholders, two files, one with two names, and a link.
+            assert_eq!(tree.len(), 12, "{:?}", tree.keys());
             assert_eq!(tree[&format!("{ROOT_PATH}/file")].bytes.len(), 102 * 64);
             assert_equal_replicas(&[("one", &one), ("other", &other)], Compared::default(), "here")
                 .await;

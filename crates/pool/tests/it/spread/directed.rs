@@ -1,0 +1,146 @@
+//! One change over several groups after the other.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::workload::steps::{Step, find, take};
+
+/// A pool in which these directories of the root lie in groups 0, 1 and 2.
+struct Spread {
+    _end: ShutDown,
+    machines: Machines,
+    fs: Arc<dyn FileSystem>,
+    homes: [String; 3],
+}
+
+impl Spread {
+    fn new(level: u8) -> Spread {
+        let machines = Machines::new(5);
+        let (fs, homes) = machines
+            .sim
+            .clone()
+            .block_on(LONG, async {
+                machines.make(level).await;
+                let fs = machines.mount(0).await;
+                let mut homes: [Option<String>; 3] = [None, None, None];
+                for number in 0..100 {
+                    if homes.iter().all(Option::is_some) {
+                        break;
+                    }
+                    let path = format!("/home-{number}");
+                    take(&*fs, &Step::Mkdir(path.clone())).await.unwrap();
+                    let inode = find(&*fs, &path).await.unwrap();
+                    let number = usize::from(GroupNumber::of(inode).number());
+                    if homes[number].is_none() {
+                        homes[number] = Some(path);
+                    } else {
+                        take(&*fs, &Step::Rmdir(path)).await.unwrap();
+                    }
+                }
+                (fs, homes.map(|home| home.expect("directories are spread over all groups")))
+            })
+            .unwrap();
+        Spread { _end: ShutDown(machines.sim.clone()), machines, fs, homes }
+    }
+
+    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.machines.sim.block_on(LONG, work).unwrap()
+    }
+}
+
+/// Kosha §3.1: directories of the first level are spread; what is in them stays with them. Nothing moves when names do.
+#[test]
+fn directories_are_spread_and_files_stay_where_they_were_made_whatever_their_names() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, .. } = &pool;
+    pool.run(async {
+        for (number, home) in homes.iter().enumerate() {
+            for name in ["file", "second"] {
+                let path = format!("{home}/{name}");
+                take(&**fs, &Step::Create(path.clone())).await.unwrap();
+                take(&**fs, &Step::Write(path.clone(), number as u8 + 1)).await.unwrap();
+                let inode = find(&**fs, &path).await.unwrap();
+                assert_eq!(GroupNumber::of(inode), group(number));
+            }
+            take(&**fs, &Step::Mkdir(format!("{home}/dir"))).await.unwrap();
+            take(&**fs, &Step::Create(format!("{home}/dir/below"))).await.unwrap();
+        }
+        let mut numbers = BTreeSet::new();
+        for (one, other) in [(0, 1), (1, 2), (2, 0)] {
+            let (from, to) = (format!("{}/file", homes[one]), format!("{}/got", homes[other]));
+            let before = find(&**fs, &from).await.unwrap();
+            take(&**fs, &Step::Rename(from.clone(), to.clone())).await.unwrap();
+            assert_eq!(find(&**fs, &to).await, Ok(before));
+            assert!(find(&**fs, &from).await.is_err());
+            numbers.insert(before);
+            let (from, to) = (format!("{}/dir", homes[one]), format!("{}/gotten", homes[other]));
+            take(&**fs, &Step::Rename(from, to.clone())).await.unwrap();
+            assert!(find(&**fs, &format!("{to}/below")).await.is_ok());
+        }
+        // Onwards, and back home.
+        for number in [0, 1, 2] {
+            let (here, next) = (&homes[(number + 1) % 3], &homes[(number + 2) % 3]);
+            take(&**fs, &Step::Rename(format!("{here}/got"), format!("{next}/on"))).await.unwrap();
+        }
+        for number in [0, 1, 2] {
+            let (there, home) = (&homes[(number + 2) % 3], &homes[number]);
+            let back = format!("{home}/file");
+            take(&**fs, &Step::Rename(format!("{there}/on"), back.clone())).await.unwrap();
+            assert!(numbers.contains(&find(&**fs, &back).await.unwrap()));
+        }
+    });
+    pool.machines.settle_and_compare().unwrap();
+}
+
+#[test]
+fn names_of_one_file_in_several_groups_are_links_of_it() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, .. } = &pool;
+    pool.run(async {
+        let file = format!("{}/file", homes[1]);
+        take(&**fs, &Step::Create(file.clone())).await.unwrap();
+        let inode = find(&**fs, &file).await.unwrap();
+        let nlink = async || fs.getattr(inode, None).await.unwrap().attr.nlink;
+        for (count, home) in [(2, &homes[0]), (3, &homes[2]), (4, &homes[1])] {
+            let link = format!("{home}/link");
+            take(&**fs, &Step::Link(file.clone(), link.clone())).await.unwrap();
+            assert_eq!((find(&**fs, &link).await, nlink().await), (Ok(inode), count));
+        }
+        take(&**fs, &Step::Unlink(file)).await.unwrap();
+        // Two names of one file: nothing happens.
+        let rename = Step::Rename(format!("{}/link", homes[0]), format!("{}/link", homes[2]));
+        take(&**fs, &rename).await.unwrap();
+        assert_eq!(nlink().await, 3);
+        for home in homes {
+            take(&**fs, &Step::Unlink(format!("{home}/link"))).await.unwrap();
+        }
+        assert!(find(&**fs, &format!("{}/link", homes[1])).await.is_err());
+    });
+    pool.machines.settle_and_compare().unwrap();
+}
+
+/// No rename puts a directory into itself, however many groups are in between.
+#[test]
+fn directories_of_several_groups_make_no_loop() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, .. } = &pool;
+    pool.run(async {
+        let [first, second, third] = homes;
+        take(&**fs, &Step::Rename(second.clone(), format!("{first}/b"))).await.unwrap();
+        take(&**fs, &Step::Rename(third.clone(), format!("{first}/b/c"))).await.unwrap();
+        take(&**fs, &Step::Mkdir(format!("{first}/b/c/d"))).await.unwrap();
+        let looping = [
+            (first.clone(), format!("{first}/x")),
+            (first.clone(), format!("{first}/b/c/d/x")),
+            (format!("{first}/b"), format!("{first}/b/c/x")),
+        ];
+        for (from, to) in looping {
+            let taken = take(&**fs, &Step::Rename(from.clone(), to.clone())).await;
+            assert_eq!(taken, Err(atoll_vfs::Errno::EINVAL), "{from} to {to}");
+        }
+        let parent = find(&**fs, &format!("{first}/b/c")).await.unwrap();
+        let above = fs.parent(crate::workload::me(), parent).await.unwrap().attr.inode;
+        assert_eq!(Ok(above), find(&**fs, &format!("{first}/b")).await);
+    });
+    pool.machines.settle_and_compare().unwrap();
+}
