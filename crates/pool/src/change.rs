@@ -212,13 +212,13 @@ pub(crate) struct CrossingId(#[n(0)] pub(crate) u64, #[n(1)] pub(crate) u64);
 /// The part in it of a group that does not coordinate it.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) struct CrossingPart {
-    /// Who decides.
+    /// The group that decides whether the change is made.
     #[n(0)]
     pub(crate) coordinator: GroupNumber,
     /// It moves a directory to another parent: one such change at a time.
     #[n(1)]
     pub(crate) moves: bool,
-    /// What the group makes, one after the other.
+    /// The changes that the group makes, in this order.
     #[cbor(n(2), with = "parts")]
     pub(crate) changes: Vec<PoolChange>,
 }
@@ -467,7 +467,7 @@ impl PoolChange {
         minicbor::to_vec(self).expect("a vector takes everything")
     }
 
-    /// What is made by it, one after the other: of a change over several groups this group's part.
+    /// The changes that a member makes for this one, in this order: of a change over several groups its group's part, else this one alone.
     pub(crate) fn parts(&self) -> &[PoolChange] {
         match self {
             PoolChange::Decided { changes, .. } | PoolChange::PartMade { changes, .. } => changes,
@@ -537,7 +537,7 @@ impl PoolChange {
 
     /// More bytes than it has when it is encoded.
     pub(crate) fn encoded_at_most(&self) -> usize {
-        /// What the numbers of a change and the frames of its fields take at most.
+        /// The most bytes that the numbers and field headers of a change take.
         const FIXED_BYTES: usize = 256;
         let of_kind = |what: &BirthKind| match what {
             BirthKind::Symlink(target) => target.len(),

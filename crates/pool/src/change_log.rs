@@ -17,7 +17,7 @@ use crate::change::PoolChange;
 /// has them in memory at once, some hundred megabytes.
 const MAX_CHANGES: u64 = 1_000_000;
 
-/// So many epochs are compared; a member that lacks more has nothing in common.
+/// The number of epochs that a member names. If the primary knows none of them, it takes the two logs for different from the start.
 const MAX_EPOCHS: usize = 64;
 
 /// See the module.

@@ -24,10 +24,10 @@ use crate::layout::{FileId, GroupNumber};
 /// A group has at most so many prepared parts.
 pub(crate) const MAX_PREPARED: usize = 1024;
 
-/// So many parts that have ended are remembered.
+/// The number of ended parts that a group remembers.
 const MAX_ENDED: usize = 1024;
 
-/// What somebody may wait for.
+/// The names and files that a change over several groups holds, or that a call needs.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct HeldByCrossings {
     places: BTreeSet<PoolPlace>,
@@ -40,7 +40,7 @@ pub(crate) struct HeldByCrossings {
 }
 
 impl HeldByCrossings {
-    /// What these changes need.
+    /// The names and files that these changes touch.
     pub(crate) fn of(changes: &[PoolChange], moves: bool) -> HeldByCrossings {
         let mut held = HeldByCrossings { moves, ..HeldByCrossings::default() };
         for change in changes {
@@ -94,11 +94,11 @@ impl HeldByCrossings {
 pub(crate) struct Crossings {
     /// Parts that wait for their outcome.
     prepared: BTreeMap<CrossingId, CrossingPart>,
-    /// What they hold.
+    /// The names and files of each part, so that they need not be gathered for each call that asks.
     held: BTreeMap<CrossingId, HeldByCrossings>,
     /// The last parts that were made or abandoned, so that none is prepared again by a message that comes late.
     ended: VecDeque<CrossingId>,
-    /// Crossings that were decided here, and the groups that have not said that they made their parts.
+    /// Crossings that were decided here and not told to all, and the other groups of each.
     decided: BTreeMap<CrossingId, BTreeSet<GroupNumber>>,
 }
 
@@ -212,6 +212,11 @@ impl CrossingHolds {
     /// Whether this member is at work on one.
     pub(crate) fn coordinates(&self, crossing: CrossingId) -> bool {
         self.held.contains_key(&(crossing, HoldingPart::Coordinates))
+    }
+
+    /// Whether none of them, nor a prepared part, holds anything.
+    pub(crate) fn hold_nothing(&self, crossings: &Crossings) -> bool {
+        self.held.is_empty() && crossings.held.is_empty()
     }
 
     /// Whether none of them, nor a prepared part, holds what is needed.

@@ -295,13 +295,13 @@ fn kind_of_letter(letter: u8) -> Option<FileKind> {
 }
 
 /// A kind of a file as a letter.
-mod kind_letter {
+pub(crate) mod kind_letter {
     use minicbor::encode::{Error, Write};
     use minicbor::{Decoder, Encoder};
 
     use super::{FileKind, kind_of_letter, letter_of};
 
-    pub(super) fn encode<C, W: Write>(
+    pub(crate) fn encode<C, W: Write>(
         kind: &FileKind,
         encoder: &mut Encoder<W>,
         _: &mut C,
@@ -309,7 +309,7 @@ mod kind_letter {
         encoder.u8(letter_of(*kind))?.ok()
     }
 
-    pub(super) fn decode<C>(
+    pub(crate) fn decode<C>(
         decoder: &mut Decoder<'_>,
         _: &mut C,
     ) -> Result<FileKind, minicbor::decode::Error> {

@@ -11,12 +11,11 @@ use atoll_vfs::{FileKind, check_name};
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
-use crate::calls::{kind_number, numbered_kind};
 use crate::change::{
     BirthKind, CrossingId, CrossingPart, FileBirth, MAX_CHANGE_BYTES, PoolChange, PoolPlace,
 };
 use crate::crossings::CrossingRecord;
-use crate::layout::FileId;
+use crate::layout::{FileId, kind_letter};
 use crate::locks::{self, LockPlace};
 use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
@@ -434,38 +433,8 @@ pub(crate) struct FoundName {
     #[n(1)]
     pub(crate) file: FileId,
     /// What that is.
-    #[n(2)]
-    pub(crate) kind: WireKind,
-}
-
-/// A kind of files, as it travels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct WireKind(pub(crate) FileKind);
-
-impl From<FileKind> for WireKind {
-    fn from(kind: FileKind) -> WireKind {
-        WireKind(kind)
-    }
-}
-
-impl<C> Encode<C> for WireKind {
-    fn encode<W: minicbor::encode::Write>(
-        &self,
-        encoder: &mut minicbor::Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), minicbor::encode::Error<W::Error>> {
-        encoder.u8(kind_number(self.0))?.ok()
-    }
-}
-
-impl<'b, C> Decode<'b, C> for WireKind {
-    fn decode(
-        decoder: &mut minicbor::Decoder<'b>,
-        _: &mut C,
-    ) -> Result<WireKind, minicbor::decode::Error> {
-        let kind = numbered_kind(decoder.u8()?).map(WireKind);
-        kind.ok_or_else(|| minicbor::decode::Error::message("there is no such kind of files"))
-    }
+    #[cbor(n(2), with = "kind_letter")]
+    pub(crate) kind: FileKind,
 }
 
 /// What the primary of one group asks that of another ([`crate::crossings`]).
@@ -533,7 +502,7 @@ pub(crate) enum CrossingReply {
         fresh: FileId,
     },
     #[n(2)]
-    Kind(#[n(0)] WireKind),
+    Kind(#[cbor(n(0), with = "kind_letter")] FileKind),
     #[n(5)]
     Number(#[n(0)] FileId),
     /// The file itself if it is a directory, then those above it; and the referral to the last one in another group, none if that is the

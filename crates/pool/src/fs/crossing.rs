@@ -5,10 +5,10 @@
 //! preparing this group's part of another one's
 //! ```
 //!
-//! A change is *planned* from what stands under its names, without locks; then this group holds what its own part is about, and the
-//! others prepare theirs, in the order of their numbers. Whoever finds that the plan is true no more, or waits too long for somebody
-//! else's change, refuses; all is let go, and planned again. Nobody waits for a lock while he holds one that others may wait for
-//! longer than [`PREPARE_LIMIT`].
+//! This group *plans* a change from what stands under its names, without locks. Then it holds the names and files of its own part, and
+//! the other groups prepare theirs, in the order of their numbers. A group refuses its part if the plan is not true any more, or if another
+//! change holds one of its names for too long. This group then lets go of everything, and plans the change again. So no group holds a
+//! name for longer than [`PREPARE_LIMIT`] while it waits for another one to prepare.
 
 mod plan;
 mod preparing;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::sleep;
-use atoll_net::{CallError, Request};
+use atoll_net::Request;
 use atoll_vfs::{Errno, FileKind};
 use futures_util::future::{join, join_all};
 
@@ -80,9 +80,6 @@ impl<D: Disk> PoolFs<D> {
                 let reply = messages::decode::<Result<CrossingReply, i32>>(&reply.header);
                 reply.ok_or(Errno::EPROTO)?.map_err(Errno::from_number)
             }
-            Err(CallError::Refused(_) | CallError::Unreachable(_) | CallError::TimedOut) => {
-                Err(Errno::EAGAIN)
-            }
             Err(error) => {
                 tracing::debug!("group {group}: {error}");
                 Err(Errno::EAGAIN)
@@ -116,12 +113,16 @@ impl<D: Disk> PoolFs<D> {
         }
     }
 
-    async fn try_to_cross(&self, mut plan: CrossingPlan) -> DiskResult<()> {
-        let own = self.group();
+    async fn try_to_cross(&self, plan: CrossingPlan) -> DiskResult<()> {
+        let CrossingPlan { mut parts, moved } = plan;
         let env = &self.member.env;
         let crossing = CrossingId(env.random_u64(), env.random_u64());
-        let changes = plan.parts.remove(&own).unwrap_or_default();
-        let moves = !plan.moved.is_empty();
+        let changes = parts.remove(&self.group()).unwrap_or_default();
+        let moves = !moved.is_empty();
+        if moves && self.group() != GroupNumber::FIRST {
+            // It puts all moves of directories in one order.
+            parts.entry(GroupNumber::FIRST).or_default();
+        }
         let hold = {
             let held = HeldByCrossings::of(&changes, moves);
             self.member.until_free(&held, PREPARE_LIMIT).await?;
@@ -130,13 +131,12 @@ impl<D: Disk> PoolFs<D> {
             let coordinates = HoldingPart::Coordinates;
             self.member.hold_for(crossing, coordinates, held).ok_or(Errno::EAGAIN)?
         };
-        let mut asked = Vec::new();
-        let prepared = self.prepare_all(crossing, &plan, &mut asked).await;
-        if let Err(errno) = prepared {
-            self.abandon(crossing, asked, hold);
+        let others: Vec<GroupNumber> = parts.keys().copied().collect();
+        if let Err(errno) = self.prepare_all(crossing, parts, &moved).await {
+            self.abandon(crossing, others, hold);
             return Err(errno);
         }
-        let groups = asked.clone();
+        let groups = others.clone();
         let decided = async {
             let _locked = self.lock_part(&changes).await?;
             self.member.change(PoolChange::Decided { crossing, groups, changes }).await
@@ -144,7 +144,7 @@ impl<D: Disk> PoolFs<D> {
         match decided.await {
             Ok(_) => {
                 drop(hold);
-                self.tell_later(crossing, asked);
+                self.tell_later(crossing, others);
                 Ok(())
             }
             Err(errno) if self.member.has_failed() => {
@@ -153,31 +153,25 @@ impl<D: Disk> PoolFs<D> {
                 Err(errno)
             }
             Err(errno) => {
-                self.abandon(crossing, asked, hold);
+                self.abandon(crossing, others, hold);
                 Err(errno)
             }
         }
     }
 
-    /// Has all other groups prepare their parts. `asked` are those that may have done so.
+    /// Has all other groups prepare their parts; then checks that none of the `moved` directories comes to lie below itself.
     async fn prepare_all(
         &self,
         crossing: CrossingId,
-        plan: &CrossingPlan,
-        asked: &mut Vec<GroupNumber>,
+        parts: BTreeMap<GroupNumber, Vec<PoolChange>>,
+        moved: &[(FileId, FileId)],
     ) -> DiskResult<()> {
-        let moves = !plan.moved.is_empty();
-        let mut parts: BTreeMap<GroupNumber, Vec<PoolChange>> = plan.parts.clone();
-        if moves && self.group() != GroupNumber::FIRST {
-            // It puts all moves of directories in one order.
-            parts.entry(GroupNumber::FIRST).or_default();
-        }
+        let moves = !moved.is_empty();
         for (group, changes) in parts {
-            asked.push(group);
             let part = CrossingPart { coordinator: self.group(), moves, changes };
             self.ask(group, CrossingCall::Prepare { crossing, part }).await?;
         }
-        for (moved, into) in &plan.moved {
+        for (moved, into) in moved {
             if self.is_above(*moved, *into).await? {
                 return Err(Errno::EINVAL);
             }
@@ -208,15 +202,13 @@ impl<D: Disk> PoolFs<D> {
         Err(Errno::ELOOP)
     }
 
-    /// A change that was never decided: others let go what they hold for it, sooner than they would by asking.
-    fn abandon(&self, crossing: CrossingId, asked: Vec<GroupNumber>, hold: HeldCrossing<D>) {
+    /// Tells other groups that a change was not decided. They would find that out by asking, but later.
+    fn abandon(&self, crossing: CrossingId, groups: Vec<GroupNumber>, hold: HeldCrossing<D>) {
         drop(hold);
         let fs = self.clone();
         self.member.env.spawn(Box::pin(async move {
-            for group in asked {
-                let outcome = CrossingCall::Outcome { crossing, is_made: false };
-                let _ = fs.ask(group, outcome).await;
-            }
+            let outcome = CrossingCall::Outcome { crossing, is_made: false };
+            join_all(groups.into_iter().map(|group| fs.ask(group, outcome.clone()))).await;
         }));
     }
 

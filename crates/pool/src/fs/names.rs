@@ -39,10 +39,10 @@ struct LockedNames {
 impl<D: Disk> PoolFs<D> {
     pub(super) async fn look_up(&self, parent: FileId, name: &[u8]) -> DiskResult<Entry> {
         check_name(name)?;
-        let needed = HeldByCrossings::of_name(&PoolPlace::new(parent, name));
+        let needed = || HeldByCrossings::of_name(&PoolPlace::new(parent, name));
         let found = loop {
             let turn = self.member.turns.read(parent.0).await;
-            if !self.member.is_free(&needed) {
+            if let Err(needed) = self.member.check_free(needed) {
                 drop(turn);
                 self.member.until_free(&needed, FREE_LIMIT).await?;
                 continue;
@@ -117,11 +117,10 @@ impl<D: Disk> PoolFs<D> {
             let under: Vec<u64> = all.iter().filter_map(|named| Some(named.found?.id.0)).collect();
             if under.iter().all(|id| wanted.contains(id)) {
                 let files = under.iter().map(|id| FileId(*id)).chain(also.iter().copied());
-                let needed = HeldByCrossings::of_names(files, all.iter().map(|named| &named.place));
-                return Ok(match self.member.is_free(&needed) {
-                    true => Ok((all, LockedNames { _changing: changing, _turns: turns })),
-                    false => Err(needed),
-                });
+                let places = all.iter().map(|named| &named.place);
+                let needed = || HeldByCrossings::of_names(files, places);
+                let locked = LockedNames { _changing: changing, _turns: turns };
+                return Ok(self.member.check_free(needed).map(|()| (all, locked)));
             }
             wanted.truncate(also.len() + names.len());
             wanted.extend(under);
@@ -134,14 +133,14 @@ impl<D: Disk> PoolFs<D> {
         parent: FileId,
         name: &[u8],
     ) -> DiskResult<(NamedFile<D>, LockedNames)> {
-        let needed = HeldByCrossings::of_names([], [&PoolPlace::new(parent, name)]);
+        let needed = || HeldByCrossings::of_names([], [&PoolPlace::new(parent, name)]);
         loop {
             let changing = self.member.begin_change().await?;
             let turns = vec![self.member.turns.write(parent.0).await];
-            if self.member.is_free(&needed) {
+            let Err(needed) = self.member.check_free(needed) else {
                 let named = self.look(parent, name).await?;
                 return Ok((named, LockedNames { _changing: changing, _turns: turns }));
-            }
+            };
             drop((turns, changing));
             self.member.until_free(&needed, FREE_LIMIT).await?;
         }
@@ -203,28 +202,15 @@ impl<D: Disk> PoolFs<D> {
         // One that is too long is refused before anything is written.
         what.stored_target(0).ok_or(Errno::ENAMETOOLONG)?;
         let id = self.member.new_id(what.slot().unwrap_or(home.slot))?;
-        let inherits = named.dir_stat.mode & SET_GID != 0;
-        let mut mode = mode & 0o7777;
-        if inherits && what.kind() == FileKind::Directory {
-            mode |= SET_GID;
-        }
         // What has a default list gets its mode from that, and the caller's mode.
         let is_listed = !matches!(what, BirthKind::Symlink(_))
             && self.member.has_default_list(&named.dir).await?;
-        if !is_listed {
-            mode &= !(caller.umask & 0o777);
-        }
-        let birth = FileBirth {
-            uid: caller.uid,
-            gid: if inherits { named.dir_stat.gid } else { caller.gid },
-            mode,
-            is_listed,
-            times: verifier.map(|verifier| {
-                let (atime, mtime) = verifier.times();
-                (atime.into(), mtime.into())
-            }),
-            what,
-        };
+        let times = verifier.map(|verifier| {
+            let (atime, mtime) = verifier.times();
+            (atime.into(), mtime.into())
+        });
+        let birth =
+            FileBirth { times, ..birth_in(&named.dir_stat, &caller, what, mode, is_listed) };
         let change = PoolChange::Make { id, at: named.place.clone(), birth, by: self.origin };
         let (node, stat) = self.member.change(change).await?.ok_or(Errno::EIO)?;
         let entry = self.entry(id, &stat)?;
@@ -465,4 +451,24 @@ impl<D: Disk> PoolFs<D> {
             false => Ok(()),
         }
     }
+}
+
+/// What a file is made with in a directory of these attributes.
+pub(super) fn birth_in(
+    dir: &Stat,
+    caller: &Caller,
+    what: BirthKind,
+    mode: u32,
+    is_listed: bool,
+) -> FileBirth {
+    let inherits = dir.mode & SET_GID != 0;
+    let mut mode = mode & 0o7777;
+    if inherits && what.kind() == FileKind::Directory {
+        mode |= SET_GID;
+    }
+    if !is_listed {
+        mode &= !(caller.umask & 0o777);
+    }
+    let gid = if inherits { dir.gid } else { caller.gid };
+    FileBirth { what, uid: caller.uid, gid, mode, is_listed, times: None }
 }

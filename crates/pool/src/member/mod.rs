@@ -285,9 +285,24 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Whether no change over several groups holds what is needed.
-    pub(crate) fn is_free(&self, needed: &HeldByCrossings) -> bool {
+    fn is_free(&self, needed: &HeldByCrossings) -> bool {
         let crossings = self.crossings();
         self.crossing_holds().are_free(needed, &crossings)
+    }
+
+    /// As [`PoolMember::is_free`], without making a list of what is needed where nothing is held, as is usual; that list, if it is to be
+    /// waited for.
+    pub(crate) fn check_free(
+        &self,
+        needed: impl FnOnce() -> HeldByCrossings,
+    ) -> Result<(), HeldByCrossings> {
+        let crossings = self.crossings();
+        let holds = self.crossing_holds();
+        if holds.hold_nothing(&crossings) {
+            return Ok(());
+        }
+        let needed = needed();
+        if holds.are_free(&needed, &crossings) { Ok(()) } else { Err(needed) }
     }
 
     /// Waits until it may be that none holds it; [`Errno::EAGAIN`] if that takes longer than `limit`. The caller has no locks.

@@ -49,7 +49,7 @@ enum OpeningGroup {
     Failed(Instant, Errno),
 }
 
-struct Groups {
+struct SpreadGroups {
     env: Env,
     /// The group that has the root.
     first: Arc<dyn FileSystem>,
@@ -64,10 +64,10 @@ struct Groups {
 /// See the module.
 #[derive(Clone)]
 pub struct SpreadFs {
-    groups: Arc<Groups>,
+    groups: Arc<SpreadGroups>,
 }
 
-impl Groups {
+impl SpreadGroups {
     /// The file system of a group.
     async fn of(&self, group: GroupNumber) -> Result<Arc<dyn FileSystem>, Errno> {
         if let Some(fs) = self.ready(group) {
@@ -249,7 +249,7 @@ impl SpreadFs {
     /// Of the file system of the group that has the root; others are opened when they are needed.
     pub fn new(env: Env, first: Arc<dyn FileSystem>, open: Arc<dyn OpenGroup>) -> SpreadFs {
         let (opened, ready, invalidations) = (Mutex::default(), Mutex::default(), Arc::default());
-        let groups = Groups { env, first, open, opened, ready, invalidations };
+        let groups = SpreadGroups { env, first, open, opened, ready, invalidations };
         groups.pass_invalidations_on(&*groups.first);
         SpreadFs { groups: Arc::new(groups) }
     }
@@ -288,7 +288,7 @@ impl SpreadFs {
 
 /// Locks of files of all groups: each is its file's group's.
 struct SpreadLocks {
-    groups: Arc<Groups>,
+    groups: Arc<SpreadGroups>,
 }
 
 impl SpreadLocks {

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use atoll_vfs::{Caller, Errno, FileKind, RenameFlags};
 
 use crate::change::{BirthKind, FileBirth, PoolChange, PoolPlace};
-use crate::disk::{Disk, DiskResult, missing_is_none};
+use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
+use crate::fs::names::birth_in;
 use crate::layout::{FileId, GroupNumber, Referral};
 use crate::messages::{CrossingCall, CrossingReply, FoundName};
 
@@ -18,13 +19,13 @@ impl FoundName {
     /// A file of this kind, or a referral.
     pub(crate) fn of(id: FileId, kind: FileKind, referral: Option<Referral>) -> FoundName {
         match referral {
-            Some(Referral { file, kind, .. }) => FoundName { id, file, kind: kind.into() },
-            None => FoundName { id, file: id, kind: kind.into() },
+            Some(Referral { file, kind, .. }) => FoundName { id, file, kind },
+            None => FoundName { id, file: id, kind },
         }
     }
 
     fn is_directory(&self) -> bool {
-        self.kind.0 == FileKind::Directory
+        self.kind == FileKind::Directory
     }
 
     /// Whether it is a file of another group.
@@ -34,7 +35,7 @@ impl FoundName {
 
     /// The name that the file has in its own group, if it has one here.
     fn outside(&self) -> PoolPlace {
-        outside(Referral { id: self.id, file: self.file, kind: self.kind.0 })
+        outside(Referral { id: self.id, file: self.file, kind: self.kind })
     }
 }
 
@@ -130,7 +131,7 @@ impl CrossingPlan {
 
 impl Going<'_> {
     fn referral(&self) -> Referral {
-        Referral { id: self.fresh, file: self.file.file, kind: self.file.kind.0 }
+        Referral { id: self.fresh, file: self.file.file, kind: self.file.kind }
     }
 }
 
@@ -142,14 +143,6 @@ impl<D: Disk> PoolFs<D> {
             CrossingReply::Found { found, fresh } => Ok((found, fresh)),
             _ => Err(Errno::EPROTO),
         }
-    }
-
-    /// What stands under a name of this group.
-    async fn look_here(&self, place: &PoolPlace) -> DiskResult<Option<FoundName>> {
-        let _turn = self.member.turns.read(place.parent.0).await;
-        let (dir, _) = self.member.directory(place.parent).await?;
-        let found = missing_is_none(self.member.find(place.parent, &dir, &place.name).await)?;
-        found.map(|found| self.name_of(&found)).transpose()
     }
 
     /// In which group a directory is made: this one where others see to it that it gets an access control list.
@@ -179,23 +172,13 @@ impl<D: Disk> PoolFs<D> {
         mode: u32,
         group: GroupNumber,
     ) -> DiskResult<FileId> {
-        const SET_GID: u32 = 0o2000;
         let id = self.member.new_id(self.member.home(at.parent)?.slot)?;
         let plan = async || {
             if self.look_here(&at).await?.is_some() {
                 return Err(Errno::EEXIST);
             }
             let (_, stat) = self.member.directory(at.parent).await?;
-            let inherits = stat.mode & SET_GID != 0;
-            let mode = mode & 0o7777 & !(caller.umask & 0o777);
-            let birth = FileBirth {
-                what: BirthKind::Directory,
-                uid: caller.uid,
-                gid: if inherits { stat.gid } else { caller.gid },
-                mode: if inherits { mode | SET_GID } else { mode },
-                is_listed: false,
-                times: None,
-            };
+            let birth = birth_in(&stat, caller, BirthKind::Directory, mode, false);
             let outside_names = FileId::outside(group);
             let CrossingReply::Number(file) =
                 self.ask(group, CrossingCall::Number { parent: outside_names }).await?
@@ -230,10 +213,10 @@ impl<D: Disk> PoolFs<D> {
             else {
                 return Err(Errno::EPROTO);
             };
-            if kind.0 == FileKind::Directory {
+            if kind == FileKind::Directory {
                 return Err(Errno::EPERM);
             }
-            let referral = Referral { id, file, kind: kind.0 };
+            let referral = Referral { id, file, kind };
             let mut plan = CrossingPlan::default();
             plan.refer(referral, &at);
             plan.add(group, PoolChange::Link { id: file, at: outside(referral), by: None });

@@ -54,7 +54,7 @@ impl<D: Disk> PoolFs<D> {
         }
         match call {
             CrossingCall::Look { place } => {
-                let found = self.look_for_others(&place).await?;
+                let found = self.look_here(&place).await?;
                 let fresh = self.member.new_id(self.member.home(place.parent)?.slot)?;
                 Ok(CrossingReply::Found { found, fresh })
             }
@@ -62,7 +62,7 @@ impl<D: Disk> PoolFs<D> {
                 let slot = self.member.home(parent)?.slot;
                 Ok(CrossingReply::Number(self.member.new_id(slot)?))
             }
-            CrossingCall::Kind { id } => Ok(CrossingReply::Kind(self.stat(id).await?.kind.into())),
+            CrossingCall::Kind { id } => Ok(CrossingReply::Kind(self.stat(id).await?.kind)),
             CrossingCall::Above { id } => self.above(id).await,
             CrossingCall::Prepare { crossing, part } => {
                 self.prepare(crossing, part).await.map(|()| CrossingReply::Done)
@@ -86,21 +86,16 @@ impl<D: Disk> PoolFs<D> {
         }
     }
 
-    /// What stands under a name, for another group.
-    async fn look_for_others(&self, place: &PoolPlace) -> DiskResult<Option<FoundName>> {
+    /// What stands under a name of this group, as plans need it.
+    pub(super) async fn look_here(&self, place: &PoolPlace) -> DiskResult<Option<FoundName>> {
         check_name(&place.name)?;
         let found = {
             let _turn = self.member.turns.read(place.parent.0).await;
             let (dir, _) = self.member.directory(place.parent).await?;
             missing_is_none(self.member.find(place.parent, &dir, &place.name).await)?
         };
-        found.map(|found| self.name_of(&found)).transpose()
-    }
-
-    /// What stands under a name as plans need it.
-    pub(super) fn name_of(&self, found: &FoundFile) -> DiskResult<FoundName> {
-        let referral = self.referral(found.id, found.stat.kind)?;
-        Ok(FoundName::of(found.id, found.stat.kind, referral))
+        let Some(FoundFile { id, stat, .. }) = found else { return Ok(None) };
+        Ok(Some(FoundName::of(id, stat.kind, self.referral(id, stat.kind)?)))
     }
 
     /// The directories above a file, or what a directory lies in and those above it, up to the root or to one that another group has
