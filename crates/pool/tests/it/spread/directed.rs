@@ -2,7 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use atoll_vfs::{Errno, FileLock, LockKind, LockOwner, LockRange, OpenFlags, Writer};
+use bytes::Bytes;
+
 use super::*;
+use crate::workload::me;
 use crate::workload::steps::{Step, find, take};
 
 /// A pool in which these directories of the root lie in groups 0, 1 and 2.
@@ -136,11 +140,69 @@ fn directories_of_several_groups_make_no_loop() {
         ];
         for (from, to) in looping {
             let taken = take(&**fs, &Step::Rename(from.clone(), to.clone())).await;
-            assert_eq!(taken, Err(atoll_vfs::Errno::EINVAL), "{from} to {to}");
+            assert_eq!(taken, Err(Errno::EINVAL), "{from} to {to}");
         }
         let parent = find(&**fs, &format!("{first}/b/c")).await.unwrap();
-        let above = fs.parent(crate::workload::me(), parent).await.unwrap().attr.inode;
+        let above = fs.parent(me(), parent).await.unwrap().attr.inode;
         assert_eq!(Ok(above), find(&**fs, &format!("{first}/b")).await);
+    });
+    pool.machines.settle_and_compare().unwrap();
+}
+
+/// A lock is its file's group's, whatever directory the file was found in.
+#[test]
+fn mounts_lock_each_other_out_of_files_of_every_group() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, machines, .. } = &pool;
+    pool.run(async {
+        let other = machines.mount(2).await;
+        let (kind, range) = (LockKind::Exclusive, LockRange::WHOLE);
+        let wanted = FileLock { kind, range, pid: 0, through: None };
+        let (here, there) = (LockOwner(1), LockOwner(2));
+        for (number, home) in homes.iter().enumerate() {
+            let (file, moved) =
+                (format!("{home}/locked"), format!("{}/moved", homes[(number + 1) % 3]));
+            take(&**fs, &Step::Create(file.clone())).await.unwrap();
+            let inode = find(&**fs, &file).await.unwrap();
+            let locks = fs.locks().expect("a pool has locks");
+            locks.lock(inode, here, wanted, false).await.unwrap();
+            take(&**fs, &Step::Rename(file, moved.clone())).await.unwrap();
+            assert_eq!(find(&*other, &moved).await, Ok(inode));
+            let others = other.locks().expect("a pool has locks");
+            let refused = others.lock(inode, there, wanted, false).await;
+            assert_eq!(refused, Err(Errno::EAGAIN), "{moved}");
+            locks.unlock(inode, here, LockRange::WHOLE).await.unwrap();
+            others.lock(inode, there, wanted, false).await.unwrap();
+            others.unlock(inode, there, LockRange::WHOLE).await.unwrap();
+        }
+    });
+    pool.machines.settle_and_compare().unwrap();
+}
+
+/// Close-to-open does not end with a name: an open file lives on when it is renamed over groups, and when its last name goes there.
+#[test]
+fn an_open_file_lives_on_whatever_group_has_its_last_name() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, .. } = &pool;
+    pool.run(async {
+        let (file, moved) = (format!("{}/open", homes[1]), format!("{}/open", homes[2]));
+        take(&**fs, &Step::Create(file.clone())).await.unwrap();
+        let home = find(&**fs, &homes[1]).await.unwrap();
+        let inode = fs.lookup(me(), home, b"open").await.unwrap().attr.inode;
+        let flags = OpenFlags::READ_WRITE;
+        let handle = fs.open(me(), inode, flags).await.unwrap().handle;
+        let writer = Writer::At(me());
+        let first = Bytes::from_static(b"before");
+        fs.write(writer, inode, handle, 0, first).await.unwrap();
+        take(&**fs, &Step::Rename(file, moved.clone())).await.unwrap();
+        take(&**fs, &Step::Unlink(moved.clone())).await.unwrap();
+        assert!(find(&**fs, &moved).await.is_err());
+        let second = Bytes::from_static(b" and after");
+        fs.write(writer, inode, handle, 6, second).await.unwrap();
+        let read = fs.read(inode, handle, 0, 100).await.unwrap();
+        assert_eq!(read, &b"before and after"[..]);
+        fs.close(inode, handle).await.unwrap();
+        fs.forget(inode, 1);
     });
     pool.machines.settle_and_compare().unwrap();
 }
