@@ -187,7 +187,7 @@ impl Crossings {
 pub(crate) enum HoldingPart {
     /// It coordinates.
     Coordinates,
-    /// It is about to be prepared.
+    /// It plans the crossing, or is about to be prepared.
     Prepares,
 }
 

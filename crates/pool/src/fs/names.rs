@@ -39,20 +39,26 @@ struct LockedNames {
 impl<D: Disk> PoolFs<D> {
     pub(super) async fn look_up(&self, parent: FileId, name: &[u8]) -> DiskResult<Entry> {
         check_name(name)?;
-        let needed = || HeldByCrossings::of_name(&PoolPlace::new(parent, name));
-        let found = loop {
-            let turn = self.member.turns.read(parent.0).await;
-            if let Err(needed) = self.member.check_free(needed) {
-                drop(turn);
-                self.member.until_free(&needed, FREE_LIMIT).await?;
-                continue;
-            }
+        let found = {
+            let _turn = self.free_name(&PoolPlace::new(parent, name), FREE_LIMIT).await?;
             let dir = self.member.node(parent).await?;
             // The disk says whether it is a directory at all.
-            break self.member.find(parent, &dir, name).await?;
+            self.member.find(parent, &dir, name).await?
         };
         self.member.keep_up();
         self.entry(found.id, &found.stat)
+    }
+
+    /// The lock of a directory for looks, at a time when no change over several groups holds this name of it.
+    pub(super) async fn free_name(&self, place: &PoolPlace, limit: Duration) -> DiskResult<Turn> {
+        loop {
+            let turn = self.member.turns.read(place.parent.0).await;
+            let Err(needed) = self.member.check_free(|| HeldByCrossings::of_name(place)) else {
+                return Ok(turn);
+            };
+            drop(turn);
+            self.member.until_free(&needed, limit).await?;
+        }
     }
 
     pub(super) async fn parent_entry(&self, id: FileId) -> DiskResult<Entry> {

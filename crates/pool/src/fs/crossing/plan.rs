@@ -263,7 +263,12 @@ impl<D: Disk> PoolFs<D> {
         flags: RenameFlags,
     ) -> DiskResult<Option<CrossingPlan>> {
         let own = self.group();
-        let file = self.look_here(from).await?.ok_or(Errno::ENOENT)?;
+        // The first name does not change until the second one is looked at: where nothing is to be changed, nobody checks the two again.
+        let (file, _held) = self.look_and_hold(from).await?;
+        let file = file.ok_or(Errno::ENOENT)?;
+        if from == to {
+            return if flags.no_replace { Err(Errno::EEXIST) } else { Ok(None) };
+        }
         let (other, fresh) = self.look_anywhere(to).await?;
         let mut plan = CrossingPlan::default();
         let is_own = to.parent.group() == own;

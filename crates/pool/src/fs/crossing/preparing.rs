@@ -11,7 +11,7 @@ use crate::crossings::{HeldByCrossings, HoldingPart, MAX_PREPARED};
 use crate::disk::{Disk, DiskResult, missing_is_none};
 use crate::fs::PoolFs;
 use crate::layout::{FileId, GroupNumber, Referral};
-use crate::member::{Changing, FoundFile};
+use crate::member::{Changing, FoundFile, HeldCrossing};
 use crate::messages::{CrossingCall, CrossingReply, FoundName};
 use crate::turns::Turn;
 
@@ -88,12 +88,30 @@ impl<D: Disk> PoolFs<D> {
 
     /// What stands under a name of this group, as plans need it.
     pub(super) async fn look_here(&self, place: &PoolPlace) -> DiskResult<Option<FoundName>> {
+        let turn = self.free_name(place, FREE_LIMIT).await?;
+        self.look_with(turn, place).await
+    }
+
+    /// Holds a name of this group until what this returns is dropped, and looks what stands under it.
+    pub(super) async fn look_and_hold(
+        &self,
+        place: &PoolPlace,
+    ) -> DiskResult<(Option<FoundName>, HeldCrossing<D>)> {
+        let held = HeldByCrossings::of_name(place);
+        self.member.until_free(&held, FREE_LIMIT).await?;
+        let env = &self.member.env;
+        let crossing = CrossingId(env.random_u64(), env.random_u64());
+        let held = self.member.hold_for(crossing, HoldingPart::Prepares, held);
+        let held = held.ok_or(Errno::EAGAIN)?;
+        let turn = self.member.turns.read(place.parent.0).await;
+        Ok((self.look_with(turn, place).await?, held))
+    }
+
+    /// Looks what stands under a name, with the lock of its directory.
+    async fn look_with(&self, _turn: Turn, place: &PoolPlace) -> DiskResult<Option<FoundName>> {
         check_name(&place.name)?;
-        let found = {
-            let _turn = self.member.turns.read(place.parent.0).await;
-            let (dir, _) = self.member.directory(place.parent).await?;
-            missing_is_none(self.member.find(place.parent, &dir, &place.name).await)?
-        };
+        let (dir, _) = self.member.directory(place.parent).await?;
+        let found = missing_is_none(self.member.find(place.parent, &dir, &place.name).await)?;
         let Some(FoundFile { id, stat, .. }) = found else { return Ok(None) };
         Ok(Some(FoundName::of(id, stat.kind, self.referral(id, stat.kind)?)))
     }
