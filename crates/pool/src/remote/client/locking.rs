@@ -4,7 +4,7 @@
 //! taken too late is given up before the next call of that owner, and an unlock whose answer was lost is repeated until it has one. A call
 //! that does not wait for a lock fails if those before it take too long; an unlock is done later all the same.
 //!
-//! **Waiting.** The server is asked for as long as it takes, a second at a time, over restarts of it. Another call of the same owner, or the end of
+//! **Waiting.** The server is asked for as long as it takes, a fifth of a second at a time, over restarts of it. Another call of the same owner, or the end of
 //! the caller, ends the call at the server at once.
 //!
 //! **What a lock shows.** Before a lock is answered, the front end has dropped what it has cached of the bytes of files that are open here, and of
