@@ -39,11 +39,18 @@ struct LockedNames {
 impl<D: Disk> PoolFs<D> {
     pub(super) async fn look_up(&self, parent: FileId, name: &[u8]) -> DiskResult<Entry> {
         check_name(name)?;
-        let found = {
-            let _turn = self.free_name(&PoolPlace::new(parent, name), FREE_LIMIT).await?;
+        let place = PoolPlace::new(parent, name);
+        let found = loop {
+            let turn = self.free_name(&place, FREE_LIMIT).await?;
             let dir = self.member.node(parent).await?;
             // The disk says whether it is a directory at all.
-            self.member.find(parent, &dir, name).await?
+            let found = self.member.find(parent, &dir, name).await?;
+            // Another group may have decided that the file loses or gets a name there: how many it has is to be right.
+            let Err(needed) = self.member.check_free(|| HeldByCrossings::of_file(found.id)) else {
+                break found;
+            };
+            drop(turn);
+            self.member.until_free(&needed, FREE_LIMIT).await?;
         };
         self.member.keep_up();
         self.entry(found.id, &found.stat)
