@@ -25,8 +25,12 @@ fn me() -> Caller {
     Caller { uid: 1000, gid: 1000, ..Caller::default() }
 }
 
-/// How many seeds to try: so many, or so many times as many as `ATOLL_SEEDS` says.
+/// Which seeds to try: so many, or so many times as many as `ATOLL_SEEDS` says, or the one that `ATOLL_SEED` names.
 fn seeds(usual: u64) -> std::ops::Range<u64> {
+    if let Ok(seed) = std::env::var("ATOLL_SEED") {
+        let seed = seed.parse::<u64>().expect("ATOLL_SEED is a number");
+        return seed..seed + 1;
+    }
     let times = std::env::var("ATOLL_SEEDS").ok().and_then(|times| times.parse::<u64>().ok());
     0..usual * times.unwrap_or(1)
 }

@@ -16,6 +16,9 @@ use futures_util::future::join_all;
 
 use super::{Behind, Dice, ROOT, Seed, World, file, lines, me, seeds, until_answered};
 
+/// A message that is late arrives by then.
+pub(super) const LATEST: Duration = Duration::from_secs(20);
+
 /// Of a hundred calls so many meet with a fault.
 pub(super) struct FaultyRoute {
     inner: PeerRoute,
@@ -69,7 +72,7 @@ impl Route for FaultyRoute {
             }
             // The request is late.
             2 => {
-                self.send_unheard(&request, dice.millis(20_000));
+                self.send_unheard(&request, dice.millis(LATEST.as_millis() as u64));
                 times_out(&self.env)
             }
             // The connection breaks, before and after the request.
@@ -84,7 +87,7 @@ impl Route for FaultyRoute {
             }
             // The request arrives once more, later.
             _ => {
-                self.send_unheard(&request, dice.millis(20_000));
+                self.send_unheard(&request, dice.millis(LATEST.as_millis() as u64));
                 self.inner.call(request, limit)
             }
         }

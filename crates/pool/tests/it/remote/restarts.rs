@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use atoll_env::Env;
 use atoll_pool::remote::RemoteFs;
 use atoll_vfs::{
     Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileSystem, FileTime, Handle,
@@ -11,7 +12,7 @@ use atoll_vfs::{
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::network::{FaultyRoute, change_once, check_lines};
+use super::network::{FaultyRoute, LATEST, change_once, check_lines};
 use super::{Behind, Dice, ROOT, Seed, World, file, lines, me, read_all, seeds, until_answered};
 
 /// A client's file, and what it should hold.
@@ -21,6 +22,9 @@ struct OwnFile {
     handle: Handle,
     model: Vec<u8>,
     dice: Dice,
+    env: Env,
+    /// So many appends had no answer.
+    unanswered: u64,
 }
 
 impl OwnFile {
@@ -54,6 +58,7 @@ impl OwnFile {
                         assert_eq!(written as usize, len);
                         self.model.extend_from_slice(&data);
                     }
+                    Err(Errno::EIO) => self.cut_off_append().await,
                     Err(errno) => panic!("append: {errno}"),
                 }
             }
@@ -75,6 +80,16 @@ impl OwnFile {
             10 => until_answered(|| fs.fsync(inode, handle, false)).await,
             _ => self.check().await,
         }
+    }
+
+    /// The time of an append was over before all was sent again that the server had lost, or before an answer came: it was made, or
+    /// not, or will be when its message comes late.
+    async fn cut_off_append(&mut self) {
+        self.unanswered += 1;
+        atoll_env::sleep(&*self.env, LATEST).await;
+        let size_bytes = Some(self.model.len() as u64);
+        let changes = SetAttr { size_bytes, ..SetAttr::default() };
+        until_answered(|| self.fs.setattr(me(), self.inode, None, changes)).await;
     }
 
     async fn check(&self) {
@@ -112,7 +127,8 @@ fn survive_restarts(seed: u64, percent: u64, loses_power: bool) {
             let handle =
                 until_answered(|| fs.open(me(), inode, OpenFlags::READ_WRITE)).await.handle;
             let (fs, dice) = (fs.clone(), Dice(seed * 10 + number));
-            files.push(OwnFile { fs, inode, handle, model: Vec::new(), dice });
+            let (env, unanswered) = (world.sim.outside(), 0);
+            files.push(OwnFile { fs, inode, handle, model: Vec::new(), dice, env, unanswered });
         }
         // Names are another matter.
         world.served().fs.sync().await.unwrap();
@@ -141,6 +157,9 @@ fn survive_restarts(seed: u64, percent: u64, loses_power: bool) {
             *done.lock().unwrap() = true;
         };
         futures_util::future::join(work, restarts).await;
+        let unanswered: u64 = files.iter().map(|file| file.unanswered).sum();
+        // A server that is gone again before it was sent everything does not answer.
+        assert!(unanswered <= percent / 5, "{unanswered} appends have no answer");
         // What was synced survives the loss of power without its client.
         drop(fs);
         for file in &mut files {
