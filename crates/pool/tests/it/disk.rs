@@ -704,3 +704,40 @@ fn a_crash_does_not_make_a_change_of_one_file_to_another_of_the_same_name() {
         assert_eq!(found, BTreeSet::from(["a".into(), "ab".into(), "b".into()]));
     });
 }
+
+/// Two names were exchanged on what a crash had left, though the file under the second one was another one than before the crash.
+#[test]
+fn a_crash_gives_no_file_a_name_that_it_never_had() {
+    run(async {
+        let mut is_exchanged = false;
+        for seed in 0..100 {
+            let disk = simulated();
+            let top = disk.top();
+            make_file(&disk, "first").await.unwrap();
+            make_file(&disk, "second").await.unwrap();
+            disk.sync_all().await.unwrap();
+            // The number of a file that is gone is another one's soon.
+            let file = async |disk: &SimulatedDisk, name: &[u8]| {
+                let stat = disk.stat_at(&disk.top(), name).await.unwrap();
+                (stat.ino, stat.generation)
+            };
+            let (first, second) = (file(&disk, b"first").await, file(&disk, b"second").await);
+            // Another file is called as the second one, and is exchanged with the first one.
+            disk.unlink(&top, b"second").await.unwrap();
+            make_file(&disk, "second").await.unwrap();
+            let exchange = RenameFlags { exchange: true, no_replace: false };
+            disk.rename((&top, b"first"), (&top, b"second"), exchange).await.unwrap();
+            disk.crash_with(Loss::Arbitrary, seed);
+            let disk = disk.reopen();
+            for listed in disk.list(&disk.top()).await.unwrap() {
+                let (name, stands) = (&listed.name[..], file(&disk, &listed.name).await);
+                is_exchanged |= stands == first && name == b"second";
+                assert!(
+                    stands != second || name == b"second",
+                    "seed {seed}: the second file moved"
+                );
+            }
+        }
+        assert!(is_exchanged);
+    });
+}

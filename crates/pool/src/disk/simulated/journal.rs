@@ -108,12 +108,13 @@ impl LogEntry {
 
     /// Whether the change still means what it meant.
     fn makes_sense(&self, tree: &DiskTree) -> bool {
+        let stands = |place, file: Option<Id>| tree.at(place).ok().flatten() == file;
         match &self.change {
             TreeChange::Make { inode, .. } => tree.is_free(inode.number),
-            TreeChange::Unlink(place)
-            | TreeChange::Rmdir(place)
-            | TreeChange::Rename { from: place, .. } => {
-                tree.at(place).ok().flatten() == self.effect.file
+            TreeChange::Unlink(place) | TreeChange::Rmdir(place) => stands(place, self.effect.file),
+            TreeChange::Rename { from, to, flags } => {
+                // Another file there would get a name that it never had.
+                stands(from, self.effect.file) && (!flags.exchange || stands(to, self.effect.other))
             }
             TreeChange::Link { id, .. } => tree.inode(*id).is_ok_and(|inode| inode.nlink > 0),
             _ => true,
