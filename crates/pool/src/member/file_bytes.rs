@@ -147,6 +147,8 @@ impl<D: Disk> PoolMember<D> {
         data_only: bool,
     ) -> DiskResult<()> {
         let resized = self.held().resized(id);
+        // The number of a file that a crash may have to find again is durable with its bytes.
+        let data_only = data_only && !self.is_in_journal(id);
         let Some(backups) = self.followers(id) else {
             let upto = if data_only { 0 } else { self.changes_so_far() };
             self.disk.sync_file(file, data_only).await?;

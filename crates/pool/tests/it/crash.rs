@@ -6,7 +6,8 @@ use atoll_pool::disk::Disk;
 use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
 use atoll_pool::{CheckReport, PoolFs, PoolSettings, check, create, leave};
 use atoll_vfs::{
-    CreateVerifier, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, PersistentHandle, Writer,
+    CreateVerifier, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, PersistentHandle,
+    RenameFlags, Writer,
 };
 use bytes::Bytes;
 
@@ -494,4 +495,54 @@ fn a_sync_of_a_settled_file_leaves_the_journal_alone() {
         fs.fsync(inode, handle, false).await.unwrap();
         assert!(!disk.is_stopped());
     });
+}
+
+/// A file whose number the disk had lost, and which stood where another one had been, or was to be, was taken for that one, with its
+/// bytes.
+#[test]
+fn a_file_never_has_the_bytes_of_another_one_after_a_loss_of_power() {
+    let mut sizes = BTreeSet::new();
+    for seed in 0..200 {
+        let loss = if seed % 2 == 0 { Loss::Arbitrary } else { Loss::Ordered };
+        for is_removed in [false, true] {
+            run(async {
+                let (disk, fs) = new_pool(1).await;
+                let create = async |name: &[u8]| {
+                    let flags = OpenFlags::READ_WRITE;
+                    let (entry, opened) = fs.create(me(), ROOT, name, 0o644, flags).await.unwrap();
+                    (entry.attr.inode, opened.handle)
+                };
+                let write = async |(inode, handle)| {
+                    let bytes = Bytes::from_static(b"of the other one");
+                    fs.write(Writer::At(me()), inode, handle, 0, bytes).await.unwrap();
+                };
+                let empty = match is_removed {
+                    true => {
+                        let other = create(b"other").await;
+                        write(other).await;
+                        fs.unlink(me(), ROOT, b"other").await.unwrap();
+                        create(b"other").await.0
+                    }
+                    false => {
+                        let (empty, _) = create(b"other").await;
+                        let flags = RenameFlags::default();
+                        fs.rename(me(), ROOT, b"other", ROOT, b"empty", flags).await.unwrap();
+                        write(create(b"other").await).await;
+                        empty
+                    }
+                };
+                fs.persist(&[empty]).await.unwrap();
+                drop(fs);
+                disk.crash_with(loss, seed);
+                let fs = open(&disk.reopen()).await;
+                let name = if is_removed { b"other" } else { b"empty" };
+                let found = fs.lookup(me(), ROOT, name).await.unwrap().attr;
+                assert_eq!((found.inode, found.size_bytes), (empty, 0), "seed {seed}");
+                if !is_removed {
+                    sizes.insert(fs.lookup(me(), ROOT, b"other").await.unwrap().attr.size_bytes);
+                }
+            });
+        }
+    }
+    assert!(sizes.len() > 1, "the bytes of the other file are lost, or not: {sizes:?}");
 }

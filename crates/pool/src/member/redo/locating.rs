@@ -20,6 +20,14 @@ enum Likeness {
     Certain,
 }
 
+/// What stands under a name of a file that is sought, and may be that file.
+struct Stand<D: Disk> {
+    place: PoolPlace,
+    node: D::Node,
+    ino: u64,
+    likeness: Likeness,
+}
+
 impl<D: Disk> Redo<'_, D> {
     /// Seeks a file under all its names; its node is kept. The directories of its names are sought first, and theirs: by a stack
     /// of our own, for there may be thousands above each other.
@@ -84,34 +92,17 @@ impl<D: Disk> Redo<'_, D> {
         let mut stands = Vec::new();
         for place in candidates {
             let Some(Some(dir)) = self.nodes.get(&place.parent) else { continue };
-            if let Some((found, likeness)) = self.stands(id, slot, dir, &place.name).await? {
-                stands.push((likeness, place, found));
-            }
+            stands.extend(self.stands(id, slot, dir, place).await?);
         }
         // A file that may be this one is not, if another one is.
-        let best = stands.iter().map(|(likeness, ..)| *likeness).max();
-        stands.retain(|(likeness, ..)| Some(*likeness) == best);
-        let is_directory = slot.is_none()
-            && self.birth(id).is_some_and(|birth| birth.what.kind() == FileKind::Directory);
-        if is_directory && best == Some(Likeness::Possible) {
-            // It has one name: rather that of a directory which holds its files, or else the one that it should have.
-            let mut chosen = (0, None);
-            for (at, (_, place, found)) in stands.iter().enumerate() {
-                let is_meant = self
-                    .outcomes
-                    .files
-                    .get(&id)
-                    .is_some_and(|outcome| outcome.after.contains(place));
-                let likely = Some((self.files_of(id, found).await?, is_meant));
-                if likely > chosen.1 {
-                    chosen = (at, likely);
-                }
-            }
-            stands = stands.into_iter().skip(chosen.0).take(1).collect();
+        let best = stands.iter().map(|stand| stand.likeness).max();
+        stands.retain(|stand| Some(stand.likeness) == best);
+        if best == Some(Likeness::Possible) {
+            let ino = self.likeliest(id, &stands).await?;
+            stands.retain(|stand| Some(stand.ino) == ino);
         }
-        for (likeness, place, found) in stands {
+        for Stand { place, node: found, ino, likeness } in stands {
             if slot.is_none() {
-                let ino = self.member.disk.stat(&found).await?.ino;
                 if *self.taken.entry(ino).or_insert(id) != id {
                     continue;
                 }
@@ -119,11 +110,32 @@ impl<D: Disk> Redo<'_, D> {
             }
             if likeness == Likeness::Possible {
                 self.unfinished.insert(id);
+                if self.has_stopped && self.shared.contains(&place) {
+                    self.doubtful.insert(id);
+                }
             }
             self.found.entry(id).or_default().insert(place);
         }
         self.nodes.insert(id, node);
         Ok(())
+    }
+
+    /// The inode of those that may be a file: rather that of a directory which holds its files, or else one under a name that it
+    /// should have.
+    async fn likeliest(&self, id: FileId, stands: &[Stand<D>]) -> DiskResult<Option<u64>> {
+        let is_directory =
+            self.birth(id).is_some_and(|birth| birth.what.kind() == FileKind::Directory);
+        let mut likeliest = None;
+        for Stand { place, node, ino, .. } in stands {
+            let files = if is_directory { self.files_of(id, node).await? } else { 0 };
+            let outcome = self.outcomes.files.get(&id);
+            let is_meant = outcome.is_some_and(|outcome| outcome.after.contains(place));
+            let likely = (files, is_meant);
+            if likeliest.is_none_or(|(most, _)| likely > most) {
+                likeliest = Some((likely, *ino));
+            }
+        }
+        Ok(likeliest.map(|(_, ino)| ino))
     }
 
     /// How many files a directory holds under names that they have had in directory `id`.
@@ -158,10 +170,11 @@ impl<D: Disk> Redo<'_, D> {
         id: FileId,
         slot: Option<Slot>,
         dir: &D::Node,
-        name: &[u8],
-    ) -> DiskResult<Option<(D::Node, Likeness)>> {
+        place: PoolPlace,
+    ) -> DiskResult<Option<Stand<D>>> {
         let disk = &self.member.disk;
-        let Some(node) = missing_is_none(disk.node(dir, name).await)? else { return Ok(None) };
+        let node = missing_is_none(disk.node(dir, &place.name).await)?;
+        let Some(node) = node else { return Ok(None) };
         let stat = disk.stat(&node).await?;
         let placeholder = match stat.kind {
             FileKind::Symlink => Placeholder::parse(&disk.read_node(&node).await?),
@@ -174,7 +187,7 @@ impl<D: Disk> Redo<'_, D> {
             (Some(_), _) | (None, Some(_)) => None,
             (None, None) => self.likeness(id, &node, &stat).await?,
         };
-        Ok(likeness.map(|likeness| (node, likeness)))
+        Ok(likeness.map(|likeness| Stand { place, node, ino: stat.ino, likeness }))
     }
 
     async fn likeness(

@@ -170,6 +170,10 @@ struct Redo<'a, D: Disk> {
     nodes: BTreeMap<FileId, Option<D::Node>>,
     /// Files that were found without their number, or made.
     unfinished: BTreeSet<FileId>,
+    /// Names that several of the files have had.
+    shared: BTreeSet<PoolPlace>,
+    /// Files that were found without their number, and may be others: the disk may have lost those, with their names.
+    doubtful: BTreeSet<FileId>,
     /// Where directories lie that are distributed.
     slots: BTreeMap<FileId, Slot>,
     /// Which files inodes were taken for.
@@ -186,6 +190,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         has_stopped: bool,
     ) -> DiskResult<Redo<'a, D>> {
         let own = member.own().await?;
+        let shared = outcomes.shared_names();
         Ok(Redo {
             member,
             outcomes,
@@ -193,6 +198,8 @@ impl<'a, D: Disk> Redo<'a, D> {
             own,
             nodes: BTreeMap::new(),
             unfinished: BTreeSet::new(),
+            shared,
+            doubtful: BTreeSet::new(),
             slots: BTreeMap::new(),
             taken: BTreeMap::new(),
             found: BTreeMap::new(),
@@ -230,6 +237,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             self.give_up_aside(id).await?;
         }
         for id in &order {
+            self.empty_doubtful(*id).await?;
             self.set_attributes(*id).await?;
             self.enter(*id).await?;
         }
@@ -523,6 +531,18 @@ impl<'a, D: Disk> Redo<'a, D> {
         let Some(Some(node)) = self.nodes.get(&id) else { return Ok(false) };
         let stat = self.member.disk.stat(node).await?;
         Ok(stat.kind == FileKind::Regular && stat.size_bytes > 0)
+    }
+
+    /// Takes the bytes away that may be another file's, unless those of this one were promised: then it was synced, and its number
+    /// with it.
+    async fn empty_doubtful(&mut self, id: FileId) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        let is_filled = self.outcomes.file(id).is_filled;
+        if is_filled || !self.doubtful.contains(&id) || !self.has_bytes(id).await? {
+            return Ok(());
+        }
+        let Some(Some(node)) = self.nodes.get(&id) else { return Ok(()) };
+        disk.set_len(&disk.open(node).await?, 0).await
     }
 
     async fn set_attributes(&mut self, id: FileId) -> DiskResult<()> {

@@ -33,7 +33,7 @@ pub(super) struct FileOutcome {
     pub(super) extended: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     /// The last change that set attributes.
     attributes_at: u64,
-    /// Its bytes were promised: it is not made again, empty.
+    /// Its bytes were promised: they are not taken away, and in a pool of one it is not made again, empty.
     pub(super) is_filled: bool,
     /// When it was first named: files are made in this order, directories before what is in them.
     pub(super) rank: usize,
@@ -72,6 +72,13 @@ impl FileOutcomes {
             all.add(*order, change, is_withdrawn);
         }
         Ok(all)
+    }
+
+    /// Names that several files have had.
+    pub(super) fn shared_names(&self) -> BTreeSet<PoolPlace> {
+        let mut seen = BTreeSet::new();
+        let names = self.files.values().flat_map(|file| &file.ever);
+        names.filter(|place| !seen.insert(*place)).cloned().collect()
     }
 
     pub(super) fn file(&mut self, id: FileId) -> &mut FileOutcome {
@@ -172,9 +179,11 @@ impl FileOutcomes {
                     file.extended.clear();
                 }
             }
+            PoolChange::AllSynced { .. } => {
+                self.files.values_mut().for_each(|file| file.is_filled = true);
+            }
             PoolChange::Link { .. }
             | PoolChange::Marked { .. }
-            | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
             | PoolChange::Began { .. }
