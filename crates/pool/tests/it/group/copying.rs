@@ -405,3 +405,8 @@ fn a_member_is_copied_by_one_primary_after_another() {
 fn a_member_is_copied_over_losses_of_power() {
     for_each_seed(3, |seed| copied_beside_clients(seed, Trouble::Power(Loss::Ordered)));
 }
+
+#[test]
+fn a_member_is_copied_over_losses_of_power_of_disks_without_order() {
+    for_each_seed(3, |seed| copied_beside_clients(seed, Trouble::Power(Loss::Arbitrary)));
+}
