@@ -23,6 +23,7 @@
 //! crossings   changes over several groups
 //! calls       which calls made the last changes, so that none is made twice
 //! pool_groups how a node reaches the groups of a pool
+//! placement   which group a new directory goes to
 //! siblings    the pool's other groups, as one of them sees them
 //! layout      slots, numbers, placeholders
 //! disk        what is asked of the file system under D: real, and simulated
@@ -49,6 +50,7 @@ mod marks;
 mod member;
 mod members;
 mod messages;
+mod placement;
 mod pool_groups;
 mod pool_map;
 pub mod remote;
@@ -66,6 +68,7 @@ pub use member::{
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
+pub use placement::{GroupRoom, group_for};
 pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
 pub use pool_map::PoolMap;
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
