@@ -489,6 +489,14 @@ impl PoolChange {
         }
     }
 
+    /// Whether a change of names may take room on the disk.
+    pub(crate) fn takes_room(&self) -> bool {
+        matches!(
+            self,
+            PoolChange::Make { .. } | PoolChange::Link { .. } | PoolChange::Rename { .. }
+        )
+    }
+
     /// The numbers that it gives to files, now or when it is decided.
     pub(crate) fn given_numbers(&self) -> impl Iterator<Item = FileId> {
         let parts = match self {

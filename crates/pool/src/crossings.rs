@@ -154,6 +154,11 @@ impl Crossings {
         &self.prepared
     }
 
+    /// How many changes of names wait in prepared parts.
+    pub(crate) fn changes_waiting(&self) -> usize {
+        self.prepared.values().map(|part| part.changes.len()).sum()
+    }
+
     pub(crate) fn decided(&self) -> &BTreeMap<CrossingId, BTreeSet<GroupNumber>> {
         &self.decided
     }

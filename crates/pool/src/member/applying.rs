@@ -39,7 +39,14 @@ impl<D: Disk> PoolMember<D> {
     ) -> DiskResult<Option<MadeFile<D>>> {
         let mut made = None;
         for (at, part) in change.parts().iter().enumerate() {
-            match self.apply_part(part, decided).await {
+            let must_be_made = at > 0
+                || decided == Decided::Elsewhere
+                || matches!(change, PoolChange::PartMade { .. });
+            let mut applied = self.apply_part(part, decided).await;
+            if must_be_made && matches!(applied, Err(Errno::ENOSPC)) && self.use_reserve().await? {
+                applied = self.apply_part(part, decided).await;
+            }
+            match applied {
                 Ok(file) => made = file.or(made),
                 Err(errno) if at == 0 => return Err(errno),
                 // The journal makes the rest when the pool is opened again.

@@ -2,6 +2,9 @@
 //!
 //! `.atoll/reserve` takes room that nobody uses. When the disk is nearly full at a checkpoint, it is removed, the index is
 //! written, and whatever takes room is refused with `ENOSPC` until there is room for the reserve again.
+//!
+//! A change that was decided over several groups, or by another member, must be made, also when others have filled the disk since it was
+//! checked. It has the reserve, too ([`PoolMember::use_reserve`]): a member on which such a change is checked has one, or refuses it.
 
 use std::sync::atomic::Ordering;
 
@@ -20,6 +23,11 @@ const MIN_ROOM_BYTES: u64 = 256 << 10;
 /// And so is one on which fewer files can be made.
 const MIN_ROOM_FILES: u64 = 64;
 
+/// More than one change of names takes: a link of a block, blocks for two directories, one for attributes.
+const CHANGE_BYTES: u64 = 16 << 10;
+/// Prepared changes take one part in so many of the reserve at most: the index needs the rest.
+const PREPARED_SHARE: u64 = 4;
+
 /// What counts as full, on a disk of so many bytes.
 #[derive(Clone, Copy)]
 struct Room {
@@ -27,14 +35,21 @@ struct Room {
     reserve_bytes: u64,
     /// With less than this free the reserve is used.
     tight_bytes: u64,
-    /// With more than this free it is made again.
+    /// With more than this free it is made.
+    enough_bytes: u64,
+    /// With more than this free it is made again after it was used.
     ample_bytes: u64,
 }
 
 impl Room {
     fn of(size_bytes: u64) -> Room {
         let reserve_bytes = (size_bytes / 16).min(MAX_RESERVE_BYTES);
-        Room { reserve_bytes, tight_bytes: reserve_bytes / 2, ample_bytes: reserve_bytes * 4 }
+        Room {
+            reserve_bytes,
+            tight_bytes: reserve_bytes / 2,
+            enough_bytes: reserve_bytes * 2,
+            ample_bytes: reserve_bytes * 4,
+        }
     }
 }
 
@@ -49,13 +64,48 @@ impl<D: Disk> PoolMember<D> {
         }
     }
 
-    /// Room that is not kept for the index, bytes; none where hardly a file can be made.
+    /// Whether all members can make these changes of names whenever they are told to, and `waiting` others: there is room for them now,
+    /// and if it is taken the reserve is theirs. [`Errno::EAGAIN`] if too many wait.
+    pub(crate) async fn check_room_to_prepare(
+        &self,
+        changes: usize,
+        waiting: usize,
+    ) -> DiskResult<()> {
+        self.check_room()?;
+        if self.is_nearly_full().await? {
+            return Err(Errno::ENOSPC);
+        }
+        let found = self.disk.stat_fs().await?;
+        let size_bytes = found.blocks.saturating_mul(u64::from(found.block_size_bytes));
+        let wanted_bytes = (changes + waiting) as u64 * CHANGE_BYTES;
+        // One alone never waits.
+        match waiting > 0 && wanted_bytes > Room::of(size_bytes).reserve_bytes / PREPARED_SHARE {
+            true => Err(Errno::EAGAIN),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is less room than changes take that are under way.
+    pub(super) async fn is_nearly_full(&self) -> DiskResult<bool> {
+        Ok(self.room_left().await? < MIN_ROOM_BYTES)
+    }
+
+    /// Gives the reserve to a change that must be made and has found no room; whether there was one. Nothing else that takes room
+    /// is done from now on.
+    pub(super) async fn use_reserve(&self) -> DiskResult<bool> {
+        self.is_tight.store(true, Ordering::Relaxed);
+        let own = self.own().await?;
+        Ok(missing_is_none(self.disk.unlink(&own, RESERVE).await)?.is_some())
+    }
+
+    /// Room that is not kept for the index, bytes; none while that is short, or where hardly a file can be made.
     pub(crate) async fn room_left(&self) -> DiskResult<u64> {
         let found = self.disk.stat_fs().await?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.block_size_bytes));
         let room = Room::of(bytes(found.blocks));
         // Some file systems do not count files.
-        if found.files > 0 && found.files_free < MIN_ROOM_FILES {
+        let has_few_files = found.files > 0 && found.files_free < MIN_ROOM_FILES;
+        if has_few_files || self.is_tight.load(Ordering::Relaxed) {
             return Ok(0);
         }
         Ok(bytes(found.blocks_available).saturating_sub(room.tight_bytes))
@@ -70,15 +120,21 @@ impl<D: Disk> PoolMember<D> {
         if free < room.tight_bytes {
             self.is_tight.store(true, Ordering::Relaxed);
             missing_is_none(self.disk.unlink(&own, RESERVE).await)?;
-        } else if free > room.ample_bytes {
-            if missing_is_none(self.disk.stat_at(&own, RESERVE).await)?.is_none()
-                && self.take_reserve(&own, room.reserve_bytes).await.is_err()
-            {
+            return Ok(());
+        }
+        let mut is_enough = missing_is_none(self.disk.stat_at(&own, RESERVE).await)?.is_some();
+        if !is_enough {
+            // A reserve that was used is not made for a few files that were removed.
+            is_enough = match self.is_tight.load(Ordering::Relaxed) {
+                true => free > room.ample_bytes,
+                false => free > room.enough_bytes,
+            };
+            if is_enough && self.take_reserve(&own, room.reserve_bytes).await.is_err() {
                 // Half a reserve is none.
                 missing_is_none(self.disk.unlink(&own, RESERVE).await)?;
             }
-            self.is_tight.store(false, Ordering::Relaxed);
         }
+        self.is_tight.store(!is_enough, Ordering::Relaxed);
         Ok(())
     }
 

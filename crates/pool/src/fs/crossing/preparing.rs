@@ -264,6 +264,10 @@ impl<D: Disk> PoolFs<D> {
         let held = self.member.hold_for(crossing, HoldingPart::Prepares, held);
         let _held = held.ok_or(Errno::EAGAIN)?;
         self.check_part(&changes).await?;
+        if changes.iter().any(PoolChange::takes_room) {
+            let waiting = self.member.crossings().changes_waiting();
+            self.member.check_room_to_prepare(changes.len(), waiting).await?;
+        }
         let part = CrossingPart { coordinator, moves, changes };
         self.member.change(PoolChange::Prepared { crossing, part }).await.map(|_| ())
     }

@@ -120,6 +120,10 @@ impl<D: Disk> PoolMember<D> {
             }
         }
         if report.changes_redone > 0 {
+            // What was decided is made again, also on a full disk.
+            if self.is_nearly_full().await.map_err(failed)? {
+                self.use_reserve().await.map_err(failed)?;
+            }
             let outcomes = FileOutcomes::of(&made, &withdrawn, |id| self.index.places(id));
             let outcomes = outcomes.map_err(index_failed)?;
             report.names_mended = Redo::new(self, outcomes, has_stopped)
