@@ -40,7 +40,7 @@ impl GroupRoom {
         GroupRoom { group, size: 0, free: 0 }
     }
 
-    fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.size > 0
     }
 
@@ -82,7 +82,7 @@ impl GroupRoom {
 }
 
 /// The average size of the groups that are known; 1 if none is.
-fn average_size(groups: &[GroupRoom]) -> u128 {
+pub(crate) fn average_size(groups: &[GroupRoom]) -> u128 {
     let known = || groups.iter().filter(|room| room.is_known());
     let sum: u128 = known().map(|room| u128::from(room.size)).sum();
     sum.checked_div(known().count() as u128).unwrap_or(1)

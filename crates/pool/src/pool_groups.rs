@@ -1,8 +1,9 @@
 //! How one node reaches the groups of a pool: those that it has members of through these, others through one of their members.
 //!
-//! It does not decide which groups there are: somebody tells it ([`PoolGroups::set_members`]).
+//! It does not decide which groups there are: somebody tells it ([`PoolGroups::set_members`]). Somebody also has it ask from time to time
+//! what room they have ([`PoolGroups::refresh_rooms`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -10,11 +11,13 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
 use atoll_vfs::{Errno, FileSystem};
+use futures_util::future::join_all;
 
-use crate::layout::GroupNumber;
+use crate::layout::{FileId, GroupNumber};
 use crate::member::PoolSettings;
 use crate::members::PoolMembers;
 use crate::messages::refused;
+use crate::placement::{self, GroupRoom, average_size};
 use crate::remote::{OpenGroup, RemoteFs, Route};
 use crate::routing::{PoolId, addressed};
 use crate::siblings::SiblingGroups;
@@ -35,6 +38,18 @@ struct GroupsState {
     local: BTreeMap<GroupNumber, Weak<dyn LocalGroup>>,
     /// Which member of a group was last found to be its primary.
     found: BTreeMap<GroupNumber, PeerId>,
+    /// Of groups that were asked.
+    rooms: BTreeMap<GroupNumber, GroupRoom>,
+}
+
+impl GroupsState {
+    /// The room of each group; of those that have not said it, that it is not known.
+    fn rooms(&self) -> Vec<GroupRoom> {
+        let room = |group: &GroupNumber| {
+            self.rooms.get(group).copied().unwrap_or(GroupRoom::unknown(*group))
+        };
+        self.members.keys().map(room).collect()
+    }
 }
 
 /// See the module.
@@ -63,6 +78,29 @@ impl PoolGroups {
     /// This node has a member of the group.
     pub fn set_local(&self, group: GroupNumber, member: &Arc<dyn LocalGroup>) {
         self.state().local.insert(group, Arc::downgrade(member));
+    }
+
+    /// A group has this room.
+    pub fn set_room(&self, room: GroupRoom) {
+        self.state().rooms.insert(room.group, room);
+    }
+
+    /// Asks each group what room it has. One that does not answer has what it had. Giving it up does no harm.
+    pub async fn refresh_rooms(self: &Arc<Self>) {
+        let groups: Vec<GroupNumber> = self.state().members.keys().copied().collect();
+        let asked = groups.into_iter().map(async |group| match self.ask_room(group).await {
+            Ok(room) => self.set_room(room),
+            Err(errno) => tracing::debug!("group {group} does not say what room it has: {errno}"),
+        });
+        join_all(asked).await;
+    }
+
+    async fn ask_room(self: &Arc<Self>, group: GroupNumber) -> Result<GroupRoom, Errno> {
+        let fs = RemoteFs::begin(self.env.clone(), Arc::new(self.route(group))).await?;
+        // Of the root the first group says what all have.
+        let stat = fs.statfs(FileId::outside(group).inode()).await?;
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(stat.block_size_bytes));
+        Ok(GroupRoom { group, size: bytes(stat.blocks), free: bytes(stat.blocks_available) })
     }
 
     fn address(&self, group: GroupNumber) -> PoolId {
@@ -166,17 +204,20 @@ impl SiblingGroups for Arc<PoolGroups> {
     }
 
     fn group_for(&self, own: GroupNumber, is_spread: bool, seed: u64) -> GroupNumber {
-        if !is_spread {
-            return own;
-        }
-        let state = self.state();
-        let groups: BTreeSet<GroupNumber> = state.members.keys().copied().collect();
-        // Highest random weight (Thaler and Ravishankar, 1998): a group that comes takes its share, and nothing else changes.
-        let weight = |group: &GroupNumber| {
-            let bytes = [&seed.to_be_bytes()[..], &[group.number()]].concat();
-            *blake3::hash(&bytes).as_bytes()
-        };
-        groups.into_iter().max_by_key(weight).unwrap_or(own)
+        placement::group_for(&self.state().rooms(), own, is_spread, seed)
+    }
+
+    fn note_full(&self, group: GroupNumber) {
+        let mut state = self.state();
+        let average = average_size(&state.rooms());
+        let size = u64::try_from(average).unwrap_or(u64::MAX);
+        let room = state.rooms.entry(group).or_insert(GroupRoom { group, size, free: 0 });
+        room.free = 0;
+    }
+
+    fn rooms(&self) -> Vec<GroupRoom> {
+        let rooms = self.state().rooms();
+        rooms.into_iter().filter(GroupRoom::is_known).collect()
     }
 
     fn call(

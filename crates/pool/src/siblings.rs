@@ -7,6 +7,7 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Reply, Request};
 
 use crate::layout::GroupNumber;
+use crate::placement::GroupRoom;
 
 /// Where a pool's other groups are, and which directories go to them.
 pub trait SiblingGroups: Send + Sync + 'static {
@@ -19,9 +20,14 @@ pub trait SiblingGroups: Send + Sync + 'static {
     /// Whether a node is a member of this group.
     fn is_member_of(&self, group: GroupNumber, node: PeerId) -> bool;
 
-    /// In which group a directory is made that a directory of group `own` is to hold: one that is to be *spread* goes by the hash of
-    /// `seed` (Kosha §3.1), another one stays unless its group has no room (§3.3).
+    /// In which group a directory is made that a directory of group `own` is to hold ([`crate::group_for`]).
     fn group_for(&self, own: GroupNumber, is_spread: bool, seed: u64) -> GroupNumber;
+
+    /// A group has refused a directory, since it has no room: others get new ones until it is asked again what room it has.
+    fn note_full(&self, group: GroupNumber);
+
+    /// The room of all groups, as far as it is known.
+    fn rooms(&self) -> Vec<GroupRoom>;
 
     /// Makes a call that the primary of a group answers.
     ///

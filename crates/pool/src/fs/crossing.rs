@@ -169,7 +169,13 @@ impl<D: Disk> PoolFs<D> {
         let moves = !moved.is_empty();
         for (group, changes) in parts {
             let part = CrossingPart { coordinator: self.group(), moves, changes };
-            self.ask(group, CrossingCall::Prepare { crossing, part }).await?;
+            let prepared = self.ask(group, CrossingCall::Prepare { crossing, part }).await;
+            if prepared == Err(Errno::ENOSPC)
+                && let Some(siblings) = self.siblings()
+            {
+                siblings.note_full(group);
+            }
+            prepared?;
         }
         for (moved, into) in moved {
             if self.is_above(*moved, *into).await? {

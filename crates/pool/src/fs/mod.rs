@@ -30,8 +30,9 @@ use crate::calls::CallOrigin;
 use crate::change::BirthKind;
 use crate::crossings::HeldByCrossings;
 use crate::disk::{Disk, DiskResult, Stat};
-use crate::layout::{FileId, Referral};
+use crate::layout::{FileId, GroupNumber, Referral};
 use crate::member::{OpenError, OpenReport, PoolMember, PoolSettings};
+use crate::placement::GroupRoom;
 use crate::siblings::SiblingGroups;
 
 /// How long a call of a pool of several waits for the others.
@@ -430,8 +431,17 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         })
     }
 
-    fn statfs(&self, _inode: InodeNumber) -> Answer<StatFs> {
-        self.call(async move |pool| pool.member.disk.stat_fs().await)
+    fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
+        self.call(async move |pool| {
+            let own = pool.member.room_of_all().await?;
+            match pool.siblings() {
+                // Any other file says where there is room for it: in its group.
+                Some(siblings) if inode == InodeNumber::ROOT => {
+                    Ok(with_others(own, pool.group(), &siblings.rooms()))
+                }
+                _ => Ok(own),
+            }
+        })
     }
 
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
@@ -461,4 +471,16 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         let name = name.to_vec();
         self.call(async move |pool| pool.once(pool.remove_attribute(inode.into(), &name)).await)
     }
+}
+
+/// The room of a group, and of all others as far as it is known. Files are counted of its own alone.
+fn with_others(own: StatFs, group: GroupNumber, rooms: &[GroupRoom]) -> StatFs {
+    let mut sum = own;
+    let unit = u64::from(own.block_size_bytes).max(1);
+    for room in rooms.iter().filter(|room| room.group != group) {
+        sum.blocks = sum.blocks.saturating_add(room.size / unit);
+        sum.blocks_free = sum.blocks_free.saturating_add(room.free / unit);
+        sum.blocks_available = sum.blocks_available.saturating_add(room.free / unit);
+    }
+    sum
 }

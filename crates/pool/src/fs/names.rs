@@ -3,6 +3,7 @@
 //! A call first has the locks of all directories and files that it touches. Which those are depends on what stands under the
 //! names, so it looks, takes the locks, and looks again ([`PoolFs::with_names`]).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use atoll_vfs::{
@@ -14,7 +15,7 @@ use super::calls::entry_elsewhere;
 use crate::change::{BirthKind, FileBirth, PoolChange, PoolPlace};
 use crate::crossings::HeldByCrossings;
 use crate::disk::{Disk, DiskResult, Stat, missing_is_none};
-use crate::layout::{FileId, Referral, Slot};
+use crate::layout::{FileId, GroupNumber, Referral, Slot};
 use crate::member::{Changing, FoundFile};
 use crate::turns::Turn;
 
@@ -177,17 +178,45 @@ impl<D: Disk> PoolFs<D> {
         verifier: Option<CreateVerifier>,
     ) -> DiskResult<Entry> {
         check_name(name)?;
-        if what == BirthKind::Directory {
+        let Some(siblings) = self.siblings().filter(|_| what == BirthKind::Directory) else {
+            let (named, _locked) = self.with_name(parent, name).await?;
+            return self.make_named(caller, &named, what, mode, verifier).await;
+        };
+        let mut tried = BTreeSet::new();
+        loop {
             let group = self.group_for(parent, name).await?;
-            if group != self.group() {
-                let at = PoolPlace::new(parent, name);
-                let id = self.make_elsewhere(&caller, at, mode, group).await?;
-                let stat = self.stat(id).await?;
-                return self.entry(id, &stat);
+            if !tried.insert(group) {
+                return Err(Errno::ENOSPC);
+            }
+            let made = if group == self.group() {
+                let (named, _locked) = self.with_name(parent, name).await?;
+                let what = what.clone();
+                self.make_named(caller, &named, what, mode, verifier).await
+            } else {
+                self.make_directory_elsewhere(&caller, (parent, name), mode, group).await
+            };
+            match made {
+                // What is refused by another group is known already.
+                Err(Errno::ENOSPC) if group == self.group() => siblings.note_full(group),
+                Err(Errno::ENOSPC) => {}
+                made => return made,
             }
         }
-        let (named, _locked) = self.with_name(parent, name).await?;
-        self.make_named(caller, &named, what, mode, verifier).await
+    }
+
+    async fn make_directory_elsewhere(
+        &self,
+        caller: &Caller,
+        (parent, name): (FileId, &[u8]),
+        mode: u32,
+        group: GroupNumber,
+    ) -> DiskResult<Entry> {
+        // Its name takes room here.
+        self.member.check_room()?;
+        let at = PoolPlace::new(parent, name);
+        let id = self.make_elsewhere(caller, at, mode, group).await?;
+        let stat = self.stat(id).await?;
+        self.entry(id, &stat)
     }
 
     async fn make_named(

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
-use atoll_vfs::Errno;
+use atoll_vfs::{Errno, StatFs};
 
 use super::PoolMember;
 use crate::disk::{Disk, DiskResult, Making, missing_is_none};
@@ -62,6 +62,19 @@ impl<D: Disk> PoolMember<D> {
             true => Err(Errno::ENOSPC),
             false => Ok(()),
         }
+    }
+
+    /// What the disk has and how much of it is free; available is what is on the member's with the least room, and nothing while calls that
+    /// take room are refused.
+    pub(crate) async fn room_of_all(&self) -> DiskResult<StatFs> {
+        let mut found = self.disk.stat_fs().await?;
+        let elsewhere = self.backups().map_or(u64::MAX, |backups| backups.free_bytes());
+        let available = match self.check_room() {
+            Ok(()) => elsewhere / u64::from(found.block_size_bytes).max(1),
+            Err(_) => 0,
+        };
+        found.blocks_available = found.blocks_available.min(available);
+        Ok(found)
     }
 
     /// Whether all members can make these changes of names whenever they are told to, and `waiting` others: there is room for them now,

@@ -10,15 +10,15 @@ use crate::workload::me;
 use crate::workload::steps::{Step, find, take};
 
 /// A pool in which these directories of the root lie in groups 0, 1 and 2.
-struct Spread {
+pub(super) struct Spread {
     _end: ShutDown,
-    machines: Machines,
-    fs: Arc<dyn FileSystem>,
-    homes: [String; 3],
+    pub(super) machines: Machines,
+    pub(super) fs: Arc<dyn FileSystem>,
+    pub(super) homes: [String; 3],
 }
 
 impl Spread {
-    fn new(level: u8) -> Spread {
+    pub(super) fn new(level: u8) -> Spread {
         let machines = Machines::new(5);
         let (fs, homes) = machines
             .sim
@@ -47,7 +47,7 @@ impl Spread {
         Spread { _end: ShutDown(machines.sim.clone()), machines, fs, homes }
     }
 
-    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(super) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.machines.sim.block_on(LONG, work).unwrap()
     }
 }

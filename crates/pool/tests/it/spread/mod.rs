@@ -3,12 +3,14 @@
 //! ```text
 //! kit      the conformance kit over a pool of three groups
 //! directed one change over several groups after the other, and what lies where then
+//! room     groups whose disks are full
 //! seeds    clients of a pool whose network, processes and machines fail
 //! storm    clients that rename directories into each other
 //! ```
 
 mod directed;
 mod kit;
+mod room;
 mod seeds;
 mod storm;
 
@@ -33,6 +35,8 @@ use crate::workload::replicas::{Compared, PlainTree, differences, plain_tree};
 const LONG: Duration = Duration::from_secs(3600);
 /// All is quiet again so long after all faults have ended.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
+/// How often nodes ask groups what room they have.
+const REFRESH_EVERY: Duration = Duration::from_secs(20);
 const POOL: [u8; 16] = [7; 16];
 /// The machines of each group's members, of four.
 const GROUPS: [[usize; 3]; 3] = [[0, 1, 2], [1, 2, 3], [2, 3, 0]];
@@ -186,6 +190,13 @@ impl Machines {
                 members.insert(group(number), member);
             }
         }
+        let (asking, clock) = (groups.clone(), env.clone());
+        env.spawn(Box::pin(async move {
+            loop {
+                asking.refresh_rooms().await;
+                sleep(&*clock, REFRESH_EVERY).await;
+            }
+        }));
         transport.serve(Arc::new(Router::new().route(FAMILY, Arc::new(router))));
         self.nodes()[at] = Some(Node { groups, members, _local: local });
         Ok(())
