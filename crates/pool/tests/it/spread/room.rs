@@ -1,8 +1,10 @@
 //! Groups whose disks are full: new directories go to others (Kosha §3.3), and no change that was decided lacks room.
 
 use atoll_pool::disk::Disk;
+use atoll_pool::disk::simulated::DiskCall;
 use atoll_vfs::{Errno, OpenFlags, StatFs, Writer};
 use bytes::Bytes;
+use futures_util::future::join;
 
 use super::directed::Spread;
 use super::*;
@@ -23,7 +25,7 @@ impl Spread {
         }
     }
 
-    async fn group_of(&self, path: &str) -> usize {
+    pub(super) async fn group_of(&self, path: &str) -> usize {
         let inode = find(&*self.fs, path).await.unwrap();
         usize::from(GroupNumber::of(inode).number())
     }
@@ -163,4 +165,82 @@ fn the_root_has_the_room_of_all_groups_and_a_directory_that_of_its_own() {
         let available = stat.blocks_available * u64::from(stat.block_size_bytes);
         assert!(available <= 500 * MIB, "{available}");
     });
+}
+
+/// A disk had no room for the second change of a part: the member stopped, and the first change stayed. Now it has the room that is kept for
+/// the index, as every member has that follows.
+#[test]
+fn a_part_that_was_decided_is_made_on_a_full_disk() {
+    for at in [0, 1, 2] {
+        let pool = Spread::new(1);
+        let Spread { fs, homes, machines, .. } = &pool;
+        let (old, new) = (format!("{}/old", homes[0]), format!("{}/new", homes[1]));
+        pool.run(async {
+            take(&**fs, &Step::Create(old.clone())).await.unwrap();
+            take(&**fs, &Step::Create(new.clone())).await.unwrap();
+        });
+        machines.await_quiet().unwrap();
+        // In group 1 what is replaced goes, and a referral is made.
+        machines.disk(group(1), GROUPS[1][at]).fail_next(DiskCall::Make, Errno::ENOSPC);
+        pool.run(async {
+            let before = find(&**fs, &old).await.unwrap();
+            take(&**fs, &Step::Rename(old.clone(), new.clone())).await.unwrap();
+            assert_eq!(find(&**fs, &new).await, Ok(before));
+        });
+        machines.await_quiet().unwrap();
+        assert_eq!(machines.disk(group(1), GROUPS[1][at]).faults_left(), 0);
+        // When there is a reserve again.
+        machines.run_for(Duration::from_secs(60));
+        pool.run(take(&**fs, &Step::Mkdir(format!("{}/more", homes[1])))).unwrap();
+        machines.settle_and_compare().unwrap();
+    }
+}
+
+/// Clients fill a group's disk, while others give files names in its directories, and give its files names elsewhere.
+#[test]
+fn no_change_over_groups_stops_a_member_whose_disk_fills_up() {
+    for free_kib in [200, 600, 1000] {
+        let pool = Spread::new(1);
+        let Spread { fs, homes, machines, .. } = &pool;
+        // A thirty-second of a small disk is no room for clients: these have journals and a reserve of 48 MiB.
+        pool.leave_room(1, 50 * MIB / 31 + free_kib * 1024, 10_000);
+        let names = async {
+            let mut refused = 0;
+            for number in 0..150 {
+                let (one, other) = (number % 3, (number + 1) % 3);
+                let file = format!("{}/file-{number}", homes[one]);
+                let moved = format!("{}/moved-{number}", homes[other]);
+                let steps = [
+                    Step::Create(file.clone()),
+                    Step::Link(file.clone(), format!("{}/link-{number}", homes[other])),
+                    Step::Rename(file, moved),
+                    Step::Mkdir(format!("/dir-{number}")),
+                ];
+                for step in steps {
+                    match take(&**fs, &step).await {
+                        Ok(()) => {}
+                        Err(Errno::ENOSPC) => refused += 1,
+                        // What would have been renamed was not made.
+                        Err(Errno::ENOENT) if refused > 0 => {}
+                        Err(errno) => panic!("{step:?}: {errno}"),
+                    }
+                }
+            }
+            refused
+        };
+        let filling = async {
+            for number in 0..40 {
+                let file = format!("{}/filled-{number}", homes[1]);
+                if pool.fill(&file, 64 << 10).await.is_err() {
+                    return true;
+                }
+            }
+            false
+        };
+        let (refused, is_full) = pool.run(join(names, filling));
+        assert!(refused > 0 && is_full, "{refused}");
+        pool.leave_room(1, 16 << 30, 100_000);
+        machines.run_for(Duration::from_secs(60));
+        machines.settle_and_compare().unwrap();
+    }
 }
