@@ -2,7 +2,7 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4), its kind (1), of a referral the file that it leads to (8); big-endian |
+//! | `files` | number of the file | inode number (8 bytes), generation (8), slot (2; 0xffff: it lies in its parent), placeholders in it (4), its kind (1), of a referral the file that it leads to (8) and how deep that lies (1); big-endian |
 //! | `inodes` | inode number | number of the file |
 //! | `names` | number of the file (8 bytes), of the directory (8), the name | |
 //! | `log` | order of a change that some member may lack, or that is not made yet | the change, as in the journal |
@@ -69,8 +69,8 @@ pub(crate) struct FileRecord {
     pub(crate) placeholders: u32,
     /// What it is.
     pub(crate) kind: FileKind,
-    /// The file of another group that it is a name of, if it is a referral.
-    pub(crate) leads_to: Option<FileId>,
+    /// The file of another group that it is a name of, if it is a referral, and how deep that lies.
+    pub(crate) leads_to: Option<(FileId, u8)>,
 }
 
 impl FileRecord {
@@ -85,9 +85,9 @@ impl FileRecord {
         match form {
             LinkForm::Plain => self,
             LinkForm::Escaped => FileRecord { placeholders: ESCAPED, ..self },
-            LinkForm::Referral(Referral { file, kind, .. }) => FileRecord {
+            LinkForm::Referral(Referral { file, kind, depth, .. }) => FileRecord {
                 placeholders: u32::from(kind_number(kind)) + 2,
-                leads_to: Some(file),
+                leads_to: Some((file, depth)),
                 ..self
             },
         }
@@ -100,9 +100,9 @@ impl FileRecord {
 
     /// Which file of another group it stands for, as file `id`; none for any other file.
     pub(crate) fn referral(&self, id: FileId) -> Option<Referral> {
-        let file = self.leads_to?;
+        let (file, depth) = self.leads_to?;
         let kind = u8::try_from(self.placeholders.checked_sub(2)?).ok()?;
-        Some(Referral { id, file, kind: numbered_kind(kind)? })
+        Some(Referral { id, file, kind: numbered_kind(kind)?, depth })
     }
 
     /// Whether it stands in its directory for a directory that lies elsewhere.
@@ -119,7 +119,10 @@ impl FileRecord {
         bytes[16..18].copy_from_slice(&self.slot.map_or(NO_SLOT, Slot::number).to_be_bytes());
         bytes[18..22].copy_from_slice(&self.placeholders.to_be_bytes());
         bytes[22] = kind_number(self.kind);
-        bytes.extend(self.leads_to.iter().flat_map(|file| file.0.to_be_bytes()));
+        if let Some((file, depth)) = self.leads_to {
+            bytes.extend(file.0.to_be_bytes());
+            bytes.push(depth);
+        }
         bytes
     }
 
@@ -127,7 +130,7 @@ impl FileRecord {
         let (bytes, leads_to) = bytes.split_at_checked(RECORD_BYTES)?;
         let leads_to = match leads_to {
             [] => None,
-            file => Some(FileId(u64::from_be_bytes(file.try_into().ok()?))),
+            [file @ .., depth] => Some((FileId(u64::from_be_bytes(file.try_into().ok()?)), *depth)),
         };
         let slot = u16::from_be_bytes([bytes[16], bytes[17]]);
         Some(FileRecord {
@@ -733,7 +736,7 @@ mod tests {
             (FileKind::Symlink, None),
             (FileKind::BlockDevice, None),
         ] {
-            let leads_to = (kind == FileKind::Symlink).then_some(FileId(77));
+            let leads_to = (kind == FileKind::Symlink).then_some((FileId(77), 3));
             let record =
                 FileRecord { ino: 7, generation: u64::MAX, slot, placeholders: 1, kind, leads_to };
             assert_eq!(FileRecord::decode(&record.encode()), Some(record));

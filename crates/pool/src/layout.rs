@@ -269,6 +269,10 @@ pub(crate) struct Referral {
     /// What the file is.
     #[cbor(n(2), with = "kind_letter")]
     pub(crate) kind: FileKind,
+    /// How deep it lies if it is a directory, as it was when it got this name: the entries of the root at 1, and 255 as deep as that or
+    /// deeper. 0 for any other file.
+    #[n(3)]
+    pub(crate) depth: u8,
 }
 
 /// A referral that lies deeper leads elsewhere by hand, so that it is not too long for any disk.
@@ -319,18 +323,20 @@ pub(crate) mod kind_letter {
 }
 
 impl Referral {
-    /// The file's outside name in [`FileId::outside`]: the number of the referral, the letter of its kind, its own number.
+    /// The file's outside name in [`FileId::outside`]: the number of the referral, the letter of its kind, its own number, how deep it lies.
     pub(crate) fn outside_name(self) -> Vec<u8> {
         let letter = char::from(letter_of(self.kind));
-        format!("{}{letter}{}", self.id, self.file).into_bytes()
+        format!("{}{letter}{}{:02x}", self.id, self.file, self.depth).into_bytes()
     }
 
     /// The referral that an outside name belongs to.
     pub(crate) fn of_outside_name(name: &[u8]) -> Option<Referral> {
         let (id, rest) = name.split_at_checked(16)?;
-        let (letter, file) = rest.split_first()?;
+        let (letter, rest) = rest.split_first()?;
         let kind = kind_of_letter(*letter)?;
-        Some(Referral { id: parse_id(id)?, file: parse_id(file)?, kind })
+        let (file, depth) = rest.split_at_checked(16)?;
+        let depth = u8::try_from(parse_hex(depth, 2)?).ok()?;
+        Some(Referral { id: parse_id(id)?, file: parse_id(file)?, kind, depth })
     }
 
     /// The target of the symbolic link, in a directory that lies `steps` below a distributed one. It leads there where the slots of
@@ -450,6 +456,22 @@ mod tests {
         ] {
             assert_eq!(Placeholder::parse(other.as_bytes()), None, "{other}");
         }
+    }
+
+    #[test]
+    fn an_outside_name_says_which_referral_it_belongs_to_and_how_deep_that_lies() {
+        let (id, file) = (FileId(0x12), FileId(0x40_0000_0000_0034 << 4));
+        for (kind, depth, name) in [
+            (FileKind::Directory, 3, "0000000000000012d040000000000034003"),
+            (FileKind::Regular, 0, "0000000000000012f040000000000034000"),
+        ] {
+            let referral = Referral { id, file, kind, depth };
+            assert_eq!(referral.outside_name(), name.as_bytes());
+            assert_eq!(Referral::of_outside_name(name.as_bytes()), Some(referral));
+            assert_eq!(Referral::parse(&referral.target(4)), Some(referral));
+        }
+        let without_depth = b"0000000000000012d0400000000000340";
+        assert_eq!(Referral::of_outside_name(without_depth), None);
     }
 
     proptest! {

@@ -435,6 +435,9 @@ pub(crate) struct FoundName {
     /// What that is.
     #[cbor(n(2), with = "kind_letter")]
     pub(crate) kind: FileKind,
+    /// How deep a referral says that it lies ([`crate::layout::Referral`]).
+    #[n(3)]
+    pub(crate) depth: u8,
 }
 
 /// What the primary of one group asks that of another ([`crate::crossings`]).

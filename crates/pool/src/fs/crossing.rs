@@ -188,21 +188,42 @@ impl<D: Disk> PoolFs<D> {
     /// Whether a directory, or what it is known by in another group, lies above another one, or is it.
     async fn is_above(&self, moved: FileId, mut at: FileId) -> DiskResult<bool> {
         for _ in 0..MAX_HOPS {
-            let above = self.ask(at.group(), CrossingCall::Above { id: at }).await;
-            // One that is just moved, by a change that is decided, is not where it was, nor where it will be.
-            let above = above.map_err(|errno| match errno {
-                Errno::ESTALE | Errno::ENOENT => Errno::EAGAIN,
-                errno => errno,
-            })?;
-            let CrossingReply::Above { directories, via } = above else {
-                return Err(Errno::EPROTO);
-            };
+            let (directories, via) = self.ask_above(at).await?;
             if directories.contains(&moved) || via == Some(moved) {
                 return Ok(true);
             }
             match via {
                 Some(referral) => at = referral,
                 None => return Ok(false),
+            }
+        }
+        Err(Errno::ELOOP)
+    }
+
+    /// The directories above a file in its own group, itself if it is one, and the referral that the last of them has in another group.
+    async fn ask_above(&self, id: FileId) -> DiskResult<(Vec<FileId>, Option<FileId>)> {
+        match self.ask(id.group(), CrossingCall::Above { id }).await {
+            Ok(CrossingReply::Above { directories, via }) => Ok((directories, via)),
+            Ok(_) => Err(Errno::EPROTO),
+            // One that is just moved, by a change that is decided, is not where it was, nor where it will be.
+            Err(Errno::ESTALE | Errno::ENOENT) => Err(Errno::EAGAIN),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// How deep a directory of any group lies; 255 if it lies deeper.
+    async fn depth_anywhere(&self, directory: FileId) -> DiskResult<u8> {
+        if directory.group() == self.group() {
+            return self.member.depth(directory);
+        }
+        let (mut at, mut depth) = (directory, 0usize);
+        for _ in 0..MAX_HOPS {
+            let (directories, via) = self.ask_above(at).await?;
+            depth += directories.len();
+            match via {
+                Some(referral) => at = referral,
+                // The root lies at 0.
+                None => return Ok(u8::try_from(depth.saturating_sub(1)).unwrap_or(u8::MAX)),
             }
         }
         Err(Errno::ELOOP)

@@ -7,7 +7,7 @@ use super::{ID_ATTRIBUTE, PoolMember, whole};
 use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::index::FileRecord;
-use crate::layout::{self, FileId, LinkForm, Placeholder, Slot};
+use crate::layout::{self, FileId, LinkForm, Placeholder, Referral, Slot};
 
 /// More directories above each other than any path has: an index that says so is damaged.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
@@ -368,17 +368,30 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Whether a directory that is made in `parent` is a distributed one: at most as deep as the distribution level (Kosha §3.2).
-    /// The root's own entries are at level 1, and so are directories with a name in another group.
     pub(crate) fn is_to_be_distributed(&self, parent: FileId) -> DiskResult<bool> {
-        let mut at = Some(parent);
-        for _ in 0..self.settings.level {
-            match at {
-                Some(directory) if directory.is_fixed() => return Ok(true),
-                Some(directory) => at = self.parent_of(directory)?,
-                None => return Ok(false),
+        Ok(self.depth_up_to(parent, self.settings.level)? < self.settings.level)
+    }
+
+    /// How deep a directory lies: the root at 0, its entries at 1. One with a name in another group knows it from when it got that name.
+    pub(crate) fn depth(&self, directory: FileId) -> DiskResult<u8> {
+        self.depth_up_to(directory, u8::MAX)
+    }
+
+    /// As [`PoolMember::depth`]; `limit` if it is that or more.
+    fn depth_up_to(&self, directory: FileId, limit: u8) -> DiskResult<u8> {
+        let mut at = directory;
+        for steps in 0..limit {
+            if at.is_fixed() {
+                return Ok(steps);
             }
+            let place = self.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
+            if place.parent == FileId::outside(at.group()) {
+                let referral = Referral::of_outside_name(&place.name).ok_or(Errno::EIO)?;
+                return Ok(referral.depth.saturating_add(steps).min(limit));
+            }
+            at = place.parent;
         }
-        Ok(false)
+        Ok(limit)
     }
 
     /// Whether directory `id` is `above` or lies below it.

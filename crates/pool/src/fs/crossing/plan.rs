@@ -19,8 +19,8 @@ impl FoundName {
     /// A file of this kind, or a referral.
     pub(crate) fn of(id: FileId, kind: FileKind, referral: Option<Referral>) -> FoundName {
         match referral {
-            Some(Referral { file, kind, .. }) => FoundName { id, file, kind },
-            None => FoundName { id, file: id, kind },
+            Some(Referral { file, kind, depth, .. }) => FoundName { id, file, kind, depth },
+            None => FoundName { id, file: id, kind, depth: 0 },
         }
     }
 
@@ -35,7 +35,8 @@ impl FoundName {
 
     /// The name that the file has in its own group, if it has one here.
     fn outside(&self) -> PoolPlace {
-        outside(Referral { id: self.id, file: self.file, kind: self.kind })
+        let FoundName { id, file, kind, depth } = *self;
+        outside(Referral { id, file, kind, depth })
     }
 }
 
@@ -59,6 +60,8 @@ struct Going<'a> {
     from: &'a PoolPlace,
     to: &'a PoolPlace,
     fresh: FileId,
+    /// How deep it lies there, if it is a directory.
+    depth: u8,
 }
 
 impl CrossingPlan {
@@ -131,7 +134,8 @@ impl CrossingPlan {
 
 impl Going<'_> {
     fn referral(&self) -> Referral {
-        Referral { id: self.fresh, file: self.file.file, kind: self.file.kind }
+        let Going { file, fresh, depth, .. } = *self;
+        Referral { id: fresh, file: file.file, kind: file.kind, depth }
     }
 }
 
@@ -142,6 +146,14 @@ impl<D: Disk> PoolFs<D> {
         match self.ask(place.parent.group(), call).await? {
             CrossingReply::Found { found, fresh } => Ok((found, fresh)),
             _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// How deep a directory comes to lie under this name; 0 for any other file.
+    async fn depth_at(&self, file: &FoundName, to: &PoolPlace) -> DiskResult<u8> {
+        match file.is_directory() {
+            true => Ok(self.depth_anywhere(to.parent).await?.saturating_add(1)),
+            false => Ok(0),
         }
     }
 
@@ -185,7 +197,8 @@ impl<D: Disk> PoolFs<D> {
             else {
                 return Err(Errno::EPROTO);
             };
-            let referral = Referral { id, file, kind: FileKind::Directory };
+            let depth = self.member.depth(at.parent)?.saturating_add(1);
+            let referral = Referral { id, file, kind: FileKind::Directory, depth };
             let mut plan = CrossingPlan::default();
             plan.refer(referral, &at);
             let at = outside(referral);
@@ -216,7 +229,7 @@ impl<D: Disk> PoolFs<D> {
             if kind == FileKind::Directory {
                 return Err(Errno::EPERM);
             }
-            let referral = Referral { id, file, kind };
+            let referral = Referral { id, file, kind, depth: 0 };
             let mut plan = CrossingPlan::default();
             plan.refer(referral, &at);
             plan.add(group, PoolChange::Link { id: file, at: outside(referral), by: None });
@@ -289,8 +302,10 @@ impl<D: Disk> PoolFs<D> {
                 return Ok(Some(plan.by(own, self.origin)));
             }
             let back = self.member.new_id(self.member.home(from.parent)?.slot)?;
-            let going = Going { file, from, to, fresh };
-            let coming = Going { file: other, from: to, to: from, fresh: back };
+            let depth = self.depth_at(&file, to).await?;
+            let going = Going { file, from, to, fresh, depth };
+            let depth = self.depth_at(&other, from).await?;
+            let coming = Going { file: other, from: to, to: from, fresh: back, depth };
             plan.leave(&going);
             plan.leave(&coming);
             plan.arrive(&going);
@@ -312,14 +327,17 @@ impl<D: Disk> PoolFs<D> {
             }
             plan.remove(other, to);
         }
-        if is_own {
+        let is_file_here = is_own && !file.is_referral();
+        let depth = if is_file_here { 0 } else { self.depth_at(&file, to).await? };
+        // A referral that comes to lie at another depth is made anew: its outside name says how deep it lies.
+        if is_file_here || (is_own && file.depth == depth) {
             if file.is_directory() && from.parent != to.parent {
                 plan.moved.push((file.id, to.parent));
             }
             let (from, to) = (from.clone(), to.clone());
             plan.add(own, PoolChange::Rename { id: file.id, from, to, replaced: None, by: None });
         } else {
-            let going = Going { file, from, to, fresh };
+            let going = Going { file, from, to, fresh, depth };
             plan.leave(&going);
             plan.arrive(&going);
         }

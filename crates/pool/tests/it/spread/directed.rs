@@ -206,3 +206,60 @@ fn an_open_file_lives_on_whatever_group_has_its_last_name() {
     });
     pool.machines.settle_and_compare().unwrap();
 }
+
+/// Kosha §3.2: "a system-wide parameter, the distribution level, [...] dictates how many levels of subdirectories will be distributed to
+/// multiple nodes"; all lower ones are "stored on the same node as the node on which their parent directory is stored".
+#[test]
+fn directories_deeper_than_the_level_stay_with_their_parents() {
+    for level in [1, 2, 4] {
+        let pool = Spread::new(level);
+        let Spread { fs, homes, .. } = &pool;
+        // Makes directories in one, and says in which groups they are.
+        let fill = async |parent: &str| {
+            let mut made = BTreeMap::new();
+            for number in 0..8 {
+                let path = format!("{parent}/in-{number}");
+                take(&**fs, &Step::Mkdir(path.clone())).await.unwrap();
+                made.entry(pool.group_of(&path).await).or_insert(path);
+            }
+            made
+        };
+        pool.run(async {
+            let mut parents: BTreeMap<usize, String> = homes.iter().cloned().enumerate().collect();
+            for depth in 2..7 {
+                let mut next = BTreeMap::new();
+                for (group, parent) in &parents {
+                    let made = fill(parent).await;
+                    let stays = made.keys().eq([group]);
+                    assert_eq!(stays, depth > level, "level {level}: {parent} {made:?}");
+                    next.extend(made);
+                }
+                parents = next;
+            }
+            // One that is moved lies as deep as it lies then.
+            let below = format!("{}/a/b/c/d", homes[0]);
+            for end in [2, 4, 6, 8] {
+                let path = &below[..below.len() - 8 + end];
+                take(&**fs, &Step::Mkdir(path.to_owned())).await.unwrap();
+            }
+            for (deep, shallow) in [(&below, &homes[0]), (&homes[2], &homes[0])] {
+                let moved = format!("{deep}/moved");
+                let first = format!("/moved-{}", deep.len());
+                take(&**fs, &Step::Mkdir(first.clone())).await.unwrap();
+                let group = pool.group_of(&first).await;
+                take(&**fs, &Step::Rename(first, moved.clone())).await.unwrap();
+                let stays = fill(&moved).await.keys().eq([&group]);
+                assert_eq!(stays, deep == &below || level < 3, "level {level}: {moved}");
+                let up = format!("{shallow}/up-{}", deep.len());
+                take(&**fs, &Step::Rename(moved, up.clone())).await.unwrap();
+                take(&**fs, &Step::Mkdir(format!("{up}/further"))).await.unwrap();
+                let further = fill(&format!("{up}/further"))
+                    .await
+                    .keys()
+                    .eq([&pool.group_of(&format!("{up}/further")).await]);
+                assert_eq!(further, level < 4, "level {level}: {up}");
+            }
+        });
+        pool.machines.settle_and_compare().unwrap();
+    }
+}
