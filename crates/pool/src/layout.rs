@@ -86,6 +86,11 @@ impl GroupNumber {
     }
 }
 
+/// The directory of D in which files of a group are that had their names in directories of others, when a member has left the pool.
+pub(crate) fn outside_directory(group: GroupNumber) -> String {
+    format!("outside-{group}")
+}
+
 impl fmt::Display for GroupNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
@@ -350,6 +355,24 @@ impl Referral {
         target
     }
 
+    /// The target of the symbolic link that is left when a member has left the pool, in a directory that lies `steps` below D. It leads there where
+    /// what is left of both groups is in one directory.
+    pub(crate) fn left_target(self, steps: usize) -> Vec<u8> {
+        let outside = outside_directory(self.file.group());
+        [&b"../".repeat(steps.min(MAX_STEPS))[..], outside.as_bytes(), b"/", &self.outside_name()]
+            .concat()
+    }
+
+    /// The referral of which such a link is left.
+    pub(crate) fn parse_left(mut target: &[u8]) -> Option<Referral> {
+        while let Some(rest) = target.strip_prefix(b"../") {
+            target = rest;
+        }
+        let at = target.iter().position(|byte| *byte == b'/')?;
+        let referral = Referral::of_outside_name(&target[at + 1..])?;
+        (target[..at] == *outside_directory(referral.file.group()).as_bytes()).then_some(referral)
+    }
+
     /// The referral that a symbolic link is; none if it is a user's.
     pub(crate) fn parse(target: &[u8]) -> Option<Referral> {
         let end = target.iter().rposition(|byte| *byte == b'/')?;
@@ -469,6 +492,9 @@ mod tests {
             assert_eq!(referral.outside_name(), name.as_bytes());
             assert_eq!(Referral::of_outside_name(name.as_bytes()), Some(referral));
             assert_eq!(Referral::parse(&referral.target(4)), Some(referral));
+            let left = [b"../../outside-1/", name.as_bytes()].concat();
+            assert_eq!(referral.left_target(2), left);
+            assert_eq!(Referral::parse_left(&left), Some(referral));
         }
         let without_depth = b"0000000000000012d0400000000000340";
         assert_eq!(Referral::of_outside_name(without_depth), None);

@@ -73,6 +73,8 @@ fn findings(report: CheckReport) -> Findings {
         orphans_removed,
         placeholders_mended,
         names_without_directory,
+        // A pool of one has one group.
+        ..
     } = report;
     Findings {
         files,

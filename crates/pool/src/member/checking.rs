@@ -8,7 +8,7 @@ use super::seeking::MAX_DEPTH;
 use super::{OpenError, PoolMember};
 use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Making, missing_is_none};
-use crate::layout::{FileId, Placeholder, Slot};
+use crate::layout::{FileId, Placeholder, Referral, Slot, outside_directory};
 
 /// What a check has found, and put right.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -27,6 +27,13 @@ pub struct CheckReport {
     pub placeholders_mended: u64,
     /// Names of directories that are gone from their slots, as paths. They were left.
     pub names_without_directory: Vec<String>,
+    /// Names of files of other groups.
+    pub referrals: u64,
+    /// Files of this group with names in directories of others, once for each such name.
+    pub outside_names: u64,
+    /// Those of both kinds to which nothing in another group belongs, as can be seen in this one: somebody has copied or made them by
+    /// hand. As paths. They were left.
+    pub names_without_partner: Vec<String>,
 }
 
 impl CheckReport {
@@ -44,6 +51,7 @@ impl CheckReport {
             .iter()
             .all(|count| **count == 0)
             && self.names_without_directory.is_empty()
+            && self.names_without_partner.is_empty()
     }
 }
 
@@ -126,7 +134,17 @@ impl<D: Disk> PoolMember<D> {
             {
                 walk.enter(id, &step.node).await?;
             }
-            let (Some(place), Some(placeholder)) = (step.place, step.placeholder) else { continue };
+            let Some(place) = step.place else { continue };
+            let Some(placeholder) = step.placeholder else {
+                let referral = match step.stat.kind {
+                    FileKind::Symlink => Referral::parse(&self.disk.read_node(&step.node).await?),
+                    _ => None,
+                };
+                if let Some(id) = id {
+                    self.count_name_over_groups(id, step.stat.kind, &place, referral, report)?;
+                }
+                continue;
+            };
             if distributed.get(&placeholder.id) != Some(&placeholder.slot) {
                 report.names_without_directory.push(self.path(&place)?);
                 continue;
@@ -134,6 +152,33 @@ impl<D: Disk> PoolMember<D> {
             let Some(dir) = missing_is_none(self.node(place.parent).await)? else { continue };
             report.placeholders_mended +=
                 u64::from(self.mend_placeholder(&place, &dir, placeholder).await?);
+        }
+        Ok(())
+    }
+
+    /// Counts a name of a file of another group, or of a file that has its name in one.
+    fn count_name_over_groups(
+        &self,
+        id: FileId,
+        kind: FileKind,
+        place: &PoolPlace,
+        referral: Option<Referral>,
+        report: &mut CheckReport,
+    ) -> DiskResult<()> {
+        let own = self.settings.group;
+        let has_partner = if place.parent == FileId::outside(own) {
+            report.outside_names += 1;
+            let of = Referral::of_outside_name(&place.name);
+            of.is_some_and(|of| of.file == id && of.kind == kind && of.id.group() != own)
+        } else if let Some(referral) = referral {
+            report.referrals += 1;
+            // A copy has another number than the referral.
+            referral.file.group() != own && referral.id == id
+        } else {
+            return Ok(());
+        };
+        if !has_partner {
+            report.names_without_partner.push(self.path(place)?);
         }
         Ok(())
     }
@@ -147,6 +192,9 @@ impl<D: Disk> PoolMember<D> {
             let above = self.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
             names.push(String::from_utf8_lossy(&above.name).into_owned());
             at = above.parent;
+        }
+        if at == FileId::outside(self.settings.group) {
+            names.push(outside_directory(self.settings.group));
         }
         names.reverse();
         Ok(format!("/{}", names.join("/")))

@@ -3,20 +3,32 @@
 //!
 //! Each distributed directory is exchanged with its placeholder, which is one call and moves no data. Last, what is in the root
 //! goes up to D. Doing it again after a crash goes on.
+//!
+//! Of a pool of several groups it is the files of one. Those that had their names in directories of other groups are in `outside-GROUP` then, under
+//! their outside names; names of other groups' files are symbolic links to `outside-GROUP/NAME`. They lead right where what is left of a member
+//! of each group is put into one directory.
 
 use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
 use super::copied::{COPYING, COPYING_BESIDE};
 use super::opening::STAMP;
 use super::reserve::RESERVE;
-use super::{ID_ATTRIBUTE, OpenError, PoolMember};
-use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, TimeToSet, missing_is_none};
-use crate::layout::{self, FileId, OWN_DIRECTORY, Placeholder, SLOTS_DIRECTORY, Slot};
+use super::{CheckReport, ID_ATTRIBUTE, OpenError, PoolMember};
+use crate::disk::{
+    ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Making, TimeToSet, missing_is_none,
+};
+use crate::layout::{
+    self, FileId, OWN_DIRECTORY, Placeholder, Referral, SLOTS_DIRECTORY, Slot, outside_directory,
+};
 use crate::map::VOTE_FILES;
 use crate::map::members_file::MEMBERS;
 
+/// A link on its way to its name.
+const LINK_BESIDE: &[u8] = b"link-left";
+
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 12] = [
+const OWN_FILES: [&[u8]; 13] = [
+    LINK_BESIDE,
     b"stamp.new",
     b"journal-0",
     b"journal-1",
@@ -38,6 +50,10 @@ pub struct LeaveReport {
     pub files: u64,
     /// Names of the root that D has already, or that the pool's own directory has; nothing was lost, and the pool is not left yet.
     pub names_taken: Vec<String>,
+    /// Names of files that other groups have, as paths: links that lead nowhere in D alone.
+    pub names_elsewhere: Vec<String>,
+    /// Files with names in directories of other groups, once for each such name: they are in `outside-GROUP`.
+    pub outside_names: u64,
 }
 
 impl<D: Disk> PoolMember<D> {
@@ -50,15 +66,18 @@ impl<D: Disk> PoolMember<D> {
             .map_err(failed("cannot look for .atoll"))?
             .is_some()
         {
-            return Ok(LeaveReport { files: 0, names_taken: vec![OWN_DIRECTORY.to_owned()] });
+            let names_taken = vec![OWN_DIRECTORY.to_owned()];
+            return Ok(LeaveReport { names_taken, ..LeaveReport::default() });
         }
         // Names and numbers are right, and every directory has a name.
         let checked = self.check().await?;
-        let mut report = LeaveReport { files: checked.files, ..LeaveReport::default() };
+        let CheckReport { files, outside_names, .. } = checked;
+        let mut report = LeaveReport { files, outside_names, ..LeaveReport::default() };
         self.put_directories_back()
             .await
             .map_err(failed("cannot put a directory into its parent"))?;
-        self.remove_numbers().await.map_err(failed("cannot remove the numbers of files"))?;
+        report.names_elsewhere =
+            self.remove_numbers().await.map_err(failed("cannot remove the numbers of files"))?;
         self.hand_root_on().await.map_err(failed("cannot give it the root's owner and mode"))?;
         let slots = SLOTS_DIRECTORY.as_bytes();
         let (top, own) =
@@ -112,9 +131,27 @@ impl<D: Disk> PoolMember<D> {
         Ok(())
     }
 
-    async fn remove_numbers(&self) -> DiskResult<()> {
+    /// Lets nothing but names and bytes be Atoll's: numbers go, and referrals become links that lead through D. Returns their paths.
+    async fn remove_numbers(&self) -> DiskResult<Vec<String>> {
+        let outside = FileId::outside(self.settings.group);
+        let mut names_elsewhere = Vec::new();
         let mut walk = self.walk().await?;
+        // The directories of D that lead to where the walk is.
+        let (mut is_outside, mut path) = (false, Vec::new());
         while let Some(step) = walk.next().await? {
+            is_outside = step.slot.map_or(is_outside, |_| step.said == Some(outside));
+            if let (Some(place), Some((dir, depth))) = (&step.place, walk.above()) {
+                path.truncate(depth - 1);
+                path.push(String::from_utf8_lossy(&place.name).into_owned());
+                if step.stat.kind == FileKind::Symlink {
+                    let steps = depth - 1 + usize::from(is_outside);
+                    if self.lead_through_top((dir, &place.name), &step.node, steps).await? {
+                        let above = is_outside.then(|| outside_directory(self.settings.group));
+                        let names: Vec<&str> = above.iter().chain(&path).map(|s| &**s).collect();
+                        names_elsewhere.push(names.join("/"));
+                    }
+                }
+            }
             match self.disk.remove_xattr(&step.node, ID_ATTRIBUTE).await {
                 Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => {}
                 Err(errno) => return Err(errno),
@@ -123,7 +160,29 @@ impl<D: Disk> PoolMember<D> {
                 walk.enter(FileId::ROOT, &step.node).await?;
             }
         }
-        Ok(())
+        Ok(names_elsewhere)
+    }
+
+    /// Lets a referral that lies `steps` below D lead through D; whether it is one.
+    async fn lead_through_top(
+        &self,
+        (dir, name): (&D::Node, &[u8]),
+        link: &D::Node,
+        steps: usize,
+    ) -> DiskResult<bool> {
+        let target = self.disk.read_node(link).await?;
+        let Some(referral) = Referral::parse(&target) else {
+            // It may be so already.
+            return Ok(Referral::parse_left(&target).is_some());
+        };
+        let own = self.own().await?;
+        missing_is_none(self.disk.unlink(&own, LINK_BESIDE).await)?;
+        let before = self.disk.stat(dir).await?;
+        let making = Making::Symlink(&referral.left_target(steps));
+        self.disk.make(&own, LINK_BESIDE, making, 0o777).await?;
+        self.disk.rename((&own, LINK_BESIDE), (dir, name), RenameFlags::default()).await?;
+        self.disk.set_times(dir, None, Some(TimeToSet::To(before.mtime))).await?;
+        Ok(true)
     }
 }
 
@@ -170,10 +229,42 @@ async fn move_up<D: Disk>(disk: &D, own: &D::Node) -> DiskResult<Vec<String>> {
             }
         }
     }
+    taken.extend(move_outside_up(disk, &top, &slots).await?);
     if taken.is_empty() {
         remove_own(disk, &top, own, &slots).await?;
     }
     Ok(taken)
+}
+
+/// Moves the directory of outside names up, unless there are none; its name, if that is taken.
+async fn move_outside_up<D: Disk>(
+    disk: &D,
+    top: &D::Node,
+    slots: &D::Node,
+) -> DiskResult<Option<String>> {
+    let plain = RenameFlags { no_replace: true, exchange: false };
+    for listed in disk.list(slots).await? {
+        let Some(slot) = layout::parse_slot(&listed.name) else { continue };
+        let id = FileId::outside(slot.group());
+        if id.slot() != slot {
+            continue;
+        }
+        let in_slot = disk.node(slots, &listed.name).await?;
+        let name = id.to_string();
+        let Some(outside) = missing_is_none(disk.node(&in_slot, name.as_bytes()).await)? else {
+            continue;
+        };
+        if disk.list(&outside).await?.is_empty() {
+            continue;
+        }
+        let left = outside_directory(slot.group());
+        match disk.rename((&in_slot, name.as_bytes()), (top, left.as_bytes()), plain).await {
+            Ok(()) => {}
+            Err(Errno::EEXIST) => return Ok(Some(left)),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(None)
 }
 
 /// Removes what was Atoll's.

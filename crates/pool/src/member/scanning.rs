@@ -98,6 +98,11 @@ impl<D: Disk> FileWalk<'_, D> {
         }
     }
 
+    /// The directory that holds the file which [`FileWalk::next`] has returned, and how many directories below a slot's that is, itself counted.
+    pub(crate) fn above(&self) -> Option<(&D::Node, usize)> {
+        self.stack.last().map(|(_, dir, _)| (dir, self.stack.len()))
+    }
+
     /// Goes into a directory, which is file `id`.
     pub(crate) async fn enter(&mut self, id: FileId, node: &D::Node) -> DiskResult<()> {
         let names = self.member.disk.list(node).await?.into_iter();

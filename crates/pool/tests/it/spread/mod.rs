@@ -4,12 +4,14 @@
 //! kit      the conformance kit over a pool of three groups
 //! directed one change over several groups after the other, and what lies where then
 //! room     groups whose disks are full
+//! leaving  what members of groups leave behind
 //! seeds    clients of a pool whose network, processes and machines fail
 //! storm    clients that rename directories into each other
 //! ```
 
 mod directed;
 mod kit;
+mod leaving;
 mod room;
 mod seeds;
 mod storm;
@@ -190,10 +192,11 @@ impl Machines {
                 members.insert(group(number), member);
             }
         }
-        let (asking, clock) = (groups.clone(), env.clone());
+        let (asking, clock) = (Arc::downgrade(&groups), env.clone());
         env.spawn(Box::pin(async move {
-            loop {
-                asking.refresh_rooms().await;
+            while let Some(groups) = asking.upgrade() {
+                groups.refresh_rooms().await;
+                drop(groups);
                 sleep(&*clock, REFRESH_EVERY).await;
             }
         }));
