@@ -25,6 +25,7 @@ mod churn;
 mod churning;
 mod experiment;
 mod inputs;
+mod kosha;
 mod lookup_budget;
 mod malicious;
 mod mechanisms;

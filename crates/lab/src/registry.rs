@@ -5,9 +5,9 @@
 
 use crate::experiment::{Context, Experiment, Group, LabError, MAX_RUNS, Options, Progress};
 use crate::outcome::Outcome;
-use crate::{capacity, cfs, lookup_budget, malicious, mechanisms, pastis, tfs};
+use crate::{capacity, cfs, kosha, lookup_budget, malicious, mechanisms, pastis, tfs};
 
-const GROUPS: [&Group; 16] = [
+const GROUPS: [&Group; 17] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
@@ -24,6 +24,7 @@ const GROUPS: [&Group; 16] = [
     &pastis::replication::GROUP,
     &pastis::clients::GROUP,
     &pastis::consistency::GROUP,
+    &kosha::balance::GROUP,
 ];
 
 /// All experiments, in the order of the papers.

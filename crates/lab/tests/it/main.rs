@@ -2,6 +2,7 @@
 
 mod andrew;
 mod bounds;
+mod kosha;
 mod options;
 mod pastis;
 mod points;
