@@ -5,6 +5,7 @@
 //! | module | figures |
 //! |---|---|
 //! | [`balance`] | 5: how even the load is, against the distribution level |
+//! | [`redirection`] | 6: insertions that fail as nodes fill up |
 //! | [`population`] | a synthetic file system in the place of the paper's |
 //! | [`node_ids`] | the paper's rule: names and nodes on one circle |
 //!
@@ -19,6 +20,7 @@
 pub(crate) mod balance;
 mod node_ids;
 mod population;
+pub(crate) mod redirection;
 
 use atoll_env::Env;
 use atoll_sim::{Sim, SimConfig};
@@ -26,4 +28,13 @@ use atoll_sim::{Sim, SimConfig};
 /// The random numbers of one run.
 fn random(seed: u64) -> Env {
     Sim::new(SimConfig { seed, ..SimConfig::default() }).outside()
+}
+
+/// A number with so many digits behind the point that it does not look like none.
+fn percent(number: f64) -> String {
+    match number {
+        0.0 => "0 %".into(),
+        _ if number.abs() < 0.1 => format!("{number:.4} %"),
+        _ => format!("{number:.2} %"),
+    }
 }

@@ -37,3 +37,26 @@ fn deeper_distribution_is_more_even_and_groups_by_weight_are_most_even() {
     }
     assert!(deviation("default", "files", "files") < 0.25, "220,000 files are nearly even");
 }
+
+/// Kosha §6.2: "with 4 redirection attempts and distribution level 4, the failure ratio remains near 0 for utilization as high as 60%".
+/// A pool's groups take nearly all there is if trees are copied; what is made before they are full grows beyond what they keep.
+#[test]
+fn redirection_fills_nodes_and_groups() {
+    let rows = rows(&quick(&["kosha-fig6"]).remove(0));
+    let failed = |case, order, percent: &str| {
+        let texts = [("case", case), ("order", order), ("utilization_percent", percent)];
+        one(&rows, &texts).number("failed_percent")
+    };
+    assert!(failed("paper-4", "tree", "60") < 0.1, "{}", failed("paper-4", "tree", "60"));
+    assert!(failed("default", "tree", "95") < 0.01, "{}", failed("default", "tree", "95"));
+    assert!(failed("default", "mixed", "60") < 0.1, "{}", failed("default", "mixed", "60"));
+    for order in ["tree", "mixed"] {
+        let of = |case| {
+            rows.iter().filter(move |row| row.text("case") == case && row.text("order") == order)
+        };
+        for case in ["paper-4", "default"] {
+            let last = of(case).next_back().expect("a row").number("utilization_percent");
+            assert!(last >= 94.0, "{case}, {order}: {last} % filled");
+        }
+    }
+}
