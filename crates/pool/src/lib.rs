@@ -70,6 +70,6 @@ pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
 pub use placement::{GroupRoom, group_for};
 pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
-pub use pool_map::PoolMap;
+pub use pool_map::{MapVoters, PoolMap};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
 pub use siblings::SiblingGroups;

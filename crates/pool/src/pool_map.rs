@@ -60,7 +60,7 @@ impl MapVoters {
     /// The voters of a pool that has these members. Those of now stay, but for ones that are dead, whom others replace that have everything.
     /// When one of them is a member no more, or there are to be more or fewer, those come first that have everything, of now before others:
     /// most of the next voters have everything, and so are there.
-    pub(crate) fn of(
+    pub fn of(
         &self,
         enrolled: &PoolMembers,
         is_dead: impl Fn(PeerId) -> bool,
