@@ -7,7 +7,7 @@ use crate::experiment::{Context, Experiment, Group, LabError, MAX_RUNS, Options,
 use crate::outcome::Outcome;
 use crate::{capacity, cfs, kosha, lookup_budget, malicious, mechanisms, pastis, tfs};
 
-const GROUPS: [&Group; 18] = [
+const GROUPS: [&Group; 19] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
@@ -26,6 +26,7 @@ const GROUPS: [&Group; 18] = [
     &pastis::consistency::GROUP,
     &kosha::balance::GROUP,
     &kosha::redirection::GROUP,
+    &kosha::availability::GROUP,
 ];
 
 /// All experiments, in the order of the papers.

@@ -1,11 +1,13 @@
 //! What the Kosha paper simulated (A. R. Butt, T. A. Johnson, Y. Zheng, Y. C. Hu, "Kosha: A Peer-to-Peer
-//! Enhancement for the Network File System", SC 2004, §6.2), simulated again with the
+//! Enhancement for the Network File System", SC 2004, §6.2 and §6.3), simulated again with the
 //! placement of Atoll's pools.
 //!
 //! | module | figures |
 //! |---|---|
 //! | [`balance`] | 5: how even the load is, against the distribution level |
 //! | [`redirection`] | 6: insertions that fail as nodes fill up |
+//! | [`availability`] | 7: files that are there while machines come and go |
+//! | [`machines`], [`group_life`] | when machines are up, and when a group of them serves |
 //! | [`population`] | a synthetic file system in the place of the paper's |
 //! | [`node_ids`] | the paper's rule: names and nodes on one circle |
 //!
@@ -17,7 +19,10 @@
 //! The paper's file system had 221,000 files of 130 users, and 17.9 GB; it was not published. Ours has as many,
 //! and everything else of it follows from published fits ([`population`]).
 
+pub(crate) mod availability;
 pub(crate) mod balance;
+mod group_life;
+mod machines;
 mod node_ids;
 mod population;
 pub(crate) mod redirection;
