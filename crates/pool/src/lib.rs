@@ -2,6 +2,7 @@
 //! (Kosha, SC 2004).
 //!
 //! ```text
+//! machine     one machine's part in a pool: its members of several groups
 //! group       a member of several at work: the primary, and those that follow it
 //! remote      calls of a file system over the network: a gateway works on a member's
 //! fs          vfs::FileSystem over one member's disk
@@ -10,6 +11,7 @@
 //! map         who the primary is and which members have everything: decided by a majority of voters
 //! messages    what a primary and the others say to each other, as bytes
 //! pool_map    who belongs to the pool, who the primary is and which members have everything
+//! roster      the pool's other groups, and machines that are to go
 //! members     a list of members and where they listen
 //! routing     which pool a call is about
 //! held        files that somebody holds, and open nodes
@@ -45,6 +47,7 @@ mod index;
 mod journal;
 mod layout;
 mod locks;
+mod machine;
 pub mod map;
 mod marks;
 mod member;
@@ -54,6 +57,7 @@ mod placement;
 mod pool_groups;
 mod pool_map;
 pub mod remote;
+mod roster;
 mod routing;
 mod siblings;
 mod turns;
@@ -62,6 +66,7 @@ pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
 pub use group::{CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError};
 pub use layout::{GroupNumber, OWN_DIRECTORY};
+pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
 pub use member::{
     CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,
     check_usable, create, create_member, is_in_use, leave, read_map, read_settings, share,
@@ -71,5 +76,6 @@ pub use messages::{example_member_messages, is_member_message};
 pub use placement::{GroupRoom, group_for};
 pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
 pub use pool_map::{MapVoters, PoolMap};
+pub use roster::{MAX_COPIES, PoolRoster, RosterEdit, RosterGroup, USUAL_COPIES};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
 pub use siblings::SiblingGroups;

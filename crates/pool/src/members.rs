@@ -1,5 +1,7 @@
 //! Which nodes are members of a pool, and where they listen.
 
+use std::collections::BTreeSet;
+
 use atoll_key::PeerId;
 use atoll_net::Peer;
 use minicbor::encode::{Error as EncodeError, Write};
@@ -112,6 +114,61 @@ pub(crate) mod peer {
         let addr = decoder.str()?;
         let addr = (addr.len() <= MAX_ADDRESS_BYTES).then(|| addr.parse().ok()).flatten();
         Ok(Peer { id, addr: addr.ok_or_else(|| wrong("no address"))? })
+    }
+}
+
+/// A node's key as 32 bytes.
+pub(crate) mod peer_key {
+    use super::*;
+
+    pub(crate) fn encode<C, W: Write>(
+        peer: &PeerId,
+        encoder: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.bytes(&peer.0)?.ok()
+    }
+
+    pub(crate) fn decode<C>(
+        decoder: &mut Decoder<'_>,
+        _: &mut C,
+    ) -> Result<PeerId, minicbor::decode::Error> {
+        let key = <[u8; 32]>::try_from(decoder.bytes()?);
+        key.map(PeerId).map_err(|_| minicbor::decode::Error::message("a key has 32 bytes"))
+    }
+}
+
+/// Nodes' keys in ascending order, at most as many as a pool has members.
+pub(crate) mod peer_keys {
+    use super::*;
+
+    pub(crate) fn encode<C, W: Write>(
+        peers: &BTreeSet<PeerId>,
+        encoder: &mut Encoder<W>,
+        context: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        encoder.array(peers.len() as u64)?;
+        peers.iter().try_for_each(|peer| peer_key::encode(peer, encoder, context))
+    }
+
+    pub(crate) fn decode<C>(
+        decoder: &mut Decoder<'_>,
+        context: &mut C,
+    ) -> Result<BTreeSet<PeerId>, minicbor::decode::Error> {
+        let wrong = minicbor::decode::Error::message;
+        let count = decoder.array()?.ok_or_else(|| wrong("a list of keys says its length"))?;
+        if count > PoolMembers::MAX as u64 {
+            return Err(wrong("more keys than a pool has members"));
+        }
+        let mut peers = BTreeSet::new();
+        for _ in 0..count {
+            let peer = peer_key::decode(decoder, context)?;
+            if peers.last().is_some_and(|last| *last >= peer) {
+                return Err(wrong("keys are in ascending order"));
+            }
+            peers.insert(peer);
+        }
+        Ok(peers)
     }
 }
 

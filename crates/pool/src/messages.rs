@@ -1,6 +1,6 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503`, `0x0506`, `0x0508` and `0x0509` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
+//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050b` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
 //! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
 //! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
@@ -19,6 +19,7 @@ use crate::layout::{FileId, kind_letter};
 use crate::locks::{self, LockPlace};
 use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
+use crate::roster::RosterEdit;
 
 /// Asks a backup where it stands.
 pub(crate) const HELLO: u16 = 0x0500;
@@ -33,6 +34,9 @@ pub(crate) const BEAT: u16 = 0x0503;
 pub(crate) const EDIT: u16 = 0x0506;
 /// What the primary of one group asks that of another.
 pub(crate) const CROSSING: u16 = 0x050a;
+/// Asks a member of a group, or any machine of the pool about its first one, for the newest map that it knows: no header, and the answer is
+/// the map.
+pub(crate) const MAP: u16 = 0x050b;
 /// Has a member discard its files, to be given all of them.
 pub(crate) const COPY: u16 = 0x0508;
 /// Hands it names, and what goes with them.
@@ -523,14 +527,17 @@ pub(crate) enum CrossingReply {
 }
 
 /// A change of who the members of a pool are. The answer is the map that was decided.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) enum PoolEdit {
     /// Another member, or one that listens elsewhere by now.
     #[n(0)]
     Enrol(#[cbor(n(0), with = "crate::members::peer")] Peer),
     /// A member goes: it need not be there.
     #[n(1)]
-    Remove(#[cbor(n(0), with = "crate::pool_map::peer_key")] PeerId),
+    Remove(#[cbor(n(0), with = "crate::members::peer_key")] PeerId),
+    /// The pool's other groups: of its first group alone.
+    #[n(2)]
+    Roster(#[n(0)] RosterEdit),
 }
 
 /// The answer to items and beats.
@@ -671,6 +678,8 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     messages.push(encode(&Beat { session, released: 8, map: None }).to_vec());
     messages.push(encode(&PoolEdit::Enrol(peer(3))).to_vec());
     messages.push(encode(&PoolEdit::Remove(peer(2).id)).to_vec());
+    messages.push(encode(&PoolEdit::Roster(RosterEdit::Begin(peer(4)))).to_vec());
+    messages.push(encode(&PoolEdit::Roster(RosterEdit::Copies(2))).to_vec());
     let amount = CopyAmount { files: 2, bytes: 9 };
     let copied = CopiedBytes { order: 5, upto: 7, done: CopyAmount::default(), all: amount };
     let copying = Some(CopyStage::Bytes(copied));

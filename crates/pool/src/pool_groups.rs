@@ -3,7 +3,7 @@
 //! It does not decide which groups there are: somebody tells it ([`PoolGroups::set_members`]). Somebody also has it ask from time to time
 //! what room they have ([`PoolGroups::refresh_rooms`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -18,12 +18,16 @@ use crate::member::PoolSettings;
 use crate::members::PoolMembers;
 use crate::messages::refused;
 use crate::placement::{self, GroupRoom, average_size};
+use crate::pool_map::PoolMap;
 use crate::remote::{OpenGroup, RemoteFs, Route};
 use crate::routing::{PoolId, addressed};
 use crate::siblings::SiblingGroups;
 
 /// A member of a group that this node has.
 pub trait LocalGroup: Send + Sync {
+    /// Whether it is a member no more, as others say: what it knows of the group is old.
+    fn is_removed(&self) -> bool;
+
     /// Makes a call of the group's primary.
     fn call(
         self: Arc<Self>,
@@ -35,6 +39,8 @@ pub trait LocalGroup: Send + Sync {
 #[derive(Default)]
 struct GroupsState {
     members: BTreeMap<GroupNumber, PoolMembers>,
+    /// Those in which no directory is made yet.
+    closed: BTreeSet<GroupNumber>,
     local: BTreeMap<GroupNumber, Weak<dyn LocalGroup>>,
     /// Which member of a group was last found to be its primary.
     found: BTreeMap<GroupNumber, PeerId>,
@@ -43,12 +49,12 @@ struct GroupsState {
 }
 
 impl GroupsState {
-    /// The room of each group; of those that have not said it, that it is not known.
+    /// The room of each group in which directories are made; of those that have not said it, that it is not known.
     fn rooms(&self) -> Vec<GroupRoom> {
         let room = |group: &GroupNumber| {
             self.rooms.get(group).copied().unwrap_or(GroupRoom::unknown(*group))
         };
-        self.members.keys().map(room).collect()
+        self.members.keys().filter(|group| !self.closed.contains(group)).map(room).collect()
     }
 }
 
@@ -73,6 +79,16 @@ impl PoolGroups {
     /// These are the members of a group.
     pub fn set_members(&self, group: GroupNumber, members: PoolMembers) {
         self.state().members.insert(group, members);
+    }
+
+    /// These are the groups of the pool, by the map of its first one.
+    pub fn follow(&self, first: &PoolMap) {
+        let groups = first.roster.groups();
+        let mut state = self.state();
+        state.members = groups.iter().map(|(of, group)| (*of, group.members.clone())).collect();
+        state.members.insert(GroupNumber::FIRST, first.enrolled.clone());
+        let closed = groups.iter().filter(|(_, group)| !group.is_open);
+        state.closed = closed.map(|(number, _)| *number).collect();
     }
 
     /// This node has a member of the group.
@@ -183,7 +199,7 @@ impl Route for GroupRoute {
         limit: Duration,
     ) -> BoxFuture<'static, Result<Reply, CallError>> {
         let local = self.groups.state().local.get(&self.group).and_then(Weak::upgrade);
-        match local {
+        match local.filter(|local| !local.is_removed()) {
             Some(local) => local.call(request, limit),
             None => Box::pin(self.groups.clone().call_away(self.group, request, limit)),
         }

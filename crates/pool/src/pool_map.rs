@@ -13,10 +13,11 @@
 //! KEY ADDRESS complete votes
 //! KEY ADDRESS complete
 //! KEY ADDRESS
+//! copies 3
 //! end
 //! ```
 //!
-//! KEY is 64 hexadecimal digits, a node's public key; the first is the primary's. ADDRESS is where the node listens.
+//! What follows `copies` is the pool's roster ([`crate::roster`]). KEY is 64 hexadecimal digits, a node's public key; the first is the primary's. ADDRESS is where the node listens.
 //!
 //! **Voters** decide maps. They are a *generation*, with a number: a map that names others is the last that the generation before
 //! decides, and the first of the next one (a stop sign: *Stoppable Paxos*, Lamport, Malkhi and Zhou, 2008).
@@ -26,10 +27,10 @@ use std::collections::BTreeSet;
 use atoll_key::PeerId;
 use atoll_net::Peer;
 use data_encoding::HEXLOWER;
-use minicbor::encode::{Error as EncodeError, Write};
-use minicbor::{Decode, Decoder, Encode, Encoder};
+use minicbor::{Decode, Encode};
 
-use crate::members::PoolMembers;
+use crate::members::{PoolMembers, peer_key, peer_keys};
+use crate::roster::PoolRoster;
 
 const FIRST_LINE: &str = "atoll pool members 2";
 const LAST_LINE: &str = "end\n";
@@ -128,6 +129,9 @@ pub struct PoolMap {
     /// Who decides the next map.
     #[n(6)]
     pub voters: MapVoters,
+    /// The pool's other groups, in the map of its first one.
+    #[cbor(n(7), default)]
+    pub roster: PoolRoster,
 }
 
 impl PoolMap {
@@ -144,6 +148,7 @@ impl PoolMap {
             members: keys().collect(),
             enrolled: founding.clone(),
             voters: MapVoters { generation: 1, keys: keys().take(count).collect() },
+            roster: PoolRoster::default(),
         }
     }
 
@@ -153,6 +158,7 @@ impl PoolMap {
             && self.members.contains(&self.primary)
             && self.members.iter().all(|member| self.enrolled.contains(*member))
             && self.voters.is_sound(&self.enrolled)
+            && self.roster.is_sound()
     }
 
     /// The primary, and where it listens.
@@ -172,7 +178,8 @@ impl PoolMap {
             && (now == before || before.generation.checked_add(1) == Some(now.generation))
     }
 
-    pub(crate) fn to_text(&self) -> String {
+    /// Its text, as on disk.
+    pub fn to_text(&self) -> String {
         let PoolMap { epoch, run, verifier, .. } = self;
         let primary = HEXLOWER.encode(&self.primary.0);
         let mut text = format!(
@@ -189,11 +196,12 @@ impl PoolMap {
             }
             text.push('\n');
         }
-        text + LAST_LINE
+        text + &self.roster.to_text() + LAST_LINE
     }
 
-    pub(crate) fn from_text(text: &str) -> Option<PoolMap> {
-        let mut lines = text.strip_suffix(LAST_LINE)?.lines();
+    /// The map of a text; none if that is none.
+    pub fn from_text(text: &str) -> Option<PoolMap> {
+        let mut lines = text.strip_suffix(LAST_LINE)?.lines().peekable();
         if lines.next()? != FIRST_LINE {
             return None;
         }
@@ -205,7 +213,7 @@ impl PoolMap {
         };
         let generation = lines.next()?.strip_prefix("voters ")?.parse().ok()?;
         let (mut peers, mut members, mut keys) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-        for line in lines.take(PoolMembers::MAX + 1) {
+        while let Some(line) = lines.next_if(|line| !line.starts_with("copies ")) {
             let mut words = line.split(' ');
             let peer = Peer { id: key(words.next()?)?, addr: words.next()?.parse().ok()? };
             for word in words {
@@ -226,6 +234,7 @@ impl PoolMap {
             members,
             enrolled: PoolMembers::new(peers)?,
             voters: MapVoters { generation, keys },
+            roster: PoolRoster::from_lines(lines)?,
         };
         map.is_sound().then_some(map)
     }
@@ -233,61 +242,6 @@ impl PoolMap {
     /// The enrolled members that vote.
     pub fn voting(&self) -> impl Iterator<Item = Peer> {
         self.enrolled.peers().iter().filter(|peer| self.voters.keys.contains(&peer.id)).copied()
-    }
-}
-
-/// A node's key as 32 bytes.
-pub(crate) mod peer_key {
-    use super::*;
-
-    pub(crate) fn encode<C, W: Write>(
-        peer: &PeerId,
-        encoder: &mut Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), EncodeError<W::Error>> {
-        encoder.bytes(&peer.0)?.ok()
-    }
-
-    pub(crate) fn decode<C>(
-        decoder: &mut Decoder<'_>,
-        _: &mut C,
-    ) -> Result<PeerId, minicbor::decode::Error> {
-        let key = <[u8; 32]>::try_from(decoder.bytes()?);
-        key.map(PeerId).map_err(|_| minicbor::decode::Error::message("a key has 32 bytes"))
-    }
-}
-
-/// Nodes' keys in ascending order, at most as many as a pool has members.
-mod peer_keys {
-    use super::*;
-
-    pub(super) fn encode<C, W: Write>(
-        peers: &BTreeSet<PeerId>,
-        encoder: &mut Encoder<W>,
-        context: &mut C,
-    ) -> Result<(), EncodeError<W::Error>> {
-        encoder.array(peers.len() as u64)?;
-        peers.iter().try_for_each(|peer| peer_key::encode(peer, encoder, context))
-    }
-
-    pub(super) fn decode<C>(
-        decoder: &mut Decoder<'_>,
-        context: &mut C,
-    ) -> Result<BTreeSet<PeerId>, minicbor::decode::Error> {
-        let wrong = minicbor::decode::Error::message;
-        let count = decoder.array()?.ok_or_else(|| wrong("a list of keys says its length"))?;
-        if count > PoolMembers::MAX as u64 {
-            return Err(wrong("more keys than a pool has members"));
-        }
-        let mut peers = BTreeSet::new();
-        for _ in 0..count {
-            let peer = peer_key::decode(decoder, context)?;
-            if peers.last().is_some_and(|last| *last >= peer) {
-                return Err(wrong("keys are in ascending order"));
-            }
-            peers.insert(peer);
-        }
-        Ok(peers)
     }
 }
 
@@ -324,10 +278,11 @@ mod tests {
             &[0x05, 0x06][..],
             &encode(&founding(2)),
             &encode(&PoolMap::first(&founding(2)).voters),
+            &encode(&PoolRoster::default()),
         ];
         let rest = rest.concat();
         let key = |n: u8| [&[0x58, 0x20][..], &[n; 32]].concat();
-        let with = |members: &[u8]| [&[0x87, 0x01][..], &key(1), members, &rest].concat();
+        let with = |members: &[u8]| [&[0x88, 0x01][..], &key(1), members, &rest].concat();
         assert!(decode::<PoolMap>(&with(&[&[0x82][..], &key(1), &key(2)].concat())).is_some());
         let wrong = [
             [&[0x82][..], &key(2), &key(1)].concat(),
@@ -345,6 +300,7 @@ mod tests {
     #[test]
     fn the_text_of_a_map_reads_back_and_a_damaged_one_is_none() {
         let map = PoolMap {
+            roster: crate::roster::largest(),
             epoch: 7,
             run: u64::MAX,
             verifier: 3,

@@ -12,6 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use atoll_vfs::{Errno, FileKind, FileTime, RenameFlags, SeekTo, StatFs, XattrFlags};
@@ -39,6 +40,8 @@ pub struct Directory {
     /// D, open to be synced: when there are no descriptors left it must still be possible.
     synced: Arc<OwnedFd>,
     locks: Mutex<Vec<OwnedFd>>,
+    /// How many share the room of its file system.
+    sharers: Arc<AtomicUsize>,
 }
 
 impl Directory {
@@ -56,7 +59,15 @@ impl Directory {
             boot: boot_of_this_machine(),
             synced,
             locks: Mutex::default(),
+            sharers: Arc::new(AtomicUsize::new(1)),
         })
+    }
+
+    /// The same directory, as one of so many that share a file system: each says that it has an equal part of the room, so that the sum
+    /// of all is no more than there is.
+    #[must_use]
+    pub fn shared_by(self, sharers: Arc<AtomicUsize>) -> Directory {
+        Directory { sharers, ..self }
     }
 
     fn statx(&self, dir: BorrowedFd<'_>, name: &[u8]) -> DiskResult<Stat> {
@@ -443,13 +454,14 @@ impl Disk for Directory {
     async fn stat_fs(&self) -> DiskResult<StatFs> {
         let found = sys::fstatvfs(&self.top).map_err(errno)?;
         let unit = u32::try_from(found.f_frsize).unwrap_or(4096);
+        let sharers = self.sharers.load(Ordering::Relaxed).max(1) as u64;
         Ok(StatFs {
             block_size_bytes: unit,
-            blocks: found.f_blocks,
-            blocks_free: found.f_bfree,
-            blocks_available: found.f_bavail,
-            files: found.f_files,
-            files_free: found.f_ffree,
+            blocks: found.f_blocks / sharers,
+            blocks_free: found.f_bfree / sharers,
+            blocks_available: found.f_bavail / sharers,
+            files: found.f_files / sharers,
+            files_free: found.f_ffree / sharers,
             max_name_bytes: u32::try_from(found.f_namemax).unwrap_or(255).min(255),
             max_links: 32_000,
             ..StatFs::default()

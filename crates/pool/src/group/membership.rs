@@ -27,12 +27,14 @@ use super::primary::Primary;
 use super::{ASK_LIMIT, GroupSeat};
 use crate::backups::BackupLink;
 use crate::disk::Disk;
+use crate::layout::GroupNumber;
 use crate::map::PoolMap;
 use crate::members::PoolMembers;
 use crate::messages::PoolEdit;
+use crate::roster::{PoolRoster, RosterEdit};
 
-/// For so long a voter is silent until another one takes its place (POOL: *repair*).
-const DEAD_AFTER: Duration = Duration::from_secs(600);
+/// For so long a member is silent until another one takes its place, as a voter and beside it (POOL: *repair*).
+pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(600);
 /// How often a primary looks at its members.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// A primary that may not answer for so long asks whether it is the primary.
@@ -60,20 +62,61 @@ impl<D: Disk> Primary<D> {
     }
 }
 
+/// Why a member is not removed.
+const ONLY_COPY: &str = "no other member has everything that the pool holds";
+
 /// A change of who the members are, which is to be in the next map.
 pub(super) struct AskedEdit {
     edit: PoolEdit,
     done: oneshot::Sender<PoolMap>,
 }
 
-impl PoolEdit {
-    /// Whether a list is as this asks for it.
-    fn is_in(&self, enrolled: &PoolMembers) -> bool {
-        match self {
-            PoolEdit::Enrol(peer) => enrolled.get(peer.id) == Some(*peer),
-            PoolEdit::Remove(id) => !enrolled.contains(*id),
-        }
+/// Who belongs to the pool: the parts of a map that people change.
+#[derive(Clone, PartialEq, Eq)]
+struct Belonging {
+    enrolled: PoolMembers,
+    roster: PoolRoster,
+}
+
+impl Belonging {
+    fn of(map: &PoolMap) -> Belonging {
+        Belonging { enrolled: map.enrolled.clone(), roster: map.roster.clone() }
     }
+
+    /// These after an edit; why it is not made.
+    fn with(&self, edit: &PoolEdit) -> Result<Belonging, &'static str> {
+        let mut next = self.clone();
+        match edit {
+            PoolEdit::Enrol(peer) => {
+                let more = self.enrolled.with(*peer);
+                next.enrolled = more.ok_or("the pool has as many members as it can have")?;
+            }
+            PoolEdit::Remove(id) if self.enrolled.contains(*id) => {
+                let fewer = self.enrolled.without(*id);
+                next.enrolled = fewer.ok_or(ONLY_COPY)?;
+            }
+            PoolEdit::Remove(_) => {}
+            PoolEdit::Roster(edit) => {
+                next.roster = self.roster.with(edit)?;
+                let goes = matches!(edit, RosterEdit::ToGo(_, true));
+                if goes && machines(&next.enrolled, &next.roster).is_subset(next.roster.to_go()) {
+                    return Err("no machine would stay: all others are to go, too");
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// Whether nothing is left to be done for an edit.
+    fn has(&self, edit: &PoolEdit) -> bool {
+        self.with(edit).is_ok_and(|next| next == *self)
+    }
+}
+
+/// All machines of a pool.
+fn machines(enrolled: &PoolMembers, roster: &PoolRoster) -> BTreeSet<PeerId> {
+    let others = roster.groups().values().map(|group| &group.members);
+    others.chain([enrolled]).flat_map(|members| members.peers()).map(|peer| peer.id).collect()
 }
 
 /// Why an edit is not made.
@@ -92,16 +135,18 @@ impl<D: Disk> Primary<D> {
     /// the primary any more.
     pub(super) async fn edit(&self, edit: PoolEdit) -> Result<PoolMap, NotEdited> {
         let map = self.backups.map();
+        if let Err(why) = self.edited(&map).0.with(&edit) {
+            return Err(NotEdited::Refused(why));
+        }
         match edit {
-            PoolEdit::Enrol(peer) if self.edited(&map.enrolled).0.with(peer).is_none() => {
-                return Err(NotEdited::Refused("the pool has as many members as it can have"));
-            }
             PoolEdit::Remove(id) if map.members.iter().all(|member| *member == id) => {
-                let why = "no other member has everything that the pool holds";
-                return Err(NotEdited::Refused(why));
+                return Err(NotEdited::Refused(ONLY_COPY));
             }
             PoolEdit::Remove(id) if id == map.primary => return Err(NotEdited::HandsOver),
-            PoolEdit::Enrol(_) | PoolEdit::Remove(_) => {}
+            PoolEdit::Roster(_) if self.member.settings.group != GroupNumber::FIRST => {
+                return Err(NotEdited::Refused("the first group alone knows the others"));
+            }
+            PoolEdit::Enrol(_) | PoolEdit::Remove(_) | PoolEdit::Roster(_) => {}
         }
         let (done, decided) = oneshot::channel();
         {
@@ -115,16 +160,12 @@ impl<D: Disk> Primary<D> {
         decided.await.map_err(|oneshot::Canceled| NotEdited::Ended)
     }
 
-    /// The members that are to be, and whether somebody has asked for a change of them.
-    fn edited(&self, enrolled: &PoolMembers) -> (PoolMembers, bool) {
+    /// Who is to belong to the pool, and whether somebody has asked for a change of that.
+    fn edited(&self, map: &PoolMap) -> (Belonging, bool) {
         let mut edits = self.edits();
         edits.retain(|asked| !asked.done.is_canceled());
-        let edited = edits.iter().fold(enrolled.clone(), |members, AskedEdit { edit, .. }| {
-            let next = match edit {
-                PoolEdit::Enrol(peer) => members.with(*peer),
-                PoolEdit::Remove(id) => members.without(*id),
-            };
-            next.unwrap_or(members)
+        let edited = edits.iter().fold(Belonging::of(map), |belonging, AskedEdit { edit, .. }| {
+            belonging.with(edit).unwrap_or(belonging)
         });
         (edited, !edits.is_empty())
     }
@@ -134,7 +175,7 @@ impl<D: Disk> Primary<D> {
         let mut edits = self.edits();
         let (done, waiting) = std::mem::take(&mut *edits)
             .into_iter()
-            .partition(|AskedEdit { edit, .. }| edit.is_in(&decided.enrolled));
+            .partition(|AskedEdit { edit, .. }| Belonging::of(decided).has(edit));
         *edits = waiting;
         drop(edits);
         let done: Vec<AskedEdit> = done;
@@ -216,7 +257,7 @@ impl<D: Disk> EpochMembership<D> {
     fn wanted(&self) -> Option<PoolMap> {
         let Primary { backups, run, .. } = &*self.primary;
         let (map, links) = (backups.map(), backups.links());
-        let (edited, has_edits) = self.primary.edited(&map.enrolled);
+        let (Belonging { enrolled: edited, roster }, has_edits) = self.primary.edited(&map);
         let is_voter_to_go = map.voters.keys.iter().any(|key| !edited.contains(*key));
         let enrolled = if is_voter_to_go { map.enrolled.clone() } else { edited.clone() };
         let stays = |link: &&Arc<BackupLink>| enrolled.contains(link.id);
@@ -235,10 +276,11 @@ impl<D: Disk> EpochMembership<D> {
             || members != map.members
             || enrolled != map.enrolled
             || voters != map.voters
+            || roster != map.roster
             // It was to be a member, and is gone again: everything waits for it until the next map.
             || required.any(|link| !map.members.contains(&link.id));
         let epoch = map.epoch.saturating_add(1);
-        is_wanted.then_some(PoolMap { epoch, run: *run, members, enrolled, voters, ..map })
+        is_wanted.then_some(PoolMap { epoch, run: *run, members, enrolled, voters, roster, ..map })
     }
 
     /// Whether another member may be the primary.

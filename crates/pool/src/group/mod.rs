@@ -44,6 +44,7 @@ use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
 
 use self::backup::{Backup, Follower, FollowerStanding};
+pub(crate) use self::membership::DEAD_AFTER;
 use self::membership::{EpochMembership, NotEdited};
 use self::primary::Primary;
 use crate::backups::Backups;
@@ -57,7 +58,7 @@ use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
     self, BEAT, BEGIN, COPY, COPY_BATCH, CROSSING, CrossingCall, EDIT, HELLO, HelloReply, ITEM,
-    ItemKind, PoolEdit, refused,
+    ItemKind, MAP, PoolEdit, refused,
 };
 use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer};
@@ -134,6 +135,8 @@ pub struct MemberStatus {
     pub files_to_mend: usize,
     /// How far it is if it is given all files, as the primary knows it.
     pub copying: Option<CopyProgress>,
+    /// For how long it has not answered, as the primary knows it.
+    pub silence: Duration,
 }
 
 /// How a pool of several stands, as one member knows it.
@@ -198,6 +201,11 @@ impl<D: Disk> GroupMember<D> {
         self.seat.maps.map()
     }
 
+    /// A map of the group that was decided, as others say: this member may have been away while all members that it knew were replaced.
+    pub fn note_map(&self, map: &PoolMap) {
+        self.seat.maps.note_map(map);
+    }
+
     /// Has a node be a member of the pool, or be one at this address: returns the map with which its directory is made
     /// ([`crate::create_member`]). Then it is given all that the pool holds.
     ///
@@ -216,7 +224,12 @@ impl<D: Disk> GroupMember<D> {
         self.edit(PoolEdit::Remove(id), limit).await
     }
 
-    async fn edit(&self, edit: PoolEdit, limit: Duration) -> Result<PoolMap, PoolEditError> {
+    /// Has the primary change who belongs to the pool.
+    pub(crate) async fn edit(
+        &self,
+        edit: PoolEdit,
+        limit: Duration,
+    ) -> Result<PoolMap, PoolEditError> {
         let seat = &self.seat;
         let until = seat.env.now() + limit;
         loop {
@@ -287,6 +300,11 @@ impl<D: Disk> GroupMember<D> {
         }
     }
 
+    /// Whether others say that it is no member any more.
+    pub fn is_removed(&self) -> bool {
+        self.seat.lead().is_none() && self.seat.backup.is_removed()
+    }
+
     /// Whether it takes no part any more until it is opened again: its disk has failed, or another member has taken its place as the
     /// primary.
     pub fn has_failed(&self) -> bool {
@@ -316,6 +334,10 @@ impl<D: Disk> GroupMember<D> {
 }
 
 impl<D: Disk> LocalGroup for GroupMember<D> {
+    fn is_removed(&self) -> bool {
+        GroupMember::is_removed(self)
+    }
+
     fn call(
         self: Arc<Self>,
         request: Request,
@@ -399,6 +421,7 @@ impl<D: Disk> GroupSeat<D> {
         match request.method {
             EDIT => return self.answer_edit(&request).await,
             CROSSING => return self.answer_crossing(from.id, &request).await,
+            MAP => return Ok(self.answer_map()),
             _ => {}
         }
         let served = {
@@ -439,6 +462,11 @@ impl<D: Disk> GroupSeat<D> {
         primary.confirm().await.map_err(ended)?;
         let answer = answered.map_err(|errno| errno.0);
         Ok(Reply { header: messages::encode(&answer), parts: Vec::new() })
+    }
+
+    /// The newest map that this member knows.
+    fn answer_map(&self) -> Reply {
+        Reply { header: messages::encode(&self.maps.map()), parts: Vec::new() }
     }
 
     /// Answers a call that changes who the members are, if this member is the primary.
@@ -707,7 +735,8 @@ impl<D: Disk> Service for SeatService<D> {
         let seat = self.seat.upgrade();
         Box::pin(async move {
             let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
-            let is_for_all = request.method == CROSSING || METHODS.contains(&request.method);
+            let is_for_all = matches!(request.method, CROSSING | EDIT | MAP)
+                || METHODS.contains(&request.method);
             let is_sibling = is_for_all
                 && seat.siblings.as_ref().is_some_and(|siblings| siblings.is_member(from.id));
             if !seat.backup.is_enrolled(from.id) && !is_sibling {
@@ -720,6 +749,7 @@ impl<D: Disk> Service for SeatService<D> {
                 }
                 VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
                 CROSSING => seat.answer_crossing(from.id, &request).await,
+                MAP => Ok(seat.answer_map()),
                 method if method == EDIT || METHODS.contains(&method) => {
                     seat.answer(from, request).await
                 }

@@ -128,6 +128,7 @@ impl<D: Disk> Primary<D> {
             free_bytes: None,
             files_to_mend: 0,
             copying: None,
+            silence: Duration::ZERO,
         };
         let links = self.backups.links();
         let others = links.iter().map(|link| MemberStatus {
@@ -138,6 +139,7 @@ impl<D: Disk> Primary<D> {
             free_bytes: link.report().map(|report| report.free_bytes),
             files_to_mend: link.files_to_mend(),
             copying: link.copied(),
+            silence: link.silence(),
         });
         std::iter::once(own).chain(others).collect()
     }

@@ -121,9 +121,10 @@ impl<D: Disk> MapSeat<D> {
         let (is_other, begins) = {
             let voting = self.voting();
             let is_newer = map.voters.generation > voting.generation;
-            let written = (&voting.written.enrolled, &voting.written.voters);
+            let PoolMap { enrolled, voters, roster, .. } = &voting.written;
             let begins = is_newer && map.voters.keys.contains(&self.transport.local().id);
-            ((&map.enrolled, &map.voters) != written, begins)
+            let is_other = (&map.enrolled, &map.voters, &map.roster) != (enrolled, voters, roster);
+            (is_other, begins)
         };
         if begins {
             let (env, transport) = (self.env.clone(), self.transport.clone());

@@ -23,8 +23,8 @@ use crate::pool_map::PoolMap;
 
 const MAGIC: &[u8; 8] = b"atollvt2";
 const FRAME_BYTES: usize = 24;
-/// Far more than a state takes: that of a pool of 16 has 34 maps of 1,700 bytes at most.
-const FILE_BYTES: usize = 128 << 10;
+/// More than twice what a state takes: that of a pool of 16 groups has 18 maps of 10 KB at most.
+const FILE_BYTES: usize = 512 << 10;
 
 /// The files in Atoll's own directory.
 pub(crate) const NAMES: [&[u8]; 2] = [b"votes-0", b"votes-1"];
@@ -306,7 +306,7 @@ mod tests {
     fn a_state_that_does_not_fit_is_refused_before_it_is_written() {
         let disk = new_disk();
         let (mut storage, first) = open(&disk).unwrap();
-        let items = vec![super::super::wire::LogItem::Change(first.map.clone()); 1000];
+        let items = vec![super::super::wire::LogItem::Change(first.map.clone()); 4000];
         let long = DurableVotes { items, ..first.clone() };
         assert_eq!(now(storage.save(&long)), Err(Errno::EFBIG));
         assert_eq!(open(&disk).unwrap().1, first);

@@ -16,9 +16,9 @@ pub const VOTER_MESSAGE: u16 = 0x0504;
 pub const PROPOSE: u16 = 0x0505;
 
 /// The longest message, bytes: more than twice what [`MAX_ITEMS`] maps of a full pool take.
-pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
+pub(super) const MAX_MESSAGE_BYTES: usize = 240 << 10;
 /// The most entries of the log in one message.
-pub(super) const MAX_ITEMS: usize = 16;
+pub(super) const MAX_ITEMS: usize = 8;
 /// Terms and places in the log of which a voter hears are below, so that counting on from there never overflows.
 const MAX_NUMBER: u64 = 1 << 60;
 
@@ -226,7 +226,8 @@ mod tests {
 
     #[test]
     fn the_longest_message_is_short_enough() {
-        let map = PoolMap { epoch: u64::MAX, ..PoolMap::first(&founding(16)) };
+        let roster = crate::roster::largest();
+        let map = PoolMap { epoch: u64::MAX, roster, ..PoolMap::first(&founding(16)) };
         let items = vec![LogItem::Change(map); MAX_ITEMS];
         let base = LogPlace { term: MAX_NUMBER - 1, index: MAX_NUMBER - 1 };
         let message = VoterMessage::AppendCall {

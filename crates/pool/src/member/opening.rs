@@ -24,6 +24,7 @@ use crate::map::{VoterError, make_votes, members_file};
 use crate::members::PoolMembers;
 use crate::messages::{BeginCopy, CopyStage};
 use crate::pool_map::PoolMap;
+use crate::roster::RosterEdit;
 use crate::routing::PoolId;
 use crate::turns::Turns;
 
@@ -219,11 +220,15 @@ pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
     }
 }
 
-/// Makes a pool of one a pool of several, of which this node, `local`, is the only member by now. One that is so already is left alone.
+/// Makes a pool of one a pool of several, of which this node, `local`, is the only member by now, and whose files are to have so many
+/// copies. One that is so already is left alone.
 ///
 /// # Errors
 /// As when it is opened.
-pub async fn share<D: Disk>(env: Env, disk: D, local: Peer) -> Result<(), OpenError> {
+///
+/// # Panics
+/// If `copies` is not between 1 and [`crate::MAX_COPIES`].
+pub async fn share<D: Disk>(env: Env, disk: D, local: Peer, copies: u8) -> Result<(), OpenError> {
     let unrecovered = PoolMember::open_unrecovered(env, disk).await?;
     if unrecovered.map().is_some() {
         return Ok(());
@@ -239,7 +244,9 @@ pub async fn share<D: Disk>(env: Env, disk: D, local: Peer) -> Result<(), OpenEr
     member.checkpoint().await.map_err(failed)?;
     let own = member.own().await.map_err(failed)?;
     let founding = PoolMembers::new(vec![local]).expect("one is enough");
-    let map = PoolMap::first(&founding);
+    let mut map = PoolMap::first(&founding);
+    let roster = map.roster.with(&RosterEdit::Copies(copies));
+    map.roster = roster.expect("a number of copies");
     make_votes(&*member.disk, &own, &map).await.map_err(failed)?;
     // Last: it says that the pool is one of several.
     members_file::write(&*member.disk, &own, &map).await.map_err(failed)

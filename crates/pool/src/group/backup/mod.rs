@@ -169,6 +169,11 @@ impl<D: Disk> Backup<D> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
+    /// Whether the pool knows this member no more.
+    pub(super) fn is_removed(&self) -> bool {
+        self.state().is_removed
+    }
+
     pub(super) fn status(&self) -> MemberStatus {
         let state = self.state();
         let is_silent = self.env.now().since(state.heard) > SILENT_AFTER;
@@ -196,6 +201,7 @@ impl<D: Disk> Backup<D> {
             free_bytes: None,
             files_to_mend: 0,
             copying: None,
+            silence: Duration::ZERO,
         }
     }
 

@@ -1,30 +1,17 @@
 //! Members that die, come back, and take each other's place.
 
-use atoll_vfs::OpenFlags;
-use bytes::Bytes;
-
 use super::*;
-use crate::workload::{ROOT, for_each_seed, me};
+use crate::workload::{ROOT, for_each_seed, me, read_file_in, write_file_in};
 
 /// More than any call takes.
 const SOON: Duration = Duration::from_secs(40);
 
 pub(super) async fn write_file(fs: &dyn FileSystem, name: &str, text: &str) {
-    let flags = OpenFlags::READ_WRITE;
-    let (entry, opened) = fs.create(me(), ROOT, name.as_bytes(), 0o644, flags).await.unwrap();
-    let (inode, handle) = (entry.attr.inode, opened.handle);
-    let data = Bytes::from(text.to_owned());
-    fs.write(atoll_vfs::Writer::At(me()), inode, handle, 0, data).await.unwrap();
-    fs.close(inode, handle).await.unwrap();
+    write_file_in(fs, ROOT, name, text).await;
 }
 
 pub(super) async fn read_file(fs: &dyn FileSystem, name: &str) -> String {
-    let entry = fs.lookup(me(), ROOT, name.as_bytes()).await.unwrap();
-    let inode = entry.attr.inode;
-    let opened = fs.open(me(), inode, OpenFlags::READ).await.unwrap();
-    let bytes = fs.read(inode, opened.handle, 0, 4096).await.unwrap();
-    fs.close(inode, opened.handle).await.unwrap();
-    String::from_utf8(bytes.to_vec()).unwrap()
+    read_file_in(fs, ROOT, name).await
 }
 
 /// How long a call takes that is made now.

@@ -352,12 +352,7 @@ impl Machines {
                 disk.set_latency(0, Duration::ZERO);
                 let tree = self.sim.block_on(LONG, plain_tree(&disk)).unwrap();
                 let mut tree = tree.unwrap();
-                for file in tree.values_mut() {
-                    // How far up a referral leads is wrong below a directory that was moved to another depth, until it is made again.
-                    while file.target.starts_with(b"../") {
-                        file.target = file.target.slice(3..);
-                    }
-                }
+                cut_referrals(&mut tree);
                 of_group.push((format!("group {number} on machine {at}"), tree));
             }
             let (first, first_tree) = &of_group[0];
@@ -385,13 +380,22 @@ impl Machines {
     }
 }
 
+/// How far up a referral leads is wrong below a directory that was moved to another depth, until it is made again.
+pub(crate) fn cut_referrals(tree: &mut PlainTree) {
+    for file in tree.values_mut() {
+        while file.target.starts_with(b"../") {
+            file.target = file.target.slice(3..);
+        }
+    }
+}
+
 /// The directory of outside names in a group's slots.
 fn outside(number: usize) -> String {
     format!("{:03x}/{:03x}0000000000002", number * 64, number * 64)
 }
 
 /// Referrals without an outside name, and outside names without a referral, by the plain files alone.
-fn unmatched(trees: &BTreeMap<usize, PlainTree>) -> Vec<String> {
+pub(crate) fn unmatched(trees: &BTreeMap<usize, PlainTree>) -> Vec<String> {
     let mut names = BTreeSet::new();
     let mut referrals = BTreeSet::new();
     let mut wrong = Vec::new();

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
 use atoll_sim::{HostId, Loss as MessageLoss, Sim};
-use atoll_vfs::{Caller, InodeNumber};
+use atoll_vfs::{Caller, FileSystem, InodeNumber, OpenFlags, Writer};
+use bytes::Bytes;
 
 pub(crate) const ROOT: InodeNumber = InodeNumber::ROOT;
 
@@ -37,6 +38,26 @@ pub(crate) fn env() -> Env {
 /// The user whose files these are.
 pub(crate) fn me() -> Caller {
     Caller { uid: 1000, gid: 1000, ..Caller::default() }
+}
+
+/// Makes a file.
+pub(crate) async fn write_file_in(fs: &dyn FileSystem, dir: InodeNumber, name: &str, text: &str) {
+    let flags = OpenFlags::READ_WRITE;
+    let (entry, opened) = fs.create(me(), dir, name.as_bytes(), 0o644, flags).await.unwrap();
+    let (inode, handle) = (entry.attr.inode, opened.handle);
+    let data = Bytes::from(text.to_owned());
+    fs.write(Writer::At(me()), inode, handle, 0, data).await.unwrap();
+    fs.close(inode, handle).await.unwrap();
+}
+
+/// What is in a file.
+pub(crate) async fn read_file_in(fs: &dyn FileSystem, dir: InodeNumber, name: &str) -> String {
+    let entry = fs.lookup(me(), dir, name.as_bytes()).await.unwrap();
+    let inode = entry.attr.inode;
+    let opened = fs.open(me(), inode, OpenFlags::READ).await.unwrap();
+    let bytes = fs.read(inode, opened.handle, 0, 4096).await.unwrap();
+    fs.close(inode, opened.handle).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
 }
 
 pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
