@@ -1,6 +1,6 @@
 //! How a node becomes a member of a pool. A member gives out a code; a node that has it asks that member, again and again until it is
-//! answered. The member knows the caller by its proven key, and has the pool's primary enrol it; the answer is the pool's map, with which the
-//! node makes its directory. From then on the primary finds it, and gives it all that the pool holds.
+//! answered. The member knows the caller by its proven key, and has the pool take it up ([`PoolMachine::admit`]); the answer is the map of the
+//! pool's first group, which says what this machine is to do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use atoll_net::{CallError, Peer, Refusal, Reply, Request};
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::{GroupMember, PoolEditError, PoolId, PoolMap, addressed};
+use atoll_pool::{PoolEditError, PoolId, PoolMachine, PoolMap, RosterGroup, addressed};
 use bytes::Bytes;
 
 use super::records::{GroupRecord, JoiningRecord};
@@ -20,8 +20,6 @@ pub(super) const JOIN: u16 = 0x0510;
 /// Pools that this node asks to join, by their names here and numbers.
 pub(super) type AskedPools = BTreeMap<(String, PoolId), Option<Result<PoolMap, String>>>;
 
-/// How long a member tries to have the primary enrol somebody.
-const ENROL_LIMIT: Duration = Duration::from_secs(8);
 const JOIN_LIMIT: Duration = Duration::from_secs(10);
 
 /// That the caller has the code, without telling how much of it.
@@ -40,18 +38,12 @@ fn check_token(token: Option<[u8; 16]>, request: &Request) -> Result<(), Refusal
 /// The answer of a member.
 pub(super) async fn answer(
     token: Option<[u8; 16]>,
-    member: &GroupMember<Directory>,
+    machine: &PoolMachine<Directory>,
     from: Peer,
     request: &Request,
 ) -> Result<Reply, Refusal> {
     check_token(token, request)?;
-    match member.enrol(from, ENROL_LIMIT).await {
-        // It may have lost what it must not forget, or what others count on.
-        Ok(map) if map.voters.keys.contains(&from.id) || map.members.contains(&from.id) => {
-            let why = "the pool has this node as a member already; if its directory is lost, \
-                       `atoll pool remove` on another member comes first";
-            Err(Refusal::new(NOT_A_MEMBER, why))
-        }
+    match machine.admit(from).await {
         Ok(map) => {
             tracing::info!("{from} has joined a pool");
             let header = minicbor::to_vec(&map).expect("a vector takes everything");
@@ -108,7 +100,9 @@ impl Pools {
         };
         let map = minicbor::decode::<PoolMap>(&reply.header).ok().filter(PoolMap::is_sound);
         let map = map.ok_or("its answer cannot be read")?;
-        match map.enrolled.contains(self.local().id) {
+        let local = self.local().id;
+        let in_group = |group: &RosterGroup| group.members.contains(local);
+        match map.enrolled.contains(local) || map.roster.groups().values().any(in_group) {
             true => Ok(map),
             false => Err("its answer lacks this node".into()),
         }
@@ -116,7 +110,7 @@ impl Pools {
 }
 
 impl GroupRecord {
-    /// The record of a member whose directory is made.
+    /// The record of a node that belongs to the pool.
     pub(super) fn made(self) -> GroupRecord {
         GroupRecord { joins: None, ..self }
     }

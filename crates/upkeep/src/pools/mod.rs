@@ -1,17 +1,18 @@
-//! Pools of several members (`atoll_pool::GroupMember`): what a node does for those of which it is a member.
+//! Pools of several machines (`atoll_pool::PoolMachine`): what a node does for those to which it belongs.
 //!
 //! ```text
 //! records      which pools this node has, on its disk
+//! directories  where a machine's members lie in a pool's directory
 //! invitation   the code by which a node joins one
-//! joining      how a node becomes a member
-//! relay        calls of mounts and servers of files on this machine, through the node, to the pool's primary
+//! joining      how a node comes to belong to one
+//! relay        calls of mounts and servers of files on this machine, through the node, to the primaries of a pool's groups
 //! standing     how a pool stands, for commands and people
 //! ```
 //!
-//! The node looks at the records when it starts, when a command says that one has changed, and now and then. A pool that it has joined
-//! is opened and served until the node stops. It is opened again, soon, if its disk failed, or another member took this
-//! one's place as the primary. Pools of one are no concern of the node.
+//! The node looks at the records when it starts, when a command says that one has changed, and now and then. A pool to which it belongs
+//! is served until the node stops. Pools of one are no concern of the node.
 
+mod directories;
 mod invitation;
 mod joining;
 pub mod records;
@@ -31,19 +32,18 @@ use atoll_node::{
     Subsystem,
 };
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::{
-    CreateError, FAMILY, GroupMember, OpenError, PoolEditError, PoolId, PoolMap, PoolRouter,
-    PoolSettings, create_member, read_settings,
-};
+use atoll_pool::{FAMILY, PoolEditError, PoolId, PoolMachine, PoolMap, PoolRouter, PoolSettings};
 use bytes::Bytes;
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 
+use self::directories::PoolDirectories;
 use self::joining::{AskedPools, JOIN};
-use self::records::{GroupRecord, PoolRecord};
+use self::records::PoolRecord;
 
+pub use directories::directories;
 pub use invitation::PoolInvitation;
 pub use relay::NodeRoute;
-pub use standing::{PoolMemberState, PoolOfNode};
+pub use standing::{PoolGroupState, PoolMachineState, PoolMemberState, PoolOfNode};
 
 /// The control calls.
 mod call {
@@ -55,26 +55,26 @@ mod call {
     pub(super) const RELAY: u16 = 0x038a;
     /// Who this node is for others: its key, 32 bytes, and its address as text.
     pub(super) const OWN: u16 = 0x038b;
-    /// Has a member be none any more: the pool, 16 bytes, and the member's key, 32 bytes.
+    /// Has a machine belong to a pool no more: the pool, 16 bytes, and the machine's key, 32 bytes.
     pub(super) const REMOVE: u16 = 0x038c;
+    /// Has a machine go when others have what it has, or stay: the same, and a byte, 1 or 0.
+    pub(super) const LET_GO: u16 = 0x038d;
+    /// How many copies a pool has: the pool, 16 bytes, and a byte.
+    pub(super) const COPIES: u16 = 0x038e;
 }
 
 /// While something is missing.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Otherwise: a disk may have failed, and work again.
 const CHECK_EVERY: Duration = Duration::from_secs(10);
-/// How soon a member that takes no part any more is found.
-const FAILURE_CHECK_EVERY: Duration = Duration::from_millis(100);
-/// How long a command waits until a member is removed: the primary may have to leave its part to another one.
+/// How long a command waits until a machine is removed: a primary may have to leave its part to another one.
 const REMOVE_LIMIT: Duration = Duration::from_secs(20);
-/// How long calls that are under way may have the disk of a member that is opened again.
-const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 /// How far a pool has come.
 enum Stage {
-    /// It is not a member yet, or its directory cannot be opened; why, for people.
+    /// This node does not belong to it yet, or its directory cannot be read; why, for people.
     Waiting(String),
-    Serving(Arc<GroupMember<Directory>>),
+    Serving(Arc<PoolMachine<Directory>>),
 }
 
 struct PoolOfSubsystem {
@@ -139,17 +139,44 @@ pub async fn look(client: &atoll_node::Client) -> Result<(), atoll_node::ClientE
     client.outside_call(call::LOOK, Bytes::new()).await.map(|_| ())
 }
 
-/// Has a member of a pool be none any more, through a node that serves it.
+/// Has a machine belong to a pool no more, through a node that serves it.
 ///
 /// # Errors
 /// If the node does not answer; why not, for people.
 pub async fn remove(
     client: &atoll_node::Client,
     pool: &PoolId,
-    member: atoll_key::PeerId,
+    machine: atoll_key::PeerId,
 ) -> Result<(), atoll_node::ClientError> {
-    let request = Bytes::from([&pool[..], &member.0].concat());
+    let request = Bytes::from([&pool[..], &machine.0].concat());
     client.outside_call(call::REMOVE, request).await.map(|_| ())
+}
+
+/// Has a machine of a pool go when others have what it has; or has it stay.
+///
+/// # Errors
+/// If the node does not answer; why not, for people.
+pub async fn let_go(
+    client: &atoll_node::Client,
+    pool: &PoolId,
+    machine: atoll_key::PeerId,
+    goes: bool,
+) -> Result<(), atoll_node::ClientError> {
+    let request = Bytes::from([&pool[..], &machine.0, &[u8::from(goes)]].concat());
+    client.outside_call(call::LET_GO, request).await.map(|_| ())
+}
+
+/// How many copies the files of a pool are to have from now on.
+///
+/// # Errors
+/// If the node does not answer; why not, for people.
+pub async fn set_copies(
+    client: &atoll_node::Client,
+    pool: &PoolId,
+    copies: u8,
+) -> Result<(), atoll_node::ClientError> {
+    let request = Bytes::from([&pool[..], &[copies]].concat());
+    client.outside_call(call::COPIES, request).await.map(|_| ())
 }
 
 impl Pools {
@@ -183,15 +210,8 @@ impl Pools {
         self.end_forgotten(&names).await;
         let mut is_missing = false;
         for name in names {
-            let is_at_work = match self.pools().get(&name).map(|state| &state.stage) {
-                Some(Stage::Serving(member)) => Some(!member.has_failed()),
-                Some(Stage::Waiting(_)) | None => None,
-            };
-            match is_at_work {
-                Some(true) => continue,
-                // Opened again, it makes what was left half-made.
-                Some(false) => self.end_one(&name).await,
-                None => {}
+            if let Some(Stage::Serving(_)) = self.pools().get(&name).map(|state| &state.stage) {
+                continue;
             }
             let record = match records::find(dir, &name) {
                 Ok(Some(record)) => record,
@@ -212,7 +232,7 @@ impl Pools {
             let went_on = match &group.joins {
                 None => Ok(()),
                 Some(joins) => match self.asked_to_join(&name, pool, joins) {
-                    Some(Ok(map)) => self.make(&name, record.clone(), &map).await,
+                    Some(Ok(map)) => self.begin(&name, record.clone(), &map).await,
                     Some(Err(why)) => Err(why),
                     // What it waits for was said before, or will be soon.
                     None if self.pools().contains_key(&name) => continue,
@@ -221,7 +241,7 @@ impl Pools {
             };
             let stage = match went_on {
                 Ok(()) => match self.serve(&name, pool).await {
-                    Ok(member) => Stage::Serving(member),
+                    Ok(machine) => Stage::Serving(machine),
                     Err(problem) => Stage::Waiting(problem),
                 },
                 Err(waits_for) => Stage::Waiting(waits_for),
@@ -244,18 +264,6 @@ impl Pools {
         }
     }
 
-    async fn end_one(&self, name: &str) {
-        let ended = self.pools().remove(name);
-        if let Some(state) = ended {
-            if let Stage::Serving(member) = &state.stage {
-                let own = member.status().members.into_iter().next();
-                let why = own.and_then(|own| own.problem).unwrap_or_default();
-                tracing::warn!("pool {name} is opened again: {why}");
-            }
-            self.end_pool(state).await;
-        }
-    }
-
     /// Under which other name this node has a pool.
     fn served_as(&self, name: &str, pool: &PoolId) -> Option<String> {
         let pools = self.pools();
@@ -269,25 +277,19 @@ impl Pools {
         if self.served_as("", &state.pool).is_none() {
             self.router.remove(&state.pool);
         }
-        if let Stage::Serving(member) = state.stage
-            && let Err(errno) = member.end().await
-        {
-            tracing::warn!("a pool was not ended in order: {errno}");
+        if let Stage::Serving(machine) = state.stage {
+            machine.end().await;
         }
     }
 
-    /// Makes the directory of this node, which is a member by this map.
-    async fn make(&self, name: &str, mut record: PoolRecord, map: &PoolMap) -> Result<(), String> {
+    /// This node belongs to the pool by this map.
+    async fn begin(&self, name: &str, mut record: PoolRecord, map: &PoolMap) -> Result<(), String> {
         let pool = record.pool_id().ok_or("its record is damaged")?;
         let group = record.group.take().ok_or("it has one member")?;
-        let disk = Directory::open(&record.dir)
-            .map_err(|error| format!("{}: {error}", record.dir.display()))?;
-        let settings = PoolSettings::new(pool, group.level);
-        match create_member(&disk, settings, Some(map)).await {
-            Ok(()) => {}
-            // It was made before a crash.
-            Err(CreateError::NotEmpty(_)) if read_settings(&disk).await == Ok(settings) => {}
-            Err(error) => return Err(format!("{}: {error}", record.dir.display())),
+        let directories = PoolDirectories::new(&self.node.dir, name, &record.dir);
+        match map.enrolled.contains(self.local().id) {
+            true => directories.make_first(PoolSettings::new(pool, group.level), map).await?,
+            false => directories.keep_first(map)?,
         }
         record.group = Some(group.made());
         // A command may have had it forgotten meanwhile.
@@ -299,126 +301,102 @@ impl Pools {
         records::replace(&self.node.dir, name, &record).map_err(|error| error.to_string())
     }
 
-    /// Opens the directory of a pool whose members are known.
+    /// Begins this machine's work in a pool to which it belongs.
     async fn serve(
         self: &Arc<Self>,
         name: &str,
         pool: PoolId,
-    ) -> Result<Arc<GroupMember<Directory>>, String> {
+    ) -> Result<Arc<PoolMachine<Directory>>, String> {
         let record = records::find(&self.node.dir, name).map_err(|error| error.to_string())?;
         let record = record.ok_or("it was forgotten")?;
-        let token = record.group.as_ref().and_then(GroupRecord::token);
-        let disk = || {
-            Directory::open(&record.dir)
-                .map_err(|error| format!("{}: {error}", record.dir.display()))
-        };
-        let settings = read_settings(&disk()?).await.map_err(|error| error.to_string())?;
-        if settings.pool != pool {
-            return Err(format!("{} holds another pool", record.dir.display()));
-        }
-        let (env, transport) = (&self.node.env, &self.node.transport);
-        let until = env.now() + RELEASE_LIMIT;
-        let member = loop {
-            match GroupMember::start(env.clone(), transport.clone(), disk()?, None).await {
-                Err(OpenError::InUse) if env.now() < until => {
-                    sleep(&**env, FAILURE_CHECK_EVERY).await;
-                }
-                started => break started.map_err(|error| error.to_string())?,
-            }
-        };
-        tracing::info!("pool {name} is open");
-        let member = Arc::new(member);
-        let service =
-            MemberService { token, group: member.service(), member: Arc::downgrade(&member) };
+        let group = record.group.as_ref().ok_or("it has one member")?;
+        let settings = PoolSettings::new(pool, group.level);
+        let directories = PoolDirectories::new(&self.node.dir, name, &record.dir);
+        let lost = || format!("{}: no pool is there. Is its disk mounted?", record.dir.display());
+        let first = directories.kept().await?.ok_or_else(lost)?;
+        let peers = (self.node.env.clone(), self.node.transport.clone());
+        let disks = (first, Arc::new(directories) as _);
+        let machine = PoolMachine::start(peers, settings, disks, self.router.clone());
+        tracing::info!("pool {name} is served");
+        let token = group.token();
+        let service = MachineService { token, machine: Arc::downgrade(&machine) };
         self.router.add(pool, Arc::new(service));
-        Ok(member)
+        Ok(machine)
     }
 
     fn status(&self) -> Vec<PoolOfNode> {
         let stands = |(name, state): (&String, &PoolOfSubsystem)| {
             let served = match &state.stage {
                 Stage::Waiting(why) => Err(why.clone()),
-                Stage::Serving(member) => Ok(member.status()),
+                Stage::Serving(machine) => Ok(machine.status()),
             };
-            PoolOfNode::new(name, served)
+            PoolOfNode::new((name, self.local().id), served)
         };
         self.pools().iter().map(stands).collect()
     }
 
-    /// Has a member of a pool be none any more, as a command asks; why not, for people.
+    /// Has a machine belong to a pool no more, as a command asks; why not, for people.
     async fn remove(&self, request: &[u8]) -> Result<(), String> {
         let (pool, key) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
         let key = key.try_into().map_err(|_| "a key has 32 bytes")?;
-        let env = &self.node.env;
-        let until = env.now() + REMOVE_LIMIT;
-        loop {
-            // A primary that is to go takes no part any more, and is opened again.
-            let asked = match self.served(pool) {
-                Some(member) => member.remove(atoll_key::PeerId(key), REMOVE_LIMIT).await,
-                None => Err(PoolEditError::NoAnswer),
-            };
-            match asked {
-                Ok(_) => return Ok(()),
-                Err(PoolEditError::NoAnswer) if env.now() < until => {
-                    sleep(&**env, FAILURE_CHECK_EVERY).await;
-                }
-                Err(error) => return Err(error.to_string()),
-            }
-        }
+        let machine = self.asked(pool)?;
+        let removed = machine.remove(atoll_key::PeerId(key), REMOVE_LIMIT).await;
+        removed.map_err(|error: PoolEditError| error.to_string())
     }
 
-    fn served(&self, pool: &PoolId) -> Option<Arc<GroupMember<Directory>>> {
+    /// Has a machine go when others have what it has, or stay; why not, for people.
+    async fn let_go(&self, request: &[u8]) -> Result<(), String> {
+        let (pool, rest) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
+        let (key, goes) = rest.split_first_chunk().ok_or("a key has 32 bytes")?;
+        let machine = self.asked(pool)?;
+        let asked = machine.let_go(atoll_key::PeerId(*key), goes == [1]).await;
+        asked.map_err(|error| error.to_string())
+    }
+
+    /// How many copies the files of a pool are to have; why not, for people.
+    async fn set_copies(&self, request: &[u8]) -> Result<(), String> {
+        let (pool, copies) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
+        let [copies] = copies else { return Err("a number of copies is a byte".into()) };
+        let asked = self.asked(pool)?.set_copies(*copies).await;
+        asked.map_err(|error| error.to_string())
+    }
+
+    fn asked(&self, pool: &PoolId) -> Result<Arc<PoolMachine<Directory>>, String> {
+        self.served(pool).ok_or_else(|| "this node does not serve that pool now".to_owned())
+    }
+
+    fn served(&self, pool: &PoolId) -> Option<Arc<PoolMachine<Directory>>> {
         self.pools().values().find_map(|state| match &state.stage {
-            Stage::Serving(member) if state.pool == *pool => Some(member.clone()),
+            Stage::Serving(machine) if state.pool == *pool => Some(machine.clone()),
             _ => None,
         })
     }
 
-    /// Waits until the records are to be looked at, or a pool is to be opened again.
+    /// Waits until the records are to be looked at.
     async fn until_work(&self, is_missing: bool) {
         let env = &*self.node.env;
-        let due = env.now() + if is_missing { LOOK_EVERY } else { CHECK_EVERY };
-        let has_failed = |state: &PoolOfSubsystem| match &state.stage {
-            Stage::Serving(member) => member.has_failed(),
-            Stage::Waiting(_) => false,
-        };
-        loop {
-            let (is_idle, has_failed) = {
-                let pools = self.pools();
-                (pools.is_empty(), pools.values().any(has_failed))
-            };
-            let left = due.since(env.now());
-            if has_failed || left.is_zero() {
-                return;
-            }
-            let pause = if is_idle { left } else { left.min(FAILURE_CHECK_EVERY) };
-            let pause = sleep(env, pause);
-            if let Either::Left(_) = select(pin!(self.has_news.notified()), pause).await {
-                return;
-            }
-        }
+        let pause = sleep(env, if is_missing { LOOK_EVERY } else { CHECK_EVERY });
+        select(pin!(self.has_news.notified()), pause).await;
     }
 }
 
-/// What peers may ask of a member.
-struct MemberService {
+/// What peers may ask of a machine about a pool, and its first group.
+struct MachineService {
     token: Option<[u8; 16]>,
-    member: Weak<GroupMember<Directory>>,
-    group: Arc<dyn Service>,
+    machine: Weak<PoolMachine<Directory>>,
 }
 
-impl Service for MemberService {
+impl Service for MachineService {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        match request.method {
-            JOIN => {
-                let (token, member) = (self.token, self.member.upgrade());
-                Box::pin(async move {
-                    let ended = || Refusal::new(Refusal::OVERLOADED, "it is being ended");
-                    joining::answer(token, &*member.ok_or_else(ended)?, from, &request).await
-                })
+        let (token, machine) = (self.token, self.machine.upgrade());
+        Box::pin(async move {
+            let ended = || Refusal::new(Refusal::OVERLOADED, "it is being ended");
+            let machine = machine.ok_or_else(ended)?;
+            match request.method {
+                JOIN => joining::answer(token, &machine, from, &request).await,
+                _ => machine.handle(from, request).await,
             }
-            _ => self.group.handle(from, request),
-        }
+        })
     }
 }
 
@@ -452,6 +430,16 @@ impl Subsystem for Pools {
         calls.on(call::REMOVE, 48, move |request| {
             let pools = pools.clone();
             Box::pin(async move { pools.remove(&request).await.map(|()| Bytes::new()) })
+        });
+        let pools = self.clone();
+        calls.on(call::LET_GO, 49, move |request| {
+            let pools = pools.clone();
+            Box::pin(async move { pools.let_go(&request).await.map(|()| Bytes::new()) })
+        });
+        let pools = self.clone();
+        calls.on(call::COPIES, 17, move |request| {
+            let pools = pools.clone();
+            Box::pin(async move { pools.set_copies(&request).await.map(|()| Bytes::new()) })
         });
         calls.on(call::RELAY, MAX_OUTSIDE_BYTES, move |request| {
             let pools = self.clone();

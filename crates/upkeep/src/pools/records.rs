@@ -1,6 +1,7 @@
 //! Records of the pools of this node: each pool has a file, `DIR/pools/NAME.json`, which names its directory and, if it has several
 //! members, who they are.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -20,6 +21,9 @@ pub struct PoolRecord {
     pub dir: PathBuf,
     /// The pool's number ([`PoolId`]), in hexadecimal digits.
     pub pool: String,
+    /// On how many machines each file is to be when the pool has several; none for the usual number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<u8>,
     /// None in a pool of one, which needs no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupRecord>,
@@ -32,7 +36,7 @@ pub struct GroupRecord {
     pub level: u8,
     /// Who knows it may join through this node: 16 bytes in hexadecimal digits. Secret.
     pub token: String,
-    /// Until this node is a member and its directory is made: how it becomes one.
+    /// Until this node belongs to the pool: how it comes to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joins: Option<JoiningRecord>,
     /// The directory is being given back: the node lets go of it.
@@ -200,7 +204,34 @@ fn write_beside(dir: &Path, name: &str, record: &PoolRecord) -> io::Result<PathB
 /// # Errors
 /// If it cannot be removed.
 pub fn remove(dir: &Path, name: &str) -> io::Result<()> {
-    fs::remove_file(path_of(dir, name))
+    fs::remove_file(path_of(dir, name))?;
+    match fs::remove_file(groups_path(dir, name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn groups_path(dir: &Path, name: &str) -> PathBuf {
+    place(dir).join(format!("{name}.groups"))
+}
+
+/// The groups of a pool whose directories this node has made.
+pub(super) fn groups_made(dir: &Path, name: &str) -> io::Result<BTreeSet<u8>> {
+    let text = match fs::read_to_string(groups_path(dir, name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        text => text?,
+    };
+    let damaged = |_| io::Error::new(io::ErrorKind::InvalidData, "the list of groups is damaged");
+    text.lines().map(|line| line.parse().map_err(damaged)).collect()
+}
+
+/// Keeps that, durably.
+pub(super) fn keep_groups_made(dir: &Path, name: &str, made: &BTreeSet<u8>) -> io::Result<()> {
+    let beside = place(dir).join(format!("{name}.groups.new"));
+    fs::write(&beside, made.iter().map(|group| format!("{group}\n")).collect::<String>())?;
+    fs::File::open(&beside)?.sync_all()?;
+    fs::rename(beside, groups_path(dir, name))?;
+    fs::File::open(place(dir))?.sync_all()
 }
 
 #[cfg(test)]
@@ -217,8 +248,12 @@ mod tests {
             joins: Some(JoiningRecord { member: PeerRecord::of(peer), token: hex(&[8; 16]) }),
             is_leaving: false,
         };
-        let record =
-            PoolRecord { dir: "/srv/home".into(), pool: hex(&[1; 16]), group: Some(group) };
+        let record = PoolRecord {
+            dir: "/srv/home".into(),
+            pool: hex(&[1; 16]),
+            copies: None,
+            group: Some(group),
+        };
         add(temp.path(), "home", &record).unwrap();
         assert_eq!(find(temp.path(), "home").unwrap(), Some(record.clone()));
         assert_eq!(

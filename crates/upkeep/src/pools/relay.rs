@@ -1,9 +1,10 @@
 //! Calls of a pool's file system (`atoll_pool::remote`) by processes of this machine: a mount and a server of files hand them to their
-//! node over its control socket, and the node calls whoever is the pool's primary, or is it.
+//! node over its control socket, and the node calls whoever is the primary of the group that is meant, or is it.
 //!
 //! | bytes of a request | |
 //! |---|---|
 //! | 16 | the pool |
+//! | 1 | the group |
 //! | 2 | method, big-endian |
 //! | 4 | limit, milliseconds |
 //! | 4 | length of the header |
@@ -18,8 +19,8 @@ use std::time::Duration;
 use atoll_env::BoxFuture;
 use atoll_net::{CallError, Refusal, Reply, Request};
 use atoll_node::{Client, ClientError};
-use atoll_pool::PoolId;
-use atoll_pool::remote::{METHODS, Route};
+use atoll_pool::remote::Route;
+use atoll_pool::{GroupNumber, PoolId};
 use bytes::{Buf, Bytes};
 
 use super::{Pools, call};
@@ -27,16 +28,23 @@ use super::{Pools, call};
 /// A call does not take longer.
 const MAX_LIMIT: Duration = Duration::from_secs(120);
 
-/// A way to the primary of a pool through the local node.
+/// A way to the primary of a group of a pool through the local node.
+#[derive(Clone)]
 pub struct NodeRoute {
     client: Arc<Client>,
     pool: PoolId,
+    group: GroupNumber,
 }
 
 impl NodeRoute {
-    /// A route to the primary of `pool`, of which the node has a member.
+    /// A route to the primary of the first group of `pool`, to which the node belongs.
     pub fn new(client: Arc<Client>, pool: PoolId) -> NodeRoute {
-        NodeRoute { client, pool }
+        NodeRoute { client, pool, group: GroupNumber::FIRST }
+    }
+
+    /// A route to another group.
+    pub fn to(&self, group: GroupNumber) -> NodeRoute {
+        NodeRoute { group, ..self.clone() }
     }
 }
 
@@ -46,7 +54,7 @@ impl Route for NodeRoute {
         request: Request,
         limit: Duration,
     ) -> BoxFuture<'static, Result<Reply, CallError>> {
-        let bytes = to_bytes(&self.pool, &request, limit);
+        let bytes = to_bytes((&self.pool, self.group), &request, limit);
         let client = self.client.clone();
         Box::pin(async move {
             match client.outside_call(call::RELAY, bytes).await {
@@ -60,9 +68,10 @@ impl Route for NodeRoute {
     }
 }
 
-fn to_bytes(pool: &PoolId, request: &Request, limit: Duration) -> Bytes {
+fn to_bytes((pool, group): (&PoolId, GroupNumber), request: &Request, limit: Duration) -> Bytes {
     let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
     let mut bytes = pool.to_vec();
+    bytes.push(group.number());
     bytes.extend(request.method.to_be_bytes());
     bytes.extend(limit.to_be_bytes());
     put(&mut bytes, &request.header, &request.parts);
@@ -88,13 +97,14 @@ fn take(mut bytes: Bytes) -> Option<(Bytes, Vec<Bytes>)> {
     Some((header, parts))
 }
 
-fn read_request(mut bytes: Bytes) -> Option<(PoolId, Request, Duration)> {
+fn read_request(mut bytes: Bytes) -> Option<((PoolId, GroupNumber), Request, Duration)> {
     let pool = *bytes.first_chunk()?;
     bytes.advance(16);
+    let group = GroupNumber::new(bytes.try_get_u8().ok()?)?;
     let method = bytes.try_get_u16().ok()?;
     let limit = Duration::from_millis(bytes.try_get_u32().ok()?.into());
     let (header, parts) = take(bytes)?;
-    Some((pool, Request { method, header, parts }, limit.min(MAX_LIMIT)))
+    Some(((pool, group), Request { method, header, parts }, limit.min(MAX_LIMIT)))
 }
 
 fn read_answer(mut bytes: Bytes) -> Result<Reply, CallError> {
@@ -143,12 +153,9 @@ fn to_answer(answer: Result<Reply, CallError>) -> Bytes {
 
 /// Hands a call on.
 pub(super) async fn answer(pools: &Pools, request: Bytes) -> Result<Bytes, String> {
-    let (pool, request, limit) = read_request(request).ok_or("the call cannot be read")?;
-    if !METHODS.contains(&request.method) {
-        return Err("only calls of its file system are handed to a pool".into());
-    }
-    let member = pools.served(&pool).ok_or("this node does not serve that pool now")?;
-    Ok(to_answer(member.call(request, limit).await))
+    let ((pool, group), request, limit) = read_request(request).ok_or("the call cannot be read")?;
+    let machine = pools.served(&pool).ok_or("this node does not serve that pool now")?;
+    Ok(to_answer(machine.call(group, request, limit).await))
 }
 
 #[cfg(test)]
@@ -163,9 +170,10 @@ mod tests {
             parts: vec![Bytes::from_static(b"bytes")],
         };
         let limit = Duration::from_millis(1234);
-        let bytes = to_bytes(&[7; 16], &request, limit);
-        assert_eq!(read_request(bytes.clone()), Some(([7; 16], request.clone(), limit)));
-        for len in 0..32 {
+        let place = ([7; 16], GroupNumber::new(3).unwrap());
+        let bytes = to_bytes((&place.0, place.1), &request, limit);
+        assert_eq!(read_request(bytes.clone()), Some((place, request.clone(), limit)));
+        for len in 0..33 {
             assert_eq!(read_request(bytes.slice(..len)), None, "{len}");
         }
         let reply = Reply { header: request.header, parts: request.parts };

@@ -1,6 +1,11 @@
 //! How a pool of several stands, for commands and people, as one node knows it.
 
-use atoll_pool::{GroupStatus, MemberStatus};
+use std::collections::BTreeSet;
+
+use atoll_key::PeerId;
+use atoll_net::Peer;
+use atoll_pool::{GroupNumber, GroupStatus, MachineStatus, MemberStatus, PoolMembers};
+use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 
 /// How one of this node's pools stands.
@@ -8,13 +13,49 @@ use serde::{Deserialize, Serialize};
 pub struct PoolOfNode {
     /// Its name on this node.
     pub name: String,
-    /// How many members it has; 0 if this node does not know.
-    pub members: usize,
-    /// The members whose majority decides who is the primary, in short, and where they listen.
-    pub voters: Vec<String>,
     /// Why this node does not serve it, for people.
     pub problem: Option<String>,
-    /// Counts the pool's maps, each of which says who is the primary; 0 if this node does not serve it.
+    /// Others say that this machine belongs to it no more.
+    pub is_removed: bool,
+    /// The machines that belong to it; none if this node does not know.
+    pub machines: Vec<PoolMachineState>,
+    /// On how many machines each file is to be.
+    pub copies: usize,
+    /// Its groups of members, each of which has a part of the directories.
+    pub groups: Vec<PoolGroupState>,
+}
+
+/// A machine of a pool.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PoolMachineState {
+    /// The node, in short, and where it listens.
+    pub node: String,
+    /// Its public key, in hexadecimal digits.
+    pub key: String,
+    /// Whether it is this one.
+    pub is_here: bool,
+    /// In how many groups it has a member, as far as this node knows.
+    pub groups: usize,
+    /// Whether it goes when others have what it has.
+    pub is_to_go: bool,
+}
+
+/// How a group of a pool stands.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PoolGroupState {
+    /// Its number.
+    pub group: u8,
+    /// Whether this node has a member of it. What is said of one without is what others have said of it.
+    pub is_here: bool,
+    /// Whether directories are made in it: not before it has had all its copies.
+    pub is_open: bool,
+    /// How many members it has.
+    pub members: usize,
+    /// Why this node does not serve it, for people.
+    pub problem: Option<String>,
+    /// The members whose majority decides who is the primary, in short, and where they listen.
+    pub voters: Vec<String>,
+    /// Counts the group's maps, each of which says who is the primary; 0 if this node does not serve it.
     pub epoch: u64,
     /// Who decides its changes, as far as this node knows.
     pub primary: Option<String>,
@@ -23,10 +64,8 @@ pub struct PoolOfNode {
     /// How its members stand, as far as this node knows: on the primary all, itself first; elsewhere this one.
     pub states: Vec<PoolMemberState>,
     /// How many mounts and servers have taken locks on files of late, and how many locks they hold, as this node knows it.
-    #[serde(default)]
     pub lock_sessions: usize,
     /// See `lock_sessions`.
-    #[serde(default)]
     pub locks: usize,
 }
 
@@ -87,32 +126,134 @@ impl PoolCopying {
 }
 
 impl PoolOfNode {
-    /// The pool of a record, with its state if the node serves it, or why it does not.
-    pub(super) fn new(name: &str, served: Result<GroupStatus, String>) -> PoolOfNode {
+    /// A pool by its name on the node `own`, with its state if the node serves it, or why it does not.
+    pub(super) fn new(
+        (name, own): (&str, PeerId),
+        served: Result<MachineStatus, String>,
+    ) -> PoolOfNode {
         let unserved = PoolOfNode {
             name: name.to_owned(),
-            members: 0,
-            voters: Vec::new(),
             problem: None,
-            epoch: 0,
-            primary: None,
-            is_primary: false,
-            states: Vec::new(),
-            lock_sessions: 0,
-            locks: 0,
+            is_removed: false,
+            machines: Vec::new(),
+            copies: 0,
+            groups: Vec::new(),
         };
-        match served {
-            Err(problem) => PoolOfNode { problem: Some(problem), ..unserved },
-            Ok(GroupStatus {
+        let status = match served {
+            Err(problem) => return PoolOfNode { problem: Some(problem), ..unserved },
+            Ok(status) => status,
+        };
+        let mut all = status.all_groups();
+        for (number, stands) in &status.groups {
+            if let (Ok(stands), Some(known)) = (stands, all.get_mut(number)) {
+                *known = stands.enrolled.clone();
+            }
+        }
+        let roster = status.roster();
+        let is_open = |number| roster.groups().get(&number).is_none_or(|group| group.is_open);
+        let groups: Vec<PoolGroupState> = all
+            .iter()
+            .map(|(number, members)| {
+                let here = status.groups.iter().find(|(group, _)| group == number);
+                let here = here.map(|(_, stands)| stands.clone());
+                let state = PoolGroupState::new((*number, members), here);
+                PoolGroupState { is_open: is_open(*number), ..state }
+            })
+            .collect();
+        let machines: BTreeSet<_> = all.values().flat_map(PoolMembers::peers).collect();
+        let served = groups.iter().any(|group| group.is_here && group.problem.is_none());
+        let why = groups.iter().find_map(|group| group.problem.clone());
+        let problem = match (status.is_removed, served) {
+            (true, _) => Some("this machine belongs to it no more".to_owned()),
+            (false, true) => None,
+            (false, false) => Some(why.unwrap_or_else(|| "its directories are opened".to_owned())),
+        };
+        let machine = |peer: &Peer| PoolMachineState {
+            node: peer.to_string(),
+            key: HEXLOWER.encode(&peer.id.0),
+            is_here: peer.id == own,
+            groups: all.values().filter(|members| members.contains(peer.id)).count(),
+            is_to_go: roster.to_go().contains(&peer.id),
+        };
+        PoolOfNode {
+            problem,
+            is_removed: status.is_removed,
+            machines: machines.into_iter().map(machine).collect(),
+            copies: roster.copies(),
+            groups,
+            ..unserved
+        }
+    }
+
+    /// How it stands, in a few words.
+    pub fn summary(&self) -> String {
+        if let Some(problem) = &self.problem {
+            return problem.clone();
+        }
+        let here: Vec<_> = self.groups.iter().filter(|group| group.is_here).collect();
+        match (&self.groups[..], &here[..]) {
+            ([only], _) => only.summary(),
+            (all, here) => {
+                let served = here.iter().filter(|group| group.problem.is_none()).count();
+                let leads = here.iter().filter(|group| group.is_primary).count();
+                format!(
+                    "{} machines, {} groups; this node has a member of {served}, and is the primary of {leads}",
+                    self.machines.len(),
+                    all.len()
+                )
+            }
+        }
+    }
+
+    /// What somebody should know who looks after it.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for group in &self.groups {
+            let of = |why: String| match self.groups.len() {
+                1 => why,
+                _ => format!("group {}: {why}", group.group),
+            };
+            let short = group.states.iter().filter(|state| !state.takes_part());
+            let stands = |state: &PoolMemberState| format!("{} {}", state.node, state.standing());
+            let away = group.problem.iter().filter(|_| self.problem.is_none()).cloned();
+            let all = away.chain(short.map(stands)).chain(group.needed_member());
+            warnings.extend(all.map(of));
+        }
+        warnings
+    }
+}
+
+impl PoolMachineState {
+    /// Its public key; none if the text is none.
+    pub fn peer_id(&self) -> Option<PeerId> {
+        HEXLOWER.decode(self.key.as_bytes()).ok()?.try_into().ok().map(PeerId)
+    }
+}
+
+impl PoolGroupState {
+    /// A group with these members, and the state of this node's member; why there is none, if there is to be one.
+    fn new(
+        (group, members): (GroupNumber, &PoolMembers),
+        here: Option<Result<GroupStatus, String>>,
+    ) -> PoolGroupState {
+        let known = PoolGroupState {
+            group: group.number(),
+            members: members.peers().len(),
+            is_here: here.is_some(),
+            ..PoolGroupState::default()
+        };
+        match here {
+            None => known,
+            Some(Err(problem)) => PoolGroupState { problem: Some(problem), ..known },
+            Some(Ok(GroupStatus {
                 epoch,
                 primary,
                 is_primary,
-                enrolled,
+                enrolled: _,
                 voters,
                 members,
                 locks: (lock_sessions, locks),
-            }) => PoolOfNode {
-                members: enrolled.peers().len(),
+            })) => PoolGroupState {
                 voters: voters.iter().map(|peer| peer.to_string()).collect(),
                 epoch,
                 primary: Some(primary.to_string()),
@@ -120,7 +261,7 @@ impl PoolOfNode {
                 states: members.into_iter().map(PoolMemberState::from).collect(),
                 lock_sessions,
                 locks,
-                ..unserved
+                ..known
             },
         }
     }
@@ -145,13 +286,6 @@ impl PoolOfNode {
             Some(primary) => format!("{own}; the primary is {primary}"),
             None => own,
         }
-    }
-
-    /// What somebody should know who looks after it.
-    pub fn warnings(&self) -> Vec<String> {
-        let short = self.states.iter().filter(|state| !state.takes_part());
-        let stands = |state: &PoolMemberState| format!("{} {}", state.node, state.standing());
-        short.map(stands).chain(self.needed_member()).collect()
     }
 
     /// Without which of its members it stops, if there is one, for people.
@@ -193,8 +327,16 @@ impl PoolMemberState {
 
 impl From<MemberStatus> for PoolMemberState {
     fn from(status: MemberStatus) -> PoolMemberState {
-        let MemberStatus { peer, is_member, problem, applied, free_bytes, files_to_mend, copying } =
-            status;
+        let MemberStatus {
+            peer,
+            is_member,
+            problem,
+            applied,
+            free_bytes,
+            files_to_mend,
+            copying,
+            silence: _,
+        } = status;
         let copying = copying.map(|copying| PoolCopying {
             names: copying.names,
             files_done: copying.files_done,
@@ -210,9 +352,9 @@ impl From<MemberStatus> for PoolMemberState {
 
 #[cfg(test)]
 mod tests {
-    use atoll_key::PeerId;
-    use atoll_net::Peer;
-    use atoll_pool::PoolMembers;
+    use std::time::Duration;
+
+    use atoll_pool::{PoolMap, RosterEdit};
 
     use super::*;
 
@@ -223,16 +365,28 @@ mod tests {
     fn member(number: u8, is_member: bool, problem: Option<&str>) -> MemberStatus {
         let problem = problem.map(str::to_owned);
         let (applied, free_bytes, files_to_mend) = (7, None, 0);
-        let (peer, copying) = (peer(number), None);
-        MemberStatus { peer, is_member, problem, applied, free_bytes, files_to_mend, copying }
+        let (peer, copying, silence) = (peer(number), None, Duration::ZERO);
+        MemberStatus {
+            peer,
+            is_member,
+            problem,
+            applied,
+            free_bytes,
+            files_to_mend,
+            copying,
+            silence,
+        }
     }
 
     fn stands_of(count: u8, members: Vec<MemberStatus>, is_primary: bool) -> PoolOfNode {
         let enrolled = PoolMembers::new((1..=count).map(peer).collect()).unwrap();
         let voters = (1..=if count < 3 { 1 } else { 3 }).map(peer).collect();
         let (epoch, primary, locks) = (4, peer(2), (1, 2));
+        let first = PoolMap::first(&enrolled);
         let status = GroupStatus { epoch, primary, is_primary, enrolled, voters, members, locks };
-        PoolOfNode::new("team", Ok(status))
+        let groups = vec![(GroupNumber::FIRST, Ok(status))];
+        let status = MachineStatus { first, groups, is_removed: false };
+        PoolOfNode::new(("team", peer(2).id), Ok(status))
     }
 
     fn stands(members: Vec<MemberStatus>, is_primary: bool) -> PoolOfNode {
@@ -291,18 +445,66 @@ mod tests {
     fn another_member_says_who_the_primary_is_and_who_votes() {
         let pool = stands(vec![member(1, true, None)], false);
         assert_eq!(pool.summary(), format!("takes part; the primary is {}", peer(2)));
-        assert_eq!((pool.is_primary, pool.epoch), (false, 4));
-        assert_eq!((pool.lock_sessions, pool.locks), (1, 2));
-        assert_eq!(pool.voters, [1, 2, 3].map(|number| peer(number).to_string()));
+        let group = &pool.groups[0];
+        assert_eq!((group.is_primary, group.epoch), (false, 4));
+        assert_eq!((group.lock_sessions, group.locks), (1, 2));
+        assert_eq!(group.voters, [1, 2, 3].map(|number| peer(number).to_string()));
+        let machines: Vec<_> = pool.machines.iter().map(|machine| machine.node.clone()).collect();
+        assert_eq!(machines, group.voters);
     }
 
     #[test]
     fn a_pool_of_one_or_two_warns_that_one_of_them_is_needed() {
-        let warning = |count| stands_of(count, Vec::new(), true).needed_member();
+        let warning = |count| stands_of(count, Vec::new(), true).groups[0].needed_member();
         assert!(warning(2).unwrap().contains(&format!("stops while {} is away", peer(1))));
         assert!(warning(1).unwrap().contains("nobody else has a copy"));
         assert_eq!(warning(3), None);
-        let pool = PoolOfNode::new("pair", Err("the code is wrong".into()));
+        let pool = PoolOfNode::new(("pair", peer(1).id), Err("the code is wrong".into()));
         assert_eq!((pool.summary().as_str(), pool.warnings().len()), ("the code is wrong", 0));
+    }
+
+    #[test]
+    fn a_pool_of_several_groups_says_which_of_them_are_here() {
+        let of = |numbers: &[u8]| {
+            PoolMembers::new(numbers.iter().map(|number| peer(*number)).collect()).unwrap()
+        };
+        let mut first = PoolMap::first(&of(&[1, 2, 3]));
+        for edit in [RosterEdit::Begin(peer(4)), RosterEdit::ToGo(peer(2).id, true)] {
+            first.roster = first.roster.with(&edit).unwrap();
+        }
+        let one = GroupNumber::new(1).unwrap();
+        let stands = |groups, is_removed| {
+            let status = MachineStatus { first: first.clone(), groups, is_removed };
+            PoolOfNode::new(("team", peer(2).id), Ok(status))
+        };
+        let (voters, members) = (vec![peer(4)], vec![member(4, true, None)]);
+        let here = GroupStatus {
+            epoch: 9,
+            primary: peer(4),
+            is_primary: true,
+            enrolled: of(&[4, 2]),
+            voters,
+            members,
+            locks: (0, 0),
+        };
+        let gone = "its directory is gone".to_owned();
+        let pool = stands(vec![(GroupNumber::FIRST, Err(gone.clone())), (one, Ok(here))], false);
+        assert_eq!(
+            pool.summary(),
+            "4 machines, 2 groups; this node has a member of 1, and is the primary of 1"
+        );
+        assert_eq!(pool.machines.len(), 4);
+        let own = &pool.machines[1];
+        assert_eq!((own.is_here, own.is_to_go, own.groups), (true, true, 2));
+        assert!(!pool.machines[0].is_here && !pool.machines[0].is_to_go);
+        let [first_group, second] = &pool.groups[..] else { panic!("{:?}", pool.groups) };
+        assert_eq!((first_group.members, second.members), (3, 2), "its own map is the newest");
+        assert_eq!((first_group.is_open, second.is_open), (true, false));
+        let warnings = pool.warnings();
+        assert!(warnings.contains(&format!("group 0: {gone}")), "{warnings:?}");
+        let pool = stands(vec![(GroupNumber::FIRST, Err(gone.clone()))], false);
+        assert_eq!(pool.problem, Some(gone));
+        let removed = stands(Vec::new(), true);
+        assert_eq!(removed.summary(), "this machine belongs to it no more");
     }
 }
