@@ -17,7 +17,7 @@ use atoll_key::{SecretKey, UserAddress, VolumeId};
 use atoll_node::{Client, make_private_dir};
 use atoll_pool::PoolFs;
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::remote::RemoteFs;
+use atoll_pool::remote::SpreadFs;
 use atoll_upkeep::shared_spool::{self, Opened};
 use atoll_vfs::FileSystem;
 use atoll_volume::HandleTable;
@@ -186,7 +186,7 @@ enum VolumeEnding {
     /// Nothing was written.
     Nothing,
     Pool(PoolFs<Directory>),
-    RemotePool(Arc<RemoteFs>),
+    RemotePool(Arc<SpreadFs>),
     Own(WritableFs),
     Shared {
         fs: SharedFs,

@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use atoll_pool::{CreateError, PoolSettings};
+use atoll_pool::{CreateError, MAX_COPIES, PoolSettings, USUAL_COPIES};
+
+use atoll_upkeep::pools;
 
 use super::records::{self, GroupRecord, PoolRecord};
 use super::{disk, failure};
@@ -21,8 +23,8 @@ use crate::tfs::random_bytes;
   atoll pool create home /srv/home
   atoll pool create home /srv/home --level 2
 
-A pool has one machine at first, and needs no node; `atoll pool invite` lets others have a copy of every file, too. Directories down to the
-level lie in slots of their own, deeper ones in their parent: with level 1 each directory in the pool's root.")]
+A pool has one machine at first, and needs no node; `atoll pool invite` lets others join. Directories down to the level are spread over the
+machines, deeper ones lie with their parent: with level 1 each directory in the pool's root goes somewhere else.")]
 pub(super) struct CreateArgs {
     /// The pool's name on this node
     name: String,
@@ -34,6 +36,10 @@ pub(super) struct CreateArgs {
     /// Down to which depth directories are distributed, at most 16
     #[arg(long, value_name = "LEVEL", default_value_t = 1)]
     level: u8,
+
+    /// On how many machines each file is once there are so many, 1 to 5
+    #[arg(long, value_name = "N", default_value_t = USUAL_COPIES, value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64))]
+    copies: u8,
 }
 
 /// Arguments of `atoll pool attach`.
@@ -78,7 +84,7 @@ async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure>
     let settings = PoolSettings::new(random_bytes()?, args.level);
     let made = atoll_pool::create(&disk, settings).await;
     made.map_err(|error| create_failure(&error, &dir, what))?;
-    Ok(PoolRecord { dir, pool: hex(&settings.pool), group: None })
+    Ok(PoolRecord { dir, pool: hex(&settings.pool), copies: Some(args.copies), group: None })
 }
 
 pub(super) fn create_failure(error: &CreateError, dir: &Path, what: &str) -> Failure {
@@ -115,9 +121,12 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
     let node = global.dir()?;
     records::check_free(&node, &args.name, &what)?;
     let dir = canonical(&args.files, &what)?;
-    let settings = atoll_pool::read_settings(&disk(&dir, &what)?).await;
+    // A machine that joined later has no member of the first group there.
+    let of_group = pools::directories(&dir).map_err(|error| Failure::io(&*what, &error))?;
+    let of_group = of_group.into_iter().next().map_or(dir.clone(), |(_, path)| path);
+    let settings = atoll_pool::read_settings(&disk(&of_group, &what)?).await;
     let settings = settings.map_err(|error| failure(&error, &what))?;
-    let map = atoll_pool::read_map(&disk(&dir, &what)?).await;
+    let map = atoll_pool::read_map(&disk(&of_group, &what)?).await;
     let token = hex(&random_bytes::<16>()?);
     let group = map.map_err(|error| failure(&error, &what))?.map(|_| GroupRecord {
         level: settings.level,
@@ -125,7 +134,7 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
         joins: None,
         is_leaving: false,
     });
-    let record = PoolRecord { dir, pool: hex(&settings.pool), group };
+    let record = PoolRecord { dir, pool: hex(&settings.pool), copies: None, group };
     records::check_other(&node, (&args.name, &record.pool), &what)?;
     records::add(&node, &args.name, &record, &what)?;
     super::tell_node(&record, global).await;

@@ -1,12 +1,15 @@
-//! Pools of several machines: `atoll pool invite`, `join`, `remove`. The node is the member, and serves the pool (`atoll_upkeep::pools`);
-//! commands write records, and have it look at them.
+//! Pools of several machines: `atoll pool invite`, `join`, `drain`, `remove`, `copies`. The node has the members, and serves the pool
+//! (`atoll_upkeep::pools`); commands write records, have it look at them, and ask it for changes.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use atoll_key::PeerId;
 use atoll_node::Client;
-use atoll_pool::PoolMembers;
-use atoll_upkeep::pools::{self, Peer, PoolInvitation, PoolMemberState, PoolOfNode};
+use atoll_pool::{MAX_COPIES, PoolId, USUAL_COPIES};
+use atoll_upkeep::pools::{
+    self, Peer, PoolGroupState, PoolInvitation, PoolMachineState, PoolMemberState, PoolOfNode,
+};
 
 use super::create::{canonical, make_directory};
 use super::known;
@@ -21,6 +24,10 @@ use crate::units;
 
 /// How long a command waits for the node to have looked at a record, and to have joined.
 const LOOK_LIMIT: Duration = Duration::from_secs(12);
+/// When a command that waits for other machines says what else can be done.
+const GOING_HINT: Duration = Duration::from_secs(15);
+/// How often a command that waits for other machines looks.
+const GOING_PAUSE: Duration = Duration::from_millis(500);
 
 /// Arguments of `atoll pool invite`.
 #[derive(clap::Args, Debug)]
@@ -41,8 +48,8 @@ pub(super) struct InviteArgs {
   atoll pool join atoll-pool:aaaa... home /srv/home
   atoll pool join - home /srv/home < code
 
-The nodes of all members belong to one network (`atoll join`). The pool can be used at once; this machine is given a copy of all its files
-meanwhile, as `atoll pool status` tells, and counts when it has them.")]
+The nodes of all machines belong to one network (`atoll join`). The pool can be used at once. As long as it has fewer machines than copies of
+files, this one is given a copy of everything meanwhile; later it brings room for new directories. `atoll pool status` tells how far that is.")]
 pub(super) struct JoinArgs {
     /// The code that `atoll pool invite` prints on a member; - reads it from standard input
     #[arg(value_name = "CODE")]
@@ -62,15 +69,53 @@ pub(super) struct JoinArgs {
   atoll pool remove home 3f9c21d0a4b7
   atoll pool remove home 10.0.0.7:4711
 
-For a machine that does not come back, or whose disk is lost: the others stop waiting for it, and another one votes in its place. The last
-member that has everything cannot be removed. A machine that works leaves by itself: `atoll pool leave`.")]
+For a machine that does not come back, or whose disk is lost: the others stop waiting for it, and other machines are given copies of what it
+had. The only machine that has something cannot be removed. One that works is drained (`atoll pool drain`), or leaves (`atoll pool leave`): so
+nothing lacks a copy meanwhile.")]
 pub(super) struct RemoveMemberArgs {
     /// The pool's name on this node
     name: String,
 
-    /// The member: its node's key as `atoll pool status` shows it, or its address
-    #[arg(value_name = "MEMBER")]
-    member: String,
+    /// The machine: its node's key as `atoll pool status` shows it, or its address
+    #[arg(value_name = "MACHINE")]
+    machine: String,
+}
+
+/// Arguments of `atoll pool drain`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool drain home
+  atoll pool drain home 3f9c21d0a4b7
+  atoll pool drain home --stop
+
+Other machines are given copies of what this one has, and then take its place, while the pool is used; `atoll pool status` tells how far that
+is. The command does not wait for it. Where no other machine is left, files have fewer copies.")]
+pub(super) struct DrainArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// The machine: its node's key as `atoll pool status` shows it, or its address; this one if it is not given
+    #[arg(value_name = "MACHINE")]
+    machine: Option<String>,
+
+    /// Have it stay, if it has not gone yet
+    #[arg(long)]
+    stop: bool,
+}
+
+/// Arguments of `atoll pool copies`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool copies home 2
+
+Machines are given copies, or let go of them, while the pool is used.")]
+pub(super) struct CopiesArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// On how many machines each file is to be, 1 to 5
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64))]
+    copies: u8,
 }
 
 /// Prints a code; a pool of one becomes one of several.
@@ -113,7 +158,9 @@ async fn share(
 ) -> Result<GroupRecord, Failure> {
     let level = super::when_free(record, what, async |disk| {
         let level = atoll_pool::read_settings(&disk).await?.level;
-        atoll_pool::share(super::env(), disk, own).await.map(|()| level)
+        let copies = record.copies.filter(|copies| (1..=MAX_COPIES).contains(copies));
+        let copies = copies.unwrap_or(USUAL_COPIES);
+        atoll_pool::share(super::env(), disk, own, copies).await.map(|()| level)
     });
     let level = level.await?;
     let token = hex(&random_bytes::<16>()?);
@@ -123,69 +170,186 @@ async fn share(
     Ok(group)
 }
 
-/// Has a member be none any more.
-pub(super) async fn remove(args: &RemoveMemberArgs, global: &Global) -> Result<(), Failure> {
-    let what = format!("cannot remove a member of pool {}", args.name);
-    let record = known(&args.name, global, &what)?;
+/// A pool of several, and the node that serves it.
+struct Asked {
+    client: Client,
+    pool: PoolId,
+}
+
+/// The node of a pool of several.
+async fn asked(name: &str, global: &Global, what: &str) -> Result<Asked, Failure> {
+    let record = known(name, global, what)?;
+    if record.group.is_none() {
+        return Err(Failure::new(Exit::Usage, what).because("it is a pool of one machine"));
+    }
+    let pool = record.pool_id();
     let pool =
-        record.group.as_ref().and_then(|_| record.pool_id()).ok_or_else(|| {
-            Failure::new(Exit::Usage, &*what).because("it is a pool of one machine")
-        })?;
-    let client = connection::impatient(global).await?;
-    let map = members_of(&record, &what).await?;
-    let is_meant = |peer: &&Peer| {
-        let key = hex(&peer.id.0);
-        args.member.len() >= 6 && key.starts_with(&args.member)
-            || peer.addr.to_string() == args.member
+        pool.ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
+    Ok(Asked { client: connection::impatient(global).await?, pool })
+}
+
+/// The machines of a pool, as the node knows them.
+async fn machines_of(
+    client: &Client,
+    name: &str,
+    what: &str,
+) -> Result<Vec<PoolMachineState>, Failure> {
+    let all = pools::status(client).await.map_err(connection::failure)?;
+    let stands = all.into_iter().find(|pool| pool.name == name);
+    let unknown = || Failure::new(Exit::Unavailable, what);
+    let stands = stands.ok_or_else(|| unknown().because("the node does not serve it yet"))?;
+    match (stands.machines.is_empty(), stands.problem) {
+        (true, Some(problem)) => Err(unknown().because(problem)),
+        _ => Ok(stands.machines),
+    }
+}
+
+/// The machine that is meant.
+fn meant(
+    machines: &[PoolMachineState],
+    text: &str,
+    what: &str,
+) -> Result<(PeerId, PoolMachineState), Failure> {
+    let address =
+        |machine: &PoolMachineState| machine.node.split_once('@').map(|(_, at)| at.to_owned());
+    let is_meant = |machine: &&PoolMachineState| {
+        text.len() >= 6 && machine.key.starts_with(text)
+            || machine.node == text
+            || address(machine).is_some_and(|at| at == text)
     };
-    let meant: Vec<&Peer> = map.peers().iter().filter(is_meant).collect();
-    let [member] = meant[..] else {
-        let why = match meant.len() {
-            0 => format!("it has no member {}", safe_message(&args.member)),
-            _ => format!("{} may be several of its members", safe_message(&args.member)),
+    let found: Vec<_> = machines.iter().filter(is_meant).collect();
+    let [machine] = found[..] else {
+        let why = match found.len() {
+            0 => format!("it has no machine {}", safe_message(text)),
+            _ => format!("{} may be several of its machines", safe_message(text)),
         };
         return Err(Failure::new(Exit::NotFound, what)
             .because(why)
-            .advice("`atoll pool status` on the primary lists them."));
+            .advice("`atoll pool status` lists them."));
     };
-    pools::remove(&client, &pool, member.id).await.map_err(connection::failure)?;
+    let unreadable = || Failure::new(Exit::Failed, what).because("the node's answer has no key");
+    Ok((machine.peer_id().ok_or_else(unreadable)?, machine.clone()))
+}
+
+/// Has a machine belong to the pool no more.
+pub(super) async fn remove(args: &RemoveMemberArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot remove a machine of pool {}", args.name);
+    let Asked { client, pool } = asked(&args.name, global, &what).await?;
+    let machines = machines_of(&client, &args.name, &what).await?;
+    let (key, machine) = meant(&machines, &args.machine, &what)?;
+    pools::remove(&client, &pool, key).await.map_err(connection::failure)?;
     if !global.quiet {
-        note!("{member} is no member of pool {} any more", args.name);
+        note!("{} belongs to pool {} no more", machine.node, args.name);
     }
     Ok(())
 }
 
-/// Takes this node out of a pool, unless it is the only member.
-pub(super) async fn remove_itself(
-    record: &PoolRecord,
+/// Has a machine go when others have what it has.
+pub(super) async fn drain(args: &DrainArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot drain a machine of pool {}", args.name);
+    let Asked { client, pool } = asked(&args.name, global, &what).await?;
+    let machines = machines_of(&client, &args.name, &what).await?;
+    let (key, machine) = match (&args.machine, machines.iter().find(|machine| machine.is_here)) {
+        (Some(text), _) => meant(&machines, text, &what)?,
+        (None, Some(own)) => meant(&machines, &own.key, &what)?,
+        (None, None) => {
+            let why = "this machine belongs to it no more";
+            return Err(Failure::new(Exit::NotFound, what).because(why));
+        }
+    };
+    pools::let_go(&client, &pool, key, !args.stop).await.map_err(connection::failure)?;
+    if !global.quiet {
+        match args.stop {
+            true => note!("{} stays in pool {}", machine.node, args.name),
+            false => note!(
+                "{} goes from pool {} when other machines have what it has; `atoll pool status` tells how far that is",
+                machine.node,
+                args.name
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// Says how many copies files have.
+pub(super) async fn copies(args: &CopiesArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot change the copies of pool {}", args.name);
+    let Asked { client, pool } = asked(&args.name, global, &what).await?;
+    pools::set_copies(&client, &pool, args.copies).await.map_err(connection::failure)?;
+    if !global.quiet {
+        let machines = units::counted(args.copies.into(), "machine", "machines");
+        note!("each file of pool {} is to be on {machines}", args.name);
+    }
+    Ok(())
+}
+
+/// Has other machines take this one's place in a pool, and waits for that, unless it is the only one; `at_once` does not wait.
+pub(super) async fn take_itself_out(
+    (name, at_once): (&str, bool),
     global: &Global,
     what: &str,
 ) -> Result<(), Failure> {
-    let advice = "`atoll pool status` tells how it stands; --alone leaves all the same, and on another member `atoll pool remove` says so.";
-    let pool = record.pool_id();
-    let pool =
-        pool.ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
-    let removed = async {
-        let client = connection::impatient(global).await?;
-        let own = pools::own_peer(&client).await.map_err(connection::failure)?;
-        let members = members_of(record, what).await?;
+    let advice = "`atoll pool status` tells how it stands; --alone leaves all the same, and on another machine `atoll pool remove` says so.";
+    let gone = async {
+        let Asked { client, pool } = asked(name, global, what).await?;
+        let own = pools::own_peer(&client).await.map_err(connection::failure)?.id;
+        let all = pools::status(&client).await.map_err(connection::failure)?;
+        let stands = all.into_iter().find(|pool| pool.name == name);
+        let is_other = |machine: &PoolMachineState| !machine.is_here;
         // The only one, or one that was removed before.
-        if members.peers().iter().all(|peer| peer.id == own.id) || !members.contains(own.id) {
+        if stands.as_ref().is_some_and(|pool| is_gone(pool) || !pool.machines.iter().any(is_other))
+        {
             return Ok(());
         }
-        pools::remove(&client, &pool, own.id).await.map_err(connection::failure)
+        if at_once {
+            return pools::remove(&client, &pool, own).await.map_err(connection::failure);
+        }
+        pools::let_go(&client, &pool, own, true).await.map_err(connection::failure)?;
+        wait_until_gone(&client, name, global).await
     };
-    removed.await.map_err(|failure| {
+    gone.await.map_err(|failure: Failure| {
         Failure::new(Exit::Failed, what).because(failure.reason()).advice(advice)
     })
 }
 
-/// The pool's members, read from its directory on this machine.
-async fn members_of(record: &PoolRecord, what: &str) -> Result<PoolMembers, Failure> {
-    let map = atoll_pool::read_map(&super::disk(&record.dir, what)?).await;
-    let map = map.map_err(|error| super::failure(&error, what))?;
-    map.map(|map| map.enrolled)
-        .ok_or_else(|| Failure::new(Exit::Failed, what).because("it is not made yet"))
+/// Whether this machine belongs to a pool no more.
+fn is_gone(pool: &PoolOfNode) -> bool {
+    !pool.machines.is_empty()
+        && (pool.is_removed || !pool.machines.iter().any(|machine| machine.is_here))
+}
+
+/// Waits until others have what this machine has; says from time to time what it waits for.
+async fn wait_until_gone(client: &Client, name: &str, global: &Global) -> Result<(), Failure> {
+    let mut said = None;
+    let mut hint = Some(tokio::time::Instant::now() + GOING_HINT);
+    loop {
+        let all = pools::status(client).await.map_err(connection::failure)?;
+        let Some(pool) = all.into_iter().find(|pool| pool.name == name) else { return Ok(()) };
+        if is_gone(&pool) {
+            return Ok(());
+        }
+        let left = pool.machines.iter().find(|machine| machine.is_here).map(|own| own.groups);
+        let copied = pool.groups.iter().flat_map(|group| &group.states);
+        let copied = copied.filter(|state| !state.takes_part());
+        let mut waits: Vec<String> =
+            copied.map(|state| format!("{} {}", state.node, state.standing())).collect();
+        waits.sort_unstable();
+        waits.dedup();
+        let groups = units::counted(left.unwrap_or(0) as u64, "group", "groups");
+        let line =
+            format!("others take the place of this machine in {groups}; {}", waits.join("; "));
+        if !global.quiet && said.as_ref() != Some(&line) {
+            note!("{}", line.trim_end_matches("; "));
+            said = Some(line);
+        }
+        if hint.is_some_and(|due| tokio::time::Instant::now() > due) && !global.quiet {
+            hint = None;
+            note!(
+                "it goes on in the background if this is interrupted; `atoll pool drain {name} --stop` ends that, and --now leaves though files lack copies then"
+            );
+        }
+        tokio::time::sleep(GOING_PAUSE).await;
+    }
 }
 
 /// Joins a pool.
@@ -226,7 +390,8 @@ async fn take_part(
         JoiningRecord { member: PeerRecord::of(invitation.member), token: hex(&invitation.token) };
     let (level, token) = (invitation.level, hex(&random_bytes::<16>()?));
     let group = GroupRecord { level, token, joins: Some(joins), is_leaving: false };
-    let record = PoolRecord { dir: canonical(files, what)?, pool, group: Some(group) };
+    let record =
+        PoolRecord { dir: canonical(files, what)?, pool, copies: None, group: Some(group) };
     let usable = check_usable(&record, invitation.level, what).await;
     if usable.is_err() && is_new {
         let _ = std::fs::remove_dir(files);
@@ -251,9 +416,9 @@ async fn stands_after_look(client: &Client, name: &str) -> Result<String, Failur
     loop {
         let all = pools::status(client).await.map_err(connection::failure)?;
         match all.into_iter().find(|pool| pool.name == name) {
-            Some(PoolOfNode { problem: None, members, .. }) => {
-                let members = units::counted(members as u64, "member", "members");
-                return Ok(format!("pool {name} has {members}"));
+            Some(PoolOfNode { problem: None, machines, .. }) => {
+                let machines = units::counted(machines.len() as u64, "machine", "machines");
+                return Ok(format!("pool {name} has {machines}"));
             }
             Some(PoolOfNode { problem: Some(problem), .. })
                 if tokio::time::Instant::now() > deadline =>
@@ -270,22 +435,67 @@ async fn stands_after_look(client: &Client, name: &str) -> Result<String, Failur
 
 /// How a pool of several stands, for people.
 pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
-    let role = match (&pool.primary, pool.is_primary) {
-        (_, true) => format!("; epoch {}, this node is the primary", pool.epoch),
-        (Some(primary), false) => format!("; epoch {}, the primary is {primary}", pool.epoch),
-        (None, false) => String::new(),
-    };
-    let mut lines = vec![format!(
-        "    {}, a copy on each{role}",
-        units::counted(pool.members as u64, "machine", "machines")
-    )];
+    let machines = units::counted(pool.machines.len() as u64, "machine", "machines");
+    let mut lines = Vec::new();
     if let Some(problem) = &pool.problem {
         lines.push(format!("    not served: {}", safe_message(problem)));
     }
-    for state in &pool.states {
+    match &pool.groups[..] {
+        [only] => {
+            let copies = match only.members == pool.machines.len() {
+                true => format!("{machines}, a copy on each"),
+                false => format!("{machines}, a copy on {}", only.members),
+            };
+            lines.push(format!("    {copies}{}", role(only)));
+            lines.extend(describe_members(only, "    "));
+        }
+        groups => {
+            let all = units::counted(groups.len() as u64, "group", "groups");
+            if !groups.is_empty() {
+                lines
+                    .push(format!("    {machines} in {all}, each file on {} of them", pool.copies));
+            }
+            for group in groups {
+                let members = units::counted(group.members as u64, "member", "members");
+                let state = match (group.is_here, group.is_open) {
+                    (_, false) => "; holds nothing before it has its copies",
+                    (false, true) => "; none here",
+                    (true, true) => "",
+                };
+                lines.push(format!("    group {}: {members}{state}{}", group.group, role(group)));
+                lines.extend(describe_members(group, "        "));
+            }
+        }
+    }
+    for machine in pool.machines.iter().filter(|machine| machine.is_to_go) {
+        let here = if machine.is_here { " (this machine)" } else { "" };
+        let groups = units::counted(machine.groups as u64, "group", "groups");
+        lines.push(format!(
+            "    {}{here} goes when others have what it has: {groups} left",
+            machine.node
+        ));
+    }
+    lines
+}
+
+/// What follows a group's members.
+fn role(group: &PoolGroupState) -> String {
+    match (&group.primary, group.is_primary) {
+        (_, true) => format!("; epoch {}, this node is the primary", group.epoch),
+        (Some(primary), false) => format!("; epoch {}, the primary is {primary}", group.epoch),
+        (None, false) => String::new(),
+    }
+}
+
+fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(
+        group.problem.iter().map(|why| format!("{indent}not served: {}", safe_message(why))),
+    );
+    for state in &group.states {
         let PoolMemberState { node, applied, .. } = state;
         let standing = safe_message(&state.standing());
-        let mut line = format!("    {node} {standing}; change {applied}");
+        let mut line = format!("{indent}{node} {standing}; change {applied}");
         if let Some(free) = state.free_bytes {
             line.push_str(&format!(", {} free", units::size(free)));
         }
@@ -295,11 +505,11 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
         }
         lines.push(line);
     }
-    if pool.locks > 0 {
-        let locks = units::counted(pool.locks as u64, "lock", "locks");
-        let mounts = units::counted(pool.lock_sessions as u64, "mount", "mounts");
-        lines.push(format!("    {locks} on files, of {mounts}"));
+    if group.locks > 0 {
+        let locks = units::counted(group.locks as u64, "lock", "locks");
+        let mounts = units::counted(group.lock_sessions as u64, "mount", "mounts");
+        lines.push(format!("{indent}{locks} on files, of {mounts}"));
     }
-    lines.extend(pool.needed_member().map(|why| format!("    warning: {why}")));
+    lines.extend(group.needed_member().map(|why| format!("{indent}warning: {why}")));
     lines
 }

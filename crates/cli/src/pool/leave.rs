@@ -1,10 +1,17 @@
 //! `atoll pool leave`: a pool's directory as one plain tree. `atoll pool forget`: only off this node.
 
+use std::fs;
+use std::path::Path;
+
+use atoll_pool::OWN_DIRECTORY;
+use atoll_upkeep::pools;
+
 use super::records::{GroupRecord, PoolRecord};
 use super::{disk, env, failure, known, records, when_free};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::messages::note;
+use crate::output::safe_message;
 use crate::terminal;
 use crate::units;
 
@@ -14,7 +21,8 @@ use crate::units;
   atoll pool leave home
   atoll pool leave home --yes
 
-No data moves: each directory is renamed to where its name is. Interrupted, the command goes on when it is run again.")]
+Other machines are given copies of what this one has before it goes. No data moves here: each directory is renamed to where its name
+is. Names of files that other machines have are links that lead nowhere; what has its name on other machines is in outside-GROUP. Interrupted, the command goes on when it is run again.")]
 pub(super) struct LeaveArgs {
     /// The pool's name on this node
     name: String,
@@ -23,7 +31,11 @@ pub(super) struct LeaveArgs {
     #[arg(long)]
     yes: bool,
 
-    /// Leave though the other members cannot be told, or lack something that this one has
+    /// Leave at once: others are given copies of what this one has afterwards
+    #[arg(long, conflicts_with = "alone")]
+    now: bool,
+
+    /// Leave though the other machines cannot be told, or lack something that this one has
     #[arg(long)]
     alone: bool,
 }
@@ -51,7 +63,7 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     if !args.yes {
         let others = match record.group {
             None => "",
-            Some(_) => " Its other members go on without this one.",
+            Some(_) => " Its other machines go on without this one.",
         };
         let question = format!(
             "{} will be a plain directory, and no pool any more.{others} Type {} to go on",
@@ -74,7 +86,7 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     let node = global.dir()?;
     if let Some(group) = &record.group {
         if !args.alone && !group.is_leaving {
-            super::group::remove_itself(&record, global, &what).await?;
+            super::group::take_itself_out((&args.name, args.now), global, &what).await?;
         }
         // The node lets go of it, also if this is interrupted and goes on later.
         let group = Some(GroupRecord { is_leaving: true, ..group.clone() });
@@ -99,29 +111,105 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
 
 /// Whether leaving was interrupted when it could not be undone any more.
 fn is_half_left(record: &PoolRecord) -> bool {
-    record.dir.join(".atoll/slots").exists()
+    let all = pools::directories(&record.dir).unwrap_or_default();
+    all.iter().any(|(_, dir)| is_begun(dir) || !dir.join(OWN_DIRECTORY).exists())
+}
+
+/// So many names are shown that lead to other machines' files.
+const MAX_NAMED: usize = 20;
+/// Where what is left of groups goes that this machine has left before.
+const OLD_COPIES: &str = "old-copies";
+
+/// Whether the files of a group are being moved to where their names are.
+fn is_begun(dir: &Path) -> bool {
+    dir.join(OWN_DIRECTORY).join("slots").exists()
 }
 
 /// Makes one plain tree; how many files and directories it has.
 async fn leave_files(record: &PoolRecord, what: &str) -> Result<u64, Failure> {
-    let report = match is_half_left(record) {
+    let io = |error: std::io::Error| Failure::io(what, &error);
+    let mut files = 0;
+    let all = pools::directories(&record.dir).map_err(io)?;
+    for (_, dir) in all.iter().filter(|(_, dir)| *dir != record.dir) {
+        files += leave_group(record, dir, what).await?;
+        move_up(record, dir, what)?;
+    }
+    // Before the first group's files: one of them may have that name.
+    let (groups, old) = (record.dir.join("groups"), record.dir.join(OLD_COPIES));
+    if groups.join("map").exists() {
+        if fs::read_dir(&groups).map_err(io)?.count() > 1 {
+            if old.symlink_metadata().is_ok() {
+                return Err(taken(&record.dir, OLD_COPIES, what));
+            }
+            fs::rename(&groups, &old).map_err(io)?;
+            fs::remove_file(old.join("map")).map_err(io)?;
+            note!(
+                "{} is what this machine had of groups that it has left: nobody needs it",
+                old.display()
+            );
+        } else {
+            fs::remove_dir_all(&groups).map_err(io)?;
+        }
+    }
+    if all.iter().any(|(_, dir)| *dir == record.dir) {
+        files += leave_group(record, &record.dir, what).await?;
+    }
+    Ok(files)
+}
+
+/// Makes a plain tree of what this machine has of a group.
+async fn leave_group(record: &PoolRecord, dir: &Path, what: &str) -> Result<u64, Failure> {
+    if dir != record.dir && !dir.join(OWN_DIRECTORY).exists() {
+        // That was done before an interruption.
+        return Ok(0);
+    }
+    let of_group = PoolRecord { dir: dir.to_owned(), ..record.clone() };
+    let report = match is_begun(dir) {
         // An interrupted one has begun to remove what was the pool's, perhaps its stamp.
         true => {
-            let left = atoll_pool::leave(env(), disk(&record.dir, what)?).await;
+            let left = atoll_pool::leave(env(), disk(dir, what)?).await;
             left.map_err(|error| failure(&error, what))?
         }
-        false => when_free(record, what, async |disk| atoll_pool::leave(env(), disk).await).await?,
+        false => {
+            when_free(&of_group, what, async |disk| atoll_pool::leave(env(), disk).await).await?
+        }
     };
     if !report.names_taken.is_empty() {
         let names = report.names_taken.join(", ");
-        return Err(Failure::new(Exit::Failed, what)
-            .because(format!(
-                "these names of the pool's root are taken in {}: {names}",
-                record.dir.display()
-            ))
-            .advice("Rename `.atoll` in the pool, others there, and run it again."));
+        return Err(taken(dir, &names, what));
+    }
+    for name in report.names_elsewhere.iter().take(MAX_NAMED) {
+        note!("{}: other machines have it", safe_message(name));
+    }
+    if let Some(more) = report.names_elsewhere.len().checked_sub(MAX_NAMED).filter(|more| *more > 0)
+    {
+        note!("and {more} more");
     }
     Ok(report.files)
+}
+
+/// Moves what is left of a group beside the first one into the pool's directory.
+fn move_up(record: &PoolRecord, dir: &Path, what: &str) -> Result<(), Failure> {
+    let io = |error: std::io::Error| Failure::io(what, &error);
+    for entry in fs::read_dir(dir).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let to = record.dir.join(entry.file_name());
+        if to.symlink_metadata().is_ok() {
+            return Err(taken(&record.dir, &entry.file_name().to_string_lossy(), what));
+        }
+        fs::rename(entry.path(), to).map_err(io)?;
+    }
+    fs::remove_dir(dir).map_err(io)
+}
+
+fn taken(dir: &Path, names: &str, what: &str) -> Failure {
+    Failure::new(Exit::Failed, what)
+        .because(format!(
+            "these names of the pool's root are taken in {}: {}",
+            dir.display(),
+            safe_message(names)
+        ))
+        .advice("Rename `.atoll` in the pool, others there, and run it again.")
 }
 
 /// Removes the record.

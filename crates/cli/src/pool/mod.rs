@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::remote::RemoteFs;
-use atoll_pool::{OpenError, PoolFs};
+use atoll_pool::remote::{RemoteFs, Route, SpreadFs};
+use atoll_pool::{GroupNumber, OpenError, OpenRemote, PoolFs};
 use atoll_upkeep::pools::NodeRoute;
 
 use crate::connection;
@@ -47,8 +47,9 @@ const NODE_ENDING_LIMIT: Duration = Duration::from_secs(15);
 
 The files of a pool lie in its directory as plain files, with their own names, owners, modes, times and attributes, and can
 be read there without Atoll: begin at FILES/slots/000/0000000000000001. A pool of one machine is as safe as that machine's disk
-and needs no node; one of several (`atoll pool invite`) has a copy of every file on each; of three or more, one may
-die: another member takes the primary's place. Root makes and serves pools, since files keep their owners.")]
+and needs no node. In one of several (`atoll pool invite`) each file has three copies on different machines, so one machine may die and nothing
+stops. Each machine beyond the third adds its room: directories are spread over groups of machines. Root makes and serves pools, since files keep
+their owners.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -64,8 +65,12 @@ enum Command {
     Invite(group::InviteArgs),
     /// Give a directory of this machine to a pool that others have
     Join(group::JoinArgs),
+    /// Let a machine go when other machines have copies of what it has
+    Drain(group::DrainArgs),
     /// Take a machine out of a pool that does not come back
     Remove(group::RemoveMemberArgs),
+    /// Say on how many machines each file of a pool is
+    Copies(group::CopiesArgs),
     /// List this node's pools
     Status(status::Args),
     /// Walk through all files of a pool, make its index again and put right what can be
@@ -81,6 +86,8 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Create(args) => create::create(args, global).await,
         Command::Invite(args) => group::invite(args, global).await,
+        Command::Drain(args) => group::drain(args, global).await,
+        Command::Copies(args) => group::copies(args, global).await,
         Command::Remove(args) => group::remove(args, global).await,
         Command::Join(args) => group::join(args, global).await,
         Command::Attach(args) => create::attach(args, global).await,
@@ -176,7 +183,7 @@ pub(crate) async fn begin_remote(
     (name, record): (&str, &PoolRecord),
     global: &Global,
     what: &str,
-) -> Result<RemoteFs, Failure> {
+) -> Result<SpreadFs, Failure> {
     let (env, client) = connection::for_mount(global).await?;
     let pool = record.pool_id();
     let pool =
@@ -188,7 +195,7 @@ pub(crate) async fn begin_remote(
         return Err(Failure::new(Exit::Unavailable, what).because(problem));
     }
     let route = NodeRoute::new(client.clone(), pool);
-    RemoteFs::begin(env, Arc::new(route)).await.map_err(|errno| {
+    let first = RemoteFs::begin(env.clone(), Arc::new(route.clone())).await.map_err(|errno| {
         let failure = Failure::new(Exit::Unavailable, what);
         match errno {
             atoll_vfs::Errno::ETIMEDOUT => failure
@@ -196,7 +203,10 @@ pub(crate) async fn begin_remote(
                 .advice("`atoll pool status` tells how it stands."),
             errno => failure.because(errno),
         }
-    })
+    })?;
+    let to = move |group: GroupNumber| Arc::new(route.to(group)) as Arc<dyn Route>;
+    let others = OpenRemote { env: env.clone(), route: Box::new(to) };
+    Ok(SpreadFs::new(env, Arc::new(first), Arc::new(others)))
 }
 
 /// Opens a pool to be served.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use atoll_pool::OWN_DIRECTORY;
 use atoll_pool::disk::Disk;
 use atoll_upkeep::pools::{self, PoolOfNode};
 use serde::Serialize;
@@ -19,10 +20,11 @@ use crate::units;
 #[command(after_help = "Examples:
   atoll pool status
   atoll pool status --json | jq -r .dir
-  atoll pool status --json | jq -r .group.primary
+  atoll pool status --json | jq -r '.group.groups[].primary'
 
-For a pool of several machines, `group` gives the epoch (a number that grows whenever a member goes or comes), the primary, and `states`: on the
-primary one of each member, on another node its own. A member takes part, is brought up to date, or is away.")]
+For a pool of several machines, `group` lists the machines and the groups. Each group has its epoch (a number that grows whenever a member goes
+or comes), its primary, and `states`: on the primary one of each member, on another node its own. A member takes part, is brought up to date, or
+is away.")]
 pub(super) struct Args {
     /// One JSON object a line
     #[arg(long)]
@@ -106,14 +108,26 @@ async fn groups(names: &[String], global: &Global) -> Result<Vec<PoolOfNode>, St
 }
 
 async fn find(record: &records::PoolRecord, what: &str) -> Result<FoundPool, Failure> {
-    let disk = disk(&record.dir, what)?;
-    check_identity(&disk, record, what).await?;
     let failed = |error| super::failure(&error, what);
-    let level = atoll_pool::read_settings(&disk).await.map_err(failed)?.level;
+    let of_groups = pools::directories(&record.dir);
+    let of_groups = of_groups.map_err(|error| Failure::io(what, &error))?;
+    // A machine that joined later has none of the first group.
+    let first = of_groups.into_iter().next().map_or(record.dir.clone(), |(_, dir)| dir);
+    let disk = disk(&first, what)?;
+    let level = match &record.group {
+        Some(group) if first == record.dir && !first.join(OWN_DIRECTORY).exists() => group.level,
+        _ => {
+            check_identity(&disk, record, what).await?;
+            atoll_pool::read_settings(&disk).await.map_err(failed)?.level
+        }
+    };
     let room = disk.stat_fs().await;
     let room =
         room.map_err(|errno| Failure::new(crate::failure::Exit::Failed, what).because(errno))?;
-    let is_served = atoll_pool::is_in_use(&disk).await.map_err(failed)?;
+    let is_served = match first.join(OWN_DIRECTORY).exists() {
+        true => atoll_pool::is_in_use(&disk).await.map_err(failed)?,
+        false => false,
+    };
     let bytes = |blocks: u64| blocks.saturating_mul(u64::from(room.block_size_bytes));
     Ok(FoundPool {
         level,

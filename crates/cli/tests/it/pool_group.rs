@@ -1,8 +1,9 @@
 //! Pools of several machines as their users meet them: made, joined, mounted on each, killed and started again.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -36,7 +37,7 @@ impl Team {
         let invited = team.pool(0, &["invite", "team"]).ok();
         let code = invited.stdout.trim().to_owned();
         assert!(code.starts_with("atoll-pool:"), "{code}");
-        assert!(invited.stderr.contains("pool team has 1 member;"), "{}", invited.stderr);
+        assert!(invited.stderr.contains("pool team has 1 machine;"), "{}", invited.stderr);
         assert_eq!(team.pool(0, &["invite", "team"]).ok().stdout.trim(), code);
         for node in 1..3 {
             team.pool(node, &["join", &code, "team", &team.files(node)]).ok();
@@ -54,8 +55,13 @@ impl Team {
     }
 
     /// How the pool stands, as a node says; null if it does not run.
-    fn state_at(&self, node: usize) -> serde_json::Value {
+    fn pool_at(&self, node: usize) -> serde_json::Value {
         self.pool(node, &["status", "--json"]).ok().json()["group"].clone()
+    }
+
+    /// How the pool's first group stands, as a node says.
+    fn state_at(&self, node: usize) -> serde_json::Value {
+        self.pool_at(node)["groups"][0].clone()
     }
 
     /// Which of these nodes says that it is the primary, and how the pool stands, as that one says.
@@ -117,6 +123,39 @@ impl Team {
             let Some((_, state)) = self.primary_of(nodes) else { return false };
             let states = state["states"].as_array().cloned().unwrap_or_default();
             states.len() == nodes.len() && states.iter().all(|one| one["is_member"] == true)
+        });
+    }
+
+    /// Waits until so many groups have as many members each, of these nodes, and all of them take part.
+    #[track_caller]
+    fn wait_until_settled(&self, nodes: &[usize], groups: usize, members: usize) {
+        until("all groups have their members", || {
+            let all: Vec<_> = nodes.iter().map(|node| self.pool_at(*node)).collect();
+            let open = |group: &serde_json::Value| group["is_open"] == true;
+            let machines = all.iter().all(|pool| {
+                pool["groups"].as_array().is_some_and(|groups| groups.iter().all(open))
+            });
+            let machines = machines
+                && all.iter().all(|pool| {
+                    pool["machines"].as_array().is_some_and(|all| all.len() == nodes.len())
+                });
+            let stands = |number: usize| {
+                let state = all.iter().map(|pool| &pool["groups"][number]);
+                let mut state = state.filter(|state| state["is_primary"] == true);
+                state.next().is_some_and(|state| {
+                    let states = state["states"].as_array().cloned().unwrap_or_default();
+                    let takes_part = |one: &serde_json::Value| {
+                        one["is_member"] == true
+                            && one["problem"].is_null()
+                            && one["applied"] == states[0]["applied"]
+                    };
+                    state["is_open"] == true
+                        && states.len() == members
+                        && states.iter().all(takes_part)
+                })
+            };
+            let count = all[0]["groups"].as_array().map_or(0, Vec::len);
+            machines && count == groups && (0..groups).all(stands)
         });
     }
 
@@ -555,6 +594,7 @@ fn codes_that_are_none_and_nodes_that_are_strangers_are_refused() {
     let files = |node| team.files(node);
     team.pool(0, &["create", "team", &files(0), "--level", "17"])
         .failed(2, &["a distribution level is at most 16"]);
+    team.pool(0, &["create", "team", &files(0), "--copies", "6"]).failed(2, &["6 is not in 1..=5"]);
     assert!(!Path::new(&files(0)).exists(), "a directory that was made for nothing is gone");
     team.pool(0, &["invite", "team"]).failed(4, &["no pool team"]);
     team.pool(0, &["create", "team", &files(0)]).ok();
@@ -584,7 +624,10 @@ fn codes_that_are_none_and_nodes_that_are_strangers_are_refused() {
     team.pool(1, &["join", code, "team", &files(2)]).ok();
     team.wait_until_these_take_part(&[0, 1]);
     team.pool(0, &["check", "team"]).failed(1, &["a node serves it"]);
-    team.pool(0, &["remove", "team", "ffffffffffff"]).failed(4, &["it has no member"]);
+    team.pool(0, &["remove", "team", "ffffffffffff"]).failed(4, &["it has no machine"]);
+    team.pool(0, &["drain", "team", "ffffffffffff"]).failed(4, &["it has no machine"]);
+    team.pool(0, &["drain", "tean"]).failed(4, &["no pool tean"]);
+    team.pool(0, &["copies", "team", "0"]).failed(2, &["0 is not in 1..=5"]);
     team.pool(2, &["leave", "team", "--yes"]).failed(4, &["no pool team"]);
 }
 
@@ -612,20 +655,28 @@ fn machines_come_and_go_while_a_program_works() {
         team.pool(node, &["join", code.trim(), "team", &team.files(node)]).ok();
         writer.goes_on_for(10);
     }
-    team.wait_until_these_take_part(&[0, 1, 2, 3]);
-    team.pool(0, &["leave", "team", "--yes"]).ok();
+    // The fourth has begun a group of its own, with two of the others.
+    team.wait_until_settled(&[0, 1, 2, 3], 2, 3);
+    let told = team.pool(0, &["leave", "team", "--yes"]).ok().stderr;
+    assert!(told.contains("others take the place of this machine"), "{told}");
     assert_same_contents(&at.join("tree"), &Path::new(&team.files(0)).join("tree"));
-    team.wait_until_these_take_part(&[1, 2, 3]);
+    assert!(!Path::new(&team.files(0)).join("groups").exists());
+    team.wait_until_settled(&[1, 2, 3], 2, 3);
     writer.goes_on_for(10);
     // One that does not come back.
     team.ring.nodes[3].kill();
     writer.goes_on_for(10);
     let primary = team.wait_for_primary(&[1, 2]);
-    let states = team.state_at(primary)["states"].as_array().cloned().unwrap_or_default();
-    let away = states.iter().find(|one| !one["problem"].is_null()).expect("one is away");
-    let away = away["node"].as_str().expect("a text").split('@').next().expect("a key").to_owned();
-    team.pool(1, &["remove", "team", &away]).ok();
-    team.wait_until_these_take_part(&[1, 2]);
+    let mut away = None;
+    until("the primary says who is away", || {
+        let states = team.state_at(primary)["states"].as_array().cloned().unwrap_or_default();
+        let found = states.into_iter().find(|one| !one["problem"].is_null());
+        away = found.and_then(|one| one["node"].as_str().map(str::to_owned));
+        away.is_some()
+    });
+    let away = away.expect("it was found");
+    team.pool(1, &["remove", "team", away.split('@').next().expect("a key")]).ok();
+    team.wait_until_settled(&[1, 2], 2, 2);
     writer.goes_on_for(10);
     let (at, files) = (writer.at.clone(), writer.end());
     assert_written(&at, files);
@@ -633,4 +684,79 @@ fn machines_come_and_go_while_a_program_works() {
         &at.parent().expect("the mount").join("tree"),
         &Path::new(&team.files(0)).join("tree"),
     );
+}
+
+/// The texts of all files below a directory that begin with `file`, once for each file.
+fn texts_below(dir: &Path) -> BTreeMap<u64, String> {
+    let mut texts = BTreeMap::new();
+    for entry in fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let stat = path.symlink_metadata().expect("a file");
+        if stat.is_dir() {
+            texts.extend(texts_below(&path));
+        } else if stat.is_file() {
+            let text = String::from_utf8_lossy(&fs::read(&path).expect("read")).into_owned();
+            texts.extend(text.starts_with("file ").then_some((stat.ino(), text)));
+        }
+    }
+    texts
+}
+
+/// With one copy each machine has files of its own, and the pool has the room of all.
+#[test]
+fn directories_are_spread_over_machines_and_go_where_others_are() {
+    let test = "directories_are_spread_over_machines_and_go_where_others_are";
+    if !rustix::process::geteuid().is_root() || !can_mount(test) {
+        let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: it needs root and FUSE");
+        return;
+    }
+    let mut team = Team { ring: Ring::of(3), mounts: Vec::new() };
+    team.pool(0, &["create", "team", &team.files(0), "--copies", "1"]).ok();
+    let code = team.pool(0, &["invite", "team"]).ok().stdout;
+    for node in [1, 2] {
+        team.pool(node, &["join", code.trim(), "team", &team.files(node)]).ok();
+    }
+    team.wait_until_settled(&[0, 1, 2], 3, 1);
+    let told = team.pool(1, &["status"]).ok().stdout;
+    assert!(told.contains("3 machines in 3 groups, each file on 1 of them"), "{told}");
+    let (here, there) = (team.mount(0), team.mount(2));
+    for number in 0..12 {
+        let dir = here.join(format!("dir-{number}"));
+        fs::create_dir(&dir).expect("made");
+        fs::write(dir.join("file"), format!("file {number}")).expect("written");
+    }
+    // A name in another machine's directory, and a file that moves there.
+    fs::hard_link(here.join("dir-0/file"), here.join("dir-1/other")).expect("linked");
+    for number in 2..12 {
+        let to = here.join(format!("dir-{}/moved", (number + 1) % 12));
+        fs::rename(here.join(format!("dir-{number}/file")), to).expect("moved");
+    }
+    until("the other machine sees it", || there.join("dir-0/moved").exists());
+    let text = |path: &str| fs::read_to_string(there.join(path)).expect(path);
+    assert_eq!((text("dir-1/other"), text("dir-0/moved")), ("file 0".into(), "file 11".into()));
+    let files = |node: usize| texts_below(Path::new(&team.files(node))).len();
+    let counts = [files(0), files(1), files(2)];
+    assert_eq!(counts.iter().sum::<usize>(), 12, "{counts:?}");
+    assert!(counts.iter().filter(|count| **count > 0).count() >= 2, "{counts:?}");
+    // The only copies do not go, but are moved before.
+    let key = team.pool_at(0)["machines"].as_array().cloned().unwrap_or_default();
+    let gone = key.iter().find(|one| one["is_here"] == true).expect("this one")["key"]
+        .as_str()
+        .expect("a text")
+        .to_owned();
+    team.pool(1, &["remove", "team", &gone]).failed(1, &["no other member has everything"]);
+    team.pool(0, &["drain", "team"]).ok();
+    team.wait_until_settled(&[1, 2], 3, 1);
+    for number in 2..12 {
+        assert_eq!(text(&format!("dir-{}/moved", (number + 1) % 12)), format!("file {number}"));
+    }
+    team.pool(1, &["copies", "team", "2"]).ok();
+    team.wait_until_settled(&[1, 2], 3, 2);
+    // One that leaves has a plain tree of what it had.
+    team.pool(1, &["leave", "team", "--yes"]).ok();
+    let left = PathBuf::from(team.files(1));
+    assert!(!left.join(".atoll").exists() && !left.join("groups").exists());
+    assert_eq!(texts_below(&left).len(), 12, "it had a copy of each");
+    team.wait_until_settled(&[2], 3, 1);
+    assert_eq!(text("dir-1/other"), "file 0");
 }
