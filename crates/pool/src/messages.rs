@@ -546,6 +546,9 @@ pub(crate) struct BackupReport {
     /// Room on its disk, bytes.
     #[n(0)]
     pub(crate) free_bytes: u64,
+    /// The size of its disk, or of its part of it, bytes.
+    #[n(2)]
+    pub(crate) size_bytes: u64,
     /// The last change that it has made.
     #[n(1)]
     pub(crate) applied: u64,

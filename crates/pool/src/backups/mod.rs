@@ -246,7 +246,15 @@ impl Backups {
 
     /// Room on the fullest member's disk, less what is on its way, bytes.
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.members().map(|link| link.free_bytes()).min().unwrap_or(u64::MAX)
+        self.least_room().map_or(u64::MAX, |(free, _)| free)
+    }
+
+    /// That, and the size of that member's disk, bytes; none without members.
+    pub(crate) fn least_room(&self) -> Option<(u64, u64)> {
+        let room = |link: &Arc<BackupLink>| {
+            (link.free_bytes(), link.report().map_or(0, |report| report.size_bytes))
+        };
+        self.members().map(|link| room(&link)).min()
     }
 }
 

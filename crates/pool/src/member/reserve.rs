@@ -64,16 +64,21 @@ impl<D: Disk> PoolMember<D> {
         }
     }
 
-    /// What the disk has and how much of it is free; available is what is on the member's with the least room, and nothing while calls that
-    /// take room are refused.
+    /// The size of the disk of the member with the least room, and how much of it is free; nothing is available while calls that take room
+    /// are refused.
     pub(crate) async fn room_of_all(&self) -> DiskResult<StatFs> {
         let mut found = self.disk.stat_fs().await?;
-        let elsewhere = self.backups().map_or(u64::MAX, |backups| backups.free_bytes());
-        let available = match self.check_room() {
-            Ok(()) => elsewhere / u64::from(found.block_size_bytes).max(1),
-            Err(_) => 0,
-        };
-        found.blocks_available = found.blocks_available.min(available);
+        let blocks = |bytes: u64| bytes / u64::from(found.block_size_bytes).max(1);
+        let elsewhere = self.backups().and_then(|backups| backups.least_room());
+        let elsewhere = elsewhere.map(|(free, size)| (blocks(free), blocks(size)));
+        if let Some((free, size)) = elsewhere.filter(|(free, _)| *free < found.blocks_available) {
+            found.blocks = if size == 0 { found.blocks } else { size };
+            found.blocks_available = free;
+            found.blocks_free = free.min(found.blocks_free);
+        }
+        if self.check_room().is_err() {
+            found.blocks_available = 0;
+        }
         Ok(found)
     }
 
@@ -109,6 +114,13 @@ impl<D: Disk> PoolMember<D> {
         self.is_tight.store(true, Ordering::Relaxed);
         let own = self.own().await?;
         Ok(missing_is_none(self.disk.unlink(&own, RESERVE).await)?.is_some())
+    }
+
+    /// [`PoolMember::room_left`], and the size of the disk, bytes.
+    pub(crate) async fn room(&self) -> DiskResult<(u64, u64)> {
+        let found = self.disk.stat_fs().await?;
+        let size = found.blocks.saturating_mul(u64::from(found.block_size_bytes));
+        Ok((self.room_left().await?, size))
     }
 
     /// Room that is not kept for the index, bytes; none while that is short, or where hardly a file can be made.

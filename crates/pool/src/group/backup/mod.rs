@@ -468,9 +468,9 @@ impl<D: Disk> Backup<D> {
     }
 
     async fn report(&self, member: &PoolMember<D>) -> Result<Reply, Refusal> {
-        let free_bytes = member.room_left().await.unwrap_or(0);
+        let (free_bytes, size_bytes) = member.room().await.unwrap_or_default();
         let applied = member.followed().map_or(0, |(applied, _)| applied);
-        Ok(reply(&BackupReport { free_bytes, applied }))
+        Ok(reply(&BackupReport { free_bytes, size_bytes, applied }))
     }
 
     async fn beat(self: Arc<Self>, beat: Beat) -> Result<Reply, Refusal> {

@@ -157,13 +157,17 @@ fn the_root_has_the_room_of_all_groups_and_a_directory_that_of_its_own() {
     });
     let one = machines.disk(group(2), GROUPS[2][0]);
     let StatFs { block_size_bytes, blocks, blocks_free, .. } = pool.run(one.stat_fs()).unwrap();
-    one.set_capacity((blocks - blocks_free) * u64::from(block_size_bytes) + 500 * MIB, 10_000);
+    let size = (blocks - blocks_free) * u64::from(block_size_bytes) + 500 * MIB;
+    one.set_capacity(size, 10_000);
     machines.run_for(2 * REFRESH_EVERY);
     pool.run(async {
         let inode = find(&**fs, &homes[2]).await.unwrap();
         let stat = fs.statfs(inode).await.unwrap();
         let available = stat.blocks_available * u64::from(stat.block_size_bytes);
         assert!(available <= 500 * MIB, "{available}");
+        // The size is that member's, too: how full a group is says whether directories are made in it.
+        let of_group = stat.blocks * u64::from(stat.block_size_bytes);
+        assert!(of_group.abs_diff(size) < MIB, "{of_group} of {size}");
     });
 }
 
