@@ -68,7 +68,25 @@ const ONLY_COPY: &str = "no other member has everything that the pool holds";
 /// A change of who the members are, which is to be in the next map.
 pub(super) struct AskedEdit {
     edit: PoolEdit,
-    done: oneshot::Sender<PoolMap>,
+    /// Gets the map that has it, or why it is not made.
+    done: oneshot::Sender<Result<PoolMap, &'static str>>,
+}
+
+impl PoolEdit {
+    /// Whether it says something else than an earlier one that is not made yet: that one is made no more, or it would be made afterwards.
+    fn replaces(&self, earlier: &PoolEdit) -> bool {
+        let subject = |edit: &PoolEdit| match edit {
+            PoolEdit::Enrol(peer) => (0, Some(peer.id), None),
+            PoolEdit::Remove(id) => (0, Some(*id), None),
+            PoolEdit::Roster(edit) => match edit {
+                RosterEdit::Begin(peer) => (1, Some(peer.id), None),
+                RosterEdit::ToGo(id, _) => (1, Some(*id), None),
+                RosterEdit::Set(group, _) | RosterEdit::Drop(group) => (2, None, Some(*group)),
+                RosterEdit::Copies(_) => (3, None, None),
+            },
+        };
+        self != earlier && subject(self) == subject(earlier)
+    }
 }
 
 /// Who belongs to the pool: the parts of a map that people change.
@@ -154,10 +172,22 @@ impl<D: Disk> Primary<D> {
             if self.member.is_closed() {
                 return Err(NotEdited::Ended);
             }
-            edits.push(AskedEdit { edit, done });
+            let (replaced, mut waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut *edits)
+                .into_iter()
+                .partition(|asked: &AskedEdit| edit.replaces(&asked.edit));
+            waiting.push(AskedEdit { edit, done });
+            *edits = waiting;
+            for asked in replaced {
+                // Whoever asked may have given up.
+                let _ = asked.done.send(Err("a later request says something else"));
+            }
         }
         self.backups.has_news().notify();
-        decided.await.map_err(|oneshot::Canceled| NotEdited::Ended)
+        match decided.await {
+            Ok(Ok(map)) => Ok(map),
+            Ok(Err(why)) => Err(NotEdited::Refused(why)),
+            Err(oneshot::Canceled) => Err(NotEdited::Ended),
+        }
     }
 
     /// Who is to belong to the pool, and whether somebody has asked for a change of that.
@@ -181,7 +211,7 @@ impl<D: Disk> Primary<D> {
         let done: Vec<AskedEdit> = done;
         for AskedEdit { done, .. } in done {
             // Whoever asked may have given up.
-            let _ = done.send(decided.clone());
+            let _ = done.send(Ok(decided.clone()));
         }
     }
 }
@@ -314,5 +344,27 @@ impl<D: Disk> EpochMembership<D> {
             self.primary.set_map(decided);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_net::Peer;
+
+    use super::*;
+
+    #[test]
+    fn a_request_replaces_those_about_the_same_that_say_something_else() {
+        let peer =
+            |number: u8| Peer { id: PeerId([number; 32]), addr: ([10, 0, 0, number], 1).into() };
+        let goes = |number, goes| PoolEdit::Roster(RosterEdit::ToGo(peer(number).id, goes));
+        assert!(goes(1, false).replaces(&goes(1, true)));
+        assert!(!goes(1, true).replaces(&goes(1, true)), "both are answered");
+        assert!(!goes(1, false).replaces(&goes(2, true)));
+        assert!(PoolEdit::Roster(RosterEdit::Begin(peer(1))).replaces(&goes(1, true)));
+        assert!(PoolEdit::Remove(peer(1).id).replaces(&PoolEdit::Enrol(peer(1))));
+        assert!(!PoolEdit::Remove(peer(1).id).replaces(&goes(1, true)), "one is of a group");
+        let copies = |copies| PoolEdit::Roster(RosterEdit::Copies(copies));
+        assert!(copies(2).replaces(&copies(3)));
     }
 }
