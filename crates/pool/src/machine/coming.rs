@@ -60,13 +60,12 @@ impl<D: Disk> PoolMachine<D> {
         }
         // There are as many groups as there can be, or as such a pool has: it takes part in the one with the fewest members.
         let smallest = groups.iter().min_by_key(|(_, group)| group.members.peers().len());
-        let smallest = smallest.map_or(GroupNumber::FIRST, |(number, _)| *number);
-        self.edit(smallest, PoolEdit::Enrol(peer), EDIT_LIMIT).await?;
+        let Some((smallest, _)) = smallest else {
+            return self.edit_first(PoolEdit::Enrol(peer)).await;
+        };
+        self.edit(*smallest, PoolEdit::Enrol(peer), EDIT_LIMIT).await?;
         // The roster says so soon, and it asks again.
-        match smallest {
-            GroupNumber::FIRST => Ok(self.state().first.clone()),
-            _ => Err(PoolEditError::Refused("the pool takes it up".to_owned())),
-        }
+        Err(PoolEditError::Refused("the pool takes it up".to_owned()))
     }
 
     /// That a group does not count on what a machine had, which comes without it.
