@@ -23,7 +23,7 @@ use atoll_pool::{
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 use atoll_vfs::FileSystem;
 
-use crate::spread::{cut_referrals, unmatched};
+use crate::spread::{ShutDown, answered_by_node, cut_referrals, unmatched};
 use crate::workload::replicas::{Compared, PlainTree, differences, plain_tree};
 
 /// More than anything takes.
@@ -148,29 +148,9 @@ impl Route for HostRoute {
                 Err(gone("the node does not run"))
             });
         };
-        let (sender, answer) = futures_channel::oneshot::channel();
         let group = self.group;
-        self.pool.sim.env(id).spawn(Box::pin(async move {
-            let _ = sender.send(machine.call(group, request, limit).await);
-        }));
-        Box::pin(async move {
-            match atoll_env::timeout(&*env, limit, answer).await {
-                Ok(Ok(answered)) => answered,
-                Ok(Err(_)) => Err(gone("the node was killed")),
-                Err(_) => Err(CallError::TimedOut),
-            }
-        })
-    }
-}
-
-/// Ends a simulation when it is dropped: routes of mounts hold it, and all disks.
-struct ShutDown(Sim);
-
-impl Drop for ShutDown {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.0.shut_down();
-        }
+        let called = Box::pin(async move { machine.call(group, request, limit).await });
+        Box::pin(answered_by_node((env, self.pool.sim.env(id)), called, limit))
     }
 }
 

@@ -95,23 +95,31 @@ impl Route for HostRoute {
                 Err(gone("the node does not run"))
             });
         };
-        let (sender, answer) = futures_channel::oneshot::channel();
         let called = groups.route(self.group).call(request, limit);
-        self.machines.sim.env(self.machines.hosts[self.at]).spawn(Box::pin(async move {
-            let _ = sender.send(called.await);
-        }));
-        Box::pin(async move {
-            match atoll_env::timeout(&*env, limit, answer).await {
-                Ok(Ok(answered)) => answered,
-                Ok(Err(_)) => Err(gone("the node was killed")),
-                Err(_) => Err(CallError::TimedOut),
-            }
-        })
+        let node = self.machines.sim.env(self.machines.hosts[self.at]);
+        Box::pin(answered_by_node((env, node), called, limit))
+    }
+}
+
+/// The answer to a call that a node makes for a client on another host; none comes from a node that is killed meanwhile.
+pub(crate) async fn answered_by_node(
+    (client, node): (Env, Env),
+    called: BoxFuture<'static, Result<Reply, CallError>>,
+    limit: Duration,
+) -> Result<Reply, CallError> {
+    let (sender, answer) = futures_channel::oneshot::channel();
+    node.spawn(Box::pin(async move {
+        let _ = sender.send(called.await);
+    }));
+    match atoll_env::timeout(&*client, limit, answer).await {
+        Ok(Ok(answered)) => answered,
+        Ok(Err(_)) => Err(CallError::Unreachable("the node was killed".to_owned())),
+        Err(_) => Err(CallError::TimedOut),
     }
 }
 
 /// Ends a simulation when it is dropped: routes of mounts hold it, and all disks.
-struct ShutDown(Sim);
+pub(crate) struct ShutDown(pub(crate) Sim);
 
 impl Drop for ShutDown {
     fn drop(&mut self) {
