@@ -171,13 +171,13 @@ async fn share(
 }
 
 /// A pool of several, and the node that serves it.
-struct Asked {
+struct PoolOnNode {
     client: Client,
     pool: PoolId,
 }
 
 /// The node of a pool of several.
-async fn asked(name: &str, global: &Global, what: &str) -> Result<Asked, Failure> {
+async fn pool_on_node(name: &str, global: &Global, what: &str) -> Result<PoolOnNode, Failure> {
     let record = known(name, global, what)?;
     if record.group.is_none() {
         return Err(Failure::new(Exit::Usage, what).because("it is a pool of one machine"));
@@ -185,7 +185,7 @@ async fn asked(name: &str, global: &Global, what: &str) -> Result<Asked, Failure
     let pool = record.pool_id();
     let pool =
         pool.ok_or_else(|| Failure::new(Exit::Failed, what).because("its record is damaged"))?;
-    Ok(Asked { client: connection::impatient(global).await?, pool })
+    Ok(PoolOnNode { client: connection::impatient(global).await?, pool })
 }
 
 /// The machines of a pool, as the node knows them.
@@ -234,7 +234,7 @@ fn meant(
 /// Has a machine belong to the pool no more.
 pub(super) async fn remove(args: &RemoveMemberArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot remove a machine of pool {}", args.name);
-    let Asked { client, pool } = asked(&args.name, global, &what).await?;
+    let PoolOnNode { client, pool } = pool_on_node(&args.name, global, &what).await?;
     let machines = machines_of(&client, &args.name, &what).await?;
     let (key, machine) = meant(&machines, &args.machine, &what)?;
     pools::remove(&client, &pool, key).await.map_err(connection::failure)?;
@@ -247,7 +247,7 @@ pub(super) async fn remove(args: &RemoveMemberArgs, global: &Global) -> Result<(
 /// Has a machine go when others have what it has.
 pub(super) async fn drain(args: &DrainArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot drain a machine of pool {}", args.name);
-    let Asked { client, pool } = asked(&args.name, global, &what).await?;
+    let PoolOnNode { client, pool } = pool_on_node(&args.name, global, &what).await?;
     let machines = machines_of(&client, &args.name, &what).await?;
     let (key, machine) = match (&args.machine, machines.iter().find(|machine| machine.is_here)) {
         (Some(text), _) => meant(&machines, text, &what)?,
@@ -274,7 +274,7 @@ pub(super) async fn drain(args: &DrainArgs, global: &Global) -> Result<(), Failu
 /// Says how many copies files have.
 pub(super) async fn copies(args: &CopiesArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot change the copies of pool {}", args.name);
-    let Asked { client, pool } = asked(&args.name, global, &what).await?;
+    let PoolOnNode { client, pool } = pool_on_node(&args.name, global, &what).await?;
     pools::set_copies(&client, &pool, args.copies).await.map_err(connection::failure)?;
     if !global.quiet {
         let machines = units::counted(args.copies.into(), "machine", "machines");
@@ -291,7 +291,7 @@ pub(super) async fn take_itself_out(
 ) -> Result<(), Failure> {
     let advice = "`atoll pool status` tells how it stands; --alone leaves all the same, and on another machine `atoll pool remove` says so.";
     let gone = async {
-        let Asked { client, pool } = asked(name, global, what).await?;
+        let PoolOnNode { client, pool } = pool_on_node(name, global, what).await?;
         let own = pools::own_peer(&client).await.map_err(connection::failure)?.id;
         let all = pools::status(&client).await.map_err(connection::failure)?;
         let stands = all.into_iter().find(|pool| pool.name == name);
@@ -478,7 +478,7 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
     lines
 }
 
-/// What follows a group's members.
+/// Epoch and primary of a group, as the end of its line in the status.
 fn role(group: &PoolGroupState) -> String {
     match (&group.primary, group.is_primary) {
         (_, true) => format!("; epoch {}, this node is the primary", group.epoch),

@@ -115,9 +115,9 @@ fn is_half_left(record: &PoolRecord) -> bool {
     all.iter().any(|(_, dir)| is_begun(dir) || !dir.join(OWN_DIRECTORY).exists())
 }
 
-/// So many names are shown that lead to other machines' files.
+/// How many names that lead to other machines' files `leave` prints.
 const MAX_NAMED: usize = 20;
-/// Where what is left of groups goes that this machine has left before.
+/// The directory into which `leave` moves old copies, of groups that this machine left earlier.
 const OLD_COPIES: &str = "old-copies";
 
 /// Whether the files of a group are being moved to where their names are.

@@ -77,7 +77,7 @@ enum Rule {
     Pool(Replaced),
 }
 
-/// What the figure's first curves are made with.
+/// The settings of the figure's first curves.
 const PAPER: Rule = Rule::Paper { back: Return::NextHour, needs_ancestors: false };
 const SHIPPED: Rule = Rule::Pool(Replaced::AsShipped);
 
@@ -147,7 +147,7 @@ impl Rule {
 struct Distributed {
     /// Which of them each lies in.
     parents: Vec<Option<usize>>,
-    /// Of all files, percent.
+    /// Share of all files, percent.
     files: Vec<f64>,
 }
 
@@ -217,7 +217,7 @@ fn by_nodes(machines: &Machines, distributed: &Distributed, random: &Env) -> Vec
         }));
     }
     let hourly = machines.hourly();
-    // Of a directory that waits for a machine: by numbers of copies, where they are.
+    // The machines that have a waiting directory, by its number of copies.
     let mut waiting: Vec<(Copies, [[usize; MOST_COPIES]; MOST_COPIES])> =
         vec![(0, [[0; MOST_COPIES]; MOST_COPIES]); keys.len()];
     for hour in 1..=HOURS {

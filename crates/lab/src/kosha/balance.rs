@@ -43,7 +43,7 @@ const LEVELS: std::ops::RangeInclusive<usize> = 1..=10;
 /// Runs in which files are hashed singly: ten times as many hashes, which differ less from run to run.
 const FILE_RUNS: usize = 10;
 
-/// What is hashed.
+/// The unit that a placement rule hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Grain {
     /// Directories down to a level.
@@ -66,7 +66,7 @@ struct Found {
     bytes: Summary,
 }
 
-/// Where a run puts directories.
+/// The placement rule of a run.
 enum Places {
     Nodes(NodeIds),
     Groups(Vec<GroupRoom>),
