@@ -295,10 +295,10 @@ pub(super) async fn take_itself_out(
         let own = pools::own_peer(&client).await.map_err(connection::failure)?.id;
         let all = pools::status(&client).await.map_err(connection::failure)?;
         let stands = all.into_iter().find(|pool| pool.name == name);
-        let is_other = |machine: &PoolMachineState| !machine.is_here;
-        // The only one, or one that was removed before.
-        if stands.as_ref().is_some_and(|pool| is_gone(pool) || !pool.machines.iter().any(is_other))
-        {
+        if stands.as_ref().is_some_and(is_gone) {
+            return Ok(());
+        }
+        if is_alone(&machines_of(&client, name, what).await?) {
             return Ok(());
         }
         if at_once {
@@ -316,6 +316,11 @@ pub(super) async fn take_itself_out(
 fn is_gone(pool: &PoolOfNode) -> bool {
     !pool.machines.is_empty()
         && (pool.is_removed || !pool.machines.iter().any(|machine| machine.is_here))
+}
+
+/// Whether this machine is the only one of a pool. A node that does not know the machines does not know that.
+fn is_alone(machines: &[PoolMachineState]) -> bool {
+    !machines.is_empty() && machines.iter().all(|machine| machine.is_here)
 }
 
 /// Waits until others have what this machine has; says from time to time what it waits for.
@@ -512,4 +517,23 @@ fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
     }
     lines.extend(group.needed_member().map(|why| format!("{indent}warning: {why}")));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_alone_only_if_its_node_knows_the_pool() {
+        let machine = |is_here| PoolMachineState {
+            node: "node".into(),
+            key: "key".into(),
+            is_here,
+            groups: 1,
+            is_to_go: false,
+        };
+        assert!(!is_alone(&[]), "others may count on what it has");
+        assert!(is_alone(&[machine(true)]));
+        assert!(!is_alone(&[machine(true), machine(false)]));
+    }
 }
