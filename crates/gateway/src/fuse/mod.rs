@@ -301,7 +301,8 @@ pub fn mount(
     let (tell, ended) = watch::channel(None);
     if let Some(queue) = fs.invalidations() {
         let (notifier, ended) = (session.notifier(), ended.clone());
-        invalidations::forward(queue, notifier, ended, handle.clone()).map_err(refused)?;
+        let device = session.as_fd().try_clone_to_owned().map_err(refused)?;
+        invalidations::forward(queue, notifier, device, ended, handle.clone()).map_err(refused)?;
     }
     let session = session.spawn().map_err(refused)?;
     std::thread::Builder::new()

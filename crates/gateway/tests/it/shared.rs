@@ -2,10 +2,13 @@
 //! invalidations let one see what the other does.
 
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use atoll_gateway::fuse::MountOptions;
+use atoll_vfs::{FileSystem, InodeNumber, Invalidation};
+use bytes::Bytes;
 
 use crate::place::{Two, until};
 
@@ -88,6 +91,26 @@ fn a_file_that_one_deletes_the_other_keeps_open() {
     assert_eq!(std::io::read_to_string(&open).unwrap(), "still here");
     until(|| open.metadata().unwrap().nlink() == 0);
     drop(open);
+    two.unmount();
+}
+
+/// A pool has the kernel ask again for names when a lock is taken, also for those to which nothing happened. `make` in a directory
+/// failed then, and so did `git`: "getcwd: No such file or directory".
+#[test]
+fn a_directory_whose_name_is_asked_for_again_keeps_its_path() {
+    let Some(two) = two() else { return };
+    let place = &two.places[0];
+    fs::create_dir(place.join("d")).unwrap();
+    let directory = File::open(place.join("d")).unwrap();
+    // What getcwd(2) tells a program whose working directory it is.
+    let path = || fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
+    assert_eq!(path(), place.join("d"));
+    let queue = two.fs.invalidations().expect("it has several mounts");
+    until(|| queue.is_served());
+    queue.push(Invalidation::Name { parent: InodeNumber::ROOT, name: Bytes::from_static(b"d") });
+    place.runtime().block_on(queue.settled());
+    assert_eq!(path(), place.join("d"));
+    drop(directory);
     two.unmount();
 }
 
