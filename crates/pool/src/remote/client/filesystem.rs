@@ -287,6 +287,10 @@ impl FileSystem for RemoteFs {
 
     fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
         let work = async move |client: Arc<Client>| {
+            // No number is used again. A server of NFS asks this for every name that it lists.
+            if client.held().is_held(inode.0) {
+                return Ok(PersistentHandle::of_number(inode, 0));
+            }
             let call = FileCall::HandleOf { inode: inode.0 };
             match client.ask(call, None, None, None).await?.reply {
                 FileReply::Handle(handle) => {

@@ -56,6 +56,11 @@ impl HeldNumbers {
         }
     }
 
+    /// Whether the front end holds a number.
+    pub(super) fn is_held(&self, inode: u64) -> bool {
+        self.numbers.contains_key(&inode)
+    }
+
     /// Whether the session of this serial number is to forget something.
     pub(super) fn has_forgotten(&self, serial: u64) -> bool {
         serial == self.serial && !self.to_forget.is_empty()
