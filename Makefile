@@ -5,7 +5,7 @@ SECONDS_EACH ?= 10
 MINUTES ?= 60
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-nfs bench-wan bench-wan-andrew fuzz
+.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-nfs bench-wan bench-wan-andrew fuzz pool
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
@@ -15,6 +15,8 @@ help:
 	@echo 'make posix    pjdfstest, fsx, real programs (and xfstests: XFSTESTS=its directory) on TFS and'
 	@echo '              on a volume beside the kernel'"'"'s ext2 and ext4, and over NFS beside nfs-ganesha, as root;'
 	@echo '              says what it skips'
+	@echo 'make pool     a pool of five nodes whose primaries are killed under real programs, as root;'
+	@echo '              SUITES='"'"'homes stalls'"'"' runs these of scripts/test-pool alone'
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX); as root'
@@ -42,6 +44,9 @@ test-upgrade:
 
 posix:
 	@scripts/test-posix
+
+pool:
+	@scripts/test-pool $(SUITES)
 
 lint:
 	@scripts/lint
