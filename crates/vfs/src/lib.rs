@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use atoll_env::BoxFuture;
 use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
 
 pub use caller::{Caller, Groups, ListedGroups};
 pub use exclusive::CreateVerifier;
@@ -60,10 +61,26 @@ fn refuse<T: Send + 'static>(errno: Errno) -> Answer<T> {
 /// Every call answers within a bounded time, if only with [`Errno::ETIMEDOUT`] or
 /// [`Errno::EIO`]: a process that waits for a mounted file cannot be killed.
 ///
+/// Names that [`FileSystem::lookup_all`] looks up side by side, unless a file system does something better.
+const LOOKUPS_AT_ONCE: usize = 32;
+
 /// Calls that change something have a default that refuses with [`Errno::EROFS`].
 pub trait FileSystem: Send + Sync + 'static {
     /// The entry `name` of directory `parent`.
     fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry>;
+
+    /// The entries of several names of directory `parent`, in their order, each as [`lookup`](Self::lookup) has it. For file systems
+    /// that ask somewhere else: one question instead of many.
+    fn lookup_all(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        names: Vec<Bytes>,
+    ) -> Answer<Vec<Result<Entry, Errno>>> {
+        let lookups: Vec<_> = names.iter().map(|name| self.lookup(caller, parent, name)).collect();
+        let lookups = stream::iter(lookups).buffered(LOOKUPS_AT_ONCE);
+        Box::pin(async move { Ok(lookups.collect().await) })
+    }
 
     /// The directory that holds directory `inode` (the root is its own), counted as one
     /// lookup: NFS looks up `..`, and a re-exported FUSE mount does.

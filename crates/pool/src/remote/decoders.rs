@@ -9,7 +9,7 @@ use atoll_vfs::{
 
 use super::wire::{
     Answer, Begin, Begun, CallHeader, FileCall, FileReply, Forgotten, SessionCall, SessionId,
-    WireCaller, WireOpened, WireWriter,
+    WireCaller, WireName, WireOpened, WireWriter,
 };
 
 /// The header of a call.
@@ -37,6 +37,10 @@ pub fn reply(bytes: &[u8]) -> bool {
                 Entry::try_from(entry).map(drop)
             }
             FileReply::Attr(reply) => AttrReply::try_from(reply).map(drop),
+            FileReply::Found(found) => found.0.iter().try_for_each(|one| match one {
+                Answer::Done(entry) => Entry::try_from(entry).map(drop),
+                Answer::Failed(_) => Ok(()),
+            }),
             FileReply::Listing(list) => {
                 list.0.iter().cloned().try_for_each(|entry| DirEntry::try_from(entry).map(drop))
             }
@@ -63,6 +67,11 @@ pub fn example_calls() -> Vec<Vec<u8>> {
     let wanted = lock.into();
     let calls = [
         FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
+        FileCall::LookupAll {
+            caller: caller.clone(),
+            parent: 1,
+            names: vec![WireName(name.clone()); 2].into(),
+        },
         FileCall::SetAttr {
             caller: caller.clone(),
             inode: 2,
@@ -147,6 +156,7 @@ pub fn example_replies() -> Vec<Vec<u8>> {
         FileReply::Nothing,
         FileReply::Created((&entry).into(), opened),
         FileReply::Attr((&AttrReply { attr, ttl }).into()),
+        FileReply::Found(vec![Answer::Done((&entry).into()), Answer::Failed(2)].into()),
         FileReply::Listing(vec![(&listed).into(); 3].into()),
         FileReply::StatFs((&StatFs::default()).into()),
         FileReply::Written(7, Some(8)),

@@ -436,6 +436,18 @@ impl ServerShared {
                 let entry = fs.lookup(caller.caller(), InodeNumber(parent), &name).await?;
                 self.entry(session, &entry)
             }
+            FileCall::LookupAll { caller, parent, names } => {
+                let names = names.0.into_iter().map(|name| Bytes::from(name.0)).collect();
+                let found = fs.lookup_all(caller.caller(), InodeNumber(parent), names).await?;
+                let held = |found: Result<Entry, Errno>| {
+                    found.and_then(|entry| self.hold(session, &entry).map(|()| entry))
+                };
+                let answers = found.into_iter().map(|found| match held(found) {
+                    Ok(entry) => wire::Answer::Done((&entry).into()),
+                    Err(errno) => wire::Answer::Failed(errno.0),
+                });
+                Ok((FileReply::Found(answers.collect::<Vec<_>>().into()), None))
+            }
             FileCall::Parent { caller, inode } => {
                 self.entry(session, &fs.parent(caller.caller(), InodeNumber(inode)).await?)
             }

@@ -188,6 +188,36 @@ impl SpreadGroups {
         Err(Errno::EIO)
     }
 
+    async fn lookup_all(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        names: Vec<Bytes>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+        let fs = self.having(parent).await?;
+        let mut found = fs.lookup_all(caller, parent, names.clone()).await?;
+        let own = GroupNumber::of(parent);
+        let mut elsewhere = Vec::new();
+        for (at, answer) in found.iter().enumerate() {
+            if let Ok(entry) = answer
+                && GroupNumber::of(entry.attr.inode) != own
+            {
+                elsewhere.push((at, *entry));
+            }
+        }
+        for some in elsewhere.chunks(MAX_ASKED) {
+            let asked = some.iter().map(|(_, entry)| self.resolved(parent, *entry));
+            for ((at, _), answer) in some.iter().zip(join_all(asked).await) {
+                found[*at] = match answer {
+                    // It was just removed or replaced.
+                    Err(Errno::ESTALE) => self.lookup(caller, parent, names[*at].to_vec()).await,
+                    answer => answer,
+                };
+            }
+        }
+        Ok(found)
+    }
+
     async fn parent(&self, caller: Caller, inode: InodeNumber) -> Result<Entry, Errno> {
         let fs = self.having(inode).await?;
         let entry = fs.parent(caller, inode).await?;
@@ -337,6 +367,16 @@ impl FileSystem for SpreadFs {
     fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
         let (groups, name) = (self.groups.clone(), name.to_vec());
         Box::pin(async move { groups.lookup(caller, parent, name).await })
+    }
+
+    fn lookup_all(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        names: Vec<Bytes>,
+    ) -> Answer<Vec<Result<Entry, Errno>>> {
+        let groups = self.groups.clone();
+        Box::pin(async move { groups.lookup_all(caller, parent, names).await })
     }
 
     fn parent(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {

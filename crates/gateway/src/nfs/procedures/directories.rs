@@ -6,8 +6,7 @@
 
 use std::sync::Arc;
 
-use atoll_vfs::{Attr, DirEntry, Errno, FileKind, FileSystem, InodeNumber, MAX_COOKIE};
-use futures_util::stream::{self, StreamExt};
+use atoll_vfs::{Attr, DirEntry, Entry, Errno, FileKind, FileSystem, InodeNumber, MAX_COOKIE};
 
 use super::super::access::{self, EXECUTE, READ};
 use super::super::listings::{ListedName, NameListing};
@@ -23,8 +22,6 @@ const AFTER_DOT_DOT: u64 = 2;
 
 /// Entries asked for at a time.
 const AT_A_TIME: usize = 256;
-/// Names of a listing that are looked up side by side.
-const LOOKUPS_AT_ONCE: usize = 32;
 /// Longest reply, bytes.
 const MAX_REPLY_BYTES: usize = 1 << 20;
 
@@ -120,6 +117,12 @@ impl Room {
         }
         fits
     }
+
+    /// How many entries there is room for at most.
+    fn entries(&self, plus: bool) -> usize {
+        let all = ENTRY_BYTES + 4 + if plus { PLUS_BYTES } else { 0 };
+        (self.names / (ENTRY_BYTES + 4)).min(self.reply / all)
+    }
 }
 
 async fn list(
@@ -187,7 +190,9 @@ async fn entries(
     }
     let names = DirectoryNames::open(session, dir, from == 0).await.map_err(Status::of)?;
     loop {
-        let part = names.after(dir, from, shows_files).await.map_err(Status::of)?;
+        // One more than fit: whether that is the last one is to be known.
+        let limit = AT_A_TIME.min(room.entries(plus) + 1);
+        let part = names.after(dir, from, limit, shows_files).await.map_err(Status::of)?;
         let Some(last) = part.last() else { return Ok((listed, true)) };
         from = last.entry.cookie;
         for HeldEntry { entry, .. } in &part {
@@ -243,17 +248,18 @@ impl DirectoryNames {
         &self,
         dir: &File,
         cookie: u64,
+        limit: usize,
         with_entries: bool,
     ) -> Result<Vec<HeldEntry>, Errno> {
         let fs = dir.fs();
         match self {
             DirectoryNames::Lasting(open) => {
                 let (inode, handle) = (dir.inode(), open.handle);
-                let part = fs.readdir(inode, handle, cookie, AT_A_TIME, with_entries).await?;
+                let part = fs.readdir(inode, handle, cookie, limit, with_entries).await?;
                 Ok(part.into_iter().map(|entry| HeldEntry { fs: fs.clone(), entry }).collect())
             }
             DirectoryNames::Hashed(listing) => {
-                Ok(looked_up(listing, dir, cookie, with_entries).await)
+                Ok(looked_up(listing, dir, cookie, limit, with_entries).await)
             }
         }
     }
@@ -264,30 +270,33 @@ async fn looked_up(
     listing: &NameListing,
     dir: &File,
     mut cookie: u64,
+    limit: usize,
     with_entries: bool,
 ) -> Vec<HeldEntry> {
-    let entry = |listed: &ListedName| {
-        let ListedName { cookie, name, kind, inode } = listed.clone();
-        let looked_up = with_entries.then(|| dir.fs().lookup(dir.caller, dir.inode(), &name));
-        async move {
-            let entry = match looked_up {
-                None => None,
-                Some(looked_up) => match looked_up.await {
-                    Err(Errno::ENOENT) => return None,
-                    found => found.ok(),
-                },
+    loop {
+        let part = listing.after(cookie, limit);
+        let Some(last) = part.last() else { return Vec::new() };
+        cookie = last.cookie;
+        let found: Vec<Option<Result<Entry, Errno>>> = if with_entries {
+            let names = part.iter().map(|listed| listed.name.clone()).collect();
+            match dir.fs().lookup_all(dir.caller, dir.inode(), names).await {
+                Ok(found) => found.into_iter().map(Some).collect(),
+                Err(errno) => vec![Some(Err(errno)); part.len()],
+            }
+        } else {
+            vec![None; part.len()]
+        };
+        let entry = |(listed, found): (&ListedName, Option<Result<Entry, Errno>>)| {
+            let entry = match found {
+                Some(Err(Errno::ENOENT)) => return None,
+                found => found.and_then(Result::ok),
             };
+            let ListedName { cookie, name, kind, inode } = listed.clone();
             let (inode, kind) = entry.map_or((inode, kind), |e| (e.attr.inode, e.attr.kind));
             let entry = DirEntry { name, kind, inode, cookie, entry };
             Some(HeldEntry { fs: dir.fs().clone(), entry })
-        }
-    };
-    loop {
-        let part = listing.after(cookie, AT_A_TIME);
-        let Some(last) = part.last() else { return Vec::new() };
-        cookie = last.cookie;
-        let entries = stream::iter(part).map(entry).buffered(LOOKUPS_AT_ONCE);
-        let entries: Vec<HeldEntry> = entries.filter_map(std::future::ready).collect().await;
+        };
+        let entries: Vec<HeldEntry> = part.iter().zip(found).filter_map(entry).collect();
         if !entries.is_empty() {
             return entries;
         }

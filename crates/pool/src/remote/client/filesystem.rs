@@ -12,8 +12,8 @@ use bytes::Bytes;
 use futures_channel::oneshot;
 
 use super::super::wire::{
-    CallClass, FileCall, FileReply, MAX_DATA_BYTES, MAX_LIST, WireCaller, WireOpened, WireWriter,
-    kind_number,
+    Answer as WireAnswer, CallClass, FileCall, FileReply, MAX_DATA_BYTES, MAX_LIST, MAX_LISTED,
+    WireCaller, WireName, WireOpened, WireWriter, kind_number,
 };
 use super::attempt::{Asked, attr, bytes, errno, nothing};
 use super::locking::RemoteLocks;
@@ -112,6 +112,51 @@ impl Client {
             }
             _ => Err(Errno::EPROTO),
         }
+    }
+
+    /// Looks up at most [`MAX_LISTED`] names by one call.
+    async fn look_up_all(
+        self: &Arc<Self>,
+        caller: &WireCaller,
+        parent: InodeNumber,
+        names: &[Bytes],
+    ) -> Vec<Result<Entry, Errno>> {
+        let mut found: Vec<Result<Entry, Errno>> = Vec::with_capacity(names.len());
+        let mut wanted = Vec::with_capacity(names.len());
+        for name in names {
+            let checked = check_name(name);
+            if checked.is_ok() {
+                wanted.push((found.len(), WireName(name.to_vec())));
+            }
+            // Unless it is answered.
+            found.push(Err(checked.err().unwrap_or(Errno::EPROTO)));
+        }
+        let asked = wanted.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>().into();
+        let call = FileCall::LookupAll { caller: caller.clone(), parent: parent.0, names: asked };
+        let mut asked = match self.ask(call, None, None, None).await {
+            Ok(asked) => asked,
+            Err(errno) => {
+                wanted.into_iter().for_each(|(at, _)| found[at] = Err(errno));
+                return found;
+            }
+        };
+        let reply = std::mem::replace(&mut asked.reply, FileReply::Nothing);
+        let FileReply::Found(answers) = reply else { return found };
+        for ((at, name), answer) in wanted.into_iter().zip(answers.0) {
+            found[at] = match answer {
+                WireAnswer::Done(entry) => match Entry::try_from(&entry) {
+                    Ok(mut entry) => {
+                        self.look_up(&asked.session, &entry);
+                        self.refresh(&asked, &mut entry).await;
+                        self.tell_entry(Some((parent.0, Bytes::from(name.0))), &mut entry);
+                        Ok(entry)
+                    }
+                    Err(meaningless) => Err(meaningless.into()),
+                },
+                WireAnswer::Failed(errno) => Err(Errno::from_number(errno)),
+            };
+        }
+        found
     }
 
     /// Asks for the attributes of a file again if the server that has told them lacks bytes of it.
@@ -278,6 +323,25 @@ impl FileSystem for RemoteFs {
         let (caller, parent, names) = (WireCaller::alone(&caller), parent.0, check_name(name));
         let name = name.to_vec();
         self.entry_call(FileCall::Lookup { caller, parent, name }, None, names)
+    }
+
+    fn lookup_all(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        names: Vec<Bytes>,
+    ) -> Answer<Vec<Result<Entry, Errno>>> {
+        let caller = WireCaller::alone(&caller);
+        let work = async move |client: Arc<Client>| {
+            let mut found = Vec::with_capacity(names.len());
+            for some in names.chunks(MAX_LISTED) {
+                found.extend(client.look_up_all(&caller, parent, some).await);
+            }
+            Ok(found)
+        };
+        self.call(work, |client, found| {
+            found.into_iter().flatten().for_each(|entry| client.forget(entry.attr.inode, 1));
+        })
     }
 
     fn parent(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {

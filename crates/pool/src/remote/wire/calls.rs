@@ -6,7 +6,7 @@ use minicbor::{Decode, Encode};
 use super::values::{
     WireAttrReply, WireCaller, WireDirEntry, WireEntry, WireSetAttr, WireStatFs, WireWriter,
 };
-use super::{MAX_LIST, MAX_LISTED};
+use super::{Answer, MAX_LIST, MAX_LISTED};
 use crate::locks::{LockSession, WireLock, WireLocks};
 
 /// An open file or directory: its number in the session, and whether the kernel must not cache it. What it cached at earlier opens
@@ -439,7 +439,23 @@ pub(in crate::remote) enum FileCall {
         #[n(0)]
         session: LockSession,
     },
+    #[n(43)]
+    LookupAll {
+        #[n(0)]
+        caller: WireCaller,
+        #[n(1)]
+        parent: u64,
+        #[n(2)]
+        names: Capped<WireName, MAX_LISTED>,
+    },
 }
+
+/// A name of a directory.
+#[derive(Clone, PartialEq, Debug, Encode, Decode)]
+#[cbor(transparent)]
+pub(in crate::remote) struct WireName(
+    #[cbor(n(0), with = "minicbor::bytes")] pub(in crate::remote) Vec<u8>,
+);
 
 /// How long a client goes on with a call, and what it says then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -507,6 +523,7 @@ impl FileCall {
             | Call::Sync
             | Call::Flush { .. } => CallClass::Syncs,
             Call::Lookup { .. }
+            | Call::LookupAll { .. }
             | Call::Parent { .. }
             | Call::ByHandle { .. }
             | Call::Forget
@@ -618,4 +635,7 @@ pub(in crate::remote) enum FileReply {
     /// Nothing was done: the lock session that the call names is over, and its locks are gone.
     #[n(15)]
     LocksLost,
+    /// An entry of each name, or why there is none.
+    #[n(16)]
+    Found(#[n(0)] Capped<Answer<WireEntry>, MAX_LISTED>),
 }

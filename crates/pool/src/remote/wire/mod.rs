@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use atoll_net::header::Capped;
 use minicbor::{Decode, Encode};
 
-pub(super) use calls::{CallClass, FileCall, FileReply, Forgotten, WireOpened};
+pub(super) use calls::{CallClass, FileCall, FileReply, Forgotten, WireName, WireOpened};
 pub(super) use values::{
     Meaningless, WireCaller, WireDirEntry, WireWriter, kind, kind_number, nanos,
 };
@@ -142,6 +142,11 @@ mod tests {
         let wanted = FileLock { kind, range, pid: 1, through }.into();
         let calls = [
             FileCall::Lookup { caller: caller.clone(), parent: 1, name: name.clone() },
+            FileCall::LookupAll {
+                caller: caller.clone(),
+                parent: 1,
+                names: vec![WireName(name.clone()); 2].into(),
+            },
             FileCall::SetAttr {
                 caller: caller.clone(),
                 inode: 2,

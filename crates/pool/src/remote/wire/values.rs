@@ -431,7 +431,7 @@ mod tests {
     use atoll_net::MAX_HEADER_BYTES;
     use atoll_net::header::{from_header, to_header};
 
-    use super::super::{Answer, FileReply, MAX_LISTED};
+    use super::super::{Answer, FileCall, FileReply, MAX_LISTED, WireName};
     use super::*;
 
     fn attr() -> WireAttr {
@@ -459,6 +459,22 @@ mod tests {
             WireEntry { attr: attr(), generation, name_ttl_nanos: ttl, attr_ttl_nanos: ttl };
         let (name, inode, cookie) = (vec![b'x'; 255], u64::MAX, MAX_COOKIE);
         WireDirEntry { name, kind: 0, inode, cookie, entry: Some(entry) }
+    }
+
+    #[test]
+    fn the_most_names_and_entries_fit_into_a_header() {
+        let caller = WireCaller::alone(&Caller::default());
+        let names = vec![WireName(vec![b'x'; 255]); MAX_LISTED].into();
+        let call = FileCall::LookupAll { caller, parent: u64::MAX, names };
+        let (generation, ttl) = (u64::MAX, u64::MAX);
+        let entry =
+            WireEntry { attr: attr(), generation, name_ttl_nanos: ttl, attr_ttl_nanos: ttl };
+        let found = vec![Answer::Done(entry); MAX_LISTED].into();
+        let reply = to_header(&Answer::Done(FileReply::Found(found)));
+        for header in [to_header(&call), reply] {
+            // What a call's header has beside the call.
+            assert!(header.len() + (64 << 10) < MAX_HEADER_BYTES, "{}", header.len());
+        }
     }
 
     #[test]

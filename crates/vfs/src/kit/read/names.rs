@@ -2,16 +2,19 @@
 
 use std::collections::BTreeSet;
 
+use bytes::Bytes;
+
 use crate::kit::probe::{During, Outcome, Probe, ensure, me, refused, same, shown};
 use crate::kit::{Check, checks, tree};
 use crate::{
-    Errno, FileKind, InodeNumber, MAX_NAME_BYTES, MAX_PERSISTENT_HANDLE_BYTES, OpenFlags,
+    Entry, Errno, FileKind, InodeNumber, MAX_NAME_BYTES, MAX_PERSISTENT_HANDLE_BYTES, OpenFlags,
     PersistentHandle,
 };
 
 pub(super) const CHECKS: &[Check] = checks![
     the_root_is_a_directory,
     every_name_is_found,
+    names_are_found_together_as_they_are_alone,
     names_that_look_alike_are_different_files,
     a_missing_name_is_enoent,
     a_name_below_a_file_is_enotdir,
@@ -45,6 +48,23 @@ async fn every_name_is_found(probe: Probe) -> Outcome {
         same(format!("kind of {}", shown(&path)), attr.kind, kind_of(node))?;
         if attr.inode != InodeNumber::ROOT {
             probe.fs.forget(attr.inode, 1);
+        }
+    }
+    Ok(())
+}
+
+async fn names_are_found_together_as_they_are_alone(probe: Probe) -> Outcome {
+    let names = ["file", "nothing", "directory", "link", "file"];
+    let asked = names.map(|name| Bytes::from_static(name.as_bytes())).into();
+    let together =
+        probe.fs.lookup_all(me(), InodeNumber::ROOT, asked).await.during("lookup_all")?;
+    same("answers", together.len(), names.len())?;
+    for (name, found) in names.into_iter().zip(together) {
+        let alone = probe.fs.lookup(me(), InodeNumber::ROOT, name.as_bytes()).await;
+        let number = |entry: Entry| entry.attr.inode;
+        same(name, found.map(number), alone.map(number))?;
+        for held in [found, alone].into_iter().flatten() {
+            probe.fs.forget(held.attr.inode, 1);
         }
     }
     Ok(())
