@@ -10,6 +10,7 @@ use minicbor::{Decode, Encode};
 use crate::calls::{CallOrigin, DoneCall};
 use crate::disk::Making;
 use crate::layout::{self, FileId, GroupNumber, LinkForm, Referral, Slot};
+use crate::scrub::ContentDigest;
 
 /// The longest encoded change, bytes: an extended attribute of 64 KiB, with room to spare.
 pub(crate) const MAX_CHANGE_BYTES: usize = 68 << 10;
@@ -341,6 +342,14 @@ pub(crate) enum PoolChange {
         #[n(1)]
         marks: Vec<u64>,
     },
+    /// All members have the same bytes of a file that has no marks: these, by their digest ([`crate::scrub`]).
+    #[n(20)]
+    Verified {
+        #[n(0)]
+        id: FileId,
+        #[cbor(n(1), with = "minicbor::bytes")]
+        digest: ContentDigest,
+    },
     /// All files are durable on all members, but for what these marks say.
     #[n(11)]
     AllSynced {
@@ -528,6 +537,7 @@ impl PoolChange {
             PoolChange::Attributes { .. }
             | PoolChange::Synced { .. }
             | PoolChange::Marked { .. }
+            | PoolChange::Verified { .. }
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
@@ -568,6 +578,7 @@ impl PoolChange {
                     kept.iter().map(|(_, marks)| 20 + 9 * marks.len()).sum()
                 }
                 PoolChange::Attributes { .. }
+                | PoolChange::Verified { .. }
                 | PoolChange::Checkpoint { .. }
                 | PoolChange::Released { .. }
                 | PoolChange::Began { .. }
@@ -637,6 +648,7 @@ mod tests {
             PoolChange::Extended { id, name: b"user.n".to_vec(), value: None, by: None },
             PoolChange::Synced { id, upto: u64::MAX, kept: vec![u64::MAX; 256] },
             PoolChange::Marked { id, marks: vec![u64::MAX; 256] },
+            PoolChange::Verified { id, digest: [0xff; 32] },
             PoolChange::AllSynced { kept: vec![(id, vec![u64::MAX; 3]); 256] },
             PoolChange::Checkpoint { sequence: u64::MAX, boot: u64::MAX, order: u64::MAX },
             PoolChange::Withdrawn { order: u64::MAX },

@@ -10,6 +10,7 @@
 //! | `marks` | number of the file | its marks (8 bytes each), big-endian |
 //! | `remembered` | number of the file | marks that it had since all members had everything |
 //! | `calls` | a client | its last calls ([`crate::calls`]) |
+//! | `digests` | number of a file | the digest of its bytes (32 bytes), by which all members had the same and since which nobody wrote ([`crate::scrub`]) |
 //! | `crossings` | counts | a change over several groups that waits for something ([`crate::crossings`]) |
 //! | `meta` | `sequence`, `order`, `next`, `after`, `version` | the last record of the journal that is in it; the last change that was made; the next number for a file; after which change `log` begins; the version of these tables |
 //!
@@ -35,6 +36,7 @@ use crate::crossings::Crossings;
 use crate::disk::{DatabaseFile, Stat};
 use crate::layout::{FileId, LinkForm, Referral, Slot};
 use crate::marks::MarkTable;
+use crate::scrub::ContentDigest;
 
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const INODES: TableDefinition<'_, u64, u64> = TableDefinition::new("inodes");
@@ -45,6 +47,7 @@ const MARKS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("marks");
 const REMEMBERED: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("remembered");
 const CALLS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("calls");
 const CROSSINGS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("crossings");
+const DIGESTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("digests");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
 /// Memory for the database's pages.
@@ -164,6 +167,7 @@ struct PendingEntries {
     files: BTreeMap<FileId, Option<FileRecord>>,
     inodes: BTreeMap<u64, Option<FileId>>,
     names: BTreeMap<NameKey, bool>,
+    digests: BTreeMap<FileId, Option<ContentDigest>>,
 }
 
 /// What the database holds as of a checkpoint, whatever is written later.
@@ -171,6 +175,7 @@ pub(crate) struct WrittenTables {
     files: ReadOnlyTable<u64, &'static [u8]>,
     inodes: ReadOnlyTable<u64, u64>,
     names: ReadOnlyTable<&'static [u8], ()>,
+    digests: ReadOnlyTable<u64, &'static [u8]>,
 }
 
 struct IndexState {
@@ -282,6 +287,7 @@ impl PoolIndex {
             work.open_table(REMEMBERED).map_err(PoolIndexError::of)?;
             work.open_table(CALLS).map_err(PoolIndexError::of)?;
             work.open_table(CROSSINGS).map_err(PoolIndexError::of)?;
+            work.open_table(DIGESTS).map_err(PoolIndexError::of)?;
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
@@ -373,7 +379,7 @@ impl PoolIndex {
     /// How many entries wait for a checkpoint.
     pub(crate) fn pending(&self) -> usize {
         let state = self.state();
-        state.now.files.len() + state.now.names.len()
+        state.now.files.len() + state.now.names.len() + state.now.digests.len()
     }
 
     /// Says what is known of a file.
@@ -387,6 +393,7 @@ impl PoolIndex {
     pub(crate) fn remove_file(&self, id: FileId, record: FileRecord) -> Result<(), PoolIndexError> {
         // The inode may be another file's by now.
         let is_its_own = self.by_inode(record.ino)? == Some(id);
+        self.forget_digest(id)?;
         let mut state = self.state();
         state.now.files.insert(id, None);
         if is_its_own {
@@ -405,6 +412,34 @@ impl PoolIndex {
         self.state().now.names.insert(name_key(id, place), false);
     }
 
+    /// The digest of a file's bytes, if it is known.
+    pub(crate) fn digest(&self, id: FileId) -> Result<Option<ContentDigest>, PoolIndexError> {
+        let written = {
+            let state = self.state();
+            let changed = state.layers().find_map(|layer| layer.digests.get(&id));
+            if let Some(changed) = changed {
+                return Ok(*changed);
+            }
+            state.written.clone()
+        };
+        let found = written.digests.get(id.0).map_err(PoolIndexError::of)?;
+        let digest = found.map(|found| found.value().try_into());
+        digest.transpose().map_err(|_| damaged(&format!("the digest of file {id} is damaged")))
+    }
+
+    /// Says what the digest of a file's bytes is.
+    pub(crate) fn put_digest(&self, id: FileId, digest: ContentDigest) {
+        self.state().now.digests.insert(id, Some(digest));
+    }
+
+    /// Forgets the digest of a file's bytes, if there is one.
+    pub(crate) fn forget_digest(&self, id: FileId) -> Result<(), PoolIndexError> {
+        if self.digest(id)?.is_some() {
+            self.state().now.digests.insert(id, None);
+        }
+        Ok(())
+    }
+
     /// Takes what has changed for a checkpoint. One is made at a time.
     pub(crate) fn freeze(&self, meta: IndexMeta, group: GroupEntries) -> FrozenEntries {
         let mut state = self.state();
@@ -415,6 +450,7 @@ impl PoolIndex {
             all.files.append(&mut changed.files);
             all.inodes.append(&mut changed.inodes);
             all.names.append(&mut changed.names);
+            all.digests.append(&mut changed.digests);
             changed = all;
         }
         let changed = Arc::new(changed);
@@ -450,6 +486,14 @@ impl PoolIndex {
                 match is {
                     true => names.insert(&key[..], ()),
                     false => names.remove(&key[..]),
+                }
+                .map_err(PoolIndexError::of)?;
+            }
+            let mut digests = work.open_table(DIGESTS).map_err(PoolIndexError::of)?;
+            for (id, digest) in &frozen.changed.digests {
+                match digest {
+                    Some(digest) => digests.insert(id.0, &digest[..]),
+                    None => digests.remove(id.0),
                 }
                 .map_err(PoolIndexError::of)?;
             }
@@ -684,6 +728,7 @@ fn snapshot(database: &Database) -> Result<WrittenTables, PoolIndexError> {
         files: read.open_table(FILES).map_err(PoolIndexError::of)?,
         inodes: read.open_table(INODES).map_err(PoolIndexError::of)?,
         names: read.open_table(NAMES).map_err(PoolIndexError::of)?,
+        digests: read.open_table(DIGESTS).map_err(PoolIndexError::of)?,
     })
 }
 

@@ -20,6 +20,7 @@
 //! index       where each file is by its number
 //! change_log  the changes that some member may lack
 //! marks       where bytes of members may differ
+//! scrub       which of several copies of a file is right
 //! journal     what was changed since the index was last written
 //! change      one change of names and attributes, as bytes
 //! crossings   changes over several groups
@@ -59,6 +60,7 @@ mod pool_map;
 pub mod remote;
 mod roster;
 mod routing;
+mod scrub;
 mod siblings;
 mod turns;
 

@@ -39,6 +39,8 @@ pub(crate) struct Marks {
     files: BTreeMap<FileId, BTreeMap<u64, Mark>>,
     /// All marks that there were since all members had everything.
     since_all: MarkTable,
+    /// Files without marks of which it is to be known whether they get one.
+    watched: BTreeSet<FileId>,
 }
 
 /// Marks of files.
@@ -96,6 +98,7 @@ impl Marks {
     /// Adds marks.
     pub(crate) fn add(&mut self, id: FileId, marks: &[u64]) {
         self.clock += 1;
+        self.watched.remove(&id);
         let file = self.files.entry(id).or_default();
         for mark in marks {
             file.entry(*mark).or_insert(Mark { writing: 0, changes: self.clock });
@@ -125,6 +128,26 @@ impl Marks {
     pub(crate) fn remove(&mut self, id: FileId) {
         self.files.remove(&id);
         self.since_all.remove(&id);
+        self.watched.remove(&id);
+    }
+
+    /// Watches a file until it has a mark, or is gone: false if it has one. One watches at a time.
+    pub(crate) fn watch(&mut self, id: FileId) -> bool {
+        let is_quiet = !self.files.contains_key(&id);
+        if is_quiet {
+            self.watched.insert(id);
+        }
+        is_quiet
+    }
+
+    /// Whether nothing was marked since.
+    pub(crate) fn is_watched(&self, id: FileId) -> bool {
+        self.watched.contains(&id)
+    }
+
+    /// Watches no file any more.
+    pub(crate) fn end_watch(&mut self) {
+        self.watched.clear();
     }
 
     /// A write into ranges that are marked begins.

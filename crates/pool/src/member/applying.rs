@@ -151,6 +151,7 @@ impl<D: Disk> PoolMember<D> {
             }
             PoolChange::Synced { .. }
             | PoolChange::Marked { .. }
+            | PoolChange::Verified { .. }
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
@@ -220,7 +221,7 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Makes a file with all that it has.
-    async fn make_at(
+    pub(super) async fn make_at(
         &self,
         dir: &D::Node,
         name: &[u8],

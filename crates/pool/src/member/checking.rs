@@ -185,18 +185,25 @@ impl<D: Disk> PoolMember<D> {
 
     /// A name as people see it.
     pub(crate) fn path(&self, place: &PoolPlace) -> DiskResult<String> {
-        let mut names = vec![String::from_utf8_lossy(&place.name).into_owned()];
+        let names = self.path_names(place)?;
+        let names: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name)).collect();
+        Ok(format!("/{}", names.join("/")))
+    }
+
+    /// The names that lead to a place from the root on, the last one included.
+    pub(super) fn path_names(&self, place: &PoolPlace) -> DiskResult<Vec<Vec<u8>>> {
+        let mut names = vec![place.name.to_vec()];
         let mut at = place.parent;
         // A damaged index may say that a directory lies in itself.
         while !at.is_fixed() && names.len() < MAX_DEPTH {
             let above = self.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
-            names.push(String::from_utf8_lossy(&above.name).into_owned());
+            names.push(above.name.to_vec());
             at = above.parent;
         }
         if at == FileId::outside(self.settings.group) {
-            names.push(outside_directory(self.settings.group));
+            names.push(outside_directory(self.settings.group).into_bytes());
         }
         names.reverse();
-        Ok(format!("/{}", names.join("/")))
+        Ok(names)
     }
 }

@@ -454,8 +454,22 @@ impl<D: Disk> PoolMember<D> {
                 self.unsettled().insert(*id, sequence);
             }
             if self.in_group {
-                self.marks().note(part);
+                self.note_contents(part);
             }
+        }
+    }
+
+    /// What a change says of the bytes of files.
+    fn note_contents(&self, part: &PoolChange) {
+        self.marks().note(part);
+        match part {
+            PoolChange::Marked { id, .. } => {
+                if let Err(error) = self.index.forget_digest(*id) {
+                    self.index_failed(&error);
+                }
+            }
+            PoolChange::Verified { id, digest } => self.index.put_digest(*id, *digest),
+            _ => {}
         }
     }
 

@@ -112,7 +112,7 @@ impl<D: Disk> PoolMember<D> {
         if self.in_group {
             for (order, change) in &made {
                 for part in change.parts() {
-                    self.marks().note(part);
+                    self.note_contents(part);
                 }
                 if *change == PoolChange::LogBegins {
                     self.log().begin_after(*order - 1);

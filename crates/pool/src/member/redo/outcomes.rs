@@ -114,6 +114,7 @@ impl FileOutcomes {
             | PoolChange::Extended { .. }
             | PoolChange::Synced { .. }
             | PoolChange::Marked { .. }
+            | PoolChange::Verified { .. }
             | PoolChange::AllSynced { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
@@ -184,6 +185,7 @@ impl FileOutcomes {
             }
             PoolChange::Link { .. }
             | PoolChange::Marked { .. }
+            | PoolChange::Verified { .. }
             | PoolChange::Checkpoint { .. }
             | PoolChange::Released { .. }
             | PoolChange::Began { .. }
@@ -215,6 +217,7 @@ fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         PoolChange::Rename { id, replaced, .. } => (Some(*id), *replaced),
         PoolChange::Exchange { id, other, .. } => (Some(*id), Some(*other)),
         PoolChange::Marked { .. }
+        | PoolChange::Verified { .. }
         | PoolChange::AllSynced { .. }
         | PoolChange::Checkpoint { .. }
         | PoolChange::Released { .. }
