@@ -157,6 +157,11 @@ impl<D: Disk> HeldFiles<D> {
         self.table.opened(id.0, handle.0).cloned()
     }
 
+    /// Whether somebody has the file open.
+    pub(crate) fn is_open(&self, id: FileId) -> bool {
+        self.table.open_count(id.0) > 0
+    }
+
     /// Ends an open.
     pub(crate) fn close(
         &mut self,

@@ -66,7 +66,9 @@ mod turns;
 
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
-pub use group::{CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError};
+pub use group::{
+    CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError, ScrubReport, ask_scrub,
+};
 pub use layout::{GroupNumber, OWN_DIRECTORY};
 pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
 pub use member::{

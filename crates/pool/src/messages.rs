@@ -1,9 +1,11 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050b` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
+//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050d` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
 //! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
 //! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
+
+mod scrub;
 
 use atoll_key::PeerId;
 use atoll_net::Peer;
@@ -20,6 +22,11 @@ use crate::locks::{self, LockPlace};
 use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
 use crate::roster::RosterEdit;
+
+pub(crate) use self::scrub::{
+    CHECK, MAX_LOOK_RANGES, MAX_LOOKS, NamesOutcome, RestoreStep, SCRUB, ScrubAsk, ScrubCall,
+    ScrubReply,
+};
 
 /// Asks a backup where it stands.
 pub(crate) const HELLO: u16 = 0x0500;
@@ -67,6 +74,8 @@ pub(crate) mod refused {
     pub(crate) const EDIT: u16 = 106;
     /// The pool has no such group.
     pub(crate) const NO_GROUP: u16 = 108;
+    /// Its disk does not do what is asked of a copy.
+    pub(crate) const COPY: u16 = 109;
     /// The primary leaves its part to another member first: it is to be asked again.
     pub(crate) const HANDS_OVER: u16 = 107;
 }
@@ -651,6 +660,8 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
         || decode::<BeginCopy>(bytes).is_some()
         || decode::<CopyHeader>(bytes).is_some()
         || decode::<CopyBatch>(bytes).is_some_and(|batch| batch.is_sound())
+        || decode::<ScrubCall>(bytes).is_some_and(|call| call.ask.is_sound(0))
+        || decode::<ScrubReply>(bytes).is_some()
 }
 
 /// For fuzzing: some such messages.
@@ -694,6 +705,7 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let begin = BeginCopy { session, map, order: 9, epoch, next, used_bytes };
     messages.push(encode(&begin).to_vec());
     messages.push(encode(&CopyHeader { session, number: 1 }).to_vec());
+    messages.extend(scrub::examples(session));
     let at = PoolPlace::new(FileId::ROOT, b"name");
     let (what, times) = (BirthKind::Symlink(b"target".to_vec()), None);
     let birth = FileBirth { what, uid: 1, gid: 2, mode: 0o777, is_listed: false, times };

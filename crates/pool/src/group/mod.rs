@@ -5,6 +5,7 @@
 //! primary     the primary's links to the others: begun, watched, given what they lack
 //! membership  which members the primary waits for, as the pool's map says, and whether it may answer
 //! copying     what the primary gives to a member that lacks everything
+//! scrub       comparing the members' copies, and healing those that are wrong
 //! backup      a member that follows: its answers to the primary
 //! ```
 //!
@@ -30,6 +31,7 @@ mod backup;
 mod copying;
 mod membership;
 mod primary;
+mod scrub;
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -47,6 +49,8 @@ use self::backup::{Backup, Follower, FollowerStanding};
 pub(crate) use self::membership::DEAD_AFTER;
 use self::membership::{EpochMembership, NotEdited};
 use self::primary::Primary;
+use self::scrub::Scrub;
+pub use self::scrub::{ScrubReport, ask_scrub};
 use crate::backups::Backups;
 pub use crate::backups::CopyProgress;
 use crate::change::PoolChange;
@@ -57,8 +61,8 @@ use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError}
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
-    self, BEAT, BEGIN, COPY, COPY_BATCH, CROSSING, CrossingCall, EDIT, HELLO, HelloReply, ITEM,
-    ItemKind, MAP, PoolEdit, refused,
+    self, BEAT, BEGIN, CHECK, COPY, COPY_BATCH, CROSSING, CrossingCall, EDIT, HELLO, HelloReply,
+    ITEM, ItemKind, MAP, PoolEdit, SCRUB, refused,
 };
 use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer};
@@ -154,6 +158,8 @@ pub struct GroupStatus {
     pub voters: Vec<Peer>,
     /// The members that it knows the state of: on the primary all, itself first; elsewhere that one alone.
     pub members: Vec<MemberStatus>,
+    /// Copies that the last scrub found to be wrong and could not heal, as the primary knows it.
+    pub unhealed: u64,
     /// How many clients have lock sessions, and how many locks on files they hold, as this member knows it.
     pub locks: (usize, usize),
 }
@@ -282,11 +288,12 @@ impl<D: Disk> GroupMember<D> {
         let map = self.seat.backup.map();
         let primary = map.primary_peer();
         let lead = self.seat.lead();
-        let (is_primary, members, locks) = match &*lead {
+        let (is_primary, members, locks, unhealed) = match &*lead {
             Some(Lead { primary, server }) => {
-                (server.is_some(), primary.status(), primary.locks.counts())
+                let unhealed = primary.scrubber.unhealed();
+                (server.is_some(), primary.status(), primary.locks.counts(), unhealed)
             }
-            None => (false, vec![self.seat.backup.status()], self.seat.backup.count_locks()),
+            None => (false, vec![self.seat.backup.status()], self.seat.backup.count_locks(), 0),
         };
         let voters = map.voting().collect();
         GroupStatus {
@@ -296,6 +303,7 @@ impl<D: Disk> GroupMember<D> {
             enrolled: map.enrolled,
             voters,
             members,
+            unhealed,
             locks,
         }
     }
@@ -422,6 +430,7 @@ impl<D: Disk> GroupSeat<D> {
             EDIT => return self.answer_edit(&request).await,
             CROSSING => return self.answer_crossing(from.id, &request).await,
             MAP => return Ok(self.answer_map()),
+            CHECK => return self.answer_check(&request),
             _ => {}
         }
         let served = {
@@ -489,6 +498,17 @@ impl<D: Disk> GroupSeat<D> {
                 Err(Refusal::new(refused::HANDS_OVER, "another member is to be the primary"))
             }
         }
+    }
+
+    /// Answers how far the scrub is, and begins one if that is asked for, if this member is the primary.
+    fn answer_check(&self, request: &Request) -> Result<Reply, Refusal> {
+        let malformed = || Refusal::new(Refusal::MALFORMED, "a call that cannot be read");
+        let begins: bool = messages::decode(&request.header).ok_or_else(malformed)?;
+        let lead = self.lead();
+        let served = lead.as_ref().filter(|lead| lead.server.is_some());
+        let served = served.ok_or_else(|| refuse("it is not the pool's primary"))?;
+        let report = served.primary.scrubber.report(begins, self.env.now());
+        Ok(Reply { header: messages::encode(&report), parts: Vec::new() })
     }
 
     /// Tells the pool where this node listens, if that is not known.
@@ -579,6 +599,9 @@ impl<D: Disk> GroupSeat<D> {
             inherited => inherited.map_err(failed)?,
         }
         primary.note_ready();
+        let scrub =
+            Scrub::keep(Arc::downgrade(&primary), primary.scrubber.clone(), self.env.clone());
+        self.env.spawn(Box::pin(scrub));
         if self.siblings.is_some() {
             let primary = Arc::downgrade(&primary);
             self.env.spawn(Box::pin(keep_crossings(primary, self.siblings.clone())));
@@ -735,7 +758,7 @@ impl<D: Disk> Service for SeatService<D> {
         let seat = self.seat.upgrade();
         Box::pin(async move {
             let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
-            let is_for_all = matches!(request.method, CROSSING | EDIT | MAP)
+            let is_for_all = matches!(request.method, CROSSING | EDIT | MAP | CHECK)
                 || METHODS.contains(&request.method);
             let is_sibling = is_for_all
                 && seat.siblings.as_ref().is_some_and(|siblings| siblings.is_member(from.id));
@@ -744,13 +767,13 @@ impl<D: Disk> Service for SeatService<D> {
                 return Err(Refusal::new(refused::NOT_A_MEMBER, text));
             }
             match request.method {
-                HELLO | BEGIN | ITEM | BEAT | COPY | COPY_BATCH => {
+                HELLO | BEGIN | ITEM | BEAT | COPY | COPY_BATCH | SCRUB => {
                     seat.backup.handle(from, request).await
                 }
                 VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
                 CROSSING => seat.answer_crossing(from.id, &request).await,
                 MAP => Ok(seat.answer_map()),
-                method if method == EDIT || METHODS.contains(&method) => {
+                method if matches!(method, EDIT | CHECK) || METHODS.contains(&method) => {
                     seat.answer(from, request).await
                 }
                 _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),

@@ -20,6 +20,7 @@ use futures_util::future::{join_all, select, try_join};
 
 use super::MemberStatus;
 use super::membership::AskedEdit;
+use super::scrub::Scrubber;
 use crate::backups::{BackupLink, Backups, HandedItem, LinkEnd};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
@@ -55,6 +56,7 @@ pub(super) struct Primary<D: Disk> {
     pub(super) run: u64,
     /// Changes of who the members are that the next map is to have.
     edits: Mutex<Vec<AskedEdit>>,
+    pub(super) scrubber: Arc<Scrubber>,
     /// All members have what this one began with, and it is known which ranges of files they are to get again.
     is_ready: AtomicBool,
 }
@@ -76,6 +78,7 @@ impl<D: Disk> Primary<D> {
             backups,
             locks,
             edits: Mutex::default(),
+            scrubber: Arc::default(),
             is_ready: AtomicBool::new(false),
         });
         primary.backups.links().iter().for_each(|link| primary.keep(link));
@@ -113,6 +116,7 @@ impl<D: Disk> Primary<D> {
 
     /// Stops the work: whatever is under way fails.
     pub(super) fn close(&self) {
+        self.scrubber.close();
         self.member.close();
         self.edits().clear();
         // The member may not know them yet.

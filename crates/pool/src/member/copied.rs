@@ -377,32 +377,42 @@ impl<D: Disk> PoolMember<D> {
                 node => node?,
             }
         };
+        self.set_state(&node, what, bytes).await
+    }
+
+    /// Sets attributes of a file, which nobody changes meanwhile.
+    pub(crate) async fn set_state(
+        &self,
+        node: &D::Node,
+        what: &ItemKind,
+        bytes: &[u8],
+    ) -> DiskResult<()> {
         let disk = &self.disk;
         match what {
             ItemKind::XattrNames { .. } => {
                 let kept: Vec<&[u8]> = bytes.split(|byte| *byte == 0).collect();
-                for name in xattr_names(&**disk, &node).await? {
+                for name in xattr_names(&**disk, node).await? {
                     if !kept.contains(&&name[..]) {
-                        ignore_refusals(disk.remove_xattr(&node, &name).await)?;
+                        ignore_refusals(disk.remove_xattr(node, &name).await)?;
                     }
                 }
                 Ok(())
             }
             ItemKind::Xattr { name, .. } => {
-                ignore_refusals(disk.set_xattr(&node, name, bytes, XattrFlags::default()).await)
+                ignore_refusals(disk.set_xattr(node, name, bytes, XattrFlags::default()).await)
             }
             ItemKind::State { mode, uid, gid, mtime, .. } => {
-                let before = disk.stat(&node).await?;
+                let before = disk.stat(node).await?;
                 if (before.uid, before.gid) != (*uid, *gid) {
-                    disk.set_owner(&node, Some(*uid), Some(*gid)).await?;
+                    disk.set_owner(node, Some(*uid), Some(*gid)).await?;
                 }
                 if before.kind != FileKind::Symlink {
-                    disk.set_mode(&node, *mode).await?;
+                    disk.set_mode(node, *mode).await?;
                 }
                 if before.kind != FileKind::Directory {
                     let (secs, nanos) = *mtime;
                     let time = TimeToSet::To(atoll_vfs::FileTime { secs, nanos });
-                    disk.set_times(&node, None, Some(time)).await?;
+                    disk.set_times(node, None, Some(time)).await?;
                 }
                 Ok(())
             }
@@ -427,7 +437,7 @@ pub(crate) async fn xattr_names<D: Disk>(
 }
 
 /// An attribute that this disk cannot keep is one that it lacks, as when a change sets it.
-fn ignore_refusals(set: DiskResult<()>) -> DiskResult<()> {
+pub(super) fn ignore_refusals(set: DiskResult<()>) -> DiskResult<()> {
     match set {
         Err(
             Errno::ENODATA
@@ -442,7 +452,11 @@ fn ignore_refusals(set: DiskResult<()>) -> DiskResult<()> {
     }
 }
 
-async fn make_directory<D: Disk>(disk: &D, dir: &D::Node, name: &[u8]) -> DiskResult<()> {
+pub(super) async fn make_directory<D: Disk>(
+    disk: &D,
+    dir: &D::Node,
+    name: &[u8],
+) -> DiskResult<()> {
     match disk.make(dir, name, Making::Directory, 0o700).await {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(errno),

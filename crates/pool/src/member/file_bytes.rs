@@ -302,7 +302,7 @@ impl<D: Disk> PoolMember<D> {
 
     /// Hands over one range; returns how long the file is, none if there is none any more that others have. No write of the file is
     /// under way meanwhile.
-    async fn mend_range(
+    pub(crate) async fn mend_range(
         &self,
         link: &Arc<BackupLink>,
         id: FileId,
@@ -375,11 +375,8 @@ impl<D: Disk> PoolMember<D> {
                 self.disk.sync_file(&file, false).await
             }
             ItemKind::Mend { offset, size_bytes, mtime, .. } => {
-                if self.disk.stat_file(&file).await?.size_bytes != *size_bytes {
-                    self.disk.set_len(&file, *size_bytes).await?;
-                }
-                self.write_here(&file, *offset, bytes).await?;
-                self.disk.set_times(&node, None, time_to_set(*mtime)).await
+                let range = (*offset, *size_bytes);
+                self.mend_here((&node, &file), range, *mtime, bytes).await
             }
             ItemKind::Copy { offset, size_bytes, mtime, .. } => {
                 let range = (*offset, *size_bytes);
@@ -395,6 +392,21 @@ impl<D: Disk> PoolMember<D> {
             | ItemKind::Complete
             | ItemKind::Locks(_) => Err(Errno::EINVAL),
         }
+    }
+
+    /// Gives a file this length, and these bytes at an offset.
+    pub(crate) async fn mend_here(
+        &self,
+        (node, file): (&D::Node, &D::File),
+        (offset, size_bytes): (u64, u64),
+        mtime: (i64, u32),
+        bytes: &[u8],
+    ) -> DiskResult<()> {
+        if self.disk.stat_file(file).await?.size_bytes != size_bytes {
+            self.disk.set_len(file, size_bytes).await?;
+        }
+        self.write_here(file, offset, bytes).await?;
+        self.disk.set_times(node, None, time_to_set(mtime)).await
     }
 
     pub(super) async fn write_here(

@@ -22,6 +22,7 @@ mod opening;
 mod redo;
 mod reserve;
 mod scanning;
+mod scrubbing;
 mod seeking;
 
 use std::collections::BTreeMap;

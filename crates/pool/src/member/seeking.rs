@@ -80,7 +80,7 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// The node of a directory: from the next one above that is open, or lies in a slot.
-    async fn directory_node(&self, id: FileId) -> DiskResult<D::Node> {
+    pub(super) async fn directory_node(&self, id: FileId) -> DiskResult<D::Node> {
         let mut below = Vec::new();
         let mut at = id;
         let mut node = loop {

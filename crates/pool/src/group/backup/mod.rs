@@ -35,7 +35,8 @@ use crate::map::PoolMap;
 use crate::member::{CopiedMember, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
 use crate::messages::{
     self, BEAT, BEGIN, BackupReport, Beat, BeginSession, COPY, COPY_BATCH, CopyHeader, CopyStage,
-    GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind, MAX_BATCH_BYTES, refused,
+    GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind, MAX_BATCH_BYTES, SCRUB, ScrubAsk,
+    ScrubCall, refused,
 };
 use crate::turns::Turns;
 
@@ -608,6 +609,31 @@ impl<D: Disk> Backup<D> {
         }
     }
 
+    /// Answers what the primary asks about copies of files. What the disk refuses does not end this member's part.
+    async fn scrub(self: Arc<Self>, call: ScrubCall, bytes: Bytes) -> Result<Reply, Refusal> {
+        let ScrubCall { session, after, ask } = call;
+        // A member that puts names right becomes no primary, and begins no session, meanwhile.
+        let _under_way = match ask {
+            ScrubAsk::Tidy(_) | ScrubAsk::MendNames(_) | ScrubAsk::Restore { .. } => {
+                Some(self.under_way.read(0).await)
+            }
+            _ => None,
+        };
+        if self.state().session != Some(session) {
+            return Err(no_session());
+        }
+        let member = self.serving()?;
+        if member.copy_stage().is_some() {
+            return Err(Refusal::new(Refusal::OVERLOADED, "it does not have all files"));
+        }
+        malformed(ask.is_sound(bytes.len()).then_some(()))?;
+        self.once_ready(|| member.followed().is_some_and(|(applied, _)| applied >= after)).await?;
+        let answered = member.answer_scrub(&ask, &bytes).await;
+        let (reply, bytes) = answered
+            .map_err(|errno| Refusal::new(Refusal::OVERLOADED, format!("its disk: {errno}")))?;
+        Ok(Reply { header: messages::encode(&reply), parts: vec![bytes] })
+    }
+
     /// Waits until a change is written or made; not for long.
     async fn once_ready(&self, is_ready: impl Fn() -> bool) -> ItemOutcome {
         let ready = async {
@@ -732,6 +758,10 @@ impl<D: Disk> Service for Backup<D> {
                     apart(backup.env.clone(), backup.take_batch(header, batch)).await
                 }
                 BEAT => backup.beat(malformed(messages::decode(&header))?).await,
+                SCRUB => {
+                    let call = malformed(messages::decode(&header))?;
+                    apart(backup.env.clone(), backup.scrub(call, only_part(parts)?)).await
+                }
                 _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),
             }
         })

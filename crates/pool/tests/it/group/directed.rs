@@ -44,10 +44,6 @@ impl Group {
         Pending(answer)
     }
 
-    fn run<T>(&self, call: impl Future<Output = T>) -> T {
-        self.sim.block_on(LONG, call).unwrap()
-    }
-
     fn run_ms(&mut self, millis: u64) {
         self.run_for(Duration::from_millis(millis));
     }

@@ -8,6 +8,7 @@
 //! copying    a member with a new disk is given all files
 //! locks      locks of mounts on different machines
 //! counting   clients that count in a file under its lock, by seeds
+//! scrub      copies that differ by people's hands, or by rot
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
 
@@ -18,6 +19,7 @@ mod failover;
 mod locks;
 mod membership;
 mod retries;
+mod scrub;
 mod seeds;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -322,6 +324,10 @@ impl Group {
         }
     }
 
+    fn run<T>(&self, call: impl Future<Output = T>) -> T {
+        self.sim.block_on(LONG, call).unwrap()
+    }
+
     /// Who serves clients.
     fn primary(&self) -> Option<usize> {
         let serves = |at: &usize| {
@@ -344,17 +350,21 @@ impl Group {
         self.members()[at].as_ref().and_then(|member| member.file_system()).expect("it serves")
     }
 
-    /// The pool as a mount on this member's machine has it.
-    fn mount(&self, at: usize) -> Arc<RemoteFs> {
-        let env = self.sim.env(self.clients);
-        let route = OwnNode {
+    /// The way to the primary that mounts on this member's machine have.
+    fn route(&self, at: usize) -> Arc<OwnNode> {
+        Arc::new(OwnNode {
             sim: self.sim.clone(),
             at,
             host: self.hosts[at],
             members: self.members.clone(),
-            env: env.clone(),
-        };
-        let begun = self.sim.block_on(LONG, RemoteFs::begin(env, Arc::new(route))).unwrap();
+            env: self.sim.env(self.clients),
+        })
+    }
+
+    /// The pool as a mount on this member's machine has it.
+    fn mount(&self, at: usize) -> Arc<RemoteFs> {
+        let env = self.sim.env(self.clients);
+        let begun = self.sim.block_on(LONG, RemoteFs::begin(env, self.route(at))).unwrap();
         Arc::new(begun.expect("the pool is served"))
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use atoll_pool::ask_scrub;
 use atoll_sim::Loss as MessageLoss;
 
 use super::*;
@@ -14,6 +15,7 @@ const CLIENTS: u32 = 3;
 const STEPS: u64 = 1500;
 /// The clients have made their steps so long after all faults have ended.
 const DONE_WITHIN: Duration = Duration::from_secs(600);
+const SCRUB_ASKED: Duration = Duration::from_millis(200);
 
 /// Which faults a test has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -161,8 +163,27 @@ impl Trial {
         }
     }
 
+    /// Has the primary compare all copies, while clients work and things go wrong. There is never anything to heal.
+    fn scrub(&mut self) -> Result<(), String> {
+        let at = self.host();
+        let route = self.group.route(at);
+        let env = self.group.sim.outside();
+        let asked = async {
+            // What the one before has found, then another one.
+            let found = ask_scrub(&*route, false, SCRUB_ASKED).await;
+            let _ = ask_scrub(&*route, true, SCRUB_ASKED).await;
+            found
+        };
+        let asked = atoll_env::timeout(&*env, SCRUB_ASKED, asked);
+        match self.group.sim.block_on(LONG, asked).unwrap() {
+            Ok(Ok(report)) if !report.findings.is_empty() => Err(format!("a scrub: {report:#?}")),
+            _ => Ok(()),
+        }
+    }
+
     fn run(mut self, faults: Faults) -> Result<(), String> {
         for _ in 0..10 {
+            self.scrub()?;
             self.group.run_for(Duration::from_millis(self.dice.below(1500)));
             self.disturb(faults);
             let pause = [100, 1000, 4000][self.dice.below(3) as usize];
@@ -203,6 +224,12 @@ impl Trial {
             return Err(format!("clients have no answer: {all:#?}"));
         }
         self.group.settle_and_compare()?;
+        // The first may have begun while clients were at work.
+        self.group.scrub();
+        let report = self.group.scrub();
+        if !report.findings.is_empty() || report.passed_over > 0 {
+            return Err(format!("the last scrub: {report:#?}"));
+        }
         // Calls that were answered with EIO have come to an end, too.
         self.history.settled();
         let fs: Arc<dyn FileSystem> = self.group.mount(0);
