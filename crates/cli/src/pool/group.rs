@@ -515,7 +515,8 @@ fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
         let mounts = units::counted(group.lock_sessions as u64, "mount", "mounts");
         lines.push(format!("{indent}{locks} on files, of {mounts}"));
     }
-    lines.extend(group.needed_member().map(|why| format!("{indent}warning: {why}")));
+    let warnings = group.needed_member().into_iter().chain(group.unhealed_copies());
+    lines.extend(warnings.map(|why| format!("{indent}warning: {why}")));
     lines
 }
 

@@ -3,6 +3,7 @@
 //! `records` keeps the directory of each pool of this node. `atoll mount` and `atoll nfs` open a pool by its name and serve the files
 //! in that directory.
 
+mod adopt;
 mod check;
 mod create;
 mod group;
@@ -73,8 +74,10 @@ enum Command {
     Copies(group::CopiesArgs),
     /// List this node's pools
     Status(status::Args),
-    /// Walk through all files of a pool, make its index again and put right what can be
+    /// Compare all copies of a pool's files, or the index of a pool of one with them, and put right what can be
     Check(check::Args),
+    /// List what people have changed in this machine's directory by hand, or give it to the pool
+    Adopt(adopt::Args),
     /// Give the directory back: what is left is one tree of plain files, and no pool
     Leave(leave::LeaveArgs),
     /// Let this node forget a pool; its directory stays as it is
@@ -93,6 +96,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::Attach(args) => create::attach(args, global).await,
         Command::Status(args) => status::run(args, global).await,
         Command::Check(args) => check::run(args, global).await,
+        Command::Adopt(args) => adopt::run(args, global).await,
         Command::Leave(args) => leave::leave(args, global).await,
         Command::Forget(args) => leave::forget(args, global).await,
     }

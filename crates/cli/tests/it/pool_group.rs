@@ -762,3 +762,44 @@ fn directories_are_spread_over_machines_and_go_where_others_are() {
     team.wait_until_settled(&[2], 3, 1);
     assert_eq!(text("dir-1/other"), "file 0");
 }
+
+/// What somebody does to a member's plain files is found, undone and kept, and given to the pool if that is asked for.
+#[test]
+fn a_file_that_was_changed_by_hand_is_healed_set_aside_and_adopted() {
+    let Some(mut team) = Team::new("a_file_that_was_changed_by_hand") else { return };
+    let mount = team.mount(2);
+    for name in ["notes", "other"] {
+        let file = fs::File::create(mount.join(name)).expect("a file");
+        file.write_all_at(b"as the pool has it\n", 0).expect("written");
+        file.sync_all().expect("synced");
+    }
+    team.wait_until_whole();
+    assert!(team.pool(0, &["check", "team"]).ok().stdout.contains("all copies are the same"));
+    fs::write(team.plain(1, "notes"), "by hand\n").expect("written");
+    fs::remove_file(team.plain(0, "other")).expect("removed");
+    fs::write(team.plain(0, "strange"), "put there\n").expect("written");
+    let said = team.pool(2, &["check", "team", "--json"]).ok().json();
+    let found = &said["groups"][0];
+    assert_eq!(found["healed"], 1, "{said}");
+    assert_eq!((&found["restored"], &found["unhealed"]), (&1.into(), &0.into()), "{said}");
+    team.assert_same_on_all();
+    let read = |name: &str| fs::read_to_string(mount.join(name)).expect("it is read");
+    assert_eq!((read("notes"), read("other")), ("as the pool has it\n".into(), read("notes")));
+    let listed = |node: usize| -> Vec<String> {
+        let said = team.pool(node, &["adopt", "team", "--json"]).ok();
+        let path = |line: serde_json::Value| line["path"].as_str().map(str::to_owned);
+        said.json_lines().into_iter().filter_map(path).collect()
+    };
+    assert_eq!((listed(0), listed(1)), (vec!["strange".to_owned()], vec!["notes".to_owned()]));
+    assert_eq!(listed(2), [""; 0]);
+    for file in ["nothing", "../notes", "/"] {
+        let said = team.pool(1, &["adopt", "team", file]);
+        assert!(matches!(said.code, Some(2 | 4)), "{file}: {said:?}");
+    }
+    team.pool(1, &["adopt", "team", "notes"]).ok();
+    team.pool(0, &["adopt", "team", "strange", "--to", "/known"]).ok();
+    assert_eq!((listed(0), listed(1)), (Vec::new(), Vec::new()));
+    until("the mount shows what was adopted", || read("notes") == "by hand\n");
+    assert_eq!(read("known"), "put there\n");
+    team.assert_same_on_all();
+}

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Notify, Task, sleep};
-pub use atoll_net::Peer;
+pub use atoll_net::{CallError, Peer};
 use atoll_net::{Refusal, Reply, Request, Service};
 use atoll_node::{
     Calls, MAX_OUTSIDE_BYTES, MakeSubsystem, NodeParts, StartError, Status, StatusPart, StatusRow,

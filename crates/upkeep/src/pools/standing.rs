@@ -63,6 +63,9 @@ pub struct PoolGroupState {
     pub is_primary: bool,
     /// How its members stand, as far as this node knows: on the primary all, itself first; elsewhere this one.
     pub states: Vec<PoolMemberState>,
+    /// Copies that the last scrub found to be wrong and could not heal, as far as this node knows.
+    #[serde(default)]
+    pub unhealed: u64,
     /// How many mounts and servers have taken locks on files of late, and how many locks they hold, as this node knows it.
     pub lock_sessions: usize,
     /// See `lock_sessions`.
@@ -216,7 +219,8 @@ impl PoolOfNode {
             let short = group.states.iter().filter(|state| !state.takes_part());
             let stands = |state: &PoolMemberState| format!("{} {}", state.node, state.standing());
             let away = group.problem.iter().filter(|_| self.problem.is_none()).cloned();
-            let all = away.chain(short.map(stands)).chain(group.needed_member());
+            let unhealed = group.unhealed_copies();
+            let all = away.chain(short.map(stands)).chain(group.needed_member()).chain(unhealed);
             warnings.extend(all.map(of));
         }
         warnings
@@ -253,12 +257,14 @@ impl PoolGroupState {
                 voters,
                 members,
                 locks: (lock_sessions, locks),
+                unhealed,
             })) => PoolGroupState {
                 voters: voters.iter().map(|peer| peer.to_string()).collect(),
                 epoch,
                 primary: Some(primary.to_string()),
                 is_primary,
                 states: members.into_iter().map(PoolMemberState::from).collect(),
+                unhealed,
                 lock_sessions,
                 locks,
                 ..known
@@ -286,6 +292,14 @@ impl PoolGroupState {
             Some(primary) => format!("{own}; the primary is {primary}"),
             None => own,
         }
+    }
+
+    /// That copies are wrong and were not healed, for people.
+    pub fn unhealed_copies(&self) -> Option<String> {
+        (self.unhealed > 0).then(|| {
+            let count = self.unhealed;
+            format!("{count} copies of files are wrong and could not be healed: `atoll pool check` names them")
+        })
     }
 
     /// Without which of its members it stops, if there is one, for people.
@@ -485,6 +499,7 @@ mod tests {
             enrolled: of(&[4, 2]),
             voters,
             members,
+            unhealed: 0,
             locks: (0, 0),
         };
         let gone = "its directory is gone".to_owned();
@@ -506,5 +521,14 @@ mod tests {
         assert_eq!(pool.problem, Some(gone));
         let removed = stands(Vec::new(), true);
         assert_eq!(removed.summary(), "this machine belongs to it no more");
+    }
+
+    #[test]
+    fn copies_that_could_not_be_healed_are_warned_of() {
+        let mut pool = stands(vec![member(1, true, None)], true);
+        let before = pool.warnings().len();
+        pool.groups[0].unhealed = 3;
+        assert_eq!(pool.warnings().len(), before + 1);
+        assert!(pool.warnings().iter().any(|why| why.starts_with("3 copies of files are wrong")));
     }
 }
