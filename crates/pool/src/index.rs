@@ -389,6 +389,23 @@ impl PoolIndex {
         state.now.inodes.insert(record.ino, Some(id));
     }
 
+    /// A file is another inode from now on.
+    pub(crate) fn replace_inode(
+        &self,
+        id: FileId,
+        before: FileRecord,
+        record: FileRecord,
+    ) -> Result<(), PoolIndexError> {
+        let was_its_own = self.by_inode(before.ino)? == Some(id);
+        let mut state = self.state();
+        if was_its_own {
+            state.now.inodes.insert(before.ino, None);
+        }
+        state.now.files.insert(id, Some(record));
+        state.now.inodes.insert(record.ino, Some(id));
+        Ok(())
+    }
+
     /// Forgets a file that is gone; `record` is what was known of it.
     pub(crate) fn remove_file(&self, id: FileId, record: FileRecord) -> Result<(), PoolIndexError> {
         // The inode may be another file's by now.

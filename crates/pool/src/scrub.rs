@@ -9,8 +9,9 @@
 //! that is a change of the pool ([`PoolChange::Verified`](crate::change::PoolChange::Verified)), so all remember the digest until somebody
 //! writes to the file: a mark comes before the first byte.
 //!
-//! **Which copy is right**: that with the digest which all remember; without one that of more than half of the members; else, range by
-//! range, that of more than half; else the primary's.
+//! **Which copy is right**: that with the digest which is remembered. Where one is, and no copy has it, nothing is healed. Without one that of
+//! more than half of the members; else, range by range, that of more than half; else the primary's. A digest that is remembered is never replaced
+//! by that of other bytes, unless a client wrote them.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +28,8 @@ pub(crate) const ZEROS: ContentDigest = [0; 32];
 /// Stands for the digest of a range that the disk does not read.
 pub(crate) const UNREADABLE: ContentDigest = [0xff; 32];
 
-/// The most ranges of one file that are told apart where copies differ. More are mended by the next comparison.
-const MAX_DIFFERING: usize = 4096;
+/// The most ranges of one file that are told apart where copies differ, which bounds memory.
+const MAX_DIFFERING: usize = 1 << 18;
 
 /// Key derivation context of a file's digest.
 const CONTEXT: &str = "atoll pool contents 1";
@@ -68,6 +69,9 @@ pub(crate) struct FileLook {
     /// Of a regular file; 0 of any other.
     #[n(3)]
     pub(crate) size_bytes: u64,
+    /// The digest that this member remembers.
+    #[cbor(n(5), with = "minicbor::bytes")]
+    pub(crate) recorded: Option<ContentDigest>,
     /// The digests of the ranges that were asked for, one after the other, 32 bytes each.
     #[cbor(n(4), with = "minicbor::bytes")]
     digests: Vec<u8>,
@@ -80,7 +84,8 @@ impl FileLook {
         (attributes, extended): (ContentDigest, Option<ContentDigest>),
         size_bytes: u64,
     ) -> FileLook {
-        FileLook { kind, attributes, extended, size_bytes, digests: Vec::new() }
+        let (recorded, digests) = (None, Vec::new());
+        FileLook { kind, attributes, extended, size_bytes, recorded, digests }
     }
 
     pub(crate) fn add_range(&mut self, digest: &ContentDigest) {
@@ -98,6 +103,13 @@ impl FileLook {
             self.extended.zip(other.extended).is_some_and(|(own, other)| own != other);
         (self.kind, self.attributes) == (other.kind, other.attributes) && !has_other_extended
     }
+}
+
+/// The digest that members remember of a file: all that do remember the same, for a mark voids it on all. None also if they do not.
+pub(crate) fn remembered(looks: &[&FileLook]) -> Option<ContentDigest> {
+    let mut known = looks.iter().filter_map(|look| look.recorded);
+    let first = known.next()?;
+    known.all(|other| other == first).then_some(first)
 }
 
 /// Which file's which ranges are looked at.
@@ -136,6 +148,8 @@ pub(crate) enum ContentVerdict {
     Differ(ContentDifference),
     /// No copy can be read.
     Unreadable,
+    /// No copy is what members remember.
+    NoneRight,
 }
 
 /// How copies differ.
@@ -196,6 +210,9 @@ impl ContentComparison {
         }
         let readable = |at: &usize| self.copies[*at].is_readable;
         let as_recorded = digests.iter().position(|digest| recorded == Some(*digest));
+        if recorded.is_some() && as_recorded.is_none() {
+            return ContentVerdict::NoneRight;
+        }
         let of_most = majority(
             digests
                 .iter()
@@ -303,7 +320,9 @@ mod tests {
         assert_eq!(compared(&copies, Some("abc")), differ(0, &[(1, 0)], &[1, 2]));
         assert_eq!(compared(&copies, Some("axc")), differ(1, &[(1, 1)], &[0]));
         assert_eq!(compared(&copies, None), differ(1, &[(1, 1)], &[0]));
-        assert_eq!(compared(&copies, Some("yyy")), differ(1, &[(1, 1)], &[0]));
+        // Who would be right by the majority may be wrong by the digest.
+        assert_eq!(compared(&copies, Some("yyy")), ContentVerdict::NoneRight);
+        assert_eq!(compared(&["xbc", "abx"], Some("abc")), ContentVerdict::NoneRight);
         assert_eq!(compared(&["abc", "abx"], None), differ(0, &[(2, 0)], &[1]));
         assert_eq!(compared(&["abc", "abx"], Some("abx")), differ(1, &[(2, 1)], &[0]));
     }

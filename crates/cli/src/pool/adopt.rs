@@ -200,6 +200,16 @@ async fn adopt(
             .because(format!("{} is no regular file", at.display()))
             .advice("Copy it into a mount of the pool as any file."));
     }
+    // A link that was set aside leads nowhere.
+    let mut dir = aside.clone();
+    for name in &names_aside[..names_aside.len() - 1] {
+        dir.push(std::ffi::OsStr::from_bytes(name));
+        let is_directory = dir.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+        if !is_directory {
+            return Err(no_path(file));
+        }
+    }
+    let full: Vec<Vec<u8>> = names_aside.iter().map(|name| name.to_vec()).collect();
     let own = without_number(names_aside);
     let to = match &args.to {
         Some(to) => names(to).ok_or_else(|| no_path(to))?.into_iter().map(<[u8]>::to_vec).collect(),
@@ -207,6 +217,11 @@ async fn adopt(
     };
     let from = File::open(&at).map_err(|error| Failure::io(what, &error))?;
     let remote = begin_remote((&args.name, record), global, what).await?;
+    if args.to.is_none() && full != to && exists(&remote, &full).await {
+        return Err(Failure::new(Exit::Usage, what)
+            .because("the pool has files of both names, with the number and without it")
+            .advice("Say with --to which of them gets the bytes."));
+    }
     let written = write_to(&remote, &to, (&from, &meta)).await;
     let path = escaped(&[b"/", &to.join(&b'/')[..]].concat());
     written.map_err(|errno| {
@@ -239,6 +254,18 @@ fn without_number(names: Vec<&[u8]>) -> Vec<Vec<u8>> {
         last.truncate(at);
     }
     names
+}
+
+/// Whether the pool has a file of this path.
+async fn exists(remote: &dyn FileSystem, path: &[Vec<u8>]) -> bool {
+    let mut inode = InodeNumber::ROOT;
+    for name in path {
+        match remote.lookup(Caller::default(), inode, name).await {
+            Ok(found) => inode = found.attr.inode,
+            Err(_) => return false,
+        }
+    }
+    true
 }
 
 /// Gives a file of the pool these bytes; makes it if there is none.

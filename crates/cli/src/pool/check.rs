@@ -34,7 +34,7 @@ A pool of one machine: compares its index with its files; nobody may use it mean
 while the pool is used, heals those that rotted or that somebody has changed behind the pool's back, and puts what was changed under
 FILES/.atoll/aside on that machine (`atoll pool adopt` lists it). The nodes do that once a day by themselves, slowly.
 
-The exit status is 0 if everything was in order or was put right.")]
+The exit status is 0 if everything was in order or was put right. Files that programs write to meanwhile are passed over, and counted.")]
 pub(super) struct Args {
     /// The pool's name on this node
     name: String,
@@ -94,6 +94,8 @@ struct GroupFindings {
     moved_back: u64,
     set_aside: u64,
     unhealed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped: Option<String>,
     findings: Vec<String>,
 }
 
@@ -133,22 +135,21 @@ async fn check_copies(
         found.push((group, report));
     }
     let unhealed: u64 = found.iter().map(|(_, report)| report.unhealed).sum();
+    let has_stopped = found.iter().any(|(_, report)| report.stopped.is_some());
     if args.json {
         let groups: Vec<GroupFindings> = found.into_iter().map(of_group).collect();
         output.json(&serde_json::json!({ "groups": groups }))?;
     }
     output.flush()?;
-    match unhealed {
-        0 => Ok(()),
-        _ => Err(Failure::new(
-            Exit::Failed,
-            format!(
-                "pool {} has {}",
-                args.name,
-                units::counted(unhealed, "copy", "copies") + " that could not be healed"
-            ),
-        )),
-    }
+    let problem = match (unhealed, has_stopped) {
+        (0, false) => return Ok(()),
+        (0, true) => "could not be compared to the end".to_owned(),
+        _ => {
+            let copies = units::counted(unhealed, "copy", "copies");
+            format!("has {copies} that could not be healed")
+        }
+    };
+    Err(Failure::new(Exit::Failed, format!("pool {} {problem}", args.name)))
 }
 
 fn of_group((group, report): (GroupNumber, ScrubReport)) -> GroupFindings {
@@ -162,6 +163,7 @@ fn of_group((group, report): (GroupNumber, ScrubReport)) -> GroupFindings {
         moved_back,
         set_aside,
         unhealed,
+        stopped,
         findings,
         ..
     } = report;
@@ -176,6 +178,7 @@ fn of_group((group, report): (GroupNumber, ScrubReport)) -> GroupFindings {
         moved_back,
         set_aside,
         unhealed,
+        stopped,
         findings,
     }
 }
@@ -240,8 +243,13 @@ fn describe_copies(report: &ScrubReport) -> Vec<String> {
     ];
     let counts = counts.iter().filter(|(count, _)| *count > 0);
     lines.extend(counts.map(|(count, what)| format!("{count} {what}")));
+    lines.extend(report.stopped.iter().map(|why| format!("it stopped: {}", safe_message(why))));
     if lines.len() == 1 {
-        lines.push("all copies are the same".to_owned());
+        let same = match report.copies {
+            0 | 1 => "there is one copy of each: there is nothing to compare it with",
+            _ => "all copies are the same",
+        };
+        lines.push(same.to_owned());
     }
     lines
 }

@@ -34,6 +34,8 @@ const RESTORED: &[u8] = b"restored";
 const MAX_ASIDE_BYTES: u64 = 1 << 30;
 /// Of the disk's free room, what a copy that is set aside may take: one part of so many.
 const ASIDE_SHARE: u64 = 4;
+/// Directories that are open at a time in a walk through what somebody has put there.
+const MAX_OPEN: usize = 512;
 /// More names for one file that is set aside are not tried.
 const MAX_ASIDE_NAMES: u32 = 100;
 /// So that a number fits behind a name.
@@ -50,6 +52,8 @@ struct TidiedNames {
     moved_back: u32,
     /// Files that are none of the pool's.
     set_aside: u32,
+    /// Names that the disk did not let be put right.
+    refused: u32,
 }
 
 /// What stands under a name that the index has not.
@@ -67,12 +71,10 @@ enum FoundCopy<D: Disk> {
 }
 
 impl<D: Disk> PoolMember<D> {
-    /// No change is made until this is dropped.
-    async fn no_changes(&self) -> Turn {
-        match self.backups() {
-            Some(_) => self.whole.write(whole::BARRIER).await,
-            None => self.whole.write(whole::MOVES).await,
-        }
+    /// No change is begun or made until these are dropped, and no checkpoint, whether this member decides changes or follows.
+    async fn no_changes(&self) -> [Turn; 2] {
+        // A change takes them in the same order.
+        [self.whole.write(whole::BARRIER).await, self.whole.write(whole::MOVES).await]
     }
 
     /// Answers what a scrub asks; bytes go beside the answer.
@@ -115,10 +117,15 @@ impl<D: Disk> PoolMember<D> {
             }
             ScrubAsk::MendNames(id) => ScrubReply::Names(self.mend_names(*id).await?),
             ScrubAsk::Tidy(id) => {
-                let TidiedNames { moved_back, set_aside } = self.tidy_directory(*id).await?;
-                ScrubReply::Tidied { moved_back, set_aside }
+                let TidiedNames { moved_back, set_aside, refused } =
+                    self.tidy_directory(*id).await?;
+                ScrubReply::Tidied { moved_back, set_aside, refused }
             }
             ScrubAsk::SetAside(id) => ScrubReply::SetAside(self.set_copy_aside(*id).await?),
+            ScrubAsk::Probe(id) => {
+                self.probe(*id).await?;
+                ScrubReply::Done
+            }
             ScrubAsk::Restore { id, step } => {
                 self.restore(*id, step, bytes).await?;
                 ScrubReply::Done
@@ -152,10 +159,22 @@ impl<D: Disk> PoolMember<D> {
         if self.held().is_nameless(id) {
             return Ok(FoundCopy::Unknown);
         }
-        match self.under_all_names(id, record).await? {
+        let found = match self.under_all_names(id, record).await? {
+            // Its names lead to another inode since a crash.
+            None => match self.known_by_attribute(id, record).await? {
+                Some(_) => {
+                    self.held().drop_node(id);
+                    let record = self.record(id)?.ok_or(Errno::ESTALE)?;
+                    self.under_all_names(id, record).await?
+                }
+                None => None,
+            },
+            found => found,
+        };
+        match found {
             Some((node, stat)) if stat.kind == record.kind => Ok(FoundCopy::There(node, stat)),
             // It may have been removed just now.
-            _ if self.record(id)? != Some(record) => Ok(FoundCopy::Unknown),
+            _ if self.record(id)?.is_none() => Ok(FoundCopy::Unknown),
             _ => {
                 if record.kind == FileKind::Directory {
                     // So that what is below it is found to be gone, too.
@@ -177,6 +196,9 @@ impl<D: Disk> PoolMember<D> {
         let is_regular = stat.kind == FileKind::Regular;
         let size_bytes = if is_regular { stat.size_bytes } else { 0 };
         let mut look = FileLook::new(stat.kind, digests, size_bytes);
+        if is_regular {
+            look.recorded = self.index.digest(at.id).map_err(|error| self.index_failed(&error))?;
+        }
         if is_regular && count > 0 {
             self.add_ranges(&mut look, &node, (first, count)).await?;
         }
@@ -341,28 +363,74 @@ impl<D: Disk> PoolMember<D> {
             if self.stranger(&dir, &place).await?.is_none() {
                 continue;
             }
-            // A change may just have made it, or be about to remove it.
-            let _alone = self.no_changes().await;
-            match self.stranger(&dir, &place).await? {
-                None => {}
-                Some(Stranger::Unknown) => {
-                    self.set_name_aside(&dir, &place).await?;
-                    tidied.set_aside += 1;
-                }
-                Some(Stranger::Known(file)) => {
-                    if self.move_back(file, &dir, &place).await? {
-                        tidied.moved_back += 1;
-                    } else {
-                        self.set_name_aside(&dir, &place).await?;
-                        tidied.set_aside += 1;
-                    }
-                }
+            if let Err(errno) = self.tidy_name(&dir, &place, &mut tidied).await {
+                tracing::warn!("{} cannot be put right: {errno}", self.path(&place)?);
+                tidied.refused += 1;
             }
         }
         if tidied != TidiedNames::default() {
             self.held().forget_listing(id);
         }
         Ok(tidied)
+    }
+
+    async fn tidy_name(
+        &self,
+        dir: &D::Node,
+        place: &PoolPlace,
+        tidied: &mut TidiedNames,
+    ) -> DiskResult<()> {
+        // A change may just have made it, or be about to remove it.
+        let _alone = self.no_changes().await;
+        match self.stranger(dir, place).await? {
+            None => return Ok(()),
+            Some(Stranger::Known(file)) if self.move_back(file, (dir, &place.name)).await? => {
+                tidied.moved_back += 1;
+                return Ok(());
+            }
+            Some(Stranger::Known(_) | Stranger::Unknown) => {}
+        }
+        // Somebody may have made a directory, and moved files of the pool into it.
+        let node = self.disk.node(dir, &place.name).await?;
+        if self.disk.stat(&node).await?.kind == FileKind::Directory {
+            tidied.moved_back += self.move_all_back(node).await?;
+        }
+        self.set_name_aside(dir, place).await?;
+        tidied.set_aside += 1;
+        Ok(())
+    }
+
+    /// Moves files of the pool back that are somewhere below a directory that is none of it; returns how many.
+    async fn move_all_back(&self, top: D::Node) -> DiskResult<u32> {
+        let failed = |error| self.index_failed(&error);
+        let (mut moved, mut directories) = (0, vec![top]);
+        while let Some(dir) = directories.pop() {
+            for listed in self.disk.list(&dir).await? {
+                let Some(node) = missing_is_none(self.disk.node(&dir, &listed.name).await)? else {
+                    continue;
+                };
+                let stat = self.disk.stat(&node).await?;
+                if let Some(id) = self.index.by_inode(stat.ino).map_err(failed)?
+                    && self.record(id)?.is_some_and(|record| is_inode(&stat, record))
+                    && self.move_back(id, (&dir, &listed.name)).await?
+                {
+                    moved += 1;
+                } else if stat.kind == FileKind::Directory && directories.len() < MAX_OPEN {
+                    directories.push(node);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Whether a file can be changed; nothing is.
+    async fn probe(&self, id: FileId) -> DiskResult<()> {
+        let node = self.node(id).await?;
+        let stat = self.disk.stat(&node).await?;
+        match stat.kind {
+            FileKind::Symlink => Ok(()),
+            _ => self.disk.set_mode(&node, stat.mode & 0o7777).await,
+        }
     }
 
     /// What stands under a name, if the index does not have it there.
@@ -390,8 +458,21 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Moves a file from where somebody has moved it by hand to the name that it has lost; false if it has lost none.
-    async fn move_back(&self, id: FileId, dir: &D::Node, from: &PoolPlace) -> DiskResult<bool> {
+    async fn move_back(&self, id: FileId, from: (&D::Node, &[u8])) -> DiskResult<bool> {
         let Some(record) = self.record(id)? else { return Ok(false) };
+        let flags = RenameFlags::default();
+        if let Some(slot) = record.slot {
+            if self.in_its_slot(id, slot, record).await?.is_some() {
+                return Ok(false);
+            }
+            let (to, name) = (self.slot_to_fill(slot).await?, id.to_string().into_bytes());
+            if missing_is_none(self.disk.stat_at(&to, &name).await)?.is_some() {
+                return Ok(false);
+            }
+            self.disk.rename(from, (&to, &name), flags).await?;
+            self.held().drop_node(id);
+            return Ok(true);
+        }
         for place in self.places(id)? {
             if self.at_place(id, record, &place).await?.is_some() {
                 continue;
@@ -400,14 +481,13 @@ impl<D: Disk> PoolMember<D> {
             if self.disk.stat_at(&to, &place.name).await.is_ok() {
                 self.set_name_aside(&to, &place).await?;
             }
-            let flags = RenameFlags::default();
-            self.disk.rename((dir, &from.name), (&to, &place.name), flags).await?;
+            self.disk.rename(from, (&to, &place.name), flags).await?;
             self.held().drop_node(id);
             return Ok(true);
         }
         // Another name for it, given by hand.
         if record.kind != FileKind::Directory {
-            self.disk.unlink(dir, &from.name).await?;
+            self.disk.unlink(from.0, from.1).await?;
             return Ok(true);
         }
         Ok(false)
@@ -463,8 +543,7 @@ impl<D: Disk> PoolMember<D> {
         let node = self.node(id).await?;
         let file = self.disk.open(&node).await?;
         let stat = self.disk.stat_file(&file).await?;
-        let found = self.disk.stat_fs().await?;
-        let free = found.blocks_available.saturating_mul(u64::from(found.block_size_bytes));
+        let free = self.free_bytes().await?;
         if stat.size_bytes > MAX_ASIDE_BYTES || stat.size_bytes > free / ASIDE_SHARE {
             return Ok(false);
         }
@@ -473,7 +552,7 @@ impl<D: Disk> PoolMember<D> {
             Err(Errno::EEXIST) => return Ok(false),
             found => found?,
         };
-        match self.copy_here(&file, &stat, (&dir, &name)).await {
+        match self.copy_here((&node, &file), &stat, (&dir, &name)).await {
             Ok(()) => Ok(true),
             Err(errno) => {
                 tracing::warn!("a copy of {} cannot be set aside: {errno}", self.path(&place)?);
@@ -487,7 +566,7 @@ impl<D: Disk> PoolMember<D> {
 
     async fn copy_here(
         &self,
-        from: &D::File,
+        (from_node, from): (&D::Node, &D::File),
         stat: &Stat,
         (dir, name): (&D::Node, &[u8]),
     ) -> DiskResult<()> {
@@ -508,6 +587,12 @@ impl<D: Disk> PoolMember<D> {
                     Err(errno) => return Err(errno),
                 }
                 offset += len;
+            }
+        }
+        for name in xattr_names(&**disk, from_node).await? {
+            if let Ok(value) = disk.xattr(from_node, &name).await {
+                let flags = XattrFlags::default();
+                ignore_refusals(disk.set_xattr(&node, &name, &value, flags).await)?;
             }
         }
         disk.set_owner(&node, Some(stat.uid), Some(stat.gid)).await?;
@@ -570,8 +655,11 @@ impl<D: Disk> PoolMember<D> {
         let own = self.own().await?;
         let disk = &self.disk;
         match step {
-            RestoreStep::Begin(birth) => {
+            RestoreStep::Begin { birth, size_bytes } => {
                 self.discard_restored(&own).await?;
+                if self.free_bytes().await? / 10 * 9 < *size_bytes {
+                    return Err(Errno::ENOSPC);
+                }
                 let Some(place) = self.places(id)?.into_iter().next() else { return Ok(()) };
                 let steps = self.home(place.parent)?.steps;
                 let stored = birth.what.stored_target(steps).ok_or(Errno::ENAMETOOLONG)?;
@@ -594,19 +682,24 @@ impl<D: Disk> PoolMember<D> {
             RestoreStep::End(birth) => {
                 let node = disk.node(&own, RESTORED).await?;
                 let _alone = self.no_changes().await;
+                // Somebody may have written to it since, or has it open as it was.
+                let is_quiet = !self.marks().has_any(id) && !self.held().is_open(id);
+                let is_watched = self.backups().is_none() || self.marks().is_watched(id);
                 let is_regular = birth.what.kind() == FileKind::Regular;
-                if is_regular && self.backups().is_some() {
-                    // Here clients may write to it, or have it open as it was.
-                    let is_quiet = self.marks().is_watched(id) && !self.held().is_open(id);
-                    if !is_quiet {
-                        self.discard_restored(&own).await?;
-                        return Err(Errno::EBUSY);
-                    }
+                if is_regular && !(is_quiet && is_watched) {
+                    self.discard_restored(&own).await?;
+                    return Err(Errno::EBUSY);
                 }
                 self.put_restored(id, &own, &node, birth).await?;
             }
+            RestoreStep::GiveUp => self.discard_restored(&own).await?,
         }
         Ok(())
+    }
+
+    async fn free_bytes(&self) -> DiskResult<u64> {
+        let found = self.disk.stat_fs().await?;
+        Ok(found.blocks_available.saturating_mul(u64::from(found.block_size_bytes)))
     }
 
     async fn discard_restored(&self, own: &D::Node) -> DiskResult<()> {
@@ -676,12 +769,7 @@ impl<D: Disk> PoolMember<D> {
         let placeholders = if stat.kind == FileKind::Directory { before.placeholders } else { 0 };
         let record =
             FileRecord::of(&stat, before.slot, placeholders).with_form(birth.what.link_form());
-        let digest = self.index.digest(id).map_err(failed)?;
-        self.index.remove_file(id, before).map_err(failed)?;
-        self.index.put_file(id, record);
-        if let Some(digest) = digest {
-            self.index.put_digest(id, digest);
-        }
+        self.index.replace_inode(id, before, record).map_err(failed)?;
         self.held().drop_node(id);
         self.give_names(id, record, node, &places).await
     }

@@ -76,7 +76,46 @@ impl<D: Disk> PoolMember<D> {
                 Err(errno) => return Err(errno),
             }
         }
-        Err(Errno::ESTALE)
+        match self.known_by_attribute(id, record).await? {
+            Some((node, _)) => {
+                self.held().keep_node(id, node.clone());
+                Ok(node)
+            }
+            None => Err(Errno::ESTALE),
+        }
+    }
+
+    /// A file of a pool of several under one of its names that says that it is file `id`, and that the index does not know: a crash has lost
+    /// that the file was made again ([`super::scrubbing`]), or somebody has put a copy with its attributes in its place. It is that file from now on; a
+    /// scrub looks at its bytes.
+    pub(super) async fn known_by_attribute(
+        &self,
+        id: FileId,
+        record: FileRecord,
+    ) -> DiskResult<Option<(D::Node, Stat)>> {
+        if !self.in_group || record.slot.is_some() {
+            return Ok(None);
+        }
+        for place in self.places(id)? {
+            let dir = match self.directory_node(place.parent).await {
+                Err(Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR) => continue,
+                dir => dir?,
+            };
+            let node = match self.disk.node(&dir, &place.name).await {
+                Err(Errno::ENOENT | Errno::ENOTDIR) => continue,
+                node => node?,
+            };
+            let stat = self.disk.stat(&node).await?;
+            if stat.kind != record.kind || self.id_of(&node).await != Some(id) {
+                continue;
+            }
+            let FileRecord { ino, generation, .. } = FileRecord::of(&stat, None, 0);
+            let now = FileRecord { ino, generation, ..record };
+            let replaced = self.index.replace_inode(id, record, now);
+            replaced.map_err(|error| self.index_failed(&error))?;
+            return Ok(Some((node, stat)));
+        }
+        Ok(None)
     }
 
     /// The node of a directory: from the next one above that is open, or lies in a slot.

@@ -15,9 +15,14 @@ pub(crate) const CHECK: u16 = 0x050d;
 /// A step of making a file again; one file of a member is, at a time.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(crate) enum RestoreStep {
-    /// Makes it, empty, beside the tree.
+    /// Makes it, empty, beside the tree, if there is room for so many bytes.
     #[n(0)]
-    Begin(#[n(0)] FileBirth),
+    Begin {
+        #[n(0)]
+        birth: FileBirth,
+        #[n(1)]
+        size_bytes: u64,
+    },
     /// Bytes of it, beside this.
     #[n(1)]
     Bytes {
@@ -41,20 +46,23 @@ pub(crate) enum RestoreStep {
     /// It gets its names.
     #[n(4)]
     End(#[n(0)] FileBirth),
+    /// It is not made again after all.
+    #[n(5)]
+    GiveUp,
 }
 
 impl RestoreStep {
     fn is_sound(&self, bytes: usize) -> bool {
         let fits = |end: Option<u64>| end.is_some_and(|end| end <= i64::MAX as u64);
         match self {
-            RestoreStep::Begin(birth) | RestoreStep::End(birth) => {
-                bytes == 0 && birth.mode <= 0o7777
-            }
+            RestoreStep::End(birth) => bytes == 0 && birth.mode <= 0o7777,
+            RestoreStep::GiveUp => bytes == 0,
             RestoreStep::Bytes { offset } => {
                 bytes <= MAX_ITEM_BYTES && fits(offset.checked_add(bytes as u64))
             }
             RestoreStep::Xattr { name } => bytes <= MAX_XATTR_BYTES && is_attribute(name),
-            RestoreStep::Finish { birth, size_bytes } => {
+            RestoreStep::Begin { birth, size_bytes }
+            | RestoreStep::Finish { birth, size_bytes } => {
                 bytes == 0 && birth.mode <= 0o7777 && fits(Some(*size_bytes))
             }
         }
@@ -112,6 +120,9 @@ pub(crate) enum ScrubAsk {
     /// Copies a file to where nobody loses it.
     #[n(6)]
     SetAside(#[n(0)] FileId),
+    /// Whether a file can be changed: nothing is.
+    #[n(8)]
+    Probe(#[n(0)] FileId),
     /// Makes a file again that is nowhere on the member's disk.
     #[n(7)]
     Restore {
@@ -137,7 +148,8 @@ impl ScrubAsk {
             ScrubAsk::XattrNames(_)
             | ScrubAsk::MendNames(_)
             | ScrubAsk::Tidy(_)
-            | ScrubAsk::SetAside(_) => true,
+            | ScrubAsk::SetAside(_)
+            | ScrubAsk::Probe(_) => true,
         }
     }
 }
@@ -170,6 +182,9 @@ pub(crate) enum ScrubReply {
         moved_back: u32,
         #[n(1)]
         set_aside: u32,
+        /// Names that the disk did not let be put right.
+        #[n(2)]
+        refused: u32,
     },
     #[n(5)]
     Names(#[n(0)] NamesOutcome),
@@ -210,7 +225,7 @@ pub(super) fn examples(session: GroupSession) -> Vec<Vec<u8>> {
         ScrubReply::Looks(looks),
         ScrubReply::SetAside(true),
         ScrubReply::Names(NamesOutcome::Nowhere),
-        ScrubReply::Tidied { moved_back: 1, set_aside: 2 },
+        ScrubReply::Tidied { moved_back: 1, set_aside: 2, refused: 3 },
     ];
     let calls = calls.map(|call| super::encode(&call).to_vec());
     calls.chain(replies.map(|reply| super::encode(&reply).to_vec())).collect()

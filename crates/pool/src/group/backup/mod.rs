@@ -35,8 +35,8 @@ use crate::map::PoolMap;
 use crate::member::{CopiedMember, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
 use crate::messages::{
     self, BEAT, BEGIN, BackupReport, Beat, BeginSession, COPY, COPY_BATCH, CopyHeader, CopyStage,
-    GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind, MAX_BATCH_BYTES, SCRUB, ScrubAsk,
-    ScrubCall, refused,
+    GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind, MAX_BATCH_BYTES, SCRUB, ScrubCall,
+    refused,
 };
 use crate::turns::Turns;
 
@@ -609,28 +609,22 @@ impl<D: Disk> Backup<D> {
         }
     }
 
-    /// Answers what the primary asks about copies of files. What the disk refuses does not end this member's part.
+    /// Answers what the primary asks about copies of files. What the disk refuses does not end this member's part. It may still be done when
+    /// this member follows another one, or nobody: it holds locks where it puts names right.
     async fn scrub(self: Arc<Self>, call: ScrubCall, bytes: Bytes) -> Result<Reply, Refusal> {
         let ScrubCall { session, after, ask } = call;
-        // A member that puts names right becomes no primary, and begins no session, meanwhile.
-        let _under_way = match ask {
-            ScrubAsk::Tidy(_) | ScrubAsk::MendNames(_) | ScrubAsk::Restore { .. } => {
-                Some(self.under_way.read(0).await)
-            }
-            _ => None,
-        };
-        if self.state().session != Some(session) {
-            return Err(no_session());
-        }
+        malformed(ask.is_sound(bytes.len()).then_some(()))?;
         let member = self.serving()?;
         if member.copy_stage().is_some() {
             return Err(Refusal::new(Refusal::OVERLOADED, "it does not have all files"));
         }
-        malformed(ask.is_sound(bytes.len()).then_some(()))?;
         self.once_ready(|| member.followed().is_some_and(|(applied, _)| applied >= after)).await?;
+        if self.state().session != Some(session) {
+            return Err(no_session());
+        }
         let answered = member.answer_scrub(&ask, &bytes).await;
-        let (reply, bytes) = answered
-            .map_err(|errno| Refusal::new(Refusal::OVERLOADED, format!("its disk: {errno}")))?;
+        let refuse = |errno| Refusal::new(refused::COPY, format!("its disk: {errno}"));
+        let (reply, bytes) = answered.map_err(refuse)?;
         Ok(Reply { header: messages::encode(&reply), parts: vec![bytes] })
     }
 

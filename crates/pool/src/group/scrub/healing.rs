@@ -86,7 +86,21 @@ impl<D: Disk> Scrub<'_, D> {
         target: &Copies<D>,
         source: &Copies<D>,
     ) -> Result<(), Passed> {
-        let (_, birth, _) = self.read(source, id, (0, 0)).await?;
+        let restored = self.restore_from(id, target, source).await;
+        if restored.is_err() {
+            // What was written of it takes room.
+            drop(self.restore_step(target, (id, 0), RestoreStep::GiveUp, Bytes::new()).await);
+        }
+        restored
+    }
+
+    async fn restore_from(
+        &self,
+        id: FileId,
+        target: &Copies<D>,
+        source: &Copies<D>,
+    ) -> Result<(), Passed> {
+        let (size_bytes, birth, _) = self.read(source, id, (0, 0)).await?;
         let is_regular = birth.what.kind() == FileKind::Regular;
         let is_own = matches!(target, Copies::Own(_));
         let is_open = is_own && self.member.held().is_open(id);
@@ -95,7 +109,7 @@ impl<D: Disk> Scrub<'_, D> {
         }
         let after = self.member.changes_so_far();
         let give = |step, bytes| self.restore_step(target, (id, after), step, bytes);
-        give(RestoreStep::Begin(birth), Bytes::new()).await?;
+        give(RestoreStep::Begin { birth, size_bytes }, Bytes::new()).await?;
         for (name, value) in self.read_xattrs(source, id).await? {
             give(RestoreStep::Xattr { name }, value).await?;
         }
@@ -166,6 +180,8 @@ impl<D: Disk> Scrub<'_, D> {
         };
         for at in good {
             if let Copies::Other(link, _) = &copies[at] {
+                // An item that the disk refuses would end the member's part.
+                self.probe(id, &copies[at]).await?;
                 let handed = self.member.hand_state(link, id).await;
                 handed.map_err(|_| Passed::Away("its session has ended".into()))?;
             }
@@ -176,6 +192,15 @@ impl<D: Disk> Scrub<'_, D> {
             self.find(id, &what, |report| report.healed += 1);
         }
         Ok(())
+    }
+
+    /// That a member can change its copy.
+    async fn probe(&self, id: FileId, copies: &Copies<D>) -> Result<(), Passed> {
+        let after = self.primary.backups.released();
+        match self.ask(copies, after, ScrubAsk::Probe(id)).await? {
+            (ScrubReply::Done, _) => Ok(()),
+            _ => Err(other_answer()),
+        }
     }
 
     /// Gives this member the attributes of a file that another one has. The caller has the file's lock.
@@ -234,6 +259,7 @@ impl<D: Disk> Scrub<'_, D> {
         }
         for at in kept.iter().filter(|at| **at != 0) {
             let Copies::Other(link, _) = &copies[*at] else { continue };
+            self.probe(id, &copies[*at]).await?;
             let is_wrong = |(mark, good): (&u64, &usize)| {
                 comparison.has_other(*mark, *good, *at).then_some(*mark)
             };

@@ -53,6 +53,7 @@ use crate::messages::{self, CHECK, MAX_LOOK_RANGES, MAX_LOOKS, ScrubAsk, ScrubRe
 use crate::remote::Route;
 use crate::scrub::{
     ContentComparison, ContentDigest, ContentVerdict, CopyLook, FileLook, LookAt, UNREADABLE,
+    remembered,
 };
 
 /// After a member has become the primary; a pass takes room in caches that clients need first.
@@ -65,6 +66,8 @@ const WAITS: Duration = Duration::from_secs(10);
 /// A member that is away, or has not made all changes yet, is waited for so long.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 const RETRIES: usize = 50;
+/// A file of more ranges, 16 TiB, is not compared: clients can make files of any length that have no bytes.
+const MAX_RANGES: u64 = 1 << 24;
 /// How often a file is looked at until its copies are the same.
 const MAX_ROUNDS: usize = 8;
 /// What a report says singly; of more the numbers.
@@ -106,6 +109,9 @@ pub struct ScrubReport {
     /// Copies that are wrong and were not healed.
     #[n(10)]
     pub unhealed: u64,
+    /// Why it did not come to its end, for people.
+    #[n(12)]
+    pub stopped: Option<String>,
     /// What was found, for people; the first hundred.
     #[n(11)]
     pub findings: Vec<String>,
@@ -203,9 +209,10 @@ impl Scrubber {
         state.report = ScrubReport { passes, is_running: true, ..ScrubReport::default() };
     }
 
-    fn end(&self) {
+    fn end(&self, stopped: Option<String>) {
         let mut state = self.state();
         state.report.is_running = false;
+        state.report.stopped = stopped;
         state.report.passes += 1;
     }
 }
@@ -228,11 +235,11 @@ impl<D: Disk> Scrub<'_, D> {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => return,
             };
-            if let Err(why) = ended {
+            if let Err(why) = &ended {
                 tracing::warn!("comparing the copies of a pool's files has stopped: {why}");
             }
             primary.member.marks().end_watch();
-            scrubber.end();
+            scrubber.end(ended.err().map(|why| why.to_string()));
             due = env.now() + PASS_EVERY;
         }
     }
@@ -321,7 +328,14 @@ impl<D: Disk> Scrub<'_, D> {
         let tidied = copies.iter().map(|of| self.ask(of, after, ScrubAsk::Tidy(id)));
         for (of, tidied) in copies.iter().zip(join_all(tidied).await) {
             match tidied {
-                Ok((ScrubReply::Tidied { moved_back, set_aside }, _)) => {
+                Ok((ScrubReply::Tidied { moved_back, set_aside, refused }, _)) => {
+                    if refused > 0 {
+                        let what = format!(
+                            "{refused} names here cannot be put right on {}",
+                            self.name_of(of)
+                        );
+                        self.find(id, &what, |report| report.unhealed += u64::from(refused));
+                    }
                     if moved_back > 0 {
                         let what = format!(
                             "{moved_back} moved here by hand on {}, and put back",
@@ -366,7 +380,9 @@ impl<D: Disk> Scrub<'_, D> {
             let compared = match whole_file(&of_file) {
                 Some(WholeFile::WithoutBytes) => Ok(0),
                 Some(WholeFile::Short(size_bytes, digest)) if quiet.contains(id) => {
-                    self.note_same(*id, digest, &copies).await.map(|()| size_bytes)
+                    let of_all: Vec<&FileLook> =
+                        of_file.iter().filter_map(|look| there(look)).collect();
+                    self.note_same(*id, digest, (&copies, &of_all)).await.map(|()| size_bytes)
                 }
                 _ => self.examine(*id).await,
             };
@@ -398,9 +414,9 @@ impl<D: Disk> Scrub<'_, D> {
     /// Looks at one file until all copies are the same; returns how many bytes it has. A member that is away for a moment is waited for.
     async fn examine(&self, id: FileId) -> Result<u64, Passed> {
         let (mut rounds, mut retries) = (0, 0);
-        let mut is_healed = false;
+        let mut healed = HealedParts::default();
         loop {
-            match self.examine_once(id, &mut is_healed).await {
+            match self.examine_once(id, &mut healed).await {
                 Ok(Some(bytes)) => return Ok(bytes),
                 Ok(None) if rounds < MAX_ROUNDS => rounds += 1,
                 Ok(None) => return Err(Passed::InUse),
@@ -414,7 +430,11 @@ impl<D: Disk> Scrub<'_, D> {
     }
 
     /// Looks at all copies of a file, and heals one thing that is wrong: none if it is to be looked at again. Bytes are healed once.
-    async fn examine_once(&self, id: FileId, is_healed: &mut bool) -> Result<Option<u64>, Passed> {
+    async fn examine_once(
+        &self,
+        id: FileId,
+        healed: &mut HealedParts,
+    ) -> Result<Option<u64>, Passed> {
         let copies = self.copies();
         let is_quiet = self.member.marks().watch(id);
         let looks = self.look(&copies, &[LookAt { id, first: 0, count: 0 }]).await?;
@@ -431,8 +451,17 @@ impl<D: Disk> Scrub<'_, D> {
         }
         let looks: Vec<&FileLook> = looks.iter().filter_map(there).collect();
         if !looks.iter().all(|look| look.is_alike(looks[0])) {
-            self.heal_attributes(id, &copies).await?;
-            return Ok(None);
+            if !healed.attributes {
+                healed.attributes = true;
+                self.heal_attributes(id, &copies).await?;
+                return Ok(None);
+            }
+            // A disk that cannot keep them, as when a change sets them. Its bytes are compared all the same.
+            if !healed.is_said {
+                healed.is_said = true;
+                let what = "its attributes are not the same on all members";
+                self.find(id, what, |report| report.unhealed += 1);
+            }
         }
         if looks[0].kind != FileKind::Regular {
             return Ok(Some(0));
@@ -445,11 +474,14 @@ impl<D: Disk> Scrub<'_, D> {
         if !self.member.marks().is_watched(id) {
             return Err(Passed::InUse);
         }
-        let recorded = self.member.index.digest(id);
-        let recorded = recorded.map_err(|error| self.member.index_failed(&error))?;
-        match comparison.verdict(recorded) {
+        match comparison.verdict(remembered(&looks)) {
             ContentVerdict::Same(digest) => {
-                self.note_same(id, digest, &copies).await?;
+                self.note_same(id, digest, (&copies, &looks)).await?;
+                Ok(Some(sizes[0]))
+            }
+            ContentVerdict::NoneRight => {
+                let what = "no member has the bytes that were there when all had the same";
+                self.find(id, what, |report| report.unhealed += 1);
                 Ok(Some(sizes[0]))
             }
             ContentVerdict::Unreadable => {
@@ -457,13 +489,13 @@ impl<D: Disk> Scrub<'_, D> {
                 self.find(id, what, |report| report.unhealed += 1);
                 Ok(Some(sizes[0]))
             }
-            ContentVerdict::Differ(_) if *is_healed => {
+            ContentVerdict::Differ(_) if healed.bytes => {
                 let what = "its bytes are not the same on all members after it was healed";
                 self.find(id, what, |report| report.unhealed += 1);
                 Ok(Some(sizes[0]))
             }
             ContentVerdict::Differ(difference) => {
-                *is_healed = true;
+                healed.bytes = true;
                 let healed = self.heal_contents(id, &copies, &comparison, &difference).await?;
                 Ok((!healed).then_some(sizes[0]))
             }
@@ -478,6 +510,9 @@ impl<D: Disk> Scrub<'_, D> {
     ) -> Result<ContentComparison, Passed> {
         let mut comparison = ContentComparison::new(sizes);
         let longest = sizes.iter().copied().max().unwrap_or(0);
+        if longest / MARK_BYTES > MAX_RANGES {
+            return Err(Passed::Refused("it is too long to be compared".into()));
+        }
         let mut first = 0;
         while first * MARK_BYTES < longest {
             let since = self.primary.env.now();
@@ -503,16 +538,17 @@ impl<D: Disk> Scrub<'_, D> {
         &self,
         id: FileId,
         digest: ContentDigest,
-        copies: &[Copies<D>],
+        (copies, looks): (&[Copies<D>], &[&FileLook]),
     ) -> Result<(), Passed> {
-        let recorded = self.member.index.digest(id);
-        let recorded = recorded.map_err(|error| self.member.index_failed(&error))?;
-        if recorded == Some(digest) || !self.are_all(copies) {
-            return Ok(());
-        }
-        if recorded.is_some() {
+        if looks.iter().any(|look| look.recorded.is_some_and(|recorded| recorded != digest)) {
             let what = "the bytes of all copies were changed behind the pool's back";
             self.find(id, what, |report| report.unhealed += 1);
+            return Ok(());
+        }
+        // A member that was given all files remembers none.
+        let is_known = looks.iter().all(|look| look.recorded.is_some());
+        if is_known || !self.are_all(copies) {
+            return Ok(());
         }
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
@@ -522,6 +558,15 @@ impl<D: Disk> Scrub<'_, D> {
         self.member.change(PoolChange::Verified { id, digest }).await?;
         Ok(())
     }
+}
+
+/// What was healed of a file that is looked at: once each.
+#[derive(Default)]
+struct HealedParts {
+    attributes: bool,
+    bytes: bool,
+    /// That its attributes differ all the same.
+    is_said: bool,
 }
 
 /// A file that is the same everywhere.
