@@ -1,8 +1,8 @@
 //! A real disk: a directory of this machine.
 //!
-//! Calls that read and change names, attributes and bytes are made at once, on the thread that asks: they end in memory. Those
-//! that wait for the device by their nature ([`Disk::sync_all`]) have a thread of their own; [`Disk::sync_file`] blocks its
-//! thread, from which other tasks are taken away before.
+//! Calls that read and change names and attributes, or write bytes, are made at once, on the thread that asks: they end in memory. Those
+//! that wait for the device by their nature ([`Disk::sync_all`]) have a thread of their own; [`Disk::sync_file`], and [`Disk::read`] of bytes that
+//! are not in memory, block their thread, from which other tasks are taken away before.
 //!
 //! A file on another file system than D (a mount below it) is refused with [`Errno::EXDEV`]: its inode numbers are another's.
 
@@ -116,6 +116,27 @@ fn waiting_for_device<T>(work: impl FnOnce() -> T) -> T {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
         _ => work(),
     }
+}
+
+/// Reads what is in memory; returns how much that is, from the beginning on.
+fn read_cached(file: &File, out: &mut [u8], offset: u64) -> usize {
+    let mut out = [io::IoSliceMut::new(out)];
+    // What fails is read again, and waited for.
+    rustix::io::preadv2(file, &mut out, offset, rustix::io::ReadWriteFlags::NOWAIT).unwrap_or(0)
+}
+
+/// Reads until `out` is full or the file ends; returns how much.
+fn read_all(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < out.len() {
+        match file.read_at(&mut out[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 /// Lets the process open as many files as it may; returns how many nodes fit.
@@ -385,15 +406,12 @@ impl Disk for Directory {
         let size = file.metadata().map_err(|error| io_errno(&error))?.len();
         let len = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX).min(len);
         let mut bytes = vec![0; len];
-        let mut filled = 0;
-        while filled < len {
-            match file.read_at(&mut bytes[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(io_errno(&error)),
-            }
-        }
+        let filled = read_cached(file, &mut bytes, offset);
+        let rest = || read_all(file, &mut bytes[filled..], offset + filled as u64);
+        let filled = match filled == len {
+            true => filled,
+            false => filled + waiting_for_device(rest).map_err(|error| io_errno(&error))?,
+        };
         bytes.truncate(filled);
         Ok(bytes.into())
     }
