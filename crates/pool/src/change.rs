@@ -498,6 +498,11 @@ impl PoolChange {
         }
     }
 
+    /// Whether it changes the names of a file.
+    pub(crate) fn changes_names_of(&self, id: FileId) -> bool {
+        self.parts().iter().any(|part| part.needs().0.contains(&id))
+    }
+
     /// Whether a change of names may take room on the disk.
     pub(crate) fn takes_room(&self) -> bool {
         matches!(

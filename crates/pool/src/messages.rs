@@ -423,6 +423,9 @@ pub(crate) struct ItemHeader {
     pub(crate) released: u64,
     #[n(4)]
     pub(crate) what: ItemKind,
+    /// All members have the bytes of all items before this one.
+    #[n(5)]
+    pub(crate) settled: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
@@ -434,6 +437,29 @@ pub(crate) struct Beat {
     /// The map by which the caller is the primary, until it is known that the member has it.
     #[n(2)]
     pub(crate) map: Option<PoolMap>,
+    /// Counts beats of the caller; the member keeps when it got the last ones.
+    #[n(3)]
+    pub(crate) number: u64,
+    /// As in [`ItemHeader`].
+    #[n(4)]
+    pub(crate) settled: u64,
+    /// By which the member may answer reads.
+    #[n(5)]
+    pub(crate) lease: Option<ReadLease>,
+}
+
+/// The right to answer reads: from the moment at which the member got one of its beats, for a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct ReadLease {
+    /// A beat of this session that the caller had the answer to before it sent this one.
+    #[n(0)]
+    pub(crate) since: u64,
+    /// How long the caller's own lease lasted when it sent this beat, milliseconds.
+    #[n(1)]
+    pub(crate) remaining_ms: u16,
+    /// The run of the server whose clients may be answered ([`crate::remote`]).
+    #[n(2)]
+    pub(crate) boot: u64,
 }
 
 /// What stands under a name.
@@ -603,6 +629,18 @@ impl ItemKind {
         }
     }
 
+    /// Whether it may change what is read of a file.
+    pub(crate) fn changes_bytes(&self) -> bool {
+        matches!(
+            self,
+            ItemKind::Write { .. }
+                | ItemKind::SetLength { .. }
+                | ItemKind::Allocate { .. }
+                | ItemKind::Mend { .. }
+                | ItemKind::Copy { .. }
+        )
+    }
+
     /// The file that it is about.
     pub(crate) fn file(&self) -> Option<FileId> {
         match self {
@@ -682,14 +720,17 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
         ItemKind::State { id: FileId(7), after: 9, mode: 0o644, uid: 1, gid: 2, mtime: (3, 4) },
         ItemKind::Complete,
     ];
-    let item = |what| ItemHeader { session, number: 4, answered: 3, released: 8, what };
+    let item = |what| ItemHeader { session, number: 4, answered: 3, released: 8, what, settled: 3 };
     let mut messages: Vec<Vec<u8>> =
         kinds.into_iter().map(|what| encode(&item(what)).to_vec()).collect();
     let begin =
         BeginSession { session, map: map.clone(), last: 9, released: 8, withdrawn: vec![5] };
     messages.push(encode(&begin).to_vec());
-    messages.push(encode(&Beat { session, released: 8, map: Some(map.clone()) }).to_vec());
-    messages.push(encode(&Beat { session, released: 8, map: None }).to_vec());
+    let lease = Some(ReadLease { since: 4, remaining_ms: 240, boot: 6 });
+    for (map, lease) in [(Some(map.clone()), None), (None, None), (None, lease)] {
+        let beat = Beat { session, released: 8, map, number: 5, settled: 3, lease };
+        messages.push(encode(&beat).to_vec());
+    }
     messages.push(encode(&PoolEdit::Enrol(peer(3))).to_vec());
     messages.push(encode(&PoolEdit::Remove(peer(2).id)).to_vec());
     messages.push(encode(&PoolEdit::Roster(RosterEdit::Begin(peer(4)))).to_vec());
@@ -732,7 +773,7 @@ mod tests {
     fn messages_read_back_and_what_is_cut_off_is_none() {
         let session = GroupSession { number: u64::MAX, primary_run: 1, backup_run: 2 };
         let what = ItemKind::Sync { id: FileId(3), after: 4, mtime: (i64::MIN, 5) };
-        let header = ItemHeader { session, number: 1, answered: 1, released: 9, what };
+        let header = ItemHeader { session, number: 1, answered: 1, released: 9, what, settled: 1 };
         let bytes = encode(&header);
         assert_eq!(decode::<ItemHeader>(&bytes), Some(header));
         for len in 0..bytes.len() {

@@ -7,10 +7,14 @@
 //!
 //! Beats are sent at a steady pace, whatever becomes of the one before. An answer to a beat or an item is a promise of the member: it
 //! follows nobody else until [`LEASE`] after the call was *sent* (the lease of PacificA, section 2.3).
+//!
+//! **Read leases.** A beat to a member of the epoch that has everything may say that it may answer reads ([`ReadLease`]): from when it got
+//! an earlier beat of this session, whose answer is here, for as long as the promises of all members last by now. So its time ends before another member
+//! can be the primary, and less than [`LEASE`] after it was heard. Nobody makes a change without it before ([`BackupLink::end_leases`]).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -26,7 +30,7 @@ use crate::disk::DiskResult;
 use crate::layout::FileId;
 use crate::marks::MarkTable;
 use crate::messages::{
-    self, BEAT, BackupReport, Beat, GroupSession, ITEM, ItemHeader, ItemKind, refused,
+    self, BEAT, BackupReport, Beat, GroupSession, ITEM, ItemHeader, ItemKind, ReadLease, refused,
 };
 use crate::routing::addressed;
 
@@ -54,12 +58,53 @@ pub(crate) struct HandedItem {
     pub(crate) what: ItemKind,
     /// Bytes of a file.
     pub(crate) bytes: Bytes,
+    /// How many of those that it is handed to have not done it, and still take part.
+    lacked_by: AtomicUsize,
+}
+
+impl HandedItem {
+    /// Something for one member.
+    pub(crate) fn new(what: ItemKind, bytes: Bytes) -> Arc<HandedItem> {
+        HandedItem::for_all(what, bytes, 1)
+    }
+
+    /// Something for so many members.
+    pub(super) fn for_all(what: ItemKind, bytes: Bytes, members: usize) -> Arc<HandedItem> {
+        Arc::new(HandedItem { what, bytes, lacked_by: AtomicUsize::new(members) })
+    }
+
+    /// One of the members has it, or takes part no more.
+    fn note_had(&self) {
+        self.lacked_by.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn is_everywhere(&self) -> bool {
+        self.lacked_by.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// An item that a member lacks, until this is dropped.
+struct LackedItem(Arc<HandedItem>);
+
+impl Drop for LackedItem {
+    fn drop(&mut self) {
+        self.0.note_had();
+    }
 }
 
 struct QueuedItem {
-    item: Arc<HandedItem>,
+    item: LackedItem,
     since: Instant,
     done: oneshot::Sender<()>,
+}
+
+/// What a primary can lease to others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseOffer {
+    /// When its own lease ends, at the earliest.
+    pub(super) ends: Moment,
+    /// The run of its server.
+    pub(super) boot: u64,
 }
 
 /// The part that another member has in the group.
@@ -120,6 +165,18 @@ struct LinkState {
     was_there: Instant,
     /// When the call was sent that it answered last.
     granted: Option<Moment>,
+    /// The number of the next beat.
+    next_beat: u64,
+    /// The greatest number of a beat of the session that was answered, and when the answer came.
+    beat_heard: Option<(u64, Instant)>,
+    /// When the answer came from which its last read lease counts: it ends within [`LEASE`] of that.
+    leased: Option<Instant>,
+    /// It is to be left out: it gets no leases.
+    is_to_go: bool,
+    /// Items that change bytes and that some member may lack, whether or not this one does.
+    unsettled: BTreeMap<u64, Arc<HandedItem>>,
+    /// The first item that was handed over in this session. The member does not know which of those before are settled.
+    session_from: u64,
     /// Why the link is down.
     end: Option<LinkEnd>,
     /// The run of the member that was heard of, and has had everything since.
@@ -175,6 +232,12 @@ impl BackupLink {
             heard: env.now(),
             was_there: env.now(),
             granted: None,
+            next_beat: 1,
+            beat_heard: None,
+            leased: None,
+            is_to_go: false,
+            unsettled: BTreeMap::new(),
+            session_from: 0,
             end: None,
             run: None,
             to_mend: BTreeMap::new(),
@@ -229,7 +292,8 @@ impl BackupLink {
     pub(super) fn retire(&self) {
         let (session, peer) = (self.session(), self.peer());
         if let Some(session) = session {
-            let beat = Beat { session, released: 0, map: Some(self.said.map()) };
+            let map = Some(self.said.map());
+            let beat = Beat { session, released: 0, map, number: 0, settled: 0, lease: None };
             let header = addressed(&self.said.pool, &messages::encode(&beat));
             let request = Request { method: BEAT, header, parts: Vec::new() };
             let told = self.transport.call(peer, request, BEAT_LIMIT);
@@ -350,7 +414,10 @@ impl BackupLink {
             let mut state = self.state();
             match (state.is_closed, state.part) {
                 (true, _) => return Err(Errno::EIO),
-                (false, LinkPart::CatchingUp) => return Ok(()),
+                (false, LinkPart::CatchingUp) => {
+                    item.note_had();
+                    return Ok(());
+                }
                 (false, LinkPart::Learning { .. } | LinkPart::Member) => {}
             }
             self.enqueue(&mut state, item)
@@ -396,7 +463,11 @@ impl BackupLink {
         state.next_number += 1;
         let (sender, done) = oneshot::channel();
         let since = self.env.now();
-        state.queue.insert(number, QueuedItem { item: item.clone(), since, done: sender });
+        if item.what.changes_bytes() {
+            state.unsettled.insert(number, item.clone());
+        }
+        let lacked = LackedItem(item.clone());
+        state.queue.insert(number, QueuedItem { item: lacked, since, done: sender });
         if let Some(session) = state.session {
             self.carry(session, number, item);
         }
@@ -406,7 +477,7 @@ impl BackupLink {
     /// Whether bytes or a sync are on their way.
     pub(crate) fn has_bytes_waiting(&self) -> bool {
         let has_none = |waiting: &QueuedItem| {
-            matches!(waiting.item.what, ItemKind::Append { .. } | ItemKind::Locks(_))
+            matches!(waiting.item.0.what, ItemKind::Append { .. } | ItemKind::Locks(_))
         };
         self.state().queue.values().any(|waiting| !has_none(waiting))
     }
@@ -414,9 +485,9 @@ impl BackupLink {
     pub(super) fn free_bytes(&self) -> u64 {
         let state = self.state();
         let Some(report) = state.report else { return u64::MAX };
-        let taken = |waiting: &QueuedItem| match waiting.item.what {
+        let taken = |waiting: &QueuedItem| match waiting.item.0.what {
             ItemKind::Allocate { len, .. } => len,
-            _ => waiting.item.bytes.len() as u64,
+            _ => waiting.item.0.bytes.len() as u64,
         };
         let under_way = state.queue.values().map(taken).fold(0, u64::saturating_add);
         report.free_bytes.saturating_sub(under_way)
@@ -426,17 +497,17 @@ impl BackupLink {
     fn carry(self: &Arc<Self>, session: GroupSession, number: u64, item: Arc<HandedItem>) {
         let link = self.clone();
         self.env.spawn(Box::pin(async move {
-            let HandedItem { what, bytes } = &*item;
+            let HandedItem { what, bytes, .. } = &*item;
             loop {
-                let (answered, released) = {
-                    let state = link.state();
+                let header = {
+                    let mut state = link.state();
                     if state.session != Some(session) {
                         return;
                     }
                     let answered = state.queue.keys().next().copied().unwrap_or(number);
-                    (answered, link.released(&state))
+                    let (released, settled) = (link.released(&state), state.settled());
+                    ItemHeader { session, number, answered, released, what: what.clone(), settled }
                 };
-                let header = ItemHeader { session, number, answered, released, what: what.clone() };
                 let parts = if bytes.is_empty() { Vec::new() } else { vec![bytes.clone()] };
                 let header = addressed(&link.said.pool, &messages::encode(&header));
                 let request = Request { method: ITEM, header, parts };
@@ -487,6 +558,10 @@ impl BackupLink {
             let mut state = self.state();
             if state.session != Some(session) {
                 return;
+            }
+            if let LinkEnd::DiskFailed(_) = &end {
+                // It has ended the session itself before it said so, and reads by it.
+                state.leased = None;
             }
             state.end = Some(end);
             match state.part {
@@ -566,6 +641,8 @@ impl BackupLink {
                 return false;
             }
             state.session = Some(session);
+            state.beat_heard = None;
+            state.session_from = state.next_number;
             // It may have been restarted.
             state.told = 0;
             state.run = Some(session.backup_run);
@@ -574,10 +651,10 @@ impl BackupLink {
             state.release_limit = (state.part != LinkPart::Member).then_some(0);
             let queue = std::mem::take(&mut state.queue);
             for (number, waiting) in queue {
-                match waiting.item.what {
+                match waiting.item.0.what {
                     ItemKind::Append { order, .. } if order <= last => had.push(waiting),
                     _ => {
-                        self.carry(session, number, waiting.item.clone());
+                        self.carry(session, number, waiting.item.0.clone());
                         state.queue.insert(number, waiting);
                     }
                 }
@@ -598,6 +675,31 @@ impl BackupLink {
         if state.session == Some(session) {
             state.release_limit = limit;
         }
+    }
+
+    // ---- read leases ----
+
+    /// It is to be left out, or is not: whether it gets no leases any more.
+    pub(crate) fn note_to_go(&self, is_to_go: bool) {
+        self.state().is_to_go = is_to_go;
+    }
+
+    /// Its process is another one than the one that had a lease.
+    pub(crate) fn note_restarted(&self) {
+        self.state().leased = None;
+    }
+
+    /// It gets no leases any more. Returns for how long it may have one.
+    pub(super) fn end_leases(&self) -> Duration {
+        let mut state = self.state();
+        state.is_to_go = true;
+        // Longer than the lease, as for promises: its clock may run more slowly than this one.
+        state.leased.map_or(Duration::ZERO, |since| (since + SUSPECT_AFTER).since(self.env.now()))
+    }
+
+    /// When the promise ends that it has given last.
+    pub(super) fn promise_ends(&self) -> Option<Moment> {
+        self.state().granted.map(|sent| sent + LEASE)
     }
 
     // ---- what it may have lost ----
@@ -681,7 +783,7 @@ impl BackupLink {
         self.env.spawn(Box::pin(async move {
             let mut said = first;
             loop {
-                link.beat_once(session).await;
+                link.beat_once(session, None).await;
                 let mut state = link.state();
                 let released = link.released(&state);
                 if released == said || state.session != Some(session) {
@@ -695,7 +797,7 @@ impl BackupLink {
     }
 
     /// A beat of the steady ones; ends the session of a member that has been silent for too long, and of a learner that is too slow.
-    pub(crate) fn steady_beat(self: &Arc<Self>, session: GroupSession) {
+    pub(crate) fn steady_beat(self: &Arc<Self>, session: GroupSession, offer: Option<LeaseOffer>) {
         if self.does_not_keep_up() {
             return self.lose(session, LinkEnd::TooSlow);
         }
@@ -703,7 +805,7 @@ impl BackupLink {
             return self.lose(session, LinkEnd::Lost("it does not answer".into()));
         }
         let link = self.clone();
-        self.env.spawn(Box::pin(async move { link.beat_once(session).await }));
+        self.env.spawn(Box::pin(async move { link.beat_once(session, offer).await }));
     }
 
     fn does_not_keep_up(&self) -> bool {
@@ -711,23 +813,28 @@ impl BackupLink {
         let is_sync =
             |what: &ItemKind| matches!(what, ItemKind::Sync { .. } | ItemKind::SyncAll { .. });
         let is_late = |waiting: &QueuedItem| {
-            now.since(waiting.since) > LEARNER_LIMIT && !is_sync(&waiting.item.what)
+            now.since(waiting.since) > LEARNER_LIMIT && !is_sync(&waiting.item.0.what)
         };
         matches!(state.part, LinkPart::Learning { .. }) && state.queue.values().any(is_late)
     }
 
-    async fn beat_once(&self, session: GroupSession) {
+    async fn beat_once(&self, session: GroupSession, offer: Option<LeaseOffer>) {
         let map = self.said.map();
         let epoch = map.epoch;
-        let (released, map) = {
-            let state = self.state();
+        let beat = {
+            let mut state = self.state();
             if state.session != Some(session) {
                 return;
             }
-            (self.released(&state), (state.told < epoch).then_some(map))
+            let number = state.next_beat;
+            state.next_beat += 1;
+            let offer = offer.filter(|_| map.members.contains(&self.id));
+            let lease = offer.and_then(|offer| state.lease(offer, &self.env));
+            let (released, settled) = (self.released(&state), state.settled());
+            let map = (state.told < epoch).then_some(map);
+            Beat { session, released, map, number, settled, lease }
         };
-        let header = messages::encode(&Beat { session, released, map });
-        let header = addressed(&self.said.pool, &header);
+        let header = addressed(&self.said.pool, &messages::encode(&beat));
         let request = Request { method: BEAT, header, parts: Vec::new() };
         let sent = Moment::now(&*self.env);
         match self.transport.call(self.peer(), request, BEAT_LIMIT).await {
@@ -736,6 +843,9 @@ impl BackupLink {
                     let mut state = self.state();
                     if state.session == Some(session) {
                         state.told = state.told.max(epoch);
+                        if state.beat_heard.is_none_or(|(number, _)| number < beat.number) {
+                            state.beat_heard = Some((beat.number, self.env.now()));
+                        }
                         state.note(report, self.env.now(), sent);
                     }
                 }
@@ -759,12 +869,43 @@ impl LinkState {
         self.report = Some(BackupReport { applied, ..report });
     }
 
+    /// The first item that some member may lack the bytes of.
+    fn settled(&mut self) -> u64 {
+        while let Some(first) = self.unsettled.first_entry() {
+            if !first.get().is_everywhere() {
+                return *first.key();
+            }
+            first.remove();
+        }
+        self.next_number
+    }
+
+    /// A read lease for a beat that is sent now, if the member may have one: it must have all bytes as the primary has them.
+    fn lease(&mut self, LeaseOffer { ends, boot }: LeaseOffer, env: &Env) -> Option<ReadLease> {
+        let (since, heard) = self.beat_heard?;
+        let is_equal = self.part == LinkPart::Member
+            && self.to_mend.is_empty()
+            && self.settled() >= self.session_from;
+        // Looked at when the answer was here, so that the member's time began before.
+        let remaining = Moment::now(&**env).until(ends).min(LEASE);
+        let remaining_ms = u16::try_from(remaining.as_millis()).ok().filter(|left| *left > 0)?;
+        if !is_equal || self.is_to_go {
+            return None;
+        }
+        self.leased = self.leased.max(Some(heard));
+        Some(ReadLease { since, remaining_ms, boot })
+    }
+
     /// It takes part no more. Returns what waited for it.
     fn leave(&mut self) -> Vec<QueuedItem> {
         self.part = LinkPart::CatchingUp;
         self.session = None;
         self.run = None;
         self.granted = None;
+        self.beat_heard = None;
+        self.leased = None;
+        self.is_to_go = false;
+        self.unsettled.clear();
         self.to_mend.clear();
         self.copied = None;
         self.waiting_for_session.clear();

@@ -17,7 +17,8 @@ mod link;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use atoll_env::{Env, Moment, Notify};
 use atoll_net::Transport;
@@ -31,7 +32,7 @@ use crate::pool_map::PoolMap;
 use crate::routing::PoolId;
 
 pub use self::link::CopyProgress;
-pub(crate) use self::link::{BackupLink, HandedItem, LinkEnd, SUSPECT_AFTER};
+pub(crate) use self::link::{BackupLink, HandedItem, LEASE, LeaseOffer, LinkEnd, SUSPECT_AFTER};
 
 /// The values that the primary sends to every other member with its beats and items.
 struct PrimaryAnnouncement {
@@ -41,6 +42,8 @@ struct PrimaryAnnouncement {
     map: Mutex<PoolMap>,
     /// Members may have lost bytes so often, or are others.
     losses: AtomicU64,
+    /// The run of the server that clients work with; none before there is one.
+    boot: OnceLock<u64>,
     /// Something has changed about a link.
     has_news: Notify,
 }
@@ -76,6 +79,7 @@ impl Backups {
             released: AtomicU64::new(released),
             map: Mutex::new(map.clone()),
             losses: AtomicU64::new(0),
+            boot: OnceLock::new(),
             has_news: Notify::default(),
         });
         let backups = Backups {
@@ -129,8 +133,9 @@ impl Backups {
     /// Hands something to all that take part; returns when all have it. [`Errno::EIO`](atoll_vfs::Errno::EIO) if this member has
     /// stopped its work before.
     pub(crate) async fn hand(&self, what: ItemKind, bytes: Bytes) -> DiskResult<()> {
-        let item = Arc::new(HandedItem { what, bytes });
-        let handed = join_all(self.links().iter().map(|link| link.hand(item.clone()))).await;
+        let links = self.links();
+        let item = HandedItem::for_all(what, bytes, links.len());
+        let handed = join_all(links.iter().map(|link| link.hand(item.clone()))).await;
         handed.into_iter().collect()
     }
 
@@ -227,6 +232,30 @@ impl Backups {
     /// Whether all members have promised, until now at least, to follow nobody else.
     pub(crate) fn has_leases(&self, now: Moment) -> bool {
         self.members().all(|link| link.has_granted(now))
+    }
+
+    /// Clients work with this run of the server: other members may answer their reads from now on.
+    pub(crate) fn serve(&self, boot: u64) {
+        // A primary begins to serve once.
+        let _ = self.said.boot.set(boot);
+    }
+
+    /// What can be leased to members now; nothing before clients are served, and without leases of all members.
+    pub(crate) fn lease_offer(&self) -> Option<LeaseOffer> {
+        let boot = *self.said.boot.get()?;
+        let ends: Option<Vec<Moment>> = self.members().map(|link| link.promise_ends()).collect();
+        let earliest = |one: Moment, other: Moment| Moment {
+            steady: one.steady.min(other.steady),
+            unix_ms: one.unix_ms.min(other.unix_ms),
+        };
+        Some(LeaseOffer { ends: ends?.into_iter().reduce(earliest)?, boot })
+    }
+
+    /// Gives no more read leases to those that a map leaves out; returns for how long some of them may have one.
+    pub(crate) fn end_leases(&self, map: &PoolMap) -> Duration {
+        let links = self.links();
+        let gone = links.iter().filter(|link| !map.members.contains(&link.id));
+        gone.map(|link| link.end_leases()).max().unwrap_or_default()
     }
 
     /// Changes whenever a member may have lost bytes, or members are others.

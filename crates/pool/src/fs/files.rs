@@ -59,7 +59,9 @@ impl<D: Disk> PoolFs<D> {
         if !flags.reads() {
             return Err(Errno::EBADF);
         }
-        self.member.disk.read(&file, offset, len as usize).await
+        let bytes = self.member.disk.read(&file, offset, len as usize).await;
+        self.note_seen(id);
+        bytes
     }
 
     pub(super) async fn write_file(

@@ -13,7 +13,7 @@ mod files;
 mod names;
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::{Elapsed, Env, timeout};
@@ -50,13 +50,30 @@ pub struct PoolFs<D: Disk> {
     origin: Option<CallOrigin>,
     /// What is to be dropped when the call is done: each call has a clone of this.
     kept: Option<Arc<dyn Any + Send + Sync>>,
+    /// Writes of files that the call has looked at meanwhile: it is answered when they have ended.
+    awaited: Arc<AwaitedWrites>,
+}
+
+/// Writes that some members may not have, and that a call has seen.
+#[derive(Default)]
+struct AwaitedWrites(Mutex<Vec<oneshot::Receiver<()>>>);
+
+impl AwaitedWrites {
+    /// Waits until they have ended: all members have them, or this member takes no part any more.
+    async fn end(&self) {
+        let awaited = std::mem::take(&mut *self.0.lock().expect("no holder of this lock panics"));
+        for write in awaited {
+            // It ends by being dropped.
+            let _ = write.await;
+        }
+    }
 }
 
 impl<D: Disk> Clone for PoolFs<D> {
     fn clone(&self) -> PoolFs<D> {
-        let PoolFs { member, siblings, origin, kept } = self;
+        let PoolFs { member, siblings, origin, kept, awaited } = self;
         let (member, siblings, kept) = (member.clone(), siblings.clone(), kept.clone());
-        PoolFs { member, siblings, origin: *origin, kept }
+        PoolFs { member, siblings, origin: *origin, kept, awaited: awaited.clone() }
     }
 }
 
@@ -64,7 +81,10 @@ impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
         let (member, report) = PoolMember::open(env, disk).await?;
-        Ok((PoolFs { member, siblings: None, origin: None, kept: None }, report))
+        Ok((
+            PoolFs { member, siblings: None, origin: None, kept: None, awaited: Arc::default() },
+            report,
+        ))
     }
 
     /// The file system of a primary.
@@ -72,7 +92,7 @@ impl<D: Disk> PoolFs<D> {
         member: Arc<PoolMember<D>>,
         siblings: Option<Arc<dyn SiblingGroups>>,
     ) -> PoolFs<D> {
-        PoolFs { member, siblings, origin: None, kept: None }
+        PoolFs { member, siblings, origin: None, kept: None, awaited: Arc::default() }
     }
 
     /// What the pool was made with.
@@ -89,10 +109,23 @@ impl<D: Disk> PoolFs<D> {
     where
         F: Future<Output = DiskResult<T>> + Send + 'static,
     {
-        let work = work(self.clone());
+        let awaited: Arc<AwaitedWrites> = Arc::default();
+        let work = work(PoolFs { awaited: awaited.clone(), ..self.clone() });
         match self.member.in_group {
             false => Box::pin(work),
-            true => self.call_apart(work),
+            true => self.call_apart(async move {
+                let done = work.await;
+                awaited.end().await;
+                done
+            }),
+        }
+    }
+
+    /// The call looks at a file: it is answered when all members have what was being written of it by then, for the next one may be made
+    /// on another member.
+    fn note_seen(&self, id: FileId) {
+        if let Some(write) = self.member.until_written(id) {
+            self.awaited.0.lock().expect("no holder of this lock panics").push(write);
         }
     }
 
@@ -117,6 +150,7 @@ impl<D: Disk> PoolFs<D> {
 
     /// Attributes as callers see them.
     fn attr(&self, id: FileId, stat: &Stat) -> DiskResult<Attr> {
+        self.note_seen(id);
         let nlink = match stat.kind {
             // Below a placeholder is a directory, too.
             FileKind::Directory if stat.nlink > 1 => {
@@ -374,7 +408,9 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
         self.call(async move |pool| {
             let (file, _) = pool.opened_file(inode.into(), handle)?;
-            pool.member.disk.seek(&file, offset, to).await
+            let found = pool.member.disk.seek(&file, offset, to).await;
+            pool.note_seen(inode.into());
+            found
         })
     }
 

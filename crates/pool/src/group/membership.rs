@@ -9,6 +9,9 @@
 //! any more before it goes: whoever decides that it goes stays. With the members the
 //! voters change ([`crate::pool_map::MapVoters`]); one that has been silent for [`DEAD_AFTER`] is replaced.
 //!
+//! A member that a map leaves out may have a read lease ([`crate::backups`]): before that map is taken over, the primary waits until it has
+//! ended, but for a member that was restarted, or has said that its disk failed.
+//!
 //! A primary may answer as long as all members of its epoch have promised, until then at least, to follow nobody else
 //! ([`crate::backups::LEASE`]): none of them can be the primary of the next epoch before. Alone it may always: nobody else proposes.
 
@@ -251,6 +254,7 @@ impl<D: Disk> EpochMembership<D> {
             };
             match asked {
                 Some(Ok(decided)) => {
+                    membership.outwait_leases(&decided).await;
                     if !membership.adopt(&decided) {
                         return seat.end_lead(&primary, &decided);
                     }
@@ -297,6 +301,9 @@ impl<D: Disk> EpochMembership<D> {
         let mut members: BTreeSet<PeerId> = [map.primary].into();
         let there = links.iter().filter(|link| link.is_member() && !link.is_gone()).filter(stays);
         members.extend(there.map(|link| link.id));
+        for link in links.iter() {
+            link.note_to_go(!members.contains(&link.id));
+        }
         let silent: BTreeSet<PeerId> =
             links.iter().filter(|link| link.silence() > DEAD_AFTER).map(|link| link.id).collect();
         let voters = map.voters.of(&edited, |id| silent.contains(&id), |id| members.contains(&id));
@@ -330,6 +337,15 @@ impl<D: Disk> EpochMembership<D> {
             self.silenced = Some(now);
         }
         is_due
+    }
+
+    /// Waits until members that a map leaves out have no read leases any more: then changes are made without them.
+    async fn outwait_leases(&self, decided: &PoolMap) {
+        let Primary { backups, run, env, .. } = &*self.primary;
+        let map = backups.map();
+        if (decided.primary, decided.run) == (map.primary, *run) && decided.epoch > map.epoch {
+            sleep(&**env, backups.end_leases(decided)).await;
+        }
     }
 
     /// Takes a map over that was decided; false if another member is the primary by it.

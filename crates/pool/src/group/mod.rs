@@ -12,7 +12,8 @@
 //! The pool's map ([`crate::map`]) says who belongs to the pool, who is the primary, and who is a *member of the epoch*: has everything that was answered.
 //! The primary decides every change and gives it its place in one order. A change of names or attributes is answered when all
 //! members of the epoch have it durably in their journals and the primary has made it; the others make it when they hear that. Bytes go
-//! to all in place, and are durable on all after a sync. Clients work with the primary alone, through any member ([`GroupMember::call`]).
+//! to all in place, and are durable on all after a sync. Clients work with the primary, through any member ([`GroupMember::call`]); reads of
+//! files whose bytes all members have, the member may answer itself.
 //!
 //! **Who proposes maps.** The primary leaves out a member that is silent, and adds one that has everything again. A member that has not heard
 //! of the primary for longer than its own promise to it proposes itself. All members of an epoch have all answered changes, so each of
@@ -65,7 +66,7 @@ use crate::messages::{
     ITEM, ItemKind, MAP, PoolEdit, SCRUB, refused,
 };
 use crate::pool_groups::LocalGroup;
-use crate::remote::{LockKeeper, METHODS, RemoteServer};
+use crate::remote::{LockKeeper, METHODS, RemoteServer, ReplicaRead};
 use crate::routing::addressed;
 use crate::siblings::SiblingGroups;
 
@@ -83,6 +84,8 @@ const ASK_LIMIT: Duration = Duration::from_secs(1);
 const RESUME_EVERY: Duration = Duration::from_millis(500);
 /// How long a member is asked whether it was restarted.
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
+/// How long a read of this member's own copy may take until the primary is asked.
+const READ_LIMIT: Duration = Duration::from_millis(500);
 /// For so long a restarted member leaves it to others to become the primary that were not.
 const DEFERS: Duration = Duration::from_secs(5);
 
@@ -266,7 +269,7 @@ impl<D: Disk> GroupMember<D> {
         Arc::new(SeatService { seat: Arc::downgrade(&self.seat) })
     }
 
-    /// Makes a call of the file system, on whoever is the primary ([`crate::remote`]).
+    /// Makes a call of the file system, on whoever is the primary ([`crate::remote`]); a read may be answered from this member's own copy.
     ///
     /// # Errors
     /// [`CallError::Unreachable`] also if there is no primary now, or another one before there was an answer.
@@ -281,6 +284,12 @@ impl<D: Disk> GroupMember<D> {
         let lead = self.seat.lead();
         let served = lead.as_ref().filter(|lead| lead.server.is_some())?;
         Some(PoolFs::of_primary(served.primary.member.clone(), self.seat.siblings.clone()))
+    }
+
+    /// How many reads this member has answered from its own copy while it followed. For tests.
+    #[doc(hidden)]
+    pub fn reads_answered(&self) -> u64 {
+        self.seat.backup.reads_done()
     }
 
     /// How the pool stands.
@@ -371,6 +380,14 @@ impl<D: Disk> GroupSeat<D> {
                 Err(_) => Err(CallError::TimedOut),
             };
         }
+        let until = self.env.now() + limit;
+        if let Some(read) = ReplicaRead::of(&request) {
+            let read = self.backup.read(read);
+            if let Ok(Some(bytes)) = timeout(&*self.env, limit.min(READ_LIMIT), read).await {
+                return Ok(ReplicaRead::reply(bytes));
+            }
+        }
+        let limit = until.since(self.env.now());
         let Request { method, header, parts } = request;
         let request =
             Request { method, header: addressed(&self.settings.address(), &header), parts };
@@ -587,7 +604,7 @@ impl<D: Disk> GroupSeat<D> {
             match member.followed() {
                 Some(_) => inherit(&member, &backups, began).await?,
                 None => {
-                    member.lead(backups);
+                    member.lead(backups.clone());
                     member.change(began).await?;
                 }
             }
@@ -611,6 +628,7 @@ impl<D: Disk> GroupSeat<D> {
         let mut lead = self.lead();
         // It may have been ended, or another member the primary, meanwhile.
         if let Some(lead) = lead.as_mut().filter(|lead| Arc::ptr_eq(&lead.primary, &primary)) {
+            backups.serve(server.boot());
             lead.server = Some(server);
         }
         Ok(())

@@ -164,6 +164,7 @@ impl<D: Disk> Primary<D> {
             None => stands.session > 0,
         };
         if is_member && !is_trusted {
+            link.note_restarted();
             return Err(LinkEnd::Interrupted("it was restarted".into()));
         }
         if is_member && stands.copying.is_some() {
@@ -271,7 +272,7 @@ impl<D: Disk> Primary<D> {
                     change => change,
                 };
                 let what = ItemKind::Append { order, change: change.encode() };
-                Arc::new(HandedItem { what, bytes: Bytes::new() })
+                HandedItem::new(what, Bytes::new())
             });
             for handed in join_all(items.map(|item| link.hand_over(session, item))).await {
                 handed?;
@@ -353,8 +354,7 @@ impl<D: Disk> Primary<D> {
         if let Some(copying) = copying {
             self.hand_states(link, session, copying.order, &remembered).await?;
         }
-        let hand_over =
-            |what| link.hand_over(session, Arc::new(HandedItem { what, bytes: Bytes::new() }));
+        let hand_over = |what| link.hand_over(session, HandedItem::new(what, Bytes::new()));
         hand_over(ItemKind::SyncAll { after: self.backups.released() }).await?;
         if copying.is_some() {
             hand_over(ItemKind::Complete).await?;
@@ -445,10 +445,10 @@ async fn keep_link<D: Disk>(primary: Weak<Primary<D>>, link: Arc<BackupLink>, en
             continue;
         }
         while let Some(session) = link.session() {
-            if primary.strong_count() == 0 {
+            let Some(offer) = primary.upgrade().map(|primary| primary.backups.lease_offer()) else {
                 return;
-            }
-            link.steady_beat(session);
+            };
+            link.steady_beat(session, offer);
             let beat = sleep(&*env, BEAT_EVERY);
             select(pin!(link.went_down.notified()), beat).await;
         }

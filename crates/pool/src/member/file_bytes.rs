@@ -4,22 +4,26 @@
 //! it is durable nowhere yet. Before the first write into a range since the file was last synced, all members journal that the
 //! range may differ ([`crate::marks`]). A sync is one on all members; then one change clears the marks that it covers.
 //!
-//! One write of a file is under way at a time, which the caller's lock of the file sees to, so all members write in one order.
+//! One write of a file is under way at a time, which the caller's lock of the file sees to, so all members write in one order. What the
+//! primary shows of a file is answered when no member lacks it ([`PoolMember::until_written`]), since others may be asked next
+//! ([`PoolMember::read_here`]).
 //!
 //! A file without a name is the primary's alone.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::timeout;
 use atoll_vfs::{Errno, FileKind};
 use bytes::Bytes;
+use futures_channel::oneshot;
 
 use super::PoolMember;
 use crate::backups::{BackupLink, Backups, HandedItem};
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::{Disk, DiskResult, TimeToSet};
+use crate::index::FileRecord;
 use crate::layout::FileId;
 use crate::marks::{MARK_BYTES, WHOLE, marks_of};
 use crate::messages::{ItemKind, MAX_ITEM_BYTES};
@@ -43,8 +47,13 @@ struct MarkedWrite<'a, D: Disk> {
 impl<D: Disk> Drop for MarkedWrite<'_, D> {
     fn drop(&mut self) {
         self.member.marks().end_write(self.id, &self.marks);
+        self.member.writes().remove(&self.id);
     }
 }
+
+/// Files that are being written, which some members may not have: one write of a file at a time, and those who wait for its end. They
+/// are woken when it is dropped.
+pub(crate) type WritesUnderWay = BTreeMap<FileId, Vec<oneshot::Sender<()>>>;
 
 impl<D: Disk> PoolMember<D> {
     /// Those that get this file's bytes.
@@ -65,7 +74,22 @@ impl<D: Disk> PoolMember<D> {
             self.change(PoolChange::Marked { id, marks: missing }).await?;
         }
         self.marks().begin_write(id, &marks);
+        self.writes().insert(id, Vec::new());
         Ok(MarkedWrite { member: self, id, marks })
+    }
+
+    fn writes(&self) -> MutexGuard<'_, WritesUnderWay> {
+        self.writes.lock().expect("no holder of this lock panics")
+    }
+
+    /// Resolves when all members have what is being written of a file now; none if nothing is.
+    pub(crate) fn until_written(&self, id: FileId) -> Option<oneshot::Receiver<()>> {
+        let mut writes = self.writes();
+        let waiting = writes.get_mut(&id)?;
+        let (sender, receiver) = oneshot::channel();
+        waiting.retain(|waiting| !waiting.is_canceled());
+        waiting.push(sender);
+        Some(receiver)
     }
 
     /// Writes bytes on all members; returns how many there was room for.
@@ -329,7 +353,7 @@ impl<D: Disk> PoolMember<D> {
         let bytes = self.disk.read(&file, offset, len).await?;
         let after = self.backups().map_or(0, |backups| backups.needed_by(id));
         let what = ItemKind::Mend { id, after, offset, size_bytes, mtime };
-        link.give(Arc::new(HandedItem { what, bytes })).await?;
+        link.give(HandedItem::new(what, bytes)).await?;
         Ok(Some(size_bytes))
     }
 
@@ -347,7 +371,7 @@ impl<D: Disk> PoolMember<D> {
             _ => {}
         }
         let Some(id) = what.file() else { return Err(Errno::EINVAL) };
-        let _turn = self.turns.write(id.0).await;
+        let turn = self.turns.write(id.0).await;
         let (node, file) = {
             // No directory moves meanwhile.
             let _still = self.whole.read(super::whole::MOVES).await;
@@ -372,6 +396,8 @@ impl<D: Disk> PoolMember<D> {
             }
             ItemKind::Sync { mtime, .. } => {
                 self.disk.set_times(&node, None, time_to_set(*mtime)).await?;
+                // Reads and writes of the file do not wait for the device, as on the primary.
+                drop(turn);
                 self.disk.sync_file(&file, false).await
             }
             ItemKind::Mend { offset, size_bytes, mtime, .. } => {
@@ -407,6 +433,34 @@ impl<D: Disk> PoolMember<D> {
         }
         self.write_here(file, offset, bytes).await?;
         self.disk.set_times(node, None, time_to_set(mtime)).await
+    }
+
+    /// Reads a regular file that has a name. No bytes of it are being written when `may_read` is asked, and until they are read. None if it may
+    /// not be read, or a change of its names waits to be made: who has it open may have it without a name.
+    pub(crate) async fn read_here(
+        &self,
+        id: FileId,
+        (offset, len): (u64, usize),
+        may_read: impl Fn() -> bool,
+    ) -> DiskResult<Option<Bytes>> {
+        // Before a lock that a write or a sync may have for long.
+        if !may_read() {
+            return Ok(None);
+        }
+        let (record, file) = {
+            // No directory moves meanwhile. This is let go of before the file is locked: on a primary others take these locks in this
+            // order, and on a backup in the other one.
+            let _still = self.whole.read(super::whole::MOVES).await;
+            let is_regular = |record: &FileRecord| record.kind == FileKind::Regular;
+            let Some(record) = self.record(id)?.filter(is_regular) else { return Ok(None) };
+            (record, self.disk.open(&self.node(id).await?).await?)
+        };
+        let _turn = self.turns.read(id.0).await;
+        // It may be gone, or be another inode since it was made again.
+        if !may_read() || self.awaits_names(id) || self.record(id)? != Some(record) {
+            return Ok(None);
+        }
+        self.disk.read(&file, offset, len).await.map(Some)
     }
 
     pub(super) async fn write_here(

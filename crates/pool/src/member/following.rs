@@ -14,6 +14,10 @@ use super::{Decided, LogStand, PoolMember};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::journal::RecordOrder;
+use crate::layout::FileId;
+
+/// The most changes that are looked through for one read.
+const MAX_LOOKED_THROUGH: usize = 256;
 
 /// What a backup has of its primary's changes.
 #[derive(Clone, Default, Debug)]
@@ -59,6 +63,16 @@ impl<D: Disk> PoolMember<D> {
     pub(crate) fn followed(&self) -> Option<(u64, u64)> {
         let followed = self.followed.lock().expect("no holder of this lock panics");
         followed.as_ref().map(|followed| (followed.applied, followed.last()))
+    }
+
+    /// Whether a change of a file's names is in the journal that is not made yet; also on a member that decides its changes, and while many
+    /// wait to be made.
+    pub(crate) fn awaits_names(&self, id: FileId) -> bool {
+        let followed = self.followed.lock().expect("no holder of this lock panics");
+        let is_about = |change: &PoolChange| change.changes_names_of(id);
+        followed.as_ref().is_none_or(|followed| {
+            followed.pending.len() > MAX_LOOKED_THROUGH || followed.pending.values().any(is_about)
+        })
     }
 
     /// Where this backup stands in the order of changes.
@@ -178,7 +192,6 @@ pub(super) fn split_released(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::FileId;
 
     /// A primary that lost power gives orders again which it had withdrawn.
     #[test]

@@ -153,7 +153,7 @@ impl<D: Disk> PoolMember<D> {
         }
         // Whatever has changed the file is among these.
         let after = self.changes_so_far();
-        let give = |what, bytes| link.give(Arc::new(HandedItem { what, bytes }));
+        let give = |what, bytes| link.give(HandedItem::new(what, bytes));
         let names = xattr_names(&*self.disk, &node).await?;
         let list = names.iter().flat_map(|name| name.iter().chain(&[0]).copied()).collect();
         give(ItemKind::XattrNames { id, after }, list).await?;

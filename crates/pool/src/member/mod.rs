@@ -35,6 +35,7 @@ use atoll_env::{Env, Instant, timeout};
 use atoll_vfs::Errno;
 use bytes::Bytes;
 
+use self::file_bytes::WritesUnderWay;
 use self::following::FollowedChanges;
 use crate::backups::Backups;
 use crate::calls::{CallId, DoneCall, DoneCalls, KnownCall};
@@ -134,6 +135,8 @@ pub(crate) struct PoolMember<D: Disk> {
     log: Mutex<ChangeLog>,
     /// Where bytes of members may differ; nowhere in a pool of one.
     marks: Mutex<Marks>,
+    /// What is being written on all members.
+    writes: Mutex<WritesUnderWay>,
     /// It does no more work, whatever its disk could do.
     is_closed: AtomicBool,
     /// The calls that made the last changes.

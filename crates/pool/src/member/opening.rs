@@ -568,6 +568,7 @@ impl<D: Disk> PoolMember<D> {
             followed: Mutex::default(),
             log: Mutex::default(),
             marks: Mutex::default(),
+            writes: Mutex::default(),
             is_closed: AtomicBool::new(false),
             done: Mutex::default(),
             crossings: Mutex::default(),

@@ -171,7 +171,7 @@ impl LockKeeper {
         session: GroupSession,
     ) -> DiskResult<()> {
         let (what, bytes) = self.whole();
-        link.hand_over(session, Arc::new(HandedItem { what, bytes })).await
+        link.hand_over(session, HandedItem::new(what, bytes)).await
     }
 
     fn whole(&self) -> (ItemKind, Bytes) {

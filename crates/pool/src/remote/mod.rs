@@ -30,3 +30,4 @@ pub use route::{PeerRoute, Route};
 pub use server::RemoteServer;
 pub use spread::{OpenGroup, SpreadFs};
 pub use wire::METHODS;
+pub(crate) use wire::ReplicaRead;

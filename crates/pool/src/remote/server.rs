@@ -115,6 +115,11 @@ impl RemoteServer {
         RemoteServer { shared }
     }
 
+    /// Which run of the server this is, as its clients say in their calls.
+    pub(crate) fn boot(&self) -> u64 {
+        self.shared.boot
+    }
+
     /// How many sessions there are, and what they have open in all.
     pub fn counts(&self) -> (usize, usize) {
         self.shared.locked().counts()
@@ -546,7 +551,7 @@ impl ServerShared {
                 self.hold(session, &entry)?;
                 Ok((FileReply::Created((&entry).into(), opened), None))
             }
-            FileCall::Read { inode, handle, offset, len } => {
+            FileCall::Read { inode, handle, offset, len, anywhere: _ } => {
                 let handle = self.file(session, inode, handle)?;
                 let len = len.min(wire::MAX_DATA_BYTES as u32);
                 let data = fs.read(InodeNumber(inode), handle, offset, len).await?;

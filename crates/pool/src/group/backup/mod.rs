@@ -9,27 +9,33 @@
 //! 2.3). It keeps that promise by its own silence: before it proposes another primary it has not heard of the one it follows for
 //! longer than the promise lasts, and from then on it answers nothing of that epoch any more ([`Backup::stand`]).
 //!
+//! **Reads** of clients on this machine are answered from its own copy under a lease of the primary ([`reading`]). A lease is of one session: it ends
+//! when that ends, when this member proposes another primary, and when its disk fails.
+//!
 //! Until the first session the disk is as a crash has left it: which changes of the journal are to be made, the primary says, or this
 //! member when it becomes the primary. A run without a session may have lost bytes that were answered, with its machine's memory.
 
 mod copied;
+mod reading;
 
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use atoll_env::{BoxFuture, Env, Instant, Notify, timeout};
+use atoll_env::{BoxFuture, Env, Instant, Moment, Notify, timeout};
 use atoll_key::PeerId;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_vfs::Errno;
 use bytes::Bytes;
 use futures_channel::oneshot;
 
+use self::reading::ReplicaReads;
 use super::MemberStatus;
 use crate::backups::SUSPECT_AFTER;
 use crate::change::{MAX_CHANGE_BYTES, PoolChange};
 use crate::disk::Disk;
+use crate::layout::FileId;
 use crate::locks::{CopyOutcome, LockCopy};
 use crate::map::PoolMap;
 use crate::member::{CopiedMember, LogStand, Makes, OpenError, PoolMember, UnrecoveredMember};
@@ -38,6 +44,7 @@ use crate::messages::{
     GroupSession, HELLO, HelloReply, ITEM, ItemHeader, ItemKind, MAX_BATCH_BYTES, SCRUB, ScrubCall,
     refused,
 };
+use crate::remote::ReplicaRead;
 use crate::turns::Turns;
 
 /// How long an item waits for changes that come before it, until it is called for again.
@@ -112,6 +119,10 @@ struct BackupState<D: Disk> {
     waiting: Vec<oneshot::Sender<()>>,
     /// The locks of the pool's clients.
     locks: LockCopy,
+    /// What may be read here in this session.
+    reads: ReplicaReads,
+    /// How many reads were answered here.
+    reads_done: u64,
 }
 
 /// See the module.
@@ -157,6 +168,8 @@ impl<D: Disk> Backup<D> {
                 is_removed: false,
                 waiting: Vec::new(),
                 locks: LockCopy::default(),
+                reads: ReplicaReads::default(),
+                reads_done: 0,
             }),
             under_way: Turns::default(),
             has_released: Arc::default(),
@@ -423,6 +436,7 @@ impl<D: Disk> Backup<D> {
             // It may have taken long.
             self.hear(&mut state, &map)?;
             state.session = Some(session);
+            state.reads = ReplicaReads::default();
             state.items.clear();
             state.answered = 0;
             state.released = 0;
@@ -449,6 +463,49 @@ impl<D: Disk> Backup<D> {
         state.heard = self.env.now();
         state.is_removed = false;
         Ok(())
+    }
+
+    // ---- reads ----
+
+    /// The session in which clients of a run of the primary's server may be answered now.
+    fn read_session(&self, state: &BackupState<D>, boot: u64) -> Option<GroupSession> {
+        let session = state.session?;
+        // A newer map may be known that no primary has told of yet.
+        let is_member =
+            state.map.run == session.primary_run && state.map.members.contains(&self.local.id);
+        let is_leased = || state.reads.is_leased(boot, Moment::now(&*self.env));
+        (is_member && is_leased()).then_some(session)
+    }
+
+    /// Answers a read from this member's own copy; none if it must be asked of the primary.
+    pub(super) async fn read(&self, read: ReplicaRead) -> Option<Bytes> {
+        let ReplicaRead { boot, inode, offset, len } = read;
+        let id = FileId::from(inode);
+        let (member, session) = {
+            let state = self.state();
+            let Phase::Serving(member) = &state.phase else { return None };
+            let session = self.read_session(&state, boot)?;
+            (member.clone(), session)
+        };
+        let may_read = || {
+            let state = self.state();
+            self.read_session(&state, boot) == Some(session) && state.reads.is_settled(id)
+        };
+        let bytes = member.read_here(id, (offset, len), may_read).await;
+        // One that cannot be read here may be so elsewhere.
+        let bytes = bytes.ok().flatten()?;
+        let mut state = self.state();
+        if self.read_session(&state, boot) != Some(session) {
+            // The bytes may be old by now.
+            return None;
+        }
+        state.reads_done += 1;
+        Some(bytes)
+    }
+
+    /// How many reads were answered here.
+    pub(super) fn reads_done(&self) -> u64 {
+        self.state().reads_done
     }
 
     /// What the primary has released is made by [`make_released`].
@@ -488,6 +545,9 @@ impl<D: Disk> Backup<D> {
                 Some(map) => self.hear(&mut state, &map)?,
                 None => state.heard = self.env.now(),
             }
+            let now = Moment::now(&*self.env);
+            state.reads.note_settled(beat.settled);
+            state.reads.note_beat(beat.number, beat.lease, now);
         }
         self.note_released(beat.session, beat.released);
         self.report(&member).await
@@ -504,6 +564,7 @@ impl<D: Disk> Backup<D> {
                 return Err(self.no_session_of(&state));
             }
             state.heard = self.env.now();
+            state.reads.note_settled(header.settled);
             state.answered = state.answered.max(header.answered);
             let answered = state.answered;
             if header.number < answered {
@@ -521,6 +582,11 @@ impl<D: Disk> Backup<D> {
                 Some(ItemProgress::UnderWay(waiting)) => waiting.push(sender),
                 None => {
                     state.items.insert(header.number, ItemProgress::UnderWay(vec![sender]));
+                    if header.what.changes_bytes()
+                        && let Some(id) = header.what.file()
+                    {
+                        state.reads.note_item(header.number, id);
+                    }
                     // It goes on if the call is given up.
                     let (backup, member) = (self.clone(), member.clone());
                     let ItemHeader { session, number, released, what, .. } = header.clone();

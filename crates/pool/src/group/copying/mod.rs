@@ -488,7 +488,7 @@ impl BytesCopy<'_> {
             }
         }
         self.bytes += len;
-        let item = Arc::new(HandedItem { what, bytes });
+        let item = HandedItem::new(what, bytes);
         let (link, session) = (self.link.clone(), self.session);
         let handed = async move { (len, link.hand_over(session, item).await) };
         self.under_way.push(Box::pin(handed));
@@ -506,7 +506,7 @@ impl BytesCopy<'_> {
     async fn note(&mut self, id: FileId) -> DiskResult<()> {
         while self.one_arrives().await? {}
         let what = ItemKind::CopiedUpto { id, done: self.amount };
-        self.link.hand_over(self.session, Arc::new(HandedItem { what, bytes: Bytes::new() })).await
+        self.link.hand_over(self.session, HandedItem::new(what, Bytes::new())).await
     }
 
     fn progress(&self, now: Instant) -> CopyProgress {

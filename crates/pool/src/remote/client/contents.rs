@@ -10,7 +10,7 @@ use super::super::wire::{CallClass, FileCall, FileReply, MAX_DATA_BYTES, WireCal
 use super::attempt::{Asked, Attempt, bytes, errno, nothing};
 use super::exchange::Stop;
 use super::unstable::UnstableChange;
-use super::{Client, OpenAtClient, WAIT_LIMIT};
+use super::{Client, OpenAtClient, OpenKind, WAIT_LIMIT};
 use crate::locks::LockSession;
 
 /// How often an append is tried at the place where the file was said to end; a guess at how many clients append to one file. Beyond,
@@ -86,12 +86,14 @@ impl Client {
         len: u32,
     ) -> Result<Bytes, Errno> {
         let inode = open.inode;
+        let is_readable = matches!(open.kind, OpenKind::File(flags) if flags.reads());
+        let anywhere = is_readable && !self.reads_at_server.load(Ordering::Relaxed);
         let mut all = BytesMut::new();
         let mut left = len as usize;
         loop {
             let wanted = left.min(MAX_DATA_BYTES);
             let offset = offset.checked_add(all.len() as u64).ok_or(Errno::EINVAL)?;
-            let read = FileCall::Read { inode, handle: 0, offset, len: wanted as u32 };
+            let read = FileCall::Read { inode, handle: 0, offset, len: wanted as u32, anywhere };
             let piece = self.ask(read, None, Some(inode), Some(open.clone())).await;
             let piece = piece.and_then(bytes)?;
             if piece.len() > wanted {

@@ -32,7 +32,7 @@ mod unstable;
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -101,11 +101,18 @@ impl RemoteFs {
             invalidations: Arc::default(),
             recent: Mutex::default(),
             has_no_flush: AtomicBool::new(false),
+            reads_at_server: AtomicBool::new(false),
             work: Arc::default(),
         });
         let (weak, work) = (Arc::downgrade(&client), client.work.clone());
         env.spawn(Box::pin(keep_up(env.clone(), weak, work)));
         Ok(RemoteFs { client })
+    }
+
+    /// Has the server alone answer reads, or any member that has the bytes: to measure the difference.
+    #[doc(hidden)]
+    pub fn read_at_server(&self, is_alone: bool) {
+        self.client.reads_at_server.store(is_alone, Ordering::Relaxed);
     }
 }
 
@@ -195,6 +202,8 @@ struct Client {
     recent: Mutex<RecentlyTold>,
     /// The server delays no writes.
     has_no_flush: AtomicBool,
+    /// No member but the server is to answer reads.
+    reads_at_server: AtomicBool,
     /// Something is to be forgotten, or this ends.
     work: Arc<Notify>,
 }

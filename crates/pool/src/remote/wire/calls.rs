@@ -217,6 +217,9 @@ pub(in crate::remote) enum FileCall {
         offset: u64,
         #[n(3)]
         len: u32,
+        /// The file is open for reading in this session: any member that has its bytes may answer.
+        #[n(4)]
+        anywhere: bool,
     },
     /// The bytes are the part.
     #[n(19)]

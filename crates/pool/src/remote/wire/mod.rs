@@ -9,7 +9,10 @@ mod values;
 
 use std::ops::RangeInclusive;
 
-use atoll_net::header::Capped;
+use atoll_net::header::{Capped, from_header, to_header};
+use atoll_net::{Reply, Request};
+use atoll_vfs::InodeNumber;
+use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 pub(super) use calls::{CallClass, FileCall, FileReply, Forgotten, WireName, WireOpened};
@@ -123,9 +126,41 @@ pub(super) struct CallHeader {
     pub(super) forgotten: Capped<Forgotten, MAX_LIST>,
 }
 
+/// A read that members may answer that are not the primary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReplicaRead {
+    /// The run of the server that has the client's session.
+    pub(crate) boot: u64,
+    pub(crate) inode: InodeNumber,
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
+}
+
+impl ReplicaRead {
+    /// The read that a request asks for; none if it asks for something else, or cannot be read, which is the server's to say.
+    pub(crate) fn of(request: &Request) -> Option<ReplicaRead> {
+        if request.method != CALL || !request.parts.is_empty() {
+            return None;
+        }
+        let CallHeader { of, number, call, .. } = from_header(&request.header).ok()?;
+        let FileCall::Read { inode, offset, len, anywhere: true, .. } = call else { return None };
+        let len = (len as usize).min(MAX_DATA_BYTES);
+        number.is_none().then_some(ReplicaRead {
+            boot: of.boot,
+            inode: InodeNumber(inode),
+            offset,
+            len,
+        })
+    }
+
+    /// The answer to it.
+    pub(crate) fn reply(bytes: Bytes) -> Reply {
+        Reply { header: to_header(&Answer::Done(FileReply::Bytes)), parts: vec![bytes] }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use atoll_net::header::{from_header, to_header};
     use atoll_vfs::{Caller, FileLock, Handle, LockKind, LockRange, SetAttr, SetTime};
     use proptest::prelude::*;
 

@@ -552,6 +552,8 @@ struct ItemAsBytes {
     released: u64,
     #[n(4)]
     what: What,
+    #[n(5)]
+    settled: u64,
 }
 
 impl Group {
@@ -596,7 +598,7 @@ fn a_member_answers_founding_members_alone_and_in_its_session() {
     for (session, from) in [(session, p), (earlier, p), (session, c)] {
         let what = What::Write { id: file.0.0, after: stands.applied, offset: 0 };
         let (number, answered, released) = (1000, 0, stands.applied);
-        let item = ItemAsBytes { session, number, answered, released, what };
+        let item = ItemAsBytes { session, number, answered, released, what, settled: 0 };
         let item = minicbor::to_vec(item).unwrap();
         let wrong = vec![Bytes::from_static(b"WRONG")];
         let from = group.hosts[from];

@@ -6,6 +6,7 @@
 //! directed   one fault at the moment that matters, while one member is the primary
 //! membership members that come and go
 //! copying    a member with a new disk is given all files
+//! reading    reads that members answer from their own copies
 //! locks      locks of mounts on different machines
 //! counting   clients that count in a file under its lock, by seeds
 //! scrub      copies that differ by people's hands, or by rot
@@ -18,6 +19,7 @@ mod directed;
 mod failover;
 mod locks;
 mod membership;
+mod reading;
 mod retries;
 mod scrub;
 mod seeds;
