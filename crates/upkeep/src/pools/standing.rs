@@ -397,7 +397,9 @@ mod tests {
         let voters = (1..=if count < 3 { 1 } else { 3 }).map(peer).collect();
         let (epoch, primary, locks) = (4, peer(2), (1, 2));
         let first = PoolMap::first(&enrolled);
-        let status = GroupStatus { epoch, primary, is_primary, enrolled, voters, members, locks };
+        let unhealed = 0;
+        let status =
+            GroupStatus { epoch, primary, is_primary, enrolled, voters, members, unhealed, locks };
         let groups = vec![(GroupNumber::FIRST, Ok(status))];
         let status = MachineStatus { first, groups, is_removed: false };
         PoolOfNode::new(("team", peer(2).id), Ok(status))

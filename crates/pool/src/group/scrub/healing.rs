@@ -211,10 +211,10 @@ impl<D: Disk> Scrub<'_, D> {
         let reads = async {
             let attributes = self.read_xattrs(source, id).await?;
             let (_, birth, _) = self.read(source, id, (0, 0)).await?;
-            Ok((attributes, birth))
+            Ok::<_, Passed>((attributes, birth))
         };
         let read = timeout(&*self.primary.env, LOCKED_LIMIT, reads).await;
-        let (attributes, birth) = read.map_err(|_| other_answer()).flatten()?;
+        let (attributes, birth) = read.map_err(|_| other_answer())??;
         let list: Vec<u8> =
             attributes.iter().flat_map(|(name, _)| name.iter().chain(&[0]).copied()).collect();
         member.set_state(&node, &ItemKind::XattrNames { id, after }, &list).await?;

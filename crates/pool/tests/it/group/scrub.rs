@@ -393,3 +393,77 @@ fn a_write_voids_the_digest_on_all_members_also_over_a_crash() {
         assert_eq!(group.bytes_by_hand(at, &in_root("file")), b"the new bytes", "{at}");
     }
 }
+
+/// What one member has alone is nobody's truth: the digest of what all had is kept.
+#[test]
+fn a_digest_outlasts_the_members_that_are_away() {
+    let mut group = Group::of(2, 7, 1);
+    let file = group.put(ROOT, "file", b"the right bytes");
+    group.close(file);
+    group.settle();
+    group.scrub();
+    let primary = group.primary().expect("there is a primary");
+    let voter = group.sim.peer(group.hosts[0]).id;
+    assert!(group.status(primary).voters.iter().any(|peer| peer.id == voter), "the first votes");
+    group.kill(1, InFlight::Lost);
+    group.await_quiet().unwrap();
+    group.edit_by_hand(0, &in_root("file"), 4, b"WRONG");
+    let report = group.scrub();
+    assert_eq!((report.copies, report.healed, report.unhealed), (1, 0, 1), "{report:?}");
+    group.restart(1);
+    group.await_quiet().unwrap();
+    group.settle();
+    let report = group.scrub();
+    assert_eq!((report.copies, report.healed, report.unhealed), (2, 1, 0), "{report:?}");
+    for at in 0..2 {
+        assert_eq!(group.bytes_by_hand(at, &in_root("file")), b"the right bytes", "{at}");
+    }
+}
+
+/// Each of two copies is wrong somewhere: neither may overwrite the other.
+#[test]
+fn nothing_is_healed_where_no_copy_has_the_digest() {
+    let mut group = Group::of(2, 8, 1);
+    let bytes = some_bytes(3 * MIB, 5);
+    let file = group.put(ROOT, "file", &bytes);
+    group.close(file);
+    group.settle();
+    group.scrub();
+    group.edit_by_hand(0, &in_root("file"), 5, b"rot");
+    group.edit_by_hand(1, &in_root("file"), 2 * MIB + 5, b"rot");
+    for _ in 0..2 {
+        let report = group.scrub();
+        assert_eq!((report.healed, report.unhealed, report.set_aside), (0, 1, 0), "{report:?}");
+    }
+    assert_eq!(group.bytes_by_hand(0, &in_root("file"))[MIB..], bytes[MIB..]);
+    assert_eq!(group.bytes_by_hand(1, &in_root("file"))[..2 * MIB], bytes[..2 * MIB]);
+}
+
+/// The index of its member does not know yet which inode it is.
+#[test]
+fn a_file_that_was_made_again_is_known_after_a_crash() {
+    let mut group = Group::new(9, 1);
+    let file = group.put(ROOT, "file", b"bytes that stay");
+    group.close(file);
+    group.settle();
+    let [_, backup, other] = group.roles();
+    for at in [backup, other] {
+        group.remove_by_hand(at, &in_root("file"));
+        assert_eq!(group.scrub().restored, 1);
+        group.kill(at, InFlight::Lost);
+        group.restart(at);
+        group.await_quiet().unwrap();
+        let fs = group.fs();
+        group.run(async {
+            let opened = fs.open(me(), file.0, OpenFlags::WRITE).await.unwrap();
+            write(&fs, (file.0, opened.handle), 11, b"more").await;
+            fs.fsync(file.0, opened.handle, false).await.unwrap();
+            fs.close(file.0, opened.handle).await.unwrap();
+        });
+        group.in_order();
+        assert_eq!(group.failed, [""; 0]);
+        assert_eq!(group.bytes_by_hand(at, &in_root("file")), b"bytes that more", "{at}");
+        assert!(!group.exists(at, ".atoll/aside/file"), "nobody has changed it");
+        group.settle();
+    }
+}
