@@ -236,6 +236,11 @@ impl<D: Disk> FileSystem for PoolFs<D> {
 
     fn getattr(&self, inode: InodeNumber, _handle: Option<Handle>) -> Answer<AttrReply> {
         self.call(async move |pool| {
+            // Another group may have decided that the file loses or gets a name here: how many it has is to be right. It is said
+            // all the same if that takes too long: the file is open.
+            if let Err(needed) = pool.member.check_free(|| HeldByCrossings::of_file(inode.into())) {
+                let _ = pool.member.until_free(&needed, CALL_LIMIT / 3).await;
+            }
             let stat = pool.stat(inode.into()).await?;
             Ok(AttrReply { attr: pool.attr(inode.into(), &stat)?, ttl: TTL })
         })

@@ -123,6 +123,27 @@ fn names_of_one_file_in_several_groups_are_links_of_it() {
     pool.machines.settle_and_compare().unwrap();
 }
 
+/// A program that took away every name of a file but one, as `st_nlink` had it, took the last one: the group of the file had not made
+/// its part of the change yet, and said how many names there had been before.
+#[test]
+fn the_number_of_names_is_right_as_soon_as_a_change_is_answered() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, .. } = &pool;
+    pool.run(async {
+        let (file, link) = (format!("{}/file", homes[1]), format!("{}/link", homes[0]));
+        take(&**fs, &Step::Create(file.clone())).await.unwrap();
+        let inode = find(&**fs, &file).await.unwrap();
+        let nlink = async || fs.getattr(inode, None).await.unwrap().attr.nlink;
+        for round in 0..10 {
+            take(&**fs, &Step::Link(file.clone(), link.clone())).await.unwrap();
+            assert_eq!(nlink().await, 2, "round {round}");
+            take(&**fs, &Step::Unlink(link.clone())).await.unwrap();
+            assert_eq!(nlink().await, 1, "round {round}");
+        }
+    });
+    pool.machines.settle_and_compare().unwrap();
+}
+
 /// No rename puts a directory into itself, however many groups are in between.
 #[test]
 fn directories_of_several_groups_make_no_loop() {
