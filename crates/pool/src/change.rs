@@ -342,7 +342,8 @@ pub(crate) enum PoolChange {
         #[n(1)]
         marks: Vec<u64>,
     },
-    /// All members have the same bytes of a file that has no marks: these, by their digest ([`crate::scrub`]).
+    /// All members of the pool, none of which is away, have the same bytes of a file that has no marks: these, by their digest
+    /// ([`crate::scrub`]).
     #[n(20)]
     Verified {
         #[n(0)]

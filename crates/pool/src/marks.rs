@@ -84,6 +84,8 @@ impl Marks {
                 }
             }
             PoolChange::LogBegins => self.since_all = self.all(),
+            // Whoever is away had the same bytes, too.
+            PoolChange::Verified { id, .. } => drop(self.since_all.remove(id)),
             _ => {}
         }
     }
@@ -251,6 +253,18 @@ mod tests {
         assert_eq!(marks.since_all_had_everything()[&FILE], BTreeSet::from([WHOLE]));
         marks.remove(FILE);
         assert!(marks.since_all_had_everything().is_empty());
+    }
+
+    /// Who comes back is not given again what a disk may have changed meanwhile.
+    #[test]
+    fn marks_of_a_file_that_is_the_same_on_all_are_forgotten() {
+        let mut marks = Marks::default();
+        marks.add(FILE, &[0, 1]);
+        marks.add(FileId(8), &[2]);
+        marks.note(&PoolChange::AllSynced { kept: Vec::new() });
+        marks.note(&PoolChange::Verified { id: FILE, digest: [1; 32] });
+        let remembered = marks.since_all_had_everything();
+        assert_eq!(remembered.keys().copied().collect::<Vec<_>>(), [FileId(8)]);
     }
 
     /// Two syncs of one file overlap, and a write comes between their ends.

@@ -346,8 +346,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_nowhere_right() {
-        assert_eq!(compared(&["a!c", "abc"], None), differ(1, &[(1, 1)], &[0]));
-        assert_eq!(compared(&["a!c", "a!c", "abc"], None), differ(2, &[(1, 2)], &[0, 1]));
+        assert_eq!(compared(&["a!c", "abc"], None), differ(0, &[(1, 1)], &[0]));
+        assert_eq!(compared(&["a!c", "a!c", "abc"], None), differ(0, &[(1, 2)], &[0, 1]));
         assert_eq!(compared(&["a!c", "a!c"], None), ContentVerdict::Unreadable);
         assert_eq!(compared(&["a!c", "!bc"], None), differ(0, &[(0, 0), (1, 1)], &[0, 1]));
     }

@@ -66,9 +66,10 @@ impl<D: Disk> Scrub<'_, D> {
         std::iter::once(Copies::Own(self.member.clone())).chain(others).collect()
     }
 
-    /// Whether these are all that there are.
+    /// Whether these are all that there are, and no member is away.
     pub(super) fn are_all(&self, copies: &[Copies<D>]) -> bool {
-        self.primary.backups.map().members.len() == copies.len()
+        let map = self.primary.backups.map();
+        map.is_whole() && map.members.len() == copies.len()
     }
 
     pub(super) fn name_of(&self, copies: &Copies<D>) -> String {
