@@ -12,6 +12,7 @@
 //! **Invariants.** Nothing that somebody wrote by hand is lost: it is set aside before something takes its place. A file is made again
 //! beside the tree, and gets its names when it has all its bytes, durably. Names are put right while no change is made.
 
+use atoll_env::yield_now;
 use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 use bytes::Bytes;
 
@@ -343,6 +344,8 @@ impl<D: Disk> PoolMember<D> {
                 }
             };
             look.add_range(&digest);
+            // A real disk answers at once: the node has peers to answer, too.
+            yield_now().await;
         }
         Ok(())
     }
@@ -587,6 +590,7 @@ impl<D: Disk> PoolMember<D> {
                     Err(errno) => return Err(errno),
                 }
                 offset += len;
+                yield_now().await;
             }
         }
         for name in xattr_names(&**disk, from_node).await? {
