@@ -72,8 +72,8 @@ pub use group::{
 pub use layout::{GroupNumber, OWN_DIRECTORY};
 pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
 pub use member::{
-    CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings, check,
-    check_usable, create, create_member, is_in_use, leave, read_map, read_settings, share,
+    ASIDE_DIRECTORY, CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings,
+    check, check_usable, create, create_member, is_in_use, leave, read_map, read_settings, share,
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};

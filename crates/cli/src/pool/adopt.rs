@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
-use atoll_pool::OWN_DIRECTORY;
+use atoll_pool::{ASIDE_DIRECTORY, OWN_DIRECTORY};
 use atoll_upkeep::pools;
 use atoll_vfs::{
     Caller, Errno, FileKind, FileSystem, Handle, InodeNumber, OpenFlags, SetAttr, Writer,
@@ -25,8 +25,6 @@ use crate::messages::note;
 use crate::output::{Output, escaped, json_text};
 use crate::units;
 
-/// Beside a member's files.
-const ASIDE: &str = "aside";
 /// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -61,7 +59,7 @@ pub(super) struct Args {
 struct FileAside {
     /// Below the directory of what is set aside.
     path: PathBuf,
-    /// Where it is.
+    /// The path of the file on this machine's disk.
     at: PathBuf,
     size_bytes: u64,
     /// When its bytes were changed last, seconds since 1970.
@@ -104,11 +102,14 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// Where each group of this machine has what is set aside.
+/// The directories of this machine, one for each group, that hold what is set aside.
 fn asides(record: &PoolRecord, what: &str) -> Result<Vec<PathBuf>, Failure> {
     let directories = pools::directories(&record.dir);
     let directories = directories.map_err(|error| Failure::io(what, &error))?;
-    Ok(directories.into_iter().map(|(_, dir)| dir.join(OWN_DIRECTORY).join(ASIDE)).collect())
+    Ok(directories
+        .into_iter()
+        .map(|(_, dir)| dir.join(OWN_DIRECTORY).join(ASIDE_DIRECTORY))
+        .collect())
 }
 
 fn list(args: &Args, record: &PoolRecord, what: &str) -> Result<(), Failure> {

@@ -81,7 +81,7 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// What a scrub of one group has found, as JSON.
+/// The report of one group's scrub, as JSON.
 #[derive(Serialize)]
 struct GroupFindings {
     group: u8,

@@ -763,7 +763,7 @@ fn directories_are_spread_over_machines_and_go_where_others_are() {
     assert_eq!(text("dir-1/other"), "file 0");
 }
 
-/// What somebody does to a member's plain files is found, undone and kept, and given to the pool if that is asked for.
+/// A scrub undoes what somebody has done to a member's plain files and sets it aside; `adopt` gives it to the pool.
 #[test]
 fn a_file_that_was_changed_by_hand_is_healed_set_aside_and_adopted() {
     let Some(mut team) = Team::new("a_file_that_was_changed_by_hand") else { return };

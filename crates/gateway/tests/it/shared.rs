@@ -102,7 +102,7 @@ fn a_directory_whose_name_is_asked_for_again_keeps_its_path() {
     let place = &two.places[0];
     fs::create_dir(place.join("d")).unwrap();
     let directory = File::open(place.join("d")).unwrap();
-    // What getcwd(2) tells a program whose working directory it is.
+    // getcwd(2) gives a program this path of its working directory.
     let path = || fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
     assert_eq!(path(), place.join("d"));
     let queue = two.fs.invalidations().expect("it has several mounts");

@@ -98,7 +98,7 @@ struct QueuedItem {
     done: oneshot::Sender<()>,
 }
 
-/// What a primary can lease to others.
+/// The lease that a primary can give to members now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseOffer {
     /// When its own lease ends, at the earliest.

@@ -240,7 +240,7 @@ impl Backups {
         let _ = self.said.boot.set(boot);
     }
 
-    /// What can be leased to members now; nothing before clients are served, and without leases of all members.
+    /// The lease that members can be given now; none before clients are served, or while this member lacks a promise of some member.
     pub(crate) fn lease_offer(&self) -> Option<LeaseOffer> {
         let boot = *self.said.boot.get()?;
         let ends: Option<Vec<Moment>> = self.members().map(|link| link.promise_ends()).collect();

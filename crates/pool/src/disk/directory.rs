@@ -121,7 +121,7 @@ fn waiting_for_device<T>(work: impl FnOnce() -> T) -> T {
 /// Reads what is in memory; returns how much that is, from the beginning on.
 fn read_cached(file: &File, out: &mut [u8], offset: u64) -> usize {
     let mut out = [io::IoSliceMut::new(out)];
-    // What fails is read again, and waited for.
+    // A read that fails is made again, and waits for the device.
     rustix::io::preadv2(file, &mut out, offset, rustix::io::ReadWriteFlags::NOWAIT).unwrap_or(0)
 }
 

@@ -63,6 +63,7 @@ pub use opening::{
 };
 pub(crate) use opening::{LogStand, UnrecoveredMember};
 pub(crate) use redo::Makes;
+pub use scrubbing::ASIDE_DIRECTORY;
 pub(crate) use seeking::FoundFile;
 
 /// The attribute that says which file this is, so that the index can be made again. Where the process may not set it, the

@@ -27,8 +27,8 @@ use crate::messages::{NamesOutcome, RestoreStep, ScrubAsk, ScrubReply};
 use crate::scrub::{ContentDigest, CopyLook, FileLook, LookAt, UNREADABLE, ZEROS, range_digest};
 use crate::turns::Turn;
 
-/// Where copies are that were changed by hand.
-pub(crate) const ASIDE: &str = "aside";
+/// In `.atoll`: what was changed by hand, at the path that it had in the pool.
+pub const ASIDE_DIRECTORY: &str = "aside";
 /// A file that is made again.
 const RESTORED: &[u8] = b"restored";
 /// A longer file is not set aside, bytes: it would take as long and as much room again.
@@ -499,8 +499,8 @@ impl<D: Disk> PoolMember<D> {
     /// Names of directories above a name, from the root on, and the name.
     async fn aside_directory(&self, names: &[Vec<u8>]) -> DiskResult<D::Node> {
         let own = self.own().await?;
-        make_directory(&*self.disk, &own, ASIDE.as_bytes()).await?;
-        let mut dir = self.disk.node(&own, ASIDE.as_bytes()).await?;
+        make_directory(&*self.disk, &own, ASIDE_DIRECTORY.as_bytes()).await?;
+        let mut dir = self.disk.node(&own, ASIDE_DIRECTORY.as_bytes()).await?;
         for name in names {
             let mut found = None;
             for beside in aside_names(name) {
@@ -533,7 +533,7 @@ impl<D: Disk> PoolMember<D> {
     async fn set_name_aside(&self, dir: &D::Node, place: &PoolPlace) -> DiskResult<()> {
         let (aside, name) = self.aside_place(place).await?;
         tracing::warn!(
-            "{} is not of the pool, and was put under .atoll/{ASIDE}",
+            "{} is not of the pool, and was put under .atoll/{ASIDE_DIRECTORY}",
             self.path(place)?
         );
         let flags = RenameFlags::default();

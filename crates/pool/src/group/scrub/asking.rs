@@ -27,7 +27,7 @@ pub(super) const LOCKED_LIMIT: Duration = Duration::from_millis(400);
 /// How long it may take to copy a file to the side.
 const ASIDE_LIMIT: Duration = Duration::from_secs(300);
 /// One member's copies.
-pub(super) enum Copies<D: Disk> {
+pub(super) enum MemberCopies<D: Disk> {
     Own(Arc<PoolMember<D>>),
     Other(Arc<BackupLink>, GroupSession),
 }
@@ -57,32 +57,32 @@ impl From<Errno> for Passed {
 
 impl<D: Disk> Scrub<'_, D> {
     /// This member's copies and those of the others that can be spoken to; this one's are the first.
-    pub(super) fn copies(&self) -> Vec<Copies<D>> {
+    pub(super) fn copies(&self) -> Vec<MemberCopies<D>> {
         let links = self.primary.backups.links();
         let others = links
             .iter()
             .filter(|link| link.is_member())
-            .filter_map(|link| Some(Copies::Other(link.clone(), link.session()?)));
-        std::iter::once(Copies::Own(self.member.clone())).chain(others).collect()
+            .filter_map(|link| Some(MemberCopies::Other(link.clone(), link.session()?)));
+        std::iter::once(MemberCopies::Own(self.member.clone())).chain(others).collect()
     }
 
     /// Whether these are all that there are, and no member is away.
-    pub(super) fn are_all(&self, copies: &[Copies<D>]) -> bool {
+    pub(super) fn are_all(&self, copies: &[MemberCopies<D>]) -> bool {
         let map = self.primary.backups.map();
         map.is_whole() && map.members.len() == copies.len()
     }
 
-    pub(super) fn name_of(&self, copies: &Copies<D>) -> String {
+    pub(super) fn name_of(&self, copies: &MemberCopies<D>) -> String {
         let Peer { id, addr } = match copies {
-            Copies::Own(_) => self.primary.transport.local(),
-            Copies::Other(link, _) => link.peer(),
+            MemberCopies::Own(_) => self.primary.transport.local(),
+            MemberCopies::Other(link, _) => link.peer(),
         };
         format!("{id} at {addr}")
     }
 
     pub(super) async fn ask(
         &self,
-        copies: &Copies<D>,
+        copies: &MemberCopies<D>,
         after: u64,
         ask: ScrubAsk,
     ) -> Result<(ScrubReply, Bytes), Passed> {
@@ -95,14 +95,14 @@ impl<D: Disk> Scrub<'_, D> {
 
     pub(super) async fn ask_within(
         &self,
-        copies: &Copies<D>,
+        copies: &MemberCopies<D>,
         after: u64,
         (ask, bytes): (ScrubAsk, Bytes),
         limit: Duration,
     ) -> Result<(ScrubReply, Bytes), Passed> {
         let (link, session) = match copies {
-            Copies::Own(member) => return Ok(member.answer_scrub(&ask, &bytes).await?),
-            Copies::Other(link, session) => (link, *session),
+            MemberCopies::Own(member) => return Ok(member.answer_scrub(&ask, &bytes).await?),
+            MemberCopies::Other(link, session) => (link, *session),
         };
         let header = messages::encode(&ScrubCall { session, after, ask });
         let header = addressed(&self.primary.pool, &header);
@@ -122,7 +122,7 @@ impl<D: Disk> Scrub<'_, D> {
     /// Asks while clients wait for a lock.
     pub(super) async fn ask_locked(
         &self,
-        copies: &Copies<D>,
+        copies: &MemberCopies<D>,
         after: u64,
         ask: ScrubAsk,
     ) -> Result<(ScrubReply, Bytes), Passed> {
@@ -131,7 +131,7 @@ impl<D: Disk> Scrub<'_, D> {
 
     pub(super) async fn mend_names(
         &self,
-        copies: &Copies<D>,
+        copies: &MemberCopies<D>,
         id: FileId,
     ) -> Result<NamesOutcome, Passed> {
         let after = self.primary.backups.released();
@@ -141,7 +141,11 @@ impl<D: Disk> Scrub<'_, D> {
         }
     }
 
-    pub(super) async fn set_aside(&self, copies: &Copies<D>, id: FileId) -> Result<bool, Passed> {
+    pub(super) async fn set_aside(
+        &self,
+        copies: &MemberCopies<D>,
+        id: FileId,
+    ) -> Result<bool, Passed> {
         let after = self.primary.backups.released();
         match self.ask(copies, after, ScrubAsk::SetAside(id)).await? {
             (ScrubReply::SetAside(is_kept), _) => Ok(is_kept),
@@ -151,7 +155,7 @@ impl<D: Disk> Scrub<'_, D> {
 
     pub(super) async fn look(
         &self,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
         files: &[LookAt],
     ) -> Result<Vec<Vec<CopyLook>>, Passed> {
         let after = self.primary.backups.released();
@@ -167,7 +171,7 @@ impl<D: Disk> Scrub<'_, D> {
     /// Has a member make a step of making a file again.
     pub(super) async fn restore_step(
         &self,
-        to: &Copies<D>,
+        to: &MemberCopies<D>,
         (id, after): (FileId, u64),
         step: RestoreStep,
         bytes: Bytes,
@@ -183,7 +187,7 @@ impl<D: Disk> Scrub<'_, D> {
 
     pub(super) async fn read(
         &self,
-        from: &Copies<D>,
+        from: &MemberCopies<D>,
         id: FileId,
         (offset, len): (u64, u64),
     ) -> Result<(u64, FileBirth, Bytes), Passed> {
@@ -198,7 +202,7 @@ impl<D: Disk> Scrub<'_, D> {
     /// The extended attributes of a file.
     pub(super) async fn read_xattrs(
         &self,
-        from: &Copies<D>,
+        from: &MemberCopies<D>,
         id: FileId,
     ) -> Result<Vec<(Vec<u8>, Bytes)>, Passed> {
         let after = self.primary.backups.released();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::Scrub;
-use super::asking::{Copies, LOCKED_LIMIT, Passed, other_answer, there};
+use super::asking::{LOCKED_LIMIT, MemberCopies, Passed, other_answer, there};
 use crate::change::FileBirth;
 use crate::disk::{Disk, DiskResult};
 use crate::layout::FileId;
@@ -19,7 +19,7 @@ impl<D: Disk> Scrub<'_, D> {
     pub(super) async fn bring_back(
         &self,
         id: FileId,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
         looks: &[CopyLook],
     ) -> Result<Option<u64>, Passed> {
         let is_lost = |at: &usize| looks[*at] == CopyLook::Lost;
@@ -53,7 +53,7 @@ impl<D: Disk> Scrub<'_, D> {
     async fn bring_back_above(
         &self,
         id: FileId,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
         lacking: usize,
     ) -> Result<(), Passed> {
         let mut above = Vec::new();
@@ -83,8 +83,8 @@ impl<D: Disk> Scrub<'_, D> {
     async fn restore(
         &self,
         id: FileId,
-        target: &Copies<D>,
-        source: &Copies<D>,
+        target: &MemberCopies<D>,
+        source: &MemberCopies<D>,
     ) -> Result<(), Passed> {
         let restored = self.restore_from(id, target, source).await;
         if restored.is_err() {
@@ -97,12 +97,12 @@ impl<D: Disk> Scrub<'_, D> {
     async fn restore_from(
         &self,
         id: FileId,
-        target: &Copies<D>,
-        source: &Copies<D>,
+        target: &MemberCopies<D>,
+        source: &MemberCopies<D>,
     ) -> Result<(), Passed> {
         let (size_bytes, birth, _) = self.read(source, id, (0, 0)).await?;
         let is_regular = birth.what.kind() == FileKind::Regular;
-        let is_own = matches!(target, Copies::Own(_));
+        let is_own = matches!(target, MemberCopies::Own(_));
         let is_open = is_own && self.member.held().is_open(id);
         if is_regular && (is_open || !self.member.marks().watch(id)) {
             return Err(Passed::InUse);
@@ -143,7 +143,7 @@ impl<D: Disk> Scrub<'_, D> {
     pub(super) async fn heal_attributes(
         &self,
         id: FileId,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
     ) -> Result<(), Passed> {
         let good = {
             // Nobody changes them meanwhile. A rename takes these locks in the same order.
@@ -152,8 +152,8 @@ impl<D: Disk> Scrub<'_, D> {
             let after = self.member.changes_so_far();
             let looks = copies.iter().map(|of| async {
                 match of {
-                    Copies::Own(member) => Ok(member.look_still(id).await?),
-                    Copies::Other(..) => {
+                    MemberCopies::Own(member) => Ok(member.look_still(id).await?),
+                    MemberCopies::Other(..) => {
                         let ask = ScrubAsk::Look(vec![LookAt { id, first: 0, count: 0 }]);
                         match self.ask_locked(of, after, ask).await? {
                             (ScrubReply::Looks(looks), _) if looks.len() == 1 => {
@@ -179,7 +179,7 @@ impl<D: Disk> Scrub<'_, D> {
             (0..copies.len()).filter(is_other).collect::<Vec<_>>()
         };
         for at in good {
-            if let Copies::Other(link, _) = &copies[at] {
+            if let MemberCopies::Other(link, _) = &copies[at] {
                 // An item that the disk refuses would end the member's part.
                 self.probe(id, &copies[at]).await?;
                 let handed = self.member.hand_state(link, id).await;
@@ -195,7 +195,7 @@ impl<D: Disk> Scrub<'_, D> {
     }
 
     /// That a member can change its copy.
-    async fn probe(&self, id: FileId, copies: &Copies<D>) -> Result<(), Passed> {
+    async fn probe(&self, id: FileId, copies: &MemberCopies<D>) -> Result<(), Passed> {
         let after = self.primary.backups.released();
         match self.ask(copies, after, ScrubAsk::Probe(id)).await? {
             (ScrubReply::Done, _) => Ok(()),
@@ -204,7 +204,7 @@ impl<D: Disk> Scrub<'_, D> {
     }
 
     /// Gives this member the attributes of a file that another one has. The caller has the file's lock.
-    async fn take_attributes(&self, id: FileId, source: &Copies<D>) -> Result<(), Passed> {
+    async fn take_attributes(&self, id: FileId, source: &MemberCopies<D>) -> Result<(), Passed> {
         let member = self.member;
         let node = member.node(id).await?;
         let after = 0;
@@ -232,7 +232,7 @@ impl<D: Disk> Scrub<'_, D> {
     pub(super) async fn heal_contents(
         &self,
         id: FileId,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
         comparison: &ContentComparison,
         difference: &ContentDifference,
     ) -> Result<bool, Passed> {
@@ -258,7 +258,7 @@ impl<D: Disk> Scrub<'_, D> {
             self.found_wrong(id, &copies[0]);
         }
         for at in kept.iter().filter(|at| **at != 0) {
-            let Copies::Other(link, _) = &copies[*at] else { continue };
+            let MemberCopies::Other(link, _) = &copies[*at] else { continue };
             self.probe(id, &copies[*at]).await?;
             let is_wrong = |(mark, good): (&u64, &usize)| {
                 comparison.has_other(*mark, *good, *at).then_some(*mark)
@@ -276,7 +276,7 @@ impl<D: Disk> Scrub<'_, D> {
         Ok(kept.len() == difference.wrong.len())
     }
 
-    fn found_wrong(&self, id: FileId, copies: &Copies<D>) {
+    fn found_wrong(&self, id: FileId, copies: &MemberCopies<D>) {
         let name = self.name_of(copies);
         let what = format!("it had other bytes on {name}, which were set aside; it is healed");
         self.find(id, &what, |report| report.healed += 1);
@@ -286,7 +286,7 @@ impl<D: Disk> Scrub<'_, D> {
     async fn heal_own(
         &self,
         id: FileId,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
         comparison: &ContentComparison,
         difference: &ContentDifference,
     ) -> Result<(), Passed> {
@@ -305,7 +305,7 @@ impl<D: Disk> Scrub<'_, D> {
             }
             let offset = mark.saturating_mul(MARK_BYTES);
             let ask = ScrubAsk::Read { id, offset, len: MARK_BYTES as u32 };
-            let Copies::Other(..) = &copies[good] else { continue };
+            let MemberCopies::Other(..) = &copies[good] else { continue };
             let (size_bytes, mtime, bytes) = match self.ask_locked(&copies[good], 0, ask).await? {
                 (ScrubReply::Bytes { size_bytes, birth }, bytes) => {
                     let mtime: FileTime =

@@ -41,7 +41,7 @@ use atoll_vfs::{Errno, FileKind};
 use futures_util::future::{Either, join_all, select};
 use minicbor::{Decode, Encode};
 
-use self::asking::{Copies, Passed, there};
+use self::asking::{MemberCopies, Passed, there};
 use super::primary::Primary;
 use crate::change::PoolChange;
 use crate::disk::Disk;
@@ -94,10 +94,10 @@ pub struct ScrubReport {
     /// Files that were passed over, since clients wrote to them or a member was away.
     #[n(5)]
     pub passed_over: u64,
-    /// Copies that had other bytes or attributes, and have the right ones again.
+    /// MemberCopies that had other bytes or attributes, and have the right ones again.
     #[n(6)]
     pub healed: u64,
-    /// Copies that were gone, or lacked names, and are there again.
+    /// MemberCopies that were gone, or lacked names, and are there again.
     #[n(7)]
     pub restored: u64,
     /// Files that were moved by hand, and are back.
@@ -106,7 +106,7 @@ pub struct ScrubReport {
     /// What people have put there by hand, and copies that were changed: a directory beside the files has them now.
     #[n(9)]
     pub set_aside: u64,
-    /// Copies that are wrong and were not healed.
+    /// MemberCopies that are wrong and were not healed.
     #[n(10)]
     pub unhealed: u64,
     /// Why it did not come to its end, for people.
@@ -171,7 +171,7 @@ impl Scrubber {
         state.report.clone()
     }
 
-    /// Copies that it found to be wrong and could not heal.
+    /// MemberCopies that it found to be wrong and could not heal.
     pub(super) fn unhealed(&self) -> u64 {
         self.state().report.unhealed
     }
@@ -505,7 +505,7 @@ impl<D: Disk> Scrub<'_, D> {
     async fn compare_contents(
         &self,
         id: FileId,
-        copies: &[Copies<D>],
+        copies: &[MemberCopies<D>],
         sizes: &[u64],
     ) -> Result<ContentComparison, Passed> {
         let mut comparison = ContentComparison::new(sizes);
@@ -538,7 +538,7 @@ impl<D: Disk> Scrub<'_, D> {
         &self,
         id: FileId,
         digest: ContentDigest,
-        (copies, looks): (&[Copies<D>], &[&FileLook]),
+        (copies, looks): (&[MemberCopies<D>], &[&FileLook]),
     ) -> Result<(), Passed> {
         if looks.iter().any(|look| look.recorded.is_some_and(|recorded| recorded != digest)) {
             let what = "the bytes of all copies were changed behind the pool's back";
