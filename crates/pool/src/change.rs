@@ -10,6 +10,7 @@ use minicbor::{Decode, Encode};
 use crate::calls::{CallOrigin, DoneCall};
 use crate::disk::Making;
 use crate::layout::{self, FileId, GroupNumber, LinkForm, Referral, Slot};
+use crate::quota::QuotaTable;
 use crate::scrub::ContentDigest;
 
 /// The longest encoded change, bytes: an extended attribute of 64 KiB, with room to spare.
@@ -428,6 +429,12 @@ pub(crate) enum PoolChange {
         #[n(0)]
         crossing: CrossingId,
     },
+    /// The limits of users and directories, and what is used of them ([`crate::quota`]).
+    #[n(21)]
+    Quotas {
+        #[n(0)]
+        table: QuotaTable,
+    },
 }
 
 /// Changes that are parts of another one: those of names alone, so that they hold no further ones.
@@ -554,7 +561,8 @@ impl PoolChange {
             | PoolChange::Decided { .. }
             | PoolChange::PartMade { .. }
             | PoolChange::Abandoned { .. }
-            | PoolChange::Told { .. } => return None,
+            | PoolChange::Told { .. }
+            | PoolChange::Quotas { .. } => return None,
         };
         by.map(|by| (by, DoneCall { file }))
     }
@@ -592,6 +600,7 @@ impl PoolChange {
                 | PoolChange::Withdrawn { .. }
                 | PoolChange::Abandoned { .. }
                 | PoolChange::Told { .. } => 0,
+                PoolChange::Quotas { table } => 128 * table.rows().len(),
                 PoolChange::Prepared { part: CrossingPart { changes, .. }, .. }
                 | PoolChange::Decided { changes, .. }
                 | PoolChange::PartMade { changes, .. } => {
@@ -663,6 +672,7 @@ mod tests {
             PoolChange::LogBegins,
             PoolChange::Abandoned { crossing },
             PoolChange::Told { crossing },
+            PoolChange::Quotas { table: crate::quota::largest() },
             PoolChange::Prepared { crossing, part },
             PoolChange::PartMade { crossing, changes: parts.clone() },
             PoolChange::Decided { crossing, groups: vec![GroupNumber::FIRST; 64], changes: parts },

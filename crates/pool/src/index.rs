@@ -12,6 +12,7 @@
 //! | `calls` | a client | its last calls ([`crate::calls`]) |
 //! | `digests` | number of a file | the digest of its bytes (32 bytes), by which all members had the same and since which nobody wrote ([`crate::scrub`]) |
 //! | `crossings` | counts | a change over several groups that waits for something ([`crate::crossings`]) |
+//! | `quotas` | 0 | the limits, and what is used of them ([`crate::quota`]) |
 //! | `meta` | `sequence`, `order`, `next`, `after`, `version` | the last record of the journal that is in it; the last change that was made; the next number for a file; after which change `log` begins; the version of these tables |
 //!
 //! Changes stay in memory until a checkpoint writes them, all at once and durably. The journal has them until then.
@@ -36,6 +37,7 @@ use crate::crossings::Crossings;
 use crate::disk::{DatabaseFile, Stat};
 use crate::layout::{FileId, LinkForm, Referral, Slot};
 use crate::marks::MarkTable;
+use crate::quota::QuotaTable;
 use crate::scrub::ContentDigest;
 
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
@@ -48,6 +50,7 @@ const REMEMBERED: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("rememb
 const CALLS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("calls");
 const CROSSINGS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("crossings");
 const DIGESTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("digests");
+const QUOTAS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("quotas");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
 /// Memory for the database's pages.
@@ -236,6 +239,8 @@ pub(crate) struct GroupEntries {
     pub(crate) calls: DoneCalls,
     /// Changes over several groups that wait for something.
     pub(crate) crossings: Crossings,
+    /// Limits of users and directories.
+    pub(crate) quotas: QuotaTable,
 }
 
 /// What a checkpoint writes.
@@ -288,6 +293,7 @@ impl PoolIndex {
             work.open_table(CALLS).map_err(PoolIndexError::of)?;
             work.open_table(CROSSINGS).map_err(PoolIndexError::of)?;
             work.open_table(DIGESTS).map_err(PoolIndexError::of)?;
+            work.open_table(QUOTAS).map_err(PoolIndexError::of)?;
             let meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let value =
                 |name| Ok(meta.get(name).map_err(PoolIndexError::of)?.map(|value| value.value()));
@@ -514,7 +520,7 @@ impl PoolIndex {
                 }
                 .map_err(PoolIndexError::of)?;
             }
-            let GroupEntries { log, last, marks, remembered, calls: done, crossings } =
+            let GroupEntries { log, last, marks, remembered, calls: done, crossings, quotas } =
                 &frozen.group;
             let mut changes = work.open_table(LOG).map_err(PoolIndexError::of)?;
             changes.retain_in(..=log.after, |_, _| false).map_err(PoolIndexError::of)?;
@@ -547,6 +553,9 @@ impl PoolIndex {
                 let record = minicbor::to_vec(&record).expect("a vector takes everything");
                 kept.insert(number as u64, &record[..]).map_err(PoolIndexError::of)?;
             }
+            let mut limits = work.open_table(QUOTAS).map_err(PoolIndexError::of)?;
+            let table = minicbor::to_vec(quotas).expect("a vector takes everything");
+            limits.insert(0, &table[..]).map_err(PoolIndexError::of)?;
             let mut meta = work.open_table(META).map_err(PoolIndexError::of)?;
             let IndexMeta { sequence, order, next } = frozen.meta;
             let (after, version) = (("after", log.after), ("version", VERSION));
@@ -602,6 +611,11 @@ impl PoolIndex {
             let record = minicbor::decode(record.value()).ok();
             let damaged = || damaged("a change over several groups is damaged");
             group.crossings.add(record.ok_or_else(damaged)?);
+        }
+        let limits = read.open_table(QUOTAS).map_err(PoolIndexError::of)?;
+        if let Some(table) = limits.get(0).map_err(PoolIndexError::of)? {
+            let table = minicbor::decode(table.value()).ok();
+            group.quotas = table.ok_or_else(|| damaged("the limits are damaged"))?;
         }
         Ok(group)
     }

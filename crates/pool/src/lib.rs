@@ -28,6 +28,7 @@
 //! pool_groups how a node reaches the groups of a pool
 //! placement   which group a new directory goes to
 //! siblings    the pool's other groups, as one of them sees them
+//! quota       what the files of a user, or below a directory, may take
 //! layout      slots, numbers, placeholders
 //! disk        what is asked of the file system under D: real, and simulated
 //! ```
@@ -57,6 +58,7 @@ mod messages;
 mod placement;
 mod pool_groups;
 mod pool_map;
+mod quota;
 pub mod remote;
 mod roster;
 mod routing;
@@ -67,7 +69,8 @@ mod turns;
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
 pub use group::{
-    CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError, ScrubReport, ask_scrub,
+    CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError, QuotaError, ScrubReport,
+    ask_quotas, ask_scrub,
 };
 pub use layout::{GroupNumber, OWN_DIRECTORY};
 pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
@@ -80,6 +83,7 @@ pub use messages::{example_member_messages, is_member_message};
 pub use placement::{GroupRoom, group_for};
 pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
 pub use pool_map::{MapVoters, PoolMap};
+pub use quota::{QuotaAmount, QuotaRow, QuotaSubject, QuotaTable};
 pub use roster::{MAX_COPIES, PoolRoster, RosterEdit, RosterGroup, USUAL_COPIES};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
 pub use siblings::SiblingGroups;

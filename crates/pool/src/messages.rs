@@ -1,10 +1,11 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050d` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
+//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050e` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
 //! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
 //! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
 
+mod quotas;
 mod scrub;
 
 use atoll_key::PeerId;
@@ -21,8 +22,10 @@ use crate::layout::{FileId, kind_letter};
 use crate::locks::{self, LockPlace};
 use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
+use crate::quota::QuotaTable;
 use crate::roster::RosterEdit;
 
+pub(crate) use self::quotas::{QUOTAS, QuotaCall, QuotaReply};
 pub(crate) use self::scrub::{
     CHECK, MAX_LOOK_RANGES, MAX_LOOKS, NamesOutcome, RestoreStep, SCRUB, ScrubAsk, ScrubCall,
     ScrubReply,
@@ -214,6 +217,9 @@ pub(crate) enum CopyBatch {
     /// A change over several groups that waits for something.
     #[n(5)]
     Crossing(#[n(0)] CrossingRecord),
+    /// Limits of users and directories ([`crate::quota`]).
+    #[n(6)]
+    Quotas(#[n(0)] QuotaTable),
     /// That was all; so many regular files there are.
     #[n(4)]
     End(#[n(0)] CopyAmount),
@@ -225,6 +231,7 @@ impl CopyBatch {
         match self {
             CopyBatch::Files(changes) => changes.iter().all(is_making),
             CopyBatch::Marks(_) | CopyBatch::Remembered(_) | CopyBatch::Crossing(_) => true,
+            CopyBatch::Quotas(_) => true,
             CopyBatch::Calls(key, _) => key.len() == 16,
             CopyBatch::End(_) => true,
         }
@@ -700,6 +707,8 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
         || decode::<CopyBatch>(bytes).is_some_and(|batch| batch.is_sound())
         || decode::<ScrubCall>(bytes).is_some_and(|call| call.ask.is_sound(0))
         || decode::<ScrubReply>(bytes).is_some()
+        || decode::<QuotaCall>(bytes).is_some_and(|call| call.is_sound())
+        || decode::<QuotaReply>(bytes).is_some()
 }
 
 /// For fuzzing: some such messages.
@@ -746,6 +755,7 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     let begin = BeginCopy { session, map, order: 9, epoch, next, used_bytes };
     messages.push(encode(&begin).to_vec());
     messages.push(encode(&CopyHeader { session, number: 1 }).to_vec());
+    messages.extend(quotas::examples());
     messages.extend(scrub::examples(session));
     let at = PoolPlace::new(FileId::ROOT, b"name");
     let (what, times) = (BirthKind::Symlink(b"target".to_vec()), None);
@@ -758,6 +768,7 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
         CopyBatch::Files(files),
         CopyBatch::Marks(vec![(FileId(7), vec![0, u64::MAX])]),
         CopyBatch::Calls(vec![3; 16], vec![4; 33]),
+        CopyBatch::Quotas(QuotaTable::default()),
         CopyBatch::End(amount),
     ];
     messages.extend(batches.iter().map(|batch| encode(batch).to_vec()));

@@ -211,6 +211,10 @@ impl SiblingGroups for Arc<PoolGroups> {
         self.state().members.len() > 1
     }
 
+    fn in_use(&self) -> Vec<GroupNumber> {
+        self.state().rooms().into_iter().map(|room| room.group).collect()
+    }
+
     fn is_member(&self, node: PeerId) -> bool {
         self.state().members.values().any(|members| members.contains(node))
     }

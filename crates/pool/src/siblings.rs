@@ -14,6 +14,9 @@ pub trait SiblingGroups: Send + Sync + 'static {
     /// Whether there is any other one.
     fn are_several(&self) -> bool;
 
+    /// The groups in which directories are made.
+    fn in_use(&self) -> Vec<GroupNumber>;
+
     /// Whether a node is a member of any group: it may ask for what one group asks of another.
     fn is_member(&self, node: PeerId) -> bool;
 

@@ -8,6 +8,7 @@ mod check;
 mod create;
 mod group;
 mod leave;
+mod quota;
 pub(crate) mod records;
 mod status;
 
@@ -78,6 +79,8 @@ enum Command {
     Check(check::Args),
     /// List what people have changed in this machine's directory by hand, or give it to the pool
     Adopt(adopt::Args),
+    /// Say how much a user's files, or those below a directory, may take, or list what they do
+    Quota(quota::Args),
     /// Give the directory back: what is left is one tree of plain files, and no pool
     Leave(leave::LeaveArgs),
     /// Let this node forget a pool; its directory stays as it is
@@ -97,6 +100,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::Status(args) => status::run(args, global).await,
         Command::Check(args) => check::run(args, global).await,
         Command::Adopt(args) => adopt::run(args, global).await,
+        Command::Quota(args) => quota::run(args, global).await,
         Command::Leave(args) => leave::leave(args, global).await,
         Command::Forget(args) => leave::forget(args, global).await,
     }

@@ -119,6 +119,11 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
         (0, "pool status", vec![]),
         (0, "pool check", vec![text("plain")]),
         (0, "pool adopt", vec![text("pair")]),
+        (
+            0,
+            "pool quota",
+            vec![text("plain"), text("--user"), text("7"), text("--files"), text("9")],
+        ),
         (0, "conflicts", vec![path(&mount)]),
         (0, "tfs stat", vec![path(&at)]),
         (0, "tfs clean", vec![path(&at)]),
@@ -144,7 +149,8 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
     for (node, command, arguments) in &table {
         let words = || command.split(' ').chain(["--json"]);
         let said = run(ring.nodes[*node].command(words()).args(arguments));
-        let is_missing = matches!(*command, "pool check" | "pool adopt") && made.code != Some(0);
+        let is_missing =
+            matches!(*command, "pool check" | "pool adopt" | "pool quota") && made.code != Some(0);
         assert!(matches!(said.code, Some(0 | 8 | 9)) || is_missing, "{command}: {said:?}");
         check(command, &said);
         if matches!(*command, "why" | "log") {

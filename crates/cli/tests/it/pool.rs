@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{FileExt as _, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
 use nfs3_client::nfs3_types::nfs3::nfsstat3;
@@ -155,6 +155,61 @@ fn a_mount_whose_process_was_killed_is_taken_away_and_the_next_goes_on() {
     pool.mount(&at);
     assert_eq!(fs::read_to_string(at.join("anna/file")).expect("a file"), "text");
     unmount(&at);
+}
+
+/// `df`, `du` and `atoll pool quota` say the same.
+#[test]
+fn a_limit_holds_and_df_and_du_agree_with_it() {
+    let test = "a_limit_holds_and_df_and_du_agree_with_it";
+    let Some(pool) = can_mount(test).then(|| Pool::new(test)).flatten() else { return };
+    let at = pool.files.with_file_name("mnt");
+    pool.mount(&at);
+    fs::create_dir_all(at.join("atlas/maps")).expect("made");
+    fs::write(at.join("atlas/first"), vec![1; 40 << 10]).expect("written");
+    pool.pool(&["quota", "home"]).failed(1, &["another process serves it"]);
+    unmount(&at);
+    let limit = ["quota", "home", "--directory", "/atlas", "--size", "1MiB", "--files", "50"];
+    let said = pool.pool(&limit).ok().stdout;
+    assert_eq!(said, "/atlas: 48.0 KiB of 1.0 MiB and 3 files of 50\n");
+    pool.pool(&["quota", "home", "--user", "1000", "--files", "2"]).ok();
+    pool.mount(&at);
+    // A file as long as there is room, and not a page more.
+    let file = fs::File::create(at.join("atlas/maps/large")).expect("made");
+    file.write_all_at(&vec![2; 976 << 10], 0).expect("there is room");
+    let more = file.write_all_at(&[3], 976 << 10).expect_err("there is no more room");
+    assert_eq!(more.raw_os_error(), Some(rustix::io::Errno::DQUOT.raw_os_error()), "{more}");
+    file.sync_all().expect("synced");
+    drop(file);
+    let room = rustix::fs::statvfs(at.join("atlas")).expect("its room");
+    assert_eq!((room.f_blocks * room.f_frsize, room.f_bavail), (1 << 20, 0));
+    let du = run(std::process::Command::new("du").args(["-s", "-B1"]).arg(at.join("atlas"))).ok();
+    assert!(du.stdout.starts_with("1048576\t"), "{du:?}");
+    for name in ["a", "b", "c"] {
+        fs::write(at.join(name), "").expect("made");
+    }
+    chown(at.join("a"), Some(1000), None).expect("given");
+    chown(at.join("b"), Some(1000), None).expect("given");
+    let refused = chown(at.join("c"), Some(1000), None).expect_err("he has two");
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::DQUOT.raw_os_error()));
+    unmount(&at);
+    let listed = pool.pool(&["quota", "home", "--json"]).ok().json_lines();
+    assert_eq!(listed[0]["user"], 1000);
+    assert_eq!((&listed[0]["used_files"], &listed[0]["limit_files"]), (&2.into(), &2.into()));
+    assert_eq!(
+        (&listed[1]["directory"], &listed[1]["used_bytes"]),
+        (&"/atlas".into(), &1048576.into())
+    );
+    pool.pool(&["quota", "home", "--directory", "/atlas", "--none"]).ok();
+    assert_eq!(pool.pool(&["quota", "home"]).ok().stdout, "user 1000: 0 B and 2 files of 2\n");
+    for (arguments, why) in [
+        (&["--size", "1MiB"][..], "--user or --directory"),
+        (&["--directory", "/nowhere", "--size", "1MiB"], "/nowhere in the pool"),
+        (&["--directory", "/a", "--size", "1MiB"], "Not a directory"),
+        (&["--user", "nobody-of-this-name", "--none"], "knows no user"),
+    ] {
+        let said = pool.pool(&[&["quota", "home"], arguments].concat());
+        assert!(said.code != Some(0) && said.stderr.contains(why), "{arguments:?}: {said:?}");
+    }
 }
 
 #[test]

@@ -803,3 +803,47 @@ fn a_file_that_was_changed_by_hand_is_healed_set_aside_and_adopted() {
     assert_eq!(read("known"), "put there\n");
     team.assert_same_on_all();
 }
+
+/// A limit that is set while programs work holds for them at once, on all mounts, and after the primary was killed.
+#[test]
+fn a_limit_holds_for_all_mounts_also_when_the_primary_dies() {
+    let Some(mut team) = Team::new("a_limit_holds_for_all_mounts") else { return };
+    let mounts = [team.mount(1), team.mount(2)];
+    fs::create_dir(mounts[0].join("atlas")).expect("made");
+    fs::write(mounts[0].join("atlas/first"), vec![1; 100 << 10]).expect("written");
+    let limit = ["quota", "team", "--directory", "/atlas", "--size", "512KiB", "--files", "100"];
+    team.pool(1, &limit).ok();
+    let shown = || -> serde_json::Value {
+        let said = team.pool(2, &["quota", "team", "--json"]).ok();
+        said.json_lines().into_iter().next().expect("a limit")
+    };
+    until("all files are counted", || shown()["is_counted"] == true);
+    assert_eq!(
+        (&shown()["directory"], &shown()["used_bytes"]),
+        (&"/atlas".into(), &(104 << 10).into())
+    );
+    let write = |mount: &Path, name: &str, kib: usize| {
+        fs::write(mount.join("atlas").join(name), vec![2; kib << 10])
+    };
+    write(&mounts[1], "second", 200).expect("there is room");
+    let is_refused = |written: std::io::Result<()>| {
+        let refused = written.expect_err("there is no room for that");
+        refused.raw_os_error() == Some(rustix::io::Errno::DQUOT.raw_os_error())
+    };
+    assert!(is_refused(write(&mounts[0], "third", 300)));
+    fs::remove_file(mounts[0].join("atlas/third")).expect("removed");
+    until("what is used was told to all", || shown()["used_bytes"] == 304 << 10);
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    let primary = team.wait_for_primary(&[0, 1, 2]);
+    team.ring.nodes[primary].kill();
+    let other = &mounts[usize::from(primary == 1)];
+    assert!(is_refused(write(other, "fourth", 300)));
+    fs::remove_file(other.join("atlas/fourth")).expect("removed");
+    write(other, "fifth", 200).expect("there is room");
+    let room = rustix::fs::statvfs(other.join("atlas")).expect("its room");
+    assert_eq!(room.f_blocks * room.f_frsize, 512 << 10);
+    assert_eq!(room.f_bavail * room.f_frsize, 8 << 10);
+    team.ring.nodes[primary].restart();
+    team.wait_until_whole();
+    team.assert_same_on_all();
+}

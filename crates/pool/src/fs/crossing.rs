@@ -211,6 +211,22 @@ impl<D: Disk> PoolFs<D> {
         }
     }
 
+    /// The directories above one, in all groups but this one as far as that goes without a way back.
+    pub(crate) async fn above_in_other_groups(&self, directory: FileId) -> DiskResult<Vec<FileId>> {
+        let (mut at, mut above) = (directory, Vec::new());
+        for hop in 0..MAX_HOPS {
+            let (directories, via) = self.ask_above(at).await?;
+            if hop > 0 {
+                above.extend(directories);
+            }
+            match via {
+                Some(referral) => at = referral,
+                None => return Ok(above),
+            }
+        }
+        Err(Errno::ELOOP)
+    }
+
     /// How deep a directory of any group lies; 255 if it lies deeper.
     async fn depth_anywhere(&self, directory: FileId) -> DiskResult<u8> {
         if directory.group() == self.group() {

@@ -79,7 +79,7 @@ impl<D: Disk> PoolFs<D> {
         self.member.check_room()?;
         let member = &self.member;
         // Members write a file's bytes in one order.
-        let _changing = match member.in_group {
+        let _changing = match member.in_group || member.has_quotas() {
             true => Some(member.begin_change().await?),
             false => None,
         };
@@ -90,7 +90,7 @@ impl<D: Disk> PoolFs<D> {
                 member.write_bytes(id, &file, end, data.clone()).await?
             }
             Writer::At(_) | Writer::Mapping => {
-                let _turn = match member.in_group {
+                let _turn = match member.in_group || member.has_quotas() {
                     true => member.turns.write(id.0).await,
                     false => member.turns.read(id.0).await,
                 };

@@ -13,10 +13,10 @@ mod files;
 mod names;
 
 use std::any::Any;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use atoll_env::{Elapsed, Env, timeout};
+use atoll_env::{Elapsed, Env, sleep, timeout};
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, CreateVerifier, DirEntry, Entry, Errno, FileKind, FileSystem,
     Handle, InodeNumber, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs,
@@ -33,10 +33,18 @@ use crate::disk::{Disk, DiskResult, Stat};
 use crate::layout::{FileId, GroupNumber, Referral};
 use crate::member::{OpenError, OpenReport, PoolMember, PoolSettings};
 use crate::placement::GroupRoom;
+use crate::quota::{QuotaAmount, QuotaRow, QuotaSubject, QuotaTable};
 use crate::siblings::SiblingGroups;
 
 /// How long a call of a pool of several waits for the others.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a call waits for a greater share of a limit of which other groups have a share, too.
+const SHARE_LIMIT: Duration = Duration::from_secs(4);
+/// Between attempts meanwhile.
+const SHARE_RETRY_EVERY: Duration = Duration::from_millis(100);
+/// How often a pool of one looks whether files are to be counted for limits.
+const COUNT_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long names and attributes may be believed: somebody may change the plain files by hand.
 const TTL: Duration = Duration::from_secs(1);
@@ -81,6 +89,10 @@ impl<D: Disk> PoolFs<D> {
     /// Opens the only member's disk, and makes again what a crash has undone.
     pub async fn open(env: Env, disk: D) -> Result<(PoolFs<D>, OpenReport), OpenError> {
         let (member, report) = PoolMember::open(env, disk).await?;
+        if member.has_quotas() {
+            member.quotas().want_count();
+            begin_counting(&member);
+        }
         Ok((
             PoolFs { member, siblings: None, origin: None, kept: None, awaited: Arc::default() },
             report,
@@ -98,6 +110,36 @@ impl<D: Disk> PoolFs<D> {
     /// What the pool was made with.
     pub fn settings(&self) -> PoolSettings {
         self.member.settings
+    }
+
+    /// The limits of a pool of one, after a count of all files.
+    pub async fn quotas(&self) -> Result<QuotaTable, Errno> {
+        self.member.count_for_quotas().await?;
+        Ok(self.member.quotas().table().clone())
+    }
+
+    /// The limits, and what calls have kept in step with them. For tests.
+    #[doc(hidden)]
+    pub fn quotas_as_kept(&self) -> QuotaTable {
+        self.member.quotas().table().clone()
+    }
+
+    /// Sets a limit of a pool of one, or removes it.
+    ///
+    /// # Errors
+    /// Why it is not set, for people.
+    pub async fn set_quota(
+        &self,
+        subject: QuotaSubject,
+        limit: Option<QuotaAmount>,
+    ) -> Result<(), String> {
+        let next = self.member.quotas().table().with(subject, limit, true)?;
+        let is_first = !self.member.has_quotas();
+        let set = self.member.edit_quotas(|_| next).await;
+        if is_first {
+            begin_counting(&self.member);
+        }
+        set.map_err(|errno| format!("the pool's disk: {errno}"))
     }
 
     /// Makes everything durable, and brings the index up to date: the next start has nothing to do.
@@ -146,6 +188,27 @@ impl<D: Disk> PoolFs<D> {
                 Ok(Err(oneshot::Canceled)) | Err(Elapsed) => Err(Errno::EIO),
             }
         })
+    }
+
+    /// Does what takes room, again for a while if the group's share of a limit was too small for it: other groups may have more than they need.
+    async fn with_share<T, F>(&self, work: impl Fn() -> F) -> DiskResult<T>
+    where
+        F: Future<Output = DiskResult<T>> + Send,
+    {
+        let env = &self.member.env;
+        let until = env.now() + SHARE_LIMIT;
+        loop {
+            match work().await {
+                Err(Errno::EDQUOT)
+                    if self.siblings().is_some()
+                        && self.member.quotas().may_get_more()
+                        && env.now() < until =>
+                {
+                    sleep(&**env, SHARE_RETRY_EVERY).await;
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Attributes as callers see them.
@@ -402,7 +465,8 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         data: Bytes,
     ) -> Answer<u32> {
         self.call(async move |pool| {
-            pool.write_file(writer, inode.into(), handle, offset, data).await
+            let write = || pool.write_file(writer, inode.into(), handle, offset, data.clone());
+            pool.with_share(write).await
         })
     }
 
@@ -475,6 +539,13 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     fn statfs(&self, inode: InodeNumber) -> Answer<StatFs> {
         self.call(async move |pool| {
             let own = pool.member.room_of_all().await?;
+            if pool.member.has_quotas() {
+                let limits = pool.member.limits_at(inode.into()).await?;
+                if !limits.is_empty() {
+                    let tightest = pool.member.quotas().tightest(&limits);
+                    return Ok(limited(own, tightest));
+                }
+            }
             match pool.siblings() {
                 // Any other file says where there is room for it: in its group.
                 Some(siblings) if inode == InodeNumber::ROOT => {
@@ -512,6 +583,44 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         let name = name.to_vec();
         self.call(async move |pool| pool.once(pool.remove_attribute(inode.into(), &name)).await)
     }
+}
+
+fn begin_counting<D: Disk>(member: &Arc<PoolMember<D>>) {
+    member.env.spawn(Box::pin(keep_counted(Arc::downgrade(member))));
+}
+
+/// Counts what files take of limits when the pool is opened, and when that is not sure any more, as long as it is at work.
+async fn keep_counted<D: Disk>(member: Weak<PoolMember<D>>) {
+    loop {
+        let env = {
+            let Some(member) = member.upgrade().filter(|member| !member.has_failed()) else {
+                return;
+            };
+            if member.quotas().is_count_due() && member.count_for_quotas().await.is_err() {
+                return;
+            }
+            member.env.clone()
+        };
+        sleep(&*env, COUNT_LOOK_EVERY).await;
+    }
+}
+
+/// The room of a file's group, as far as the limits of the directories above it leave that.
+fn limited(own: StatFs, tightest: Option<(QuotaRow, QuotaRow)>) -> StatFs {
+    let Some((bytes, files)) = tightest else { return own };
+    let mut room = own;
+    if bytes.limit.bytes != u64::MAX {
+        let unit = u64::from(own.block_size_bytes).max(1);
+        let left = (bytes.left().bytes / unit).min(own.blocks_available);
+        room.blocks = bytes.used_by_all().bytes.div_ceil(unit).saturating_add(left);
+        (room.blocks_free, room.blocks_available) = (left, left);
+    }
+    if files.limit.files != u64::MAX {
+        let left = files.left().files.min(own.files_free);
+        room.files = files.used_by_all().files.saturating_add(left);
+        room.files_free = left;
+    }
+    room
 }
 
 /// The room of a group, and of all others as far as it is known. Files are counted of its own alone.

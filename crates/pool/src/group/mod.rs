@@ -5,6 +5,7 @@
 //! primary     the primary's links to the others: begun, watched, given what they lack
 //! membership  which members the primary waits for, as the pool's map says, and whether it may answer
 //! copying     what the primary gives to a member that lacks everything
+//! quotas      limits on what users and directories take
 //! scrub       comparing the members' copies, and healing those that are wrong
 //! backup      a member that follows: its answers to the primary
 //! ```
@@ -32,6 +33,7 @@ mod backup;
 mod copying;
 mod membership;
 mod primary;
+mod quotas;
 mod scrub;
 
 use std::pin::pin;
@@ -50,6 +52,8 @@ use self::backup::{Backup, Follower, FollowerStanding};
 pub(crate) use self::membership::DEAD_AFTER;
 use self::membership::{EpochMembership, NotEdited};
 use self::primary::Primary;
+use self::quotas::keep_quotas;
+pub use self::quotas::{QuotaError, ask_quotas};
 use self::scrub::Scrub;
 pub use self::scrub::{ScrubReport, ask_scrub};
 use crate::backups::Backups;
@@ -63,7 +67,7 @@ use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
     self, BEAT, BEGIN, CHECK, COPY, COPY_BATCH, CROSSING, CrossingCall, EDIT, HELLO, HelloReply,
-    ITEM, ItemKind, MAP, PoolEdit, SCRUB, refused,
+    ITEM, ItemKind, MAP, PoolEdit, QUOTAS, QuotaCall, SCRUB, refused,
 };
 use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer, ReplicaRead};
@@ -448,6 +452,7 @@ impl<D: Disk> GroupSeat<D> {
             CROSSING => return self.answer_crossing(from.id, &request).await,
             MAP => return Ok(self.answer_map()),
             CHECK => return self.answer_check(&request),
+            QUOTAS => return self.answer_quotas(from.id, &request).await,
             _ => {}
         }
         let served = {
@@ -470,12 +475,7 @@ impl<D: Disk> GroupSeat<D> {
     async fn answer_crossing(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
         let malformed = || Refusal::new(Refusal::MALFORMED, "a call that cannot be read");
         let call = messages::decode::<CrossingCall>(&request.header).ok_or_else(malformed)?;
-        let primary = {
-            let lead = self.lead();
-            let served = lead.as_ref().filter(|lead| lead.server.is_some());
-            served.map(|lead| lead.primary.clone())
-        };
-        let primary = primary.ok_or_else(|| refuse("it is not the pool's primary"))?;
+        let primary = self.serving().ok_or_else(|| refuse("it is not the pool's primary"))?;
         let fs = PoolFs::of_primary(primary.member.clone(), self.siblings.clone());
         // It goes on if nobody waits for the answer any more.
         let (sender, answer) = oneshot::channel();
@@ -499,12 +499,7 @@ impl<D: Disk> GroupSeat<D> {
     async fn answer_edit(&self, request: &Request) -> Result<Reply, Refusal> {
         let malformed = || Refusal::new(Refusal::MALFORMED, "an edit that cannot be read");
         let edit = messages::decode::<PoolEdit>(&request.header).ok_or_else(malformed)?;
-        let primary = {
-            let lead = self.lead();
-            let served = lead.as_ref().filter(|lead| lead.server.is_some());
-            served.map(|lead| lead.primary.clone())
-        };
-        let primary = primary.ok_or_else(|| refuse("it is not the pool's primary"))?;
+        let primary = self.serving().ok_or_else(|| refuse("it is not the pool's primary"))?;
         match primary.edit(edit).await {
             Ok(map) => Ok(Reply { header: messages::encode(&map), parts: Vec::new() }),
             Err(NotEdited::Refused(why)) => Err(Refusal::new(refused::EDIT, why)),
@@ -521,11 +516,35 @@ impl<D: Disk> GroupSeat<D> {
     fn answer_check(&self, request: &Request) -> Result<Reply, Refusal> {
         let malformed = || Refusal::new(Refusal::MALFORMED, "a call that cannot be read");
         let begins: bool = messages::decode(&request.header).ok_or_else(malformed)?;
-        let lead = self.lead();
-        let served = lead.as_ref().filter(|lead| lead.server.is_some());
-        let served = served.ok_or_else(|| refuse("it is not the pool's primary"))?;
-        let report = served.primary.scrubber.report(begins, self.env.now());
+        let primary = self.serving().ok_or_else(|| refuse("it is not the pool's primary"))?;
+        let report = primary.scrubber.report(begins, self.env.now());
         Ok(Reply { header: messages::encode(&report), parts: Vec::new() })
+    }
+
+    /// Answers a call about limits, if this member is the primary.
+    async fn answer_quotas(&self, from: PeerId, request: &Request) -> Result<Reply, Refusal> {
+        let malformed = || Refusal::new(Refusal::MALFORMED, "a call that cannot be read");
+        let call = messages::decode::<QuotaCall>(&request.header);
+        let call = call.filter(QuotaCall::is_sound).ok_or_else(malformed)?;
+        let primary = self.serving().ok_or_else(|| refuse("it is not the pool's primary"))?;
+        let (own, siblings) = (primary.clone(), self.siblings.clone());
+        // It goes on if nobody waits for the answer any more.
+        let (sender, answer) = oneshot::channel();
+        self.env.spawn(Box::pin(async move {
+            let _ = sender.send(own.answer_quotas(from, call, siblings.as_ref()).await);
+        }));
+        let answered = answer.await.map_err(|oneshot::Canceled| refuse("it is being ended"))?;
+        let ended =
+            |()| Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more");
+        primary.confirm().await.map_err(ended)?;
+        Ok(Reply { header: messages::encode(&answered?), parts: Vec::new() })
+    }
+
+    /// This member as the primary, if it serves clients.
+    fn serving(&self) -> Option<Arc<Primary<D>>> {
+        let lead = self.lead();
+        let served = lead.as_ref().filter(|lead| lead.server.is_some())?;
+        Some(served.primary.clone())
     }
 
     /// Tells the pool where this node listens, if that is not known.
@@ -619,6 +638,8 @@ impl<D: Disk> GroupSeat<D> {
         let scrub =
             Scrub::keep(Arc::downgrade(&primary), primary.scrubber.clone(), self.env.clone());
         self.env.spawn(Box::pin(scrub));
+        let limits = keep_quotas(Arc::downgrade(&primary), self.siblings.clone(), self.env.clone());
+        self.env.spawn(Box::pin(limits));
         if self.siblings.is_some() {
             let primary = Arc::downgrade(&primary);
             self.env.spawn(Box::pin(keep_crossings(primary, self.siblings.clone())));
@@ -776,7 +797,7 @@ impl<D: Disk> Service for SeatService<D> {
         let seat = self.seat.upgrade();
         Box::pin(async move {
             let seat = seat.ok_or_else(|| refuse("it is being ended"))?;
-            let is_for_all = matches!(request.method, CROSSING | EDIT | MAP | CHECK)
+            let is_for_all = matches!(request.method, CROSSING | EDIT | MAP | CHECK | QUOTAS)
                 || METHODS.contains(&request.method);
             let is_sibling = is_for_all
                 && seat.siblings.as_ref().is_some_and(|siblings| siblings.is_member(from.id));
@@ -791,7 +812,7 @@ impl<D: Disk> Service for SeatService<D> {
                 VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
                 CROSSING => seat.answer_crossing(from.id, &request).await,
                 MAP => Ok(seat.answer_map()),
-                method if matches!(method, EDIT | CHECK) || METHODS.contains(&method) => {
+                method if matches!(method, EDIT | CHECK | QUOTAS) || METHODS.contains(&method) => {
                     seat.answer(from, request).await
                 }
                 _ => Err(Refusal::new(Refusal::UNKNOWN_METHOD, "no such call")),

@@ -40,7 +40,7 @@ use crate::group::{DEAD_AFTER, GroupMember, GroupStatus, PoolEditError};
 use crate::layout::GroupNumber;
 use crate::member::{OpenError, PoolSettings};
 use crate::members::PoolMembers;
-use crate::messages::{self, CHECK, EDIT, MAP, PoolEdit, refused};
+use crate::messages::{self, CHECK, EDIT, MAP, PoolEdit, QUOTAS, refused};
 use crate::pool_groups::{LocalGroup, PoolGroups};
 use crate::pool_map::PoolMap;
 use crate::remote::{METHODS, Route};
@@ -618,7 +618,8 @@ impl<D: Disk> PoolMachine<D> {
         }
     }
 
-    /// Makes a call of the file system of a group, or one about its scrub ([`crate::ask_scrub`]), wherever its primary is.
+    /// Makes a call of the file system of a group, or one about its scrub ([`crate::ask_scrub`]) or limits
+    /// ([`crate::ask_quotas`]), wherever its primary is.
     ///
     /// # Errors
     /// As [`Transport::call`].
@@ -628,7 +629,7 @@ impl<D: Disk> PoolMachine<D> {
         request: Request,
         limit: Duration,
     ) -> Result<Reply, CallError> {
-        if !METHODS.contains(&request.method) && request.method != CHECK {
+        if !METHODS.contains(&request.method) && !matches!(request.method, CHECK | QUOTAS) {
             let text = "only calls of its file system are handed to a pool";
             return Err(CallError::Refused(Refusal::new(Refusal::MALFORMED, text)));
         }

@@ -54,6 +54,7 @@ impl<D: Disk> PoolMember<D> {
             }
         }
         self.note_crossing(change);
+        self.note_quotas(change, decided);
         Ok(made)
     }
 
@@ -162,7 +163,8 @@ impl<D: Disk> PoolMember<D> {
             | PoolChange::Decided { .. }
             | PoolChange::PartMade { .. }
             | PoolChange::Abandoned { .. }
-            | PoolChange::Told { .. } => {}
+            | PoolChange::Told { .. }
+            | PoolChange::Quotas { .. } => {}
         }
         Ok(None)
     }

@@ -283,6 +283,7 @@ impl<D: Disk> CopiedMember<D> {
                 added.ok_or(CopyBatchError::Wrong("calls that cannot be read"))?;
             }
             CopyBatch::Crossing(record) => member.crossings().add(record.clone()),
+            CopyBatch::Quotas(table) => member.quotas().set_table(table.clone()),
             CopyBatch::End(all) => {
                 self.end(*all).await?;
                 is_end = true;

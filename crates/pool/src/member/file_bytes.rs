@@ -37,6 +37,9 @@ const MAX_KEPT_MARKS: usize = 4096;
 const REPEATABLE_MODES: i32 =
     atoll_vfs::FALLOC_KEEP_SIZE | atoll_vfs::FALLOC_PUNCH_HOLE | atoll_vfs::FALLOC_ZERO_RANGE;
 
+/// `FALLOC_FL_INSERT_RANGE`: what comes after is moved.
+const INSERTS_RANGE: i32 = 0x20;
+
 /// A write into ranges that are marked.
 struct MarkedWrite<'a, D: Disk> {
     member: &'a PoolMember<D>,
@@ -100,6 +103,19 @@ impl<D: Disk> PoolMember<D> {
         offset: u64,
         data: Bytes,
     ) -> DiskResult<usize> {
+        let grows = self.begin_growing(id, offset.saturating_add(data.len() as u64)).await?;
+        let written = self.write_to_all(id, file, offset, data).await;
+        self.end_charging(grows).await;
+        written
+    }
+
+    async fn write_to_all(
+        &self,
+        id: FileId,
+        file: &D::File,
+        offset: u64,
+        data: Bytes,
+    ) -> DiskResult<usize> {
         let Some(backups) = self.followers(id) else {
             return self.disk.write(file, offset, &data).await;
         };
@@ -126,6 +142,18 @@ impl<D: Disk> PoolMember<D> {
         file: &D::File,
         size_bytes: u64,
     ) -> DiskResult<()> {
+        let grows = self.begin_growing(id, size_bytes).await?;
+        let set = self.set_length_of_all(id, file, size_bytes).await;
+        self.end_charging(grows).await;
+        set
+    }
+
+    async fn set_length_of_all(
+        &self,
+        id: FileId,
+        file: &D::File,
+        size_bytes: u64,
+    ) -> DiskResult<()> {
         self.held().note_resized(id);
         let Some(backups) = self.followers(id) else {
             return self.disk.set_len(file, size_bytes).await;
@@ -141,6 +169,27 @@ impl<D: Disk> PoolMember<D> {
 
     /// `fallocate(2)` on all members.
     pub(crate) async fn allocate_bytes(
+        &self,
+        id: FileId,
+        file: &D::File,
+        mode: i32,
+        (offset, len): (u64, u64),
+    ) -> DiskResult<()> {
+        let grows = if mode & atoll_vfs::FALLOC_KEEP_SIZE != 0 {
+            None
+        } else {
+            let end = match mode & INSERTS_RANGE {
+                0 => offset,
+                _ => self.disk.stat_file(file).await?.size_bytes,
+            };
+            self.begin_growing(id, end.saturating_add(len)).await?
+        };
+        let done = self.allocate_on_all(id, file, mode, (offset, len)).await;
+        self.end_charging(grows).await;
+        done
+    }
+
+    async fn allocate_on_all(
         &self,
         id: FileId,
         file: &D::File,

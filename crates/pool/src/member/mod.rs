@@ -12,6 +12,7 @@
 //! disk is right, and the index learns.
 
 mod applying;
+mod charging;
 mod checking;
 mod copied;
 mod file_bytes;
@@ -49,6 +50,7 @@ use crate::journal::{AppendedRecord, PoolJournal, RecordOrder};
 use crate::layout::{FileId, Slot};
 use crate::marks::Marks;
 use crate::messages::{CopyStage, ItemKind};
+use crate::quota::Quotas;
 use crate::turns::{Turn, Turns};
 
 pub(crate) use applying::{Decided, MadeFile};
@@ -102,6 +104,10 @@ mod whole {
     pub(super) const RELEASING: u64 = 5;
     /// Clearing marks of all files; shared by writes that begin.
     pub(super) const MARKS: u64 = 6;
+    /// Changing the table of limits.
+    pub(super) const QUOTAS: u64 = 7;
+    /// Counting all files for limits.
+    pub(super) const COUNT: u64 = 8;
 }
 
 /// See the module.
@@ -150,7 +156,14 @@ pub(crate) struct PoolMember<D: Disk> {
     copying: Mutex<Option<CopyStage>>,
     /// When the next checkpoint is made, if one is planned.
     planned: Mutex<Option<Instant>>,
+    /// Limits of users and directories.
+    quotas: Arc<Mutex<Quotas>>,
+    /// Directories of this group that lie in other groups' directories, and those above them there that are limited.
+    above_elsewhere: Mutex<AboveElsewhere>,
 }
+
+/// What is above directories in other groups, as far as these were asked.
+type AboveElsewhere = BTreeMap<FileId, Option<Vec<FileId>>>;
 
 /// What a checkpoint has written: everything as of one change.
 pub(crate) struct WrittenCheckpoint {
@@ -267,6 +280,13 @@ impl<D: Disk> PoolMember<D> {
         {
             return Err(Errno::EBUSY);
         }
+        let charged = self.begin_charging(&change).await?;
+        let made = self.decide_and_apply(change).await;
+        self.end_charging(charged).await;
+        made
+    }
+
+    async fn decide_and_apply(&self, change: PoolChange) -> DiskResult<Option<MadeFile<D>>> {
         let order = self.decide(&change).await?;
         let made = self.apply(&change, Decided::Here).await;
         if made.is_err() {
@@ -606,8 +626,9 @@ impl<D: Disk> PoolMember<D> {
             let marks = self.marks();
             (marks.all(), marks.since_all_had_everything().clone())
         };
-        let crossings = self.crossings().clone();
-        GroupEntries { log, last, marks, remembered, calls: self.done().clone(), crossings }
+        let (crossings, quotas) = (self.crossings().clone(), self.quotas().table().clone());
+        let calls = self.done().clone();
+        GroupEntries { log, last, marks, remembered, calls, crossings, quotas }
     }
 
     /// After all changes up to record `sequence` are on the disk and in the index, those up to `order` made, and the log's last is

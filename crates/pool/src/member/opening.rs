@@ -574,6 +574,8 @@ impl<D: Disk> PoolMember<D> {
             crossings: Mutex::default(),
             crossing_holds: Mutex::default(),
             planned: Mutex::new(None),
+            quotas: Arc::default(),
+            above_elsewhere: Mutex::default(),
             copying: Mutex::new(stage),
             slots,
             disk,

@@ -7,6 +7,7 @@ mod group;
 mod machine;
 mod map;
 mod plain;
+mod quotas;
 mod remote;
 mod spread;
 mod workload;

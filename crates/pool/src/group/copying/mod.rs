@@ -214,6 +214,9 @@ impl<D: Disk> Primary<D> {
         for record in group.crossings.records() {
             sender.send(CopyBatch::Crossing(record)).await?;
         }
+        if !group.quotas.rows().is_empty() {
+            sender.send(CopyBatch::Quotas(group.quotas)).await?;
+        }
         sender.send(CopyBatch::End(all)).await?;
         sender.arrive().await
     }

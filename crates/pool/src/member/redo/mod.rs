@@ -20,7 +20,7 @@ use atoll_vfs::{Errno, FileKind, RenameFlags};
 use self::outcomes::{FileOutcomes, LastAttributes, numbers};
 use super::following::{self, FollowedChanges};
 use super::opening::{checkpoint_of, last_of_unbroken, released_of};
-use super::{OpenError, OpenReport, PoolMember};
+use super::{Decided, OpenError, OpenReport, PoolMember};
 use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
 use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none};
 use crate::index::{FileRecord, IndexMeta};
@@ -69,6 +69,7 @@ impl<D: Disk> PoolMember<D> {
         *self.log() = group.log;
         *self.done() = group.calls;
         *self.crossings() = group.crossings;
+        self.quotas().set_table(group.quotas);
         let mut decided = self.index.logged(order, usize::MAX).map_err(index_failed)?;
         let newer = records.into_iter().filter(|record| record.sequence > known);
         for record in newer.filter(|record| record.order > 0) {
@@ -105,6 +106,7 @@ impl<D: Disk> PoolMember<D> {
             if !withdrawn.contains(order) {
                 self.note_done(*order, change);
                 self.crossings().note(change);
+                self.note_quotas(change, Decided::Elsewhere);
             }
         }
         report.changes_redone = made.len();

@@ -125,7 +125,8 @@ impl FileOutcomes {
             | PoolChange::Decided { .. }
             | PoolChange::PartMade { .. }
             | PoolChange::Abandoned { .. }
-            | PoolChange::Told { .. } => {}
+            | PoolChange::Told { .. }
+            | PoolChange::Quotas { .. } => {}
         }
         if is_withdrawn {
             return;
@@ -195,7 +196,8 @@ impl FileOutcomes {
             | PoolChange::Decided { .. }
             | PoolChange::PartMade { .. }
             | PoolChange::Abandoned { .. }
-            | PoolChange::Told { .. } => {}
+            | PoolChange::Told { .. }
+            | PoolChange::Quotas { .. } => {}
         }
     }
 }
@@ -228,7 +230,8 @@ fn named(change: &PoolChange) -> impl Iterator<Item = FileId> {
         | PoolChange::Decided { .. }
         | PoolChange::PartMade { .. }
         | PoolChange::Abandoned { .. }
-        | PoolChange::Told { .. } => (None, None),
+        | PoolChange::Told { .. }
+        | PoolChange::Quotas { .. } => (None, None),
     };
     first.into_iter().chain(second)
 }

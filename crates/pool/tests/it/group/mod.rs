@@ -9,6 +9,7 @@
 //! reading    reads that members answer from their own copies
 //! locks      locks of mounts on different machines
 //! counting   clients that count in a file under its lock, by seeds
+//! quotas     limits on what users take
 //! scrub      copies that differ by people's hands, or by rot
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
@@ -19,6 +20,7 @@ mod directed;
 mod failover;
 mod locks;
 mod membership;
+mod quotas;
 mod reading;
 mod retries;
 mod scrub;
@@ -42,7 +44,7 @@ use atoll_vfs::FileSystem;
 use crate::workload::replicas::{Compared, differences, faults, plain_tree};
 
 /// More than anything takes.
-const LONG: Duration = Duration::from_secs(3600);
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
 /// A change of who the members are is made within this time.
 const EDIT_LIMIT: Duration = Duration::from_secs(8);
 /// A group is quiet again so long after all faults have ended.

@@ -182,6 +182,7 @@ impl Trial {
     }
 
     fn run(mut self, faults: Faults) -> Result<(), String> {
+        self.group.set_high_limits();
         for _ in 0..10 {
             self.scrub()?;
             self.group.run_for(Duration::from_millis(self.dice.below(1500)));
@@ -224,6 +225,9 @@ impl Trial {
             return Err(format!("clients have no answer: {all:#?}"));
         }
         self.group.settle_and_compare()?;
+        // A new primary has counted.
+        self.group.run_for(Duration::from_secs(3));
+        self.group.check_used()?;
         // The first may have begun while clients were at work.
         self.group.scrub();
         let report = self.group.scrub();

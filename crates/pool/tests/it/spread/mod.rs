@@ -4,6 +4,7 @@
 //! kit      the conformance kit over a pool of three groups
 //! directed one change over several groups after the other, and what lies where then
 //! room     groups whose disks are full
+//! quotas   limits that groups have shares of
 //! leaving  what members of groups leave behind
 //! seeds    clients of a pool whose network, processes and machines fail
 //! storm    clients that rename directories into each other
@@ -12,6 +13,7 @@
 mod directed;
 mod kit;
 mod leaving;
+mod quotas;
 mod room;
 mod seeds;
 mod storm;

@@ -40,6 +40,7 @@ fn trial(seed: u64, faults: Faults) -> Result<(), String> {
         Grounds::make(&*fs, CLIENTS as usize, 3).await
     };
     let grounds = Arc::new(sim.block_on(LONG, grounds).unwrap());
+    quotas::set_high_limits(&machines);
     for disk in machines.disks.lock().unwrap().values() {
         disk.set_latency(seed, Duration::from_millis(2));
     }
@@ -99,6 +100,8 @@ fn trial(seed: u64, faults: Faults) -> Result<(), String> {
         machines.run_for(Duration::from_millis(500));
     }
     machines.settle_and_compare()?;
+    machines.run_for(Duration::from_secs(3));
+    quotas::check_used(&machines)?;
     history.settled();
     let look = async {
         let fs = machines.mount(0).await;
