@@ -75,8 +75,9 @@ pub use group::{
 pub use layout::{GroupNumber, OWN_DIRECTORY};
 pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
 pub use member::{
-    ASIDE_DIRECTORY, CheckReport, CreateError, LeaveReport, OpenError, OpenReport, PoolSettings,
-    check, check_usable, create, create_member, is_in_use, leave, read_map, read_settings, share,
+    ASIDE_DIRECTORY, CheckReport, CopyStand, CreateError, LeaveReport, OpenError, OpenReport,
+    PoolSettings, ReviveError, check, check_usable, copy_stand, create, create_member, is_in_use,
+    leave, read_map, read_settings, revive, share,
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};

@@ -37,6 +37,14 @@ const LAST_LINE: &str = "end\n";
 const COMPLETE: &str = "complete";
 const VOTES: &str = "votes";
 
+/// Maps are counted anew, by this many bits further up, when people make one copy the group ([`crate::member`], *reviving*).
+pub(crate) const REVIVAL_BITS: u32 = 32;
+
+/// How often a group was revived until this epoch.
+pub(crate) fn revival(epoch: u64) -> u64 {
+    epoch >> REVIVAL_BITS
+}
+
 /// The voters that decide maps, until a map names others.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct MapVoters {

@@ -10,6 +10,7 @@ mod group;
 mod leave;
 mod quota;
 pub(crate) mod records;
+mod revive;
 mod status;
 
 use std::ffi::OsStr;
@@ -81,6 +82,8 @@ enum Command {
     Adopt(adopt::Args),
     /// Say how much a user's files, or those below a directory, may take, or list what they do
     Quota(quota::Args),
+    /// Make this machine's copy what the pool has, when the other copies are lost for good
+    Revive(revive::Args),
     /// Give the directory back: what is left is one tree of plain files, and no pool
     Leave(leave::LeaveArgs),
     /// Let this node forget a pool; its directory stays as it is
@@ -101,6 +104,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::Check(args) => check::run(args, global).await,
         Command::Adopt(args) => adopt::run(args, global).await,
         Command::Quota(args) => quota::run(args, global).await,
+        Command::Revive(args) => revive::run(args, global).await,
         Command::Leave(args) => leave::leave(args, global).await,
         Command::Forget(args) => leave::forget(args, global).await,
     }

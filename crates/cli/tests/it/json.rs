@@ -150,7 +150,8 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
         let words = || command.split(' ').chain(["--json"]);
         let said = run(ring.nodes[*node].command(words()).args(arguments));
         let is_missing =
-            matches!(*command, "pool check" | "pool adopt" | "pool quota") && made.code != Some(0);
+            matches!(*command, "pool check" | "pool adopt" | "pool quota" | "pool revive")
+                && made.code != Some(0);
         assert!(matches!(said.code, Some(0 | 8 | 9)) || is_missing, "{command}: {said:?}");
         check(command, &said);
         if matches!(*command, "why" | "log") {

@@ -847,3 +847,47 @@ fn a_limit_holds_for_all_mounts_also_when_the_primary_dies() {
     team.wait_until_whole();
     team.assert_same_on_all();
 }
+
+/// Two of three machines are lost for good: the third one's copy is what the pool has, when people say so.
+#[test]
+fn the_last_copy_is_made_the_pool_when_the_others_are_lost() {
+    let Some(mut team) = Team::new("the_last_copy_is_made_the_pool") else { return };
+    let mount = team.mount(2);
+    let write = |name: &str, text: &str| {
+        let file = fs::File::create(mount.join(name)).expect("a file");
+        file.write_all_at(text.as_bytes(), 0).expect("written");
+        file.sync_all().expect("synced");
+    };
+    write("notes", "as it was\n");
+    team.wait_until_whole();
+    let said = team.pool(2, &["revive", "team", "--yes"]).ok();
+    assert!(said.stderr.contains("nothing is to be done"), "{said:?}");
+    for node in [0, 1] {
+        team.ring.nodes[node].kill();
+    }
+    let mut listed = serde_json::Value::Null;
+    until("the group has no primary", || {
+        let said = team.pool(2, &["revive", "team", "--list", "--json"]).ok();
+        listed = said.json_lines().into_iter().next().unwrap_or_default();
+        !listed.is_null()
+    });
+    assert_eq!(
+        (&listed["group"], &listed["is_incomplete"]),
+        (&0.into(), &false.into()),
+        "{listed}"
+    );
+    assert_eq!(listed["members"].as_array().map(Vec::len), Some(3), "{listed}");
+    team.pool(2, &["revive", "team"]).failed(2, &["no terminal", "--yes"]);
+    team.pool(2, &["revive", "team", "--yes"]).ok();
+    until("its copy is served", || team.primary_of(&[2]).is_some());
+    until("the mount goes on", || fs::read_to_string(mount.join("notes")).is_ok());
+    assert_eq!(fs::read_to_string(mount.join("notes")).expect("read"), "as it was\n");
+    write("after", "more\n");
+    // The others come back after all, and are given what it has.
+    for node in [0, 1] {
+        team.ring.nodes[node].restart();
+    }
+    team.wait_until_whole();
+    assert_eq!(fs::read_to_string(mount.join("after")).expect("read"), "more\n");
+    team.assert_same_on_all();
+}

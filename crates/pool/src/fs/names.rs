@@ -177,6 +177,19 @@ impl<D: Disk> PoolFs<D> {
         mode: u32,
         verifier: Option<CreateVerifier>,
     ) -> DiskResult<Entry> {
+        let make = || self.try_to_make(caller, parent, name, what.clone(), mode, verifier);
+        self.with_share(make).await
+    }
+
+    async fn try_to_make(
+        &self,
+        caller: Caller,
+        parent: FileId,
+        name: &[u8],
+        what: BirthKind,
+        mode: u32,
+        verifier: Option<CreateVerifier>,
+    ) -> DiskResult<Entry> {
         check_name(name)?;
         let Some(siblings) = self.siblings().filter(|_| what == BirthKind::Directory) else {
             let (named, _locked) = self.with_name(parent, name).await?;
@@ -261,6 +274,17 @@ impl<D: Disk> PoolFs<D> {
     }
 
     pub(super) async fn create_and_open(
+        &self,
+        caller: Caller,
+        parent: FileId,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> DiskResult<(Entry, Opened)> {
+        self.with_share(|| self.try_to_create(caller, parent, name, mode, flags)).await
+    }
+
+    async fn try_to_create(
         &self,
         caller: Caller,
         parent: FileId,

@@ -24,7 +24,7 @@ use super::scrub::Scrubber;
 use crate::backups::{BackupLink, Backups, HandedItem, LinkEnd};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
-use crate::map::PoolMap;
+use crate::map::{PoolMap, revival};
 use crate::member::PoolMember;
 use crate::messages::{
     self, BEGIN, BeginSession, CopiedBytes, CopyStage, GroupSession, HELLO, HelloReply, ItemKind,
@@ -182,6 +182,10 @@ impl<D: Disk> Primary<D> {
             let log = self.member.log();
             (log.common(stands.last, &stands.epochs).min(last), log.after)
         };
+        if !is_member && revival(stands.last_epoch) < revival(self.backups.map().epoch) {
+            // People have decided that what it has counts no more.
+            return self.give_names(link, session).await;
+        }
         if stands.applied > common {
             let why = "it has made changes that this disk does not know: this disk was set back to \
                        an older state";

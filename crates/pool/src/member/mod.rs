@@ -22,6 +22,7 @@ mod leaving;
 mod opening;
 mod redo;
 mod reserve;
+mod reviving;
 mod scanning;
 mod scrubbing;
 mod seeking;
@@ -65,6 +66,7 @@ pub use opening::{
 };
 pub(crate) use opening::{LogStand, UnrecoveredMember};
 pub(crate) use redo::Makes;
+pub use reviving::{CopyStand, ReviveError, copy_stand, revive};
 pub use scrubbing::ASIDE_DIRECTORY;
 pub(crate) use seeking::FoundFile;
 

@@ -234,22 +234,30 @@ pub async fn share<D: Disk>(env: Env, disk: D, local: Peer, copies: u8) -> Resul
         return Ok(());
     }
     let (member, _) = unrecovered.recover(Makes::All).await?;
-    let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
     // Files that were put there by hand are the pool's, too: from now on nobody looks for such.
     member.check().await?;
+    let founding = PoolMembers::new(vec![local]).expect("one is enough");
+    let mut map = PoolMap::first(&founding);
+    let roster = map.roster.with(&RosterEdit::Copies(copies));
+    map.roster = roster.expect("a number of copies");
+    found(&member, &map).await
+}
+
+/// Makes a member the only one of its group, by this map.
+pub(super) async fn found<D: Disk>(
+    member: &Arc<PoolMember<D>>,
+    map: &PoolMap,
+) -> Result<(), OpenError> {
+    let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
     // Who joins has none of the changes before, of which there is one at least, and so is given the files.
     member.change(PoolChange::AllSynced { kept: Vec::new() }).await.map_err(failed)?;
     let last = member.changes_so_far();
     member.log().begin_after(last);
     member.checkpoint().await.map_err(failed)?;
     let own = member.own().await.map_err(failed)?;
-    let founding = PoolMembers::new(vec![local]).expect("one is enough");
-    let mut map = PoolMap::first(&founding);
-    let roster = map.roster.with(&RosterEdit::Copies(copies));
-    map.roster = roster.expect("a number of copies");
-    make_votes(&*member.disk, &own, &map).await.map_err(failed)?;
-    // Last: it says that the pool is one of several.
-    members_file::write(&*member.disk, &own, &map).await.map_err(failed)
+    make_votes(&*member.disk, &own, map).await.map_err(failed)?;
+    // Last: it says that the group is one of several.
+    members_file::write(&*member.disk, &own, map).await.map_err(failed)
 }
 
 /// Compares index and files of the only member, and puts right what can be.

@@ -10,6 +10,7 @@
 //! locks      locks of mounts on different machines
 //! counting   clients that count in a file under its lock, by seeds
 //! quotas     limits on what users take
+//! reviving   one copy becomes the group
 //! scrub      copies that differ by people's hands, or by rot
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
@@ -23,6 +24,7 @@ mod membership;
 mod quotas;
 mod reading;
 mod retries;
+mod reviving;
 mod scrub;
 mod seeds;
 

@@ -1,0 +1,224 @@
+//! `atoll pool revive`: make this machine's copy what a group of a pool has, when the other copies are lost.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use atoll_pool::{CopyStand, GroupNumber, OpenError, ReviveError, ask_scrub, copy_stand, revive};
+use atoll_upkeep::pools::{self, NodeRoute};
+use serde::Serialize;
+
+use super::records::{GroupRecord, PoolRecord};
+use super::{env, failure, known, records, tell_node, when_free};
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::global::Global;
+use crate::messages::note;
+use crate::output::Output;
+use crate::terminal;
+
+/// A group whose primary answers within this time works.
+const WORKS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Arguments of `atoll pool revive`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool revive home --list
+  atoll pool revive home
+  atoll pool revive home --group 2 --yes
+
+For the day after the fire: a group of machines serves nothing when most of its voters are gone, or all that had every file. If they do not come
+back, one copy can be what the group has from now on. Run --list on each machine that is left: the copy with the greatest epoch, and of these
+the one with the greatest last change, is the newest. Then run this there. What that copy lacks is lost. Other machines that come back after all are
+given what it has; what they had goes to FILES/.atoll/old. `atoll pool remove` says which ones do not come back.")]
+pub(super) struct Args {
+    /// The pool's name on this node
+    name: String,
+
+    /// Only this group
+    #[arg(long, value_name = "N")]
+    group: Option<u8>,
+
+    /// Only say how this machine's copies stand
+    #[arg(long)]
+    list: bool,
+
+    /// Also a copy that was being made and lacks bytes of files
+    #[arg(long, conflicts_with = "list")]
+    incomplete: bool,
+
+    /// Do not ask
+    #[arg(long, conflicts_with = "list")]
+    yes: bool,
+
+    /// With --list: one JSON object a line
+    #[arg(long, requires = "list")]
+    json: bool,
+}
+
+/// A copy, as JSON.
+#[derive(Serialize)]
+struct CopyLine {
+    group: u8,
+    dir: PathBuf,
+    epoch: u64,
+    last_change: u64,
+    is_incomplete: bool,
+    members: Vec<String>,
+}
+
+/// A group of which this machine has a copy, and that has no primary.
+struct StuckGroup {
+    dir: PathBuf,
+    stand: CopyStand,
+}
+
+/// Revives.
+pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot revive pool {}", args.name);
+    let record = known(&args.name, global, &what)?;
+    let refused = |why: &str| Failure::new(Exit::Failed, &what).because(why);
+    let Some(group) = record.group.clone() else {
+        return Err(refused("it is a pool of one machine: nothing is missing"));
+    };
+    if group.is_leaving || group.joins.is_some() {
+        return Err(refused("this machine is joining or leaving it"));
+    }
+    let dirs = pools::directories(&record.dir).map_err(|error| Failure::io(&what, &error))?;
+    let dirs: Vec<(GroupNumber, PathBuf)> = dirs
+        .into_iter()
+        .filter(|(number, _)| args.group.is_none_or(|group| group == number.number()))
+        .collect();
+    if dirs.is_empty() {
+        return Err(refused("this machine has no copy of that group"));
+    }
+    let stuck = without_primary(&record, dirs, global, &what).await?;
+    if stuck.is_empty() {
+        note!("each group of which this machine has a copy has a primary: nothing is to be done");
+        return Ok(());
+    }
+    // The node lets go of the directories meanwhile.
+    set_leaving((&args.name, &record, &group), true, global, &what).await?;
+    let done = with_directories(args, &record, stuck, global, &what).await;
+    set_leaving((&args.name, &record, &group), false, global, &what).await?;
+    done
+}
+
+/// Of these groups, those without a primary that answers.
+async fn without_primary(
+    record: &PoolRecord,
+    dirs: Vec<(GroupNumber, PathBuf)>,
+    global: &Global,
+    what: &str,
+) -> Result<Vec<PathBuf>, Failure> {
+    let (_, client) = connection::for_mount(global).await?;
+    let damaged = || Failure::new(Exit::Failed, what).because("its record is damaged");
+    let route = NodeRoute::new(client, record.pool_id().ok_or_else(damaged)?);
+    let mut stuck = Vec::new();
+    for (number, dir) in dirs {
+        if ask_scrub(&route.to(number), false, WORKS_WITHIN).await.is_err() {
+            stuck.push(dir);
+        }
+    }
+    Ok(stuck)
+}
+
+async fn set_leaving(
+    (name, record, group): (&str, &PoolRecord, &GroupRecord),
+    is_leaving: bool,
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    let group = Some(GroupRecord { is_leaving, ..group.clone() });
+    records::replace(&global.dir()?, name, &PoolRecord { group, ..record.clone() }, what)?;
+    tell_node(record, global).await;
+    Ok(())
+}
+
+async fn with_directories(
+    args: &Args,
+    record: &PoolRecord,
+    dirs: Vec<PathBuf>,
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    let mut stuck = Vec::new();
+    for dir in dirs {
+        let stand = copy_at(record, &dir, what, async |disk| copy_stand(env(), disk).await).await?;
+        stuck.push(StuckGroup { dir, stand });
+    }
+    let mut output = Output::new();
+    for StuckGroup { dir, stand } in &stuck {
+        let members: Vec<String> = stand
+            .members
+            .peers()
+            .iter()
+            .map(|peer| format!("{} at {}", peer.id, peer.addr))
+            .collect();
+        let group = stand.group.number();
+        let CopyStand { epoch, last_change, is_incomplete, .. } = *stand;
+        if args.json {
+            let dir = dir.clone();
+            output.json(&CopyLine { group, dir, epoch, last_change, is_incomplete, members })?;
+            continue;
+        }
+        output.line(format!("group {group} in {}:", dir.display()))?;
+        let lacks = if is_incomplete { "; INCOMPLETE: it was just being made" } else { "" };
+        output.line(format!("    epoch {epoch}, last change {last_change}{lacks}"))?;
+        output.line(format!("    its members were {}", members.join(", ")))?;
+    }
+    output.flush()?;
+    if args.list {
+        return Ok(());
+    }
+    confirm(args, what)?;
+    let (_, client) = connection::for_mount(global).await?;
+    let local = pools::own_peer(&client).await.map_err(connection::failure)?;
+    for StuckGroup { dir, stand } in &stuck {
+        let incomplete = args.incomplete;
+        let work = async |disk| revive(env(), disk, local, incomplete).await;
+        copy_at(record, dir, what, work).await?;
+        note!("group {} has what this machine's copy has from now on", stand.group.number());
+    }
+    Ok(())
+}
+
+fn confirm(args: &Args, what: &str) -> Result<(), Failure> {
+    if args.yes {
+        return Ok(());
+    }
+    let question = format!(
+        "These groups will have what these copies have, and nothing else, for ever: other machines lose what they have beyond. Type {} to go on",
+        args.name
+    );
+    match terminal::ask(&question, false) {
+        Ok(Some(typed)) if typed.trim() == args.name => Ok(()),
+        Ok(Some(_)) => Err(Failure::new(Exit::Failed, what).because("that is another name")),
+        Ok(None) => Err(Failure::new(Exit::Usage, what)
+            .because("there is no terminal to ask on")
+            .advice("--yes says that it is meant.")),
+        Err(error) => Err(Failure::io(what, &error)),
+    }
+}
+
+/// Does something with the copy of a group.
+async fn copy_at<T>(
+    record: &PoolRecord,
+    dir: &Path,
+    what: &str,
+    work: impl AsyncFn(atoll_pool::disk::directory::Directory) -> Result<T, ReviveError>,
+) -> Result<T, Failure> {
+    let of_group = PoolRecord { dir: dir.to_owned(), ..record.clone() };
+    let done = when_free(&of_group, what, async |disk| match work(disk).await {
+        Err(ReviveError::Open(OpenError::InUse)) => Err(OpenError::InUse),
+        done => Ok(done),
+    });
+    done.await?.map_err(|error| match error {
+        ReviveError::Open(error) => failure(&error, what),
+        ReviveError::Incomplete => Failure::new(Exit::Failed, what)
+            .because(error)
+            .advice("--incomplete takes it all the same: what it lacks reads as zeros."),
+        ReviveError::NoFiles | ReviveError::OfOne => {
+            Failure::new(Exit::Failed, what).because(error)
+        }
+    })
+}
