@@ -41,7 +41,8 @@ const MAX_DEPTH: usize = 4096;
 
 Without --user and --directory it lists the limits, and what is used of them. --size and --files set a limit; what is left out is not limited. A
 file counts with its length in whole pages of 4 KiB, also where it has holes, and each file, directory or link as one; for its owner, and for each
-limited directory above (the first of its names). What would exceed a limit fails with EDQUOT (\"Disk quota exceeded\"). `df` of a limited
+limited directory above (the first of its names). A directory that was removed is listed by its number: --directory '{NUMBER}' --none removes
+its limit. What would exceed a limit fails with EDQUOT (\"Disk quota exceeded\"). `df` of a limited
 directory shows its limit. Who has more than a new limit keeps it, and gets no more.")]
 pub(super) struct Args {
     /// The pool's name on this node
@@ -188,6 +189,9 @@ async fn subject(
     what: &str,
 ) -> Result<Option<QuotaSubject>, Failure> {
     let Some(path) = &args.directory else { return Ok(user.map(QuotaSubject::User)) };
+    if let Some(number) = removed_number(path).filter(|_| args.none) {
+        return Ok(Some(QuotaSubject::Directory(number)));
+    }
     let failed = |errno: Errno| {
         let path = escaped(path.as_os_str().as_bytes());
         let exit = if errno == Errno::ENOENT { Exit::NotFound } else { Exit::Failed };
@@ -207,6 +211,12 @@ async fn subject(
         at = entry.attr.inode;
     }
     Ok(Some(QuotaSubject::Directory(at.0)))
+}
+
+/// The number of a directory that was removed, as the list shows it.
+fn removed_number(path: &Path) -> Option<u64> {
+    let text = path.to_str()?.trim_start_matches('/');
+    u64::from_str_radix(text.strip_prefix('{')?.strip_suffix('}')?, 16).ok()
 }
 
 /// The number of a user of this machine.

@@ -119,6 +119,7 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
         (0, "pool status", vec![]),
         (0, "pool check", vec![text("plain")]),
         (0, "pool adopt", vec![text("pair")]),
+        (0, "pool revive", vec![text("pair"), text("--list")]),
         (
             0,
             "pool quota",

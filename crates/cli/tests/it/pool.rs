@@ -199,7 +199,14 @@ fn a_limit_holds_and_df_and_du_agree_with_it() {
         (&listed[1]["directory"], &listed[1]["used_bytes"]),
         (&"/atlas".into(), &1048576.into())
     );
-    pool.pool(&["quota", "home", "--directory", "/atlas", "--none"]).ok();
+    // The limit of a directory that is gone can be removed, too.
+    pool.mount(&at);
+    fs::remove_dir_all(at.join("atlas")).expect("removed");
+    unmount(&at);
+    let listed = pool.pool(&["quota", "home"]).ok().stdout;
+    let gone = listed.lines().find_map(|line| line.split_once("{")?.1.split_once("}"));
+    let number = format!("{{{}}}", gone.expect("it is listed by its number").0);
+    pool.pool(&["quota", "home", "--directory", &number, "--none"]).ok();
     assert_eq!(pool.pool(&["quota", "home"]).ok().stdout, "user 1000: 0 B and 2 files of 2\n");
     for (arguments, why) in [
         (&["--size", "1MiB"][..], "--user or --directory"),

@@ -204,7 +204,7 @@ mod tests {
             let (mut refused, mut epoch) = (0, 1);
             let mut shares = QuotaShares::default();
             for round in 0..400 {
-                if random(&mut seed) % 50 == 0 {
+                if random(&mut seed).is_multiple_of(50) {
                     shares = QuotaShares::default();
                     epoch += 1;
                 }
@@ -212,7 +212,7 @@ mod tests {
                     let more = random(&mut seed) % 2000;
                     let less = random(&mut seed) % 1500;
                     match one.used.bytes + more <= one.share.bytes {
-                        _ if random(&mut seed) % 3 == 0 => {
+                        _ if random(&mut seed).is_multiple_of(3) => {
                             one.used.bytes = one.used.bytes.saturating_sub(less);
                         }
                         true => one.used.bytes += more,
@@ -227,8 +227,8 @@ mod tests {
                 let grants = shares.grants(&[(ANN, bytes(limit))], &groups);
                 assert!(shares.next_number(epoch).epoch == epoch);
                 for (at, number) in groups.iter().enumerate() {
-                    let arrives = random(&mut seed) % 5 != 0;
-                    let is_answered = arrives && random(&mut seed) % 5 != 0;
+                    let arrives = !random(&mut seed).is_multiple_of(5);
+                    let is_answered = arrives && !random(&mut seed).is_multiple_of(5);
                     let of_group = grants.get(number).cloned().unwrap_or_default();
                     if arrives {
                         for grant in &of_group {
