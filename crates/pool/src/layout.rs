@@ -40,6 +40,9 @@ pub(crate) const SLOTS_DIRECTORY: &str = "slots";
 /// The longest target of a symbolic link, bytes (Linux `PATH_MAX` without its NUL).
 pub(crate) const MAX_TARGET_BYTES: usize = 4095;
 
+/// The shortest symbolic link that is a placeholder, bytes.
+pub(crate) const MIN_PLACEHOLDER_BYTES: u64 = 23;
+
 /// Bits of a file's number below its birth slot.
 const COUNT_BITS: u32 = 52;
 

@@ -6,7 +6,9 @@
 //! group       a member of several at work: the primary, and those that follow it
 //! remote      calls of a file system over the network: a gateway works on a member's
 //! fs          vfs::FileSystem over one member's disk
+//! tree_import a copy of a tree of plain files, made through a pool's file system
 //! member      a member's D: made, opened, brought in order after a crash, changed, walked through
+//! tree_survey a tree that is to be taken into a pool: walked through, looked at
 //! backups     what a primary hands to the others, until they have it
 //! map         who the primary is and which members have everything: decided by a majority of voters
 //! messages    what a primary and the others say to each other, as bytes
@@ -64,6 +66,8 @@ mod roster;
 mod routing;
 mod scrub;
 mod siblings;
+mod tree_import;
+mod tree_survey;
 mod turns;
 
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
@@ -75,9 +79,9 @@ pub use group::{
 pub use layout::{GroupNumber, OWN_DIRECTORY};
 pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
 pub use member::{
-    ASIDE_DIRECTORY, CheckReport, CopyStand, CreateError, LeaveReport, OpenError, OpenReport,
-    PoolSettings, ReviveError, check, check_usable, copy_stand, create, create_member, is_in_use,
-    leave, read_map, read_settings, revive, share,
+    ASIDE_DIRECTORY, CheckReport, CopyStand, CreateError, ImportError, InPlaceReport, LeaveReport,
+    OpenError, OpenReport, PoolSettings, ReviveError, check, check_usable, copy_stand, create,
+    create_member, import_in_place, is_in_use, leave, read_map, read_settings, revive, share,
 };
 pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
@@ -88,3 +92,5 @@ pub use quota::{QuotaAmount, QuotaRow, QuotaSubject, QuotaTable};
 pub use roster::{MAX_COPIES, PoolRoster, RosterEdit, RosterGroup, USUAL_COPIES};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
 pub use siblings::SiblingGroups;
+pub use tree_import::{CopyProblem, CopyReport, TreeSource, copy_tree_into};
+pub use tree_survey::{TreeProblem, TreeSurvey};

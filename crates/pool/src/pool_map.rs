@@ -179,6 +179,11 @@ impl PoolMap {
         self.members.len() == self.enrolled.peers().len()
     }
 
+    /// Whether the pool has one member, and one group.
+    pub fn is_of_one(&self) -> bool {
+        self.enrolled.peers().len() == 1 && self.roster.groups().is_empty()
+    }
+
     /// Whether it may be decided when `current` holds: its proposer knew that one, and voters change by generations.
     pub fn follows(&self, current: &PoolMap) -> bool {
         let (before, now) = (&current.voters, &self.voters);

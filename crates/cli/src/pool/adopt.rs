@@ -160,8 +160,8 @@ fn files_below(top: &Path, found: &mut Vec<FileAside>) -> io::Result<()> {
     Ok(())
 }
 
-/// The names of a path, from the top on; none if one is not a name.
-fn names(path: &Path) -> Option<Vec<&[u8]>> {
+/// The names of a path, from the top on; none if there is none, or one is not a name.
+pub(super) fn names(path: &Path) -> Option<Vec<&[u8]>> {
     let mut names = Vec::new();
     for component in path.components() {
         match component {

@@ -7,6 +7,7 @@ mod adopt;
 mod check;
 mod create;
 mod group;
+mod import;
 mod leave;
 mod quota;
 pub(crate) mod records;
@@ -43,6 +44,7 @@ const NODE_ENDING_LIMIT: Duration = Duration::from_secs(15);
   atoll pool create home /srv/home
   atoll mount home /mnt/home
   atoll nfs home
+  atoll pool import home /srv/old
   atoll pool invite home
   atoll pool status
   atoll pool check home
@@ -62,6 +64,8 @@ pub(crate) struct Args {
 enum Command {
     /// Make a pool in an empty directory
     Create(create::CreateArgs),
+    /// Take a tree of plain files into a pool: in place where that can be, or else by copying it
+    Import(import::Args),
     /// Let this node know a pool that is in a directory already
     Attach(create::AttachArgs),
     /// Print a code by which other machines join a pool
@@ -94,6 +98,7 @@ enum Command {
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Create(args) => create::create(args, global).await,
+        Command::Import(args) => import::run(args, global).await,
         Command::Invite(args) => group::invite(args, global).await,
         Command::Drain(args) => group::drain(args, global).await,
         Command::Copies(args) => group::copies(args, global).await,

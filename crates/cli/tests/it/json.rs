@@ -80,6 +80,10 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
         run(ring.nodes[1].command(join).arg(ring.path("pair1"))).ok();
     }
 
+    let taken = ring.path("taken");
+    fs::create_dir(&taken).expect("made");
+    fs::write(taken.join(OsStr::from_bytes(b"caf\xe9")), "text").expect("written");
+
     let path = |path: &std::path::Path| path.as_os_str().to_owned();
     let text = |text: &str| OsString::from(text);
     let file = format!("{address}/docs/file07.txt");
@@ -125,6 +129,7 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
             "pool quota",
             vec![text("plain"), text("--user"), text("7"), text("--files"), text("9")],
         ),
+        (0, "pool import", vec![text("plain"), path(&taken)]),
         (0, "conflicts", vec![path(&mount)]),
         (0, "tfs stat", vec![path(&at)]),
         (0, "tfs clean", vec![path(&at)]),
@@ -150,9 +155,10 @@ fn every_command_that_has_json_gives_it_also_of_what_goes_wrong() {
     for (node, command, arguments) in &table {
         let words = || command.split(' ').chain(["--json"]);
         let said = run(ring.nodes[*node].command(words()).args(arguments));
-        let is_missing =
-            matches!(*command, "pool check" | "pool adopt" | "pool quota" | "pool revive")
-                && made.code != Some(0);
+        let is_missing = matches!(
+            *command,
+            "pool check" | "pool adopt" | "pool import" | "pool quota" | "pool revive"
+        ) && made.code != Some(0);
         assert!(matches!(said.code, Some(0 | 8 | 9)) || is_missing, "{command}: {said:?}");
         check(command, &said);
         if matches!(*command, "why" | "log") {

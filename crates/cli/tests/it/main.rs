@@ -19,6 +19,7 @@ mod moving;
 mod nfs;
 mod pool;
 mod pool_group;
+mod pool_import;
 mod processes;
 mod publishing;
 mod room;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 
 use crate::processes::{
-    Ring, Said, assert_holds, assert_same_contents, atoll, can_mount, make_tree, run, until,
+    Ring, Said, assert_holds, assert_same_below, assert_same_contents, atoll, can_mount, make_tree,
+    run, until,
 };
 
 /// Three nodes with a member each of pool `team`, which node 0 made.
@@ -443,6 +444,29 @@ fn a_primary_that_stood_still_gives_no_stale_answers() {
     let (at, files) = (writer.at.clone(), writer.end());
     reader.join().expect("it has met no error, and nothing that was stale");
     assert_written(&at, files);
+    team.assert_same_on_all();
+}
+
+/// Through any node of three; what is there already is passed over, also by way of another node.
+#[test]
+fn a_tree_is_imported_into_a_pool_of_three_and_is_on_each() {
+    let test = "a_tree_is_imported_into_a_pool_of_three_and_is_on_each";
+    let Some(mut team) = Team::new(test) else { return };
+    let at = team.mount(1);
+    let tree = team.ring.path("tree");
+    make_tree(&tree);
+    fs::hard_link(tree.join("run.sh"), tree.join("docs/run")).expect("linked");
+    fs::create_dir(at.join("into")).expect("made");
+    let source = tree.to_str().expect("a text");
+    let said = team.pool(0, &["import", "team", source, "--into", "into"]).ok();
+    assert!(said.stderr.contains("by copying: other machines belong to the pool"), "{said:?}");
+    assert_same_below(&tree, &at.join("into"));
+    let said = team.pool(2, &["import", "team", source, "--into", "/into", "--json"]).ok().json();
+    assert_eq!((&said["files"], &said["bytes"]), (&0.into(), &0.into()), "{said}");
+    // A mount of the pool is no tree to take.
+    let mounted = at.to_str().expect("a text");
+    team.pool(1, &["import", "team", mounted, "--into", "into"])
+        .failed(2, &["where this pool is mounted"]);
     team.assert_same_on_all();
 }
 

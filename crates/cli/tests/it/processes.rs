@@ -389,6 +389,14 @@ pub(crate) fn assert_same(a: &Path, b: &Path) {
     assert_reads_the_same(compare.arg("compare").arg(a).arg(b));
 }
 
+/// As [`assert_same`], but for the time of the topmost directory.
+#[track_caller]
+pub(crate) fn assert_same_below(a: &Path, b: &Path) {
+    let time = fs::metadata(a).and_then(|top| top.modified()).expect("a directory");
+    fs::File::open(b).and_then(|top| top.set_modified(time)).expect("a directory");
+    assert_same(a, b);
+}
+
 /// Compares trees by their names, links and contents.
 #[track_caller]
 pub(crate) fn assert_same_contents(a: &Path, b: &Path) {

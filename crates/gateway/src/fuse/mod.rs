@@ -56,7 +56,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 
 pub use mountpoint::{
-    OurMount, UnmountError, check as check_mountpoint, is_mount_of_ours, mounts_of, unmount,
+    OurMount, UnmountError, check as check_mountpoint, is_mount_of_ours, mounts_below, mounts_of,
+    unmount,
 };
 
 use bridge::Bridge;

@@ -90,6 +90,12 @@ pub fn mounts_of(fs_name: &OsStr) -> io::Result<Vec<PathBuf>> {
     Ok(found.map(|mount| mount.path).collect())
 }
 
+/// What is mounted below a directory whose path has no symbolic links.
+pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let all = mounts()?.into_iter().map(|mount| mount.path);
+    Ok(all.filter(|at| at != path && at.starts_with(path)).collect())
+}
+
 /// All mounts, in the order they were made.
 fn mounts() -> io::Result<Vec<Mount>> {
     Ok(fs::read("/proc/self/mountinfo")?.split(|&b| b == b'\n').filter_map(parse).collect())

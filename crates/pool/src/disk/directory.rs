@@ -42,6 +42,8 @@ pub struct Directory {
     locks: Mutex<Vec<OwnedFd>>,
     /// How many share the room of its file system.
     sharers: Arc<AtomicUsize>,
+    /// Files are opened for reading alone.
+    only_reads: bool,
 }
 
 impl Directory {
@@ -60,7 +62,36 @@ impl Directory {
             synced,
             locks: Mutex::default(),
             sharers: Arc::new(AtomicUsize::new(1)),
+            only_reads: false,
         })
+    }
+
+    /// The same directory, whose files are opened for reading alone, and keep their access times where the kernel lets this process ask for that.
+    #[must_use]
+    pub fn for_reading(self) -> Directory {
+        Directory { only_reads: true, ..self }
+    }
+
+    /// The number of its file system on this machine.
+    pub fn device(&self) -> u64 {
+        sys::makedev(self.device.0, self.device.1)
+    }
+
+    /// A directory of the same file system that need not be below this one; [`Errno::EXDEV`] if no file can be renamed from there to here: it is
+    /// on another file system, or seen through another mount.
+    pub fn beside(&self, path: &Path) -> DiskResult<Arc<OwnedFd>> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = sys::open(path, flags, Mode::empty()).map_err(errno)?;
+        self.statx(dir.as_fd(), b"")?;
+        let mount = |dir: &OwnedFd| {
+            let found = sys::statx(dir, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
+            // A kernel that does not say it refuses to rename.
+            found.map(|found| found.stx_mnt_id).map_err(errno)
+        };
+        match mount(&dir)? == mount(&self.top)? {
+            true => Ok(Arc::new(dir)),
+            false => Err(Errno::EXDEV),
+        }
     }
 
     /// The same directory, as one of so many that share a file system: each says that it has an equal part of the room, so that the sum
@@ -388,7 +419,7 @@ impl Disk for Directory {
         let open = |flags| {
             sys::open(path_of(node), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
         };
-        let file = match open(OFlags::RDWR) {
+        let file = match open(if self.only_reads { OFlags::NOATIME } else { OFlags::RDWR }) {
             // Immutable, or on a file system that is read-only: reading is still possible.
             Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS | rustix::io::Errno::ROFS) => {
                 open(OFlags::RDONLY)

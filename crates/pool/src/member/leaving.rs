@@ -11,6 +11,7 @@
 use atoll_vfs::{Errno, FileKind, RenameFlags, XattrFlags};
 
 use super::copied::{COPYING, COPYING_BESIDE};
+use super::importing::{IMPORTING, IMPORTING_BESIDE};
 use super::opening::STAMP;
 use super::reserve::RESERVE;
 use super::{CheckReport, ID_ATTRIBUTE, OpenError, PoolMember};
@@ -27,7 +28,7 @@ use crate::map::members_file::MEMBERS;
 const LINK_BESIDE: &[u8] = b"link-left";
 
 /// Files of Atoll's own, beside the stamp.
-const OWN_FILES: [&[u8]; 13] = [
+const OWN_FILES: [&[u8]; 15] = [
     LINK_BESIDE,
     b"stamp.new",
     b"journal-0",
@@ -39,6 +40,8 @@ const OWN_FILES: [&[u8]; 13] = [
     b"members.new",
     COPYING,
     COPYING_BESIDE,
+    IMPORTING,
+    IMPORTING_BESIDE,
     VOTE_FILES[0],
     VOTE_FILES[1],
 ];

@@ -18,6 +18,7 @@ mod copied;
 mod file_bytes;
 mod following;
 mod handing;
+mod importing;
 mod leaving;
 mod opening;
 mod redo;
@@ -58,6 +59,7 @@ pub(crate) use applying::{Decided, MadeFile};
 pub use checking::CheckReport;
 pub(crate) use copied::{CopiedMember, CopyBatchError, xattr_names};
 pub(crate) use handing::FileToCopy;
+pub use importing::{ImportError, InPlaceReport, import_in_place};
 pub use leaving::LeaveReport;
 use opening::last_of_unbroken;
 pub use opening::{

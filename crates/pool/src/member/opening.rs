@@ -436,6 +436,7 @@ impl<D: Disk> UnrecoveredMember<D> {
         makes: Makes,
     ) -> Result<(Arc<PoolMember<D>>, OpenReport), OpenError> {
         let report = self.member.recover(self.records, self.meta, makes).await?;
+        self.member.resume_import().await?;
         Ok((Arc::new(self.member), report))
     }
 

@@ -7,12 +7,10 @@ use super::{ID_ATTRIBUTE, PoolMember, whole};
 use crate::change::PoolPlace;
 use crate::disk::{Disk, DiskResult, Stat};
 use crate::index::FileRecord;
-use crate::layout::{self, FileId, LinkForm, Placeholder, Referral, Slot};
+use crate::layout::{self, FileId, LinkForm, MIN_PLACEHOLDER_BYTES, Placeholder, Referral, Slot};
 
 /// More directories above each other than any path has: an index that says so is damaged.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
-/// The shortest symbolic link that is a placeholder, bytes.
-const MIN_PLACEHOLDER_BYTES: u64 = 23;
 
 /// What stands under a name.
 #[derive(Clone, Copy, Debug)]
@@ -337,7 +335,7 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Gives a number to a file that Atoll has not made, or of which the index has lost the entry.
-    async fn adopt(
+    pub(super) async fn adopt(
         &self,
         dir: &D::Node,
         place: &PoolPlace,

@@ -4,6 +4,7 @@ mod conformance;
 mod crash;
 mod disk;
 mod group;
+mod importing;
 mod machine;
 mod map;
 mod plain;

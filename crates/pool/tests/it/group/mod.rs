@@ -11,6 +11,7 @@
 //! counting   clients that count in a file under its lock, by seeds
 //! quotas     limits on what users take
 //! reviving   one copy becomes the group
+//! importing  a tree that is taken in place by the only member
 //! scrub      copies that differ by people's hands, or by rot
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
@@ -19,6 +20,7 @@ mod copying;
 mod counting;
 mod directed;
 mod failover;
+mod importing;
 mod locks;
 mod membership;
 mod quotas;
