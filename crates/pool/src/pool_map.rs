@@ -37,12 +37,22 @@ const LAST_LINE: &str = "end\n";
 const COMPLETE: &str = "complete";
 const VOTES: &str = "votes";
 
-/// Maps are counted anew, by this many bits further up, when people make one copy the group ([`crate::member`], *reviving*).
-pub(crate) const REVIVAL_BITS: u32 = 32;
+/// The lower bits of an epoch count maps; those above say by which *revival* the group came to what it has: each time people make one copy
+/// the group, they are others, and more. Before the first one they are 0.
+const REVIVAL_BITS: u32 = 24;
+/// Bits of a revival that tell those of one second apart.
+const SAME_SECOND_BITS: u32 = 6;
 
-/// How often a group was revived until this epoch.
+/// The revival of an epoch.
 pub(crate) fn revival(epoch: u64) -> u64 {
     epoch >> REVIVAL_BITS
+}
+
+/// The first epoch of a revival after `epoch`, at this time in seconds since 1970: greater than that of any earlier one.
+pub(crate) fn revived(epoch: u64, now_secs: u64, random: u64) -> u64 {
+    let by_time = (now_secs << SAME_SECOND_BITS) | (random >> (64 - SAME_SECOND_BITS));
+    let most = u64::MAX >> REVIVAL_BITS;
+    by_time.max(revival(epoch).saturating_add(1)).min(most) << REVIVAL_BITS
 }
 
 /// The voters that decide maps, until a map names others.

@@ -25,7 +25,7 @@
 
 pub(crate) mod shares;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use atoll_vfs::{Errno, FileKind};
 use minicbor::{Decode, Encode};
@@ -202,8 +202,8 @@ pub(crate) struct Quotas {
     table: QuotaTable,
     /// What calls that are under way are going to take.
     reserved: BTreeMap<QuotaSubject, QuotaAmount>,
-    /// Of these more was wanted than the group's share.
-    wanted: BTreeSet<QuotaSubject>,
+    /// What was wanted in vain, of each since that was asked before.
+    wanted: BTreeMap<QuotaSubject, QuotaAmount>,
     counting: Option<QuotaCount>,
     is_count_due: bool,
     /// Whether all members know what is used.
@@ -235,7 +235,7 @@ impl Quotas {
 
     /// The table as a change says it, or an index.
     pub(crate) fn set_table(&mut self, table: QuotaTable) {
-        self.wanted.retain(|subject| table.rows.contains_key(subject));
+        self.wanted.retain(|subject, _| table.rows.contains_key(subject));
         self.reserved.retain(|subject, _| table.rows.contains_key(subject));
         if table.rows.keys().any(|subject| !self.table.rows.contains_key(subject)) {
             self.is_count_due = true;
@@ -265,9 +265,10 @@ impl Quotas {
 
     /// Whether a limit is divided, so that this group's share may become greater.
     pub(crate) fn may_get_more(&self) -> bool {
-        self.wanted
-            .iter()
-            .any(|subject| self.table.rows.get(subject).is_some_and(|row| row.share != row.limit))
+        self.wanted.iter().any(|(subject, wanted)| {
+            let fits = |row: &QuotaRow| row.left().at_least(*wanted) == row.left();
+            self.table.rows.get(subject).is_some_and(|row| row.share != row.limit && fits(row))
+        })
     }
 
     /// Keeps room for what a call is going to take: [`Errno::EDQUOT`] if a limit leaves none. What takes nothing more is never refused.
@@ -285,8 +286,11 @@ impl Quotas {
             (more.bytes > 0 && taken.bytes.saturating_add(more.bytes) > row.share.bytes)
                 || (more.files > 0 && taken.files.saturating_add(more.files) > row.share.files)
         };
-        let exceeded: Vec<QuotaSubject> =
-            more.iter().filter(|(of, more)| exceeds(of, more)).map(|(of, _)| *of).collect();
+        let exceeded: BTreeMap<QuotaSubject, QuotaAmount> = more
+            .iter()
+            .filter(|(of, more)| exceeds(of, more))
+            .map(|(of, more)| (*of, *more))
+            .collect();
         if !exceeded.is_empty() {
             self.wanted.extend(exceeded);
             return Err(Errno::EDQUOT);
@@ -367,12 +371,10 @@ impl Quotas {
         }
     }
 
-    /// All files are counted, if nothing has come in between.
+    /// All files are counted.
     pub(crate) fn end_count(&mut self) {
+        // Where a directory was moved meanwhile it is the best that is known, until all is counted again.
         let Some(count) = self.counting.take() else { return };
-        if self.is_count_due {
-            return;
-        }
         for (subject, row) in &mut self.table.rows {
             row.used = count.counted.get(subject).copied().unwrap_or_default();
         }
@@ -385,12 +387,12 @@ impl Quotas {
         !self.is_recorded && !self.is_empty()
     }
 
-    pub(crate) fn note_recorded(&mut self) {
-        self.is_recorded = true;
+    pub(crate) fn note_recorded(&mut self, is_recorded: bool) {
+        self.is_recorded = is_recorded;
     }
 
     /// Of which limits more was wanted than the group's share, since that was asked before.
-    pub(crate) fn take_wanted(&mut self) -> BTreeSet<QuotaSubject> {
+    pub(crate) fn take_wanted(&mut self) -> BTreeMap<QuotaSubject, QuotaAmount> {
         std::mem::take(&mut self.wanted)
     }
 
@@ -398,6 +400,12 @@ impl Quotas {
     pub(crate) fn least_share(&self, subject: QuotaSubject) -> QuotaAmount {
         let reserved = self.reserved.get(&subject).copied().unwrap_or_default();
         self.table.rows.get(&subject).map_or(reserved, |row| row.used.plus(reserved))
+    }
+
+    /// Whether these limits leave room for this on all groups together.
+    pub(crate) fn have_left(&self, charge: &Charge) -> bool {
+        let rows = charge.subjects.iter().filter_map(|subject| self.table.rows.get(subject));
+        rows.map(QuotaRow::left).all(|left| left.at_least(charge.amount) == left)
     }
 
     /// The limits of these that leave the least bytes and files, if there are any.
@@ -545,8 +553,8 @@ mod tests {
         quotas.begin_count();
         quotas.want_count();
         quotas.end_count();
-        assert_eq!(used(&quotas, ANN).files, 3, "a directory was moved meanwhile");
-        assert!(quotas.is_count_due());
+        assert_eq!(used(&quotas, ANN).files, 0, "nothing was counted");
+        assert!(quotas.is_count_due(), "a directory was moved meanwhile");
     }
 
     #[test]

@@ -133,6 +133,7 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
         token,
         joins: None,
         is_leaving: false,
+        is_set_down: false,
     });
     let record = PoolRecord { dir, pool: hex(&settings.pool), copies: None, group };
     records::check_other(&node, (&args.name, &record.pool), &what)?;

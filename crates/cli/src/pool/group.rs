@@ -164,7 +164,7 @@ async fn share(
     });
     let level = level.await?;
     let token = hex(&random_bytes::<16>()?);
-    let group = GroupRecord { level, token, joins: None, is_leaving: false };
+    let group = GroupRecord { level, token, joins: None, is_leaving: false, is_set_down: false };
     let shared = PoolRecord { group: Some(group.clone()), ..record.clone() };
     records::replace(&global.dir()?, name, &shared, what)?;
     Ok(group)
@@ -394,7 +394,8 @@ async fn take_part(
     let joins =
         JoiningRecord { member: PeerRecord::of(invitation.member), token: hex(&invitation.token) };
     let (level, token) = (invitation.level, hex(&random_bytes::<16>()?));
-    let group = GroupRecord { level, token, joins: Some(joins), is_leaving: false };
+    let group =
+        GroupRecord { level, token, joins: Some(joins), is_leaving: false, is_set_down: false };
     let record =
         PoolRecord { dir: canonical(files, what)?, pool, copies: None, group: Some(group) };
     let usable = check_usable(&record, invitation.level, what).await;

@@ -16,8 +16,11 @@ use crate::messages::note;
 use crate::output::Output;
 use crate::terminal;
 
-/// A group whose primary answers within this time works.
+/// How long a group's primary may take to answer.
 const WORKS_WITHIN: Duration = Duration::from_secs(5);
+/// A group without a primary for so long is not just between two of them.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
+const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// Arguments of `atoll pool revive`.
 #[derive(clap::Args, Debug)]
@@ -29,7 +32,7 @@ const WORKS_WITHIN: Duration = Duration::from_secs(5);
 For the day after the fire: a group of machines serves nothing when most of its voters are gone, or all that had every file. If they do not come
 back, one copy can be what the group has from now on. Run --list on each machine that is left: the copy with the greatest epoch, and of these
 the one with the greatest last change, is the newest. Then run this there. What that copy lacks is lost. Other machines that come back after all are
-given what it has; what they had goes to FILES/.atoll/old. `atoll pool remove` says which ones do not come back.")]
+given what it has; what they had goes to FILES/.atoll/old. If two copies were made the group, the later one counts. `atoll pool remove` says which ones do not come back.")]
 pub(super) struct Args {
     /// The pool's name on this node
     name: String,
@@ -92,14 +95,58 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         return Err(refused("this machine has no copy of that group"));
     }
     let stuck = without_primary(&record, dirs, global, &what).await?;
-    if stuck.is_empty() {
+    let stands = async {
+        let mut stands = Vec::new();
+        for dir in &stuck {
+            let stand = async |disk| copy_stand(env(), disk).await;
+            let stand = copy_at(&record, dir, &what, stand).await?;
+            stands.push(StuckGroup { dir: dir.clone(), stand });
+        }
+        Ok(stands)
+    };
+    let stuck = match stuck.is_empty() {
+        true => Vec::new(),
+        false => set_down((&args.name, &record, &group), global, &what, stands).await?,
+    };
+    show(args, &stuck)?;
+    if stuck.is_empty() && !args.json {
         note!("each group of which this machine has a copy has a primary: nothing is to be done");
-        return Ok(());
     }
-    // The node lets go of the directories meanwhile.
-    set_leaving((&args.name, &record, &group), true, global, &what).await?;
-    let done = with_directories(args, &record, stuck, global, &what).await;
-    set_leaving((&args.name, &record, &group), false, global, &what).await?;
+    if stuck.is_empty() || args.list {
+        // One that was interrupted may have left them so.
+        return set_down((&args.name, &record, &group), global, &what, async { Ok(()) }).await;
+    }
+    confirm(args, &what)?;
+    let (_, client) = connection::for_mount(global).await?;
+    let local = pools::own_peer(&client).await.map_err(connection::failure)?;
+    let revived = async {
+        for StuckGroup { dir, stand } in &stuck {
+            let incomplete = args.incomplete;
+            let work = async |disk| revive(env(), disk, local, incomplete).await;
+            copy_at(&record, dir, &what, work).await?;
+            note!("group {} has what this machine's copy has from now on", stand.group.number());
+        }
+        Ok(())
+    };
+    set_down((&args.name, &record, &group), global, &what, revived).await
+}
+
+/// Works with a pool's directories while the node lets go of them. One that is interrupted leaves them so until it is run again.
+async fn set_down<T>(
+    (name, record, group): (&str, &PoolRecord, &GroupRecord),
+    global: &Global,
+    what: &str,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let set = async |is_set_down| {
+        let group = Some(GroupRecord { is_set_down, ..group.clone() });
+        records::replace(&global.dir()?, name, &PoolRecord { group, ..record.clone() }, what)?;
+        tell_node(record, global).await;
+        Ok::<(), Failure>(())
+    };
+    set(true).await?;
+    let done = work.await;
+    set(false).await?;
     done
 }
 
@@ -113,47 +160,29 @@ async fn without_primary(
     let (_, client) = connection::for_mount(global).await?;
     let damaged = || Failure::new(Exit::Failed, what).because("its record is damaged");
     let route = NodeRoute::new(client, record.pool_id().ok_or_else(damaged)?);
-    let mut stuck = Vec::new();
-    for (number, dir) in dirs {
-        if ask_scrub(&route.to(number), false, WORKS_WITHIN).await.is_err() {
-            stuck.push(dir);
+    let mut stuck = dirs;
+    let until = tokio::time::Instant::now() + STUCK_AFTER;
+    loop {
+        let mut still = Vec::new();
+        for (number, dir) in stuck {
+            if ask_scrub(&route.to(number), false, WORKS_WITHIN).await.is_err() {
+                still.push((number, dir));
+            }
         }
+        stuck = still;
+        if stuck.is_empty() || tokio::time::Instant::now() > until {
+            return Ok(stuck.into_iter().map(|(_, dir)| dir).collect());
+        }
+        tokio::time::sleep(ASK_EVERY).await;
     }
-    Ok(stuck)
 }
 
-async fn set_leaving(
-    (name, record, group): (&str, &PoolRecord, &GroupRecord),
-    is_leaving: bool,
-    global: &Global,
-    what: &str,
-) -> Result<(), Failure> {
-    let group = Some(GroupRecord { is_leaving, ..group.clone() });
-    records::replace(&global.dir()?, name, &PoolRecord { group, ..record.clone() }, what)?;
-    tell_node(record, global).await;
-    Ok(())
-}
-
-async fn with_directories(
-    args: &Args,
-    record: &PoolRecord,
-    dirs: Vec<PathBuf>,
-    global: &Global,
-    what: &str,
-) -> Result<(), Failure> {
-    let mut stuck = Vec::new();
-    for dir in dirs {
-        let stand = copy_at(record, &dir, what, async |disk| copy_stand(env(), disk).await).await?;
-        stuck.push(StuckGroup { dir, stand });
-    }
+fn show(args: &Args, stuck: &[StuckGroup]) -> Result<(), Failure> {
     let mut output = Output::new();
-    for StuckGroup { dir, stand } in &stuck {
-        let members: Vec<String> = stand
-            .members
-            .peers()
-            .iter()
-            .map(|peer| format!("{} at {}", peer.id, peer.addr))
-            .collect();
+    for StuckGroup { dir, stand } in stuck {
+        let members = stand.members.peers().iter();
+        let members: Vec<String> =
+            members.map(|peer| format!("{} at {}", peer.id, peer.addr)).collect();
         let group = stand.group.number();
         let CopyStand { epoch, last_change, is_incomplete, .. } = *stand;
         if args.json {
@@ -166,20 +195,7 @@ async fn with_directories(
         output.line(format!("    epoch {epoch}, last change {last_change}{lacks}"))?;
         output.line(format!("    its members were {}", members.join(", ")))?;
     }
-    output.flush()?;
-    if args.list {
-        return Ok(());
-    }
-    confirm(args, what)?;
-    let (_, client) = connection::for_mount(global).await?;
-    let local = pools::own_peer(&client).await.map_err(connection::failure)?;
-    for StuckGroup { dir, stand } in &stuck {
-        let incomplete = args.incomplete;
-        let work = async |disk| revive(env(), disk, local, incomplete).await;
-        copy_at(record, dir, what, work).await?;
-        note!("group {} has what this machine's copy has from now on", stand.group.number());
-    }
-    Ok(())
+    output.flush()
 }
 
 fn confirm(args: &Args, what: &str) -> Result<(), Failure> {

@@ -211,8 +211,14 @@ impl<D: Disk> PoolFs<D> {
         }
     }
 
-    /// The directories above one, in all groups but this one as far as that goes without a way back.
-    pub(crate) async fn above_in_other_groups(&self, directory: FileId) -> DiskResult<Vec<FileId>> {
+    /// Asks other groups what is above a file of this one, whose names are theirs.
+    pub(crate) async fn learn_above(&self, id: FileId) -> DiskResult<()> {
+        let above = self.above_in_other_groups(id).await?;
+        self.member.note_above(id, above).await
+    }
+
+    /// The directories above a file in all groups but its own, as far as that goes without a way back.
+    async fn above_in_other_groups(&self, directory: FileId) -> DiskResult<Vec<FileId>> {
         let (mut at, mut above) = (directory, Vec::new());
         for hop in 0..MAX_HOPS {
             let (directories, via) = self.ask_above(at).await?;

@@ -45,6 +45,8 @@ const SHARE_LIMIT: Duration = Duration::from_secs(4);
 const SHARE_RETRY_EVERY: Duration = Duration::from_millis(100);
 /// How often a pool of one looks whether files are to be counted for limits.
 const COUNT_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After so many looks, about a day, they are counted in any case: somebody may have changed files by hand.
+const LOOKS_A_COUNT: u64 = 24 * 3600;
 
 /// How long names and attributes may be believed: somebody may change the plain files by hand.
 const TTL: Duration = Duration::from_secs(1);
@@ -190,11 +192,17 @@ impl<D: Disk> PoolFs<D> {
         })
     }
 
-    /// Does what takes room, again for a while if the group's share of a limit was too small for it: other groups may have more than they need.
-    async fn with_share<T, F>(&self, work: impl Fn() -> F) -> DiskResult<T>
+    /// Does what takes room in a directory, or for a file, again for a while if the group's share of a limit was too small for it: other groups may have more than they need.
+    async fn with_share<T, F>(&self, at: FileId, work: impl Fn() -> F) -> DiskResult<T>
     where
         F: Future<Output = DiskResult<T>> + Send,
     {
+        if self.siblings().is_some()
+            && let Some(unknown) = self.member.unknown_above(at)?
+        {
+            // Without an answer it does not count for limits of directories there yet.
+            let _ = self.learn_above(unknown).await;
+        }
         let env = &self.member.env;
         let until = env.now() + SHARE_LIMIT;
         loop {
@@ -316,7 +324,10 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         handle: Option<Handle>,
         changes: SetAttr,
     ) -> Answer<AttrReply> {
-        self.call(async move |pool| pool.set_attributes(inode.into(), handle, changes).await)
+        self.call(async move |pool| {
+            let set = || pool.set_attributes(inode.into(), handle, changes);
+            pool.with_share(inode.into(), set).await
+        })
     }
 
     fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
@@ -466,7 +477,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
     ) -> Answer<u32> {
         self.call(async move |pool| {
             let write = || pool.write_file(writer, inode.into(), handle, offset, data.clone());
-            pool.with_share(write).await
+            pool.with_share(inode.into(), write).await
         })
     }
 
@@ -540,7 +551,7 @@ impl<D: Disk> FileSystem for PoolFs<D> {
         self.call(async move |pool| {
             let own = pool.member.room_of_all().await?;
             if pool.member.has_quotas() {
-                let limits = pool.member.limits_at(inode.into()).await?;
+                let limits = pool.member.limited_above(inode.into())?;
                 if !limits.is_empty() {
                     let tightest = pool.member.quotas().tightest(&limits);
                     return Ok(limited(own, tightest));
@@ -591,12 +602,18 @@ fn begin_counting<D: Disk>(member: &Arc<PoolMember<D>>) {
 
 /// Counts what files take of limits when the pool is opened, and when that is not sure any more, as long as it is at work.
 async fn keep_counted<D: Disk>(member: Weak<PoolMember<D>>) {
+    let mut looks = 0;
     loop {
+        looks += 1;
         let env = {
             let Some(member) = member.upgrade().filter(|member| !member.has_failed()) else {
                 return;
             };
-            if member.quotas().is_count_due() && member.count_for_quotas().await.is_err() {
+            if looks % LOOKS_A_COUNT == 0 {
+                member.quotas().want_count();
+            }
+            let is_due = member.quotas().is_count_due();
+            if is_due && member.count_for_quotas().await.is_err() {
                 return;
             }
             member.env.clone()

@@ -178,7 +178,7 @@ impl<D: Disk> PoolFs<D> {
         verifier: Option<CreateVerifier>,
     ) -> DiskResult<Entry> {
         let make = || self.try_to_make(caller, parent, name, what.clone(), mode, verifier);
-        self.with_share(make).await
+        self.with_share(parent, make).await
     }
 
     async fn try_to_make(
@@ -281,7 +281,7 @@ impl<D: Disk> PoolFs<D> {
         mode: u32,
         flags: OpenFlags,
     ) -> DiskResult<(Entry, Opened)> {
-        self.with_share(|| self.try_to_create(caller, parent, name, mode, flags)).await
+        self.with_share(parent, || self.try_to_create(caller, parent, name, mode, flags)).await
     }
 
     async fn try_to_create(

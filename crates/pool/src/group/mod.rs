@@ -52,8 +52,8 @@ use self::backup::{Backup, Follower, FollowerStanding};
 pub(crate) use self::membership::DEAD_AFTER;
 use self::membership::{EpochMembership, NotEdited};
 use self::primary::Primary;
-use self::quotas::keep_quotas;
 pub use self::quotas::{QuotaError, ask_quotas};
+use self::quotas::{keep_above, keep_quotas};
 use self::scrub::Scrub;
 pub use self::scrub::{ScrubReport, ask_scrub};
 use crate::backups::Backups;
@@ -62,7 +62,7 @@ use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
 use crate::layout::OWN_DIRECTORY;
-use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError};
+use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError, revival};
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
@@ -607,6 +607,10 @@ impl<D: Disk> GroupSeat<D> {
                 let (member, report) = unrecovered.recover(Makes::All).await?;
                 tracing::info!(?report, "the disk is in order");
                 let applied = member.changes_so_far();
+                let last_epoch = member.log().epoch_of(applied);
+                if revival(last_epoch) != revival(map.epoch) {
+                    member.skip_numbers().await.map_err(failed)?;
+                }
                 (member, applied)
             }
         };
@@ -640,6 +644,10 @@ impl<D: Disk> GroupSeat<D> {
         self.env.spawn(Box::pin(scrub));
         let limits = keep_quotas(Arc::downgrade(&primary), self.siblings.clone(), self.env.clone());
         self.env.spawn(Box::pin(limits));
+        if let Some(siblings) = &self.siblings {
+            let (primary, siblings) = (Arc::downgrade(&primary), siblings.clone());
+            self.env.spawn(Box::pin(keep_above(primary, siblings, self.env.clone())));
+        }
         if self.siblings.is_some() {
             let primary = Arc::downgrade(&primary);
             self.env.spawn(Box::pin(keep_crossings(primary, self.siblings.clone())));

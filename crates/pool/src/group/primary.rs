@@ -182,8 +182,8 @@ impl<D: Disk> Primary<D> {
             let log = self.member.log();
             (log.common(stands.last, &stands.epochs).min(last), log.after)
         };
-        if !is_member && revival(stands.last_epoch) < revival(self.backups.map().epoch) {
-            // People have decided that what it has counts no more.
+        if !is_member && revival(stands.last_epoch) != revival(self.backups.map().epoch) {
+            // People have decided that what it has counts no more. Nothing of it is the same change under the same number.
             return self.give_names(link, session).await;
         }
         if stands.applied > common {

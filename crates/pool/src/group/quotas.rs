@@ -33,6 +33,8 @@ const RECORD_EVERY: Duration = Duration::from_secs(5);
 const ABOVE_EVERY: Duration = Duration::from_secs(30);
 /// How often all files are counted, also if nothing asks for it.
 const COUNT_EVERY: Duration = Duration::from_secs(24 * 3600);
+/// So many files are asked about at the same time.
+const ASKED_AT_ONCE: usize = 32;
 /// How long another group may take to answer.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
 
@@ -127,8 +129,10 @@ impl<D: Disk> Primary<D> {
         let wanted = quotas.take_wanted();
         let table = quotas.table();
         let uses = table.rows.iter().map(|(subject, row)| {
-            let wants_more = wanted.contains(subject);
-            (*subject, GroupUse { share: row.share, used: row.used, wants_more })
+            let wants_more = wanted.contains_key(subject);
+            // Calls under way may use what a smaller share does not allow any more.
+            let share = row.share.at_least(quotas.least_share(*subject));
+            (*subject, GroupUse { share, used: row.used, wants_more })
         });
         (uses.collect(), table.is_counted)
     }
@@ -156,8 +160,8 @@ impl<D: Disk> Primary<D> {
             let shares = |rows: &BTreeMap<QuotaSubject, QuotaRow>| -> Vec<_> {
                 rows.iter().map(|(of, row)| (*of, row.limit, row.share)).collect()
             };
-            let is_next =
-                (number.epoch, number.count) == (table.granted.epoch, table.granted.count + 1);
+            let is_next = (number.epoch, number.count)
+                == (table.granted.epoch, table.granted.count.saturating_add(1));
             let is_as_before = shares(&rows) == shares(&table.rows);
             let next = QuotaTable { rows, granted: number, is_counted: table.is_counted };
             if is_next && is_as_before {
@@ -175,7 +179,6 @@ struct QuotaKeeper {
     shares: QuotaShares,
     recorded: Instant,
     counted: Instant,
-    asked_above: Instant,
     is_counting: Arc<AtomicBool>,
 }
 
@@ -193,7 +196,6 @@ pub(super) async fn keep_quotas<D: Disk>(
         shares: QuotaShares::default(),
         recorded: now,
         counted: now,
-        asked_above: now,
         is_counting: Arc::default(),
     };
     loop {
@@ -211,6 +213,7 @@ pub(super) async fn keep_quotas<D: Disk>(
 }
 
 impl QuotaKeeper {
+    /// Counts, records, divides: whatever is due.
     async fn look<D: Disk>(
         &mut self,
         primary: &Arc<Primary<D>>,
@@ -218,24 +221,13 @@ impl QuotaKeeper {
         env: &Env,
     ) -> DiskResult<()> {
         let (member, now) = (&primary.member, env.now());
-        if member.settings.group == GroupNumber::FIRST {
-            self.divide(primary, siblings).await?;
+        if member.settings.group == GroupNumber::FIRST
+            && let Err(errno) = self.divide(primary, siblings).await
+        {
+            tracing::debug!("limits are not divided: {errno}");
         }
         if !member.has_quotas() {
             return Ok(());
-        }
-        if siblings.is_some_and(|siblings| siblings.are_several()) {
-            let asks_all = now.since(self.asked_above) > ABOVE_EVERY;
-            if asks_all {
-                self.asked_above = now;
-            }
-            let fs = PoolFs::of_primary(member.clone(), siblings.cloned());
-            for directory in member.wanted_above(asks_all) {
-                // One whose groups do not answer is asked again.
-                if let Ok(above) = fs.above_in_other_groups(directory).await {
-                    member.note_above(directory, above);
-                }
-            }
         }
         if now.since(self.counted) > COUNT_EVERY {
             member.quotas().want_count();
@@ -337,5 +329,34 @@ impl QuotaKeeper {
         }
         member.quotas().note_elsewhere_counted(are_all_counted);
         Ok(())
+    }
+}
+
+/// Learns what is above files of this group in other groups, as long as the primary is at work.
+pub(super) async fn keep_above<D: Disk>(
+    primary: Weak<Primary<D>>,
+    siblings: Arc<dyn SiblingGroups>,
+    env: Env,
+) {
+    let mut asked_all = env.now();
+    loop {
+        {
+            let Some(primary) = primary.upgrade().filter(|own| !own.member.has_failed()) else {
+                return;
+            };
+            let member = &primary.member;
+            let asks_all = env.now().since(asked_all) > ABOVE_EVERY;
+            if asks_all {
+                asked_all = env.now();
+            }
+            let fs = PoolFs::of_primary(member.clone(), Some(siblings.clone()));
+            let wanted = member.wanted_above(asks_all);
+            for some in wanted.chunks(ASKED_AT_ONCE) {
+                let asked = some.iter().map(|id| fs.learn_above(*id));
+                // What is not answered is asked again.
+                join_all(asked).await;
+            }
+        }
+        sleep(&*env, LOOK_EVERY).await;
     }
 }

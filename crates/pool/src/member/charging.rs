@@ -8,8 +8,8 @@
 //! Nothing is refused that has been decided already, in this group or another one. A directory that is moved is charged itself; what is
 //! below it is counted afterwards, and not refused.
 //!
-//! A limited directory may lie in another group than a file below it. Then the file's group asks which directories are above
-//! ([`PoolMember::wanted_above`]); until it has heard, the file does not count there.
+//! A limited directory may lie in another group than a file below it. Then the file's group asks which directories are above, before bytes are
+//! written ([`PoolMember::unknown_above`]) and now and then ([`PoolMember::wanted_above`]).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -48,8 +48,8 @@ impl Drop for ReservedRoom {
 /// A call that changes what files take.
 pub(super) struct ChargedCall {
     before: Vec<(FileId, Charge)>,
-    /// A directory gets another parent: what is below it may have to be counted again.
-    moves_directory: bool,
+    /// It may be a change of names.
+    is_of_names: bool,
     _room: ReservedRoom,
 }
 
@@ -103,53 +103,73 @@ impl<D: Disk> PoolMember<D> {
             if !quotas.is_to_be_recorded() {
                 return Ok(());
             }
-            quotas.note_recorded();
+            quotas.note_recorded(true);
             quotas.table().clone()
         };
-        self.write_quotas(table).await
+        let written = self.write_quotas(table).await;
+        if written.is_err() {
+            self.quotas().note_recorded(false);
+        }
+        written
     }
 
-    /// The limits for what an owner has in a directory.
-    pub(crate) fn limits_of(&self, uid: u32, directory: FileId) -> DiskResult<Vec<QuotaSubject>> {
+    /// The limits for what an owner has in a directory, or for a file of his.
+    pub(crate) fn limits_of(&self, uid: u32, id: FileId) -> DiskResult<Vec<QuotaSubject>> {
         let user = QuotaSubject::User(uid);
         let mut subjects: Vec<_> =
             Some(user).filter(|user| self.quotas().limits(*user)).into_iter().collect();
         if self.quotas().limits_directories() {
-            subjects.extend(self.limited_above(directory)?);
+            subjects.extend(self.limited_above(id)?);
         }
         Ok(subjects)
     }
 
-    /// The limits for what a file has, and for what is below it.
-    pub(crate) async fn limits_at(&self, id: FileId) -> DiskResult<Vec<QuotaSubject>> {
-        let is_directory =
-            self.record(id)?.is_some_and(|record| record.kind == FileKind::Directory);
-        let limits_directories = self.quotas().limits_directories();
-        match limits_directories {
-            false => Ok(Vec::new()),
-            true if is_directory => self.limited_above(id),
-            true => self.parent_of(id)?.map_or(Ok(Vec::new()), |dir| self.limited_above(dir)),
+    /// Whether all groups together have room for one more directory there, as far as this group knows: [`Errno::EDQUOT`] if not.
+    pub(crate) fn check_left(&self, uid: u32, parent: FileId) -> DiskResult<()> {
+        if !self.has_quotas() {
+            return Ok(());
         }
+        let subjects = self.limits_of(uid, parent)?;
+        let charge = Charge { subjects, amount: QuotaAmount::of(FileKind::Directory, 0) };
+        let has_left = self.quotas().have_left(&charge);
+        if has_left { Ok(()) } else { Err(Errno::EDQUOT) }
     }
 
-    /// Which of this directory and those above it are limited.
-    fn limited_above(&self, directory: FileId) -> DiskResult<Vec<QuotaSubject>> {
+    /// Which limited directories are above a file, itself included, in all groups as far as that is known.
+    pub(crate) fn limited_above(&self, id: FileId) -> DiskResult<Vec<QuotaSubject>> {
+        let (mut limited, asked) = self.limited_here(id)?;
+        if let Some(asked) = asked {
+            let above = self.above_elsewhere().entry(asked).or_default().clone();
+            let above = above.into_iter().flatten().map(|id| QuotaSubject::Directory(id.0));
+            let quotas = self.quotas();
+            limited.extend(above.filter(|subject| quotas.limits(*subject)));
+        }
+        Ok(limited)
+    }
+
+    /// Which limited directories are above a file in this group, itself included, and of which file other groups know what is above; none if that
+    /// is the root. A file that has a name here and others elsewhere is below the one here.
+    fn limited_here(&self, id: FileId) -> DiskResult<(Vec<QuotaSubject>, Option<FileId>)> {
+        let outside = FileId::outside(id.group());
         let mut limited = Vec::new();
-        let mut at = directory;
+        let mut at = id;
         for _ in 0..MAX_ABOVE {
             let subject = QuotaSubject::Directory(at.0);
             if self.quotas().limits(subject) {
                 limited.push(subject);
             }
-            let Some(parent) = self.parent_of(at)? else { return Ok(limited) };
-            if parent == FileId::outside(at.group()) {
-                let mut elsewhere = self.above_elsewhere();
-                let known = elsewhere.entry(at).or_default();
-                let known = known.iter().flatten().map(|id| QuotaSubject::Directory(id.0));
-                limited.extend(known.filter(|subject| self.quotas().limits(*subject)));
-                return Ok(limited);
+            if at.is_fixed() {
+                return Ok((limited, None));
             }
-            at = parent;
+            let mut parents = self.places(at)?.into_iter().map(|place| place.parent).peekable();
+            // It is just being renamed, or is gone.
+            if parents.peek().is_none() {
+                return Ok((limited, None));
+            }
+            match parents.find(|parent| *parent != outside) {
+                Some(parent) => at = parent,
+                None => return Ok((limited, Some(at))),
+            }
         }
         Err(Errno::ELOOP)
     }
@@ -158,23 +178,55 @@ impl<D: Disk> PoolMember<D> {
         self.above_elsewhere.lock().expect("no holder of this lock panics")
     }
 
-    /// Directories of this group of which it is to be asked what is above them in others.
+    /// A file of this group of which other groups are to be asked what is above it, before what is done to `id` is charged.
+    pub(crate) fn unknown_above(&self, id: FileId) -> DiskResult<Option<FileId>> {
+        if !self.quotas().limits_directories() {
+            return Ok(None);
+        }
+        let (_, asked) = self.limited_here(id)?;
+        Ok(asked.filter(|asked| self.above_elsewhere().get(asked).is_none_or(Option::is_none)))
+    }
+
+    /// Files of this group of which it is to be asked what is above them in others.
     pub(crate) fn wanted_above(&self, also_known: bool) -> Vec<FileId> {
         let elsewhere = self.above_elsewhere();
         let wanted = elsewhere.iter().filter(|(_, known)| also_known || known.is_none());
         wanted.map(|(id, _)| *id).collect()
     }
 
-    /// What is above a directory in other groups, as these say.
-    pub(crate) fn note_above(&self, directory: FileId, above: Vec<FileId>) {
-        let is_new = {
-            let mut elsewhere = self.above_elsewhere();
-            let known = elsewhere.insert(directory, Some(above.clone()));
-            known.is_none_or(|known| known.as_ref() != Some(&above))
+    /// What is above a file in other groups, as these say.
+    pub(crate) async fn note_above(
+        self: &Arc<Self>,
+        id: FileId,
+        above: Vec<FileId>,
+    ) -> DiskResult<()> {
+        let _changing = self.begin_change().await?;
+        let _turn = self.turns.write(id.0).await;
+        let before = self.charge(id).await?;
+        self.above_elsewhere().insert(id, Some(above));
+        let after = self.charge(id).await?;
+        self.quotas().note(id, &before, &after);
+        self.recount_below(id, &before, &after).await;
+        Ok(())
+    }
+
+    /// What is below a directory that is below other limits than before is counted again.
+    async fn recount_below(&self, id: FileId, before: &Charge, after: &Charge) {
+        let directories = |charge: &Charge| -> BTreeSet<QuotaSubject> {
+            let is_directory = |of: &&QuotaSubject| matches!(of, QuotaSubject::Directory(_));
+            charge.subjects.iter().filter(is_directory).copied().collect()
         };
-        let is_limited = |id: &FileId| self.quotas().limits(QuotaSubject::Directory(id.0));
-        // What it was above before may have been limited, too.
-        if is_new && (above.iter().any(is_limited) || self.quotas().table().is_counted()) {
+        let is_there = before.amount.files > 0 && after.amount.files > 0;
+        if !is_there || directories(before) == directories(after) {
+            return;
+        }
+        let is_empty = async {
+            if self.record(id)?.is_none_or(|record| record.kind != FileKind::Directory) {
+                return Ok(true);
+            }
+            Ok::<_, Errno>(self.disk.list(&self.node(id).await?).await?.is_empty())
+        };
+        if !is_empty.await.unwrap_or(false) {
             self.quotas().want_count();
         }
     }
@@ -182,64 +234,81 @@ impl<D: Disk> PoolMember<D> {
     /// What a file takes of the limits: nothing if it is not there, or has no name.
     pub(crate) async fn charge(&self, id: FileId) -> DiskResult<Charge> {
         let Some(record) = self.record(id)?.filter(|record| record.leads_to.is_none()) else {
+            self.above_elsewhere().remove(&id);
             return Ok(Charge::default());
         };
-        if self.held().is_nameless(id) {
+        let is_unnamed = self.held().is_nameless(id);
+        let is_own = id.is_fixed() && id != FileId::ROOT;
+        if is_unnamed || is_own || (!id.is_fixed() && self.places(id)?.is_empty()) {
             return Ok(Charge::default());
         }
-        let parent = match self.parent_of(id) {
-            Err(Errno::ESTALE) => return Ok(Charge::default()),
-            parent => parent?,
-        };
         let node = match self.node(id).await {
             Err(Errno::ESTALE | Errno::ENOENT) => return Ok(Charge::default()),
             node => node?,
         };
         let stat = self.disk.stat(&node).await?;
-        if stat.nlink == 0 || (id.is_fixed() && id != FileId::ROOT) {
+        if stat.nlink == 0 {
             return Ok(Charge::default());
         }
-        let directory = match record.kind {
-            FileKind::Directory => id,
-            _ => parent.ok_or(Errno::EIO)?,
-        };
-        let subjects = self.limits_of(stat.uid, directory)?;
+        let subjects = self.limits_of(stat.uid, id)?;
         let amount = QuotaAmount::of(record.kind, stat.size_bytes);
         Ok(Charge { subjects, amount })
     }
 
     /// What a change of names or attributes is going to take, beside what its files take before it.
-    async fn growth(&self, change: &PoolChange) -> DiskResult<Option<Charge>> {
+    async fn growth(&self, change: &PoolChange) -> DiskResult<Vec<Charge>> {
         match change {
             PoolChange::Make { at, birth, .. } => {
                 let kind = birth.what.kind();
                 if matches!(birth.what, BirthKind::Referral(_)) {
-                    return Ok(None);
+                    return Ok(Vec::new());
                 }
                 let subjects = self.limits_of(birth.uid, at.parent)?;
-                Ok(Some(Charge { subjects, amount: QuotaAmount::of(kind, 0) }))
+                Ok(vec![Charge { subjects, amount: QuotaAmount::of(kind, 0) }])
             }
             PoolChange::Attributes { id, uid: Some(uid), .. } => {
                 let now = self.charge(*id).await?;
                 let user = QuotaSubject::User(*uid);
                 let is_new = self.quotas().limits(user) && !now.subjects.contains(&user);
-                Ok(is_new.then(|| Charge { subjects: vec![user], amount: now.amount }))
+                let charge = Charge { subjects: vec![user], amount: now.amount };
+                Ok(is_new.then_some(charge).into_iter().collect())
             }
-            PoolChange::Rename { id, from, to, .. } if from.parent != to.parent => {
-                if !self.quotas().limits_directories() {
-                    return Ok(None);
-                }
-                let before: BTreeSet<_> = self.limited_above(from.parent)?.into_iter().collect();
-                let after = self.limited_above(to.parent)?;
-                let subjects: Vec<_> =
-                    after.into_iter().filter(|subject| !before.contains(subject)).collect();
-                match subjects.is_empty() {
-                    true => Ok(None),
-                    false => Ok(Some(Charge { subjects, amount: self.charge(*id).await?.amount })),
-                }
+            PoolChange::Link { id, at, .. } => self.coming(*id, at.parent, None).await,
+            PoolChange::Rename { id, from, to, replaced, .. } if from.parent != to.parent => {
+                self.coming(*id, to.parent, *replaced).await
             }
-            _ => Ok(None),
+            PoolChange::Exchange { id, from, other, to, .. } if from.parent != to.parent => {
+                let mut charges = self.coming(*id, to.parent, Some(*other)).await?;
+                charges.extend(self.coming(*other, from.parent, Some(*id)).await?);
+                Ok(charges)
+            }
+            _ => Ok(Vec::new()),
         }
+    }
+
+    /// What a file takes of the limits of a directory into which it comes, where another one goes. One that gets another name there has to
+    /// have room, too: it may lose those that it has.
+    async fn coming(
+        &self,
+        id: FileId,
+        into: FileId,
+        goes: Option<FileId>,
+    ) -> DiskResult<Vec<Charge>> {
+        if !self.quotas().limits_directories() {
+            return Ok(Vec::new());
+        }
+        let comes = self.charge(id).await?;
+        let goes = match goes {
+            Some(goes) => self.charge(goes).await?,
+            None => Charge::default(),
+        };
+        let new = self.limited_above(into)?.into_iter();
+        let new = new.filter(|subject| !comes.subjects.contains(subject)).map(|subject| {
+            let gone = goes.subjects.contains(&subject).then_some(goes.amount);
+            let amount = comes.amount.minus(gone.unwrap_or_default());
+            Charge { subjects: vec![subject], amount }
+        });
+        Ok(new.collect())
     }
 
     /// Keeps room for a change of names or attributes, and looks what its files take; none if there are no limits.
@@ -256,20 +325,13 @@ impl<D: Disk> PoolMember<D> {
             change => (change.parts(), true),
         };
         let mut charges = Vec::new();
-        let mut call = ChargedCall {
-            before: Vec::new(),
-            moves_directory: false,
-            _room: ReservedRoom::default(),
-        };
+        let mut call =
+            ChargedCall { before: Vec::new(), is_of_names: true, _room: ReservedRoom::default() };
         let mut ids = BTreeSet::new();
         for part in parts {
             ids.extend(part.needs().0);
-            match part {
-                PoolChange::Attributes { id, uid: Some(_), .. } => drop(ids.insert(*id)),
-                PoolChange::Rename { from, to, .. } | PoolChange::Exchange { from, to, .. } => {
-                    call.moves_directory |= from.parent != to.parent;
-                }
-                _ => {}
+            if let PoolChange::Attributes { id, uid: Some(_), .. } = part {
+                ids.insert(*id);
             }
             if is_refused {
                 charges.extend(self.growth(part).await?);
@@ -279,13 +341,9 @@ impl<D: Disk> PoolMember<D> {
             return Ok(None);
         }
         call._room = self.reserve_room(charges)?;
-        let mut has_directory = false;
         for id in ids {
-            has_directory |=
-                self.record(id)?.is_some_and(|record| record.kind == FileKind::Directory);
             call.before.push((id, self.charge(id).await?));
         }
-        call.moves_directory &= has_directory && self.quotas().limits_directories();
         Ok(Some(call))
     }
 
@@ -308,15 +366,19 @@ impl<D: Disk> PoolMember<D> {
 
     /// Notes what the files of a change take by now.
     pub(super) async fn end_charging(&self, call: Option<ChargedCall>) {
-        let Some(ChargedCall { before, moves_directory, _room }) = call else { return };
+        let Some(ChargedCall { before, is_of_names, _room }) = call else { return };
         for (id, before) in before {
+            if is_of_names && let Some(known) = self.above_elsewhere().get_mut(&id) {
+                // It may have another name in another group.
+                *known = None;
+            }
             match self.charge(id).await {
-                Ok(after) => self.quotas().note(id, &before, &after),
+                Ok(after) => {
+                    self.quotas().note(id, &before, &after);
+                    self.recount_below(id, &before, &after).await;
+                }
                 Err(_) => self.quotas().want_count(),
             }
-        }
-        if moves_directory {
-            self.quotas().want_count();
         }
     }
 
@@ -334,7 +396,7 @@ impl<D: Disk> PoolMember<D> {
         let amount = QuotaAmount { bytes: more, files: 0 };
         let room = self.reserve_room(vec![Charge { subjects: before.subjects.clone(), amount }])?;
         let before = vec![(id, before)];
-        Ok(Some(ChargedCall { before, moves_directory: false, _room: room }))
+        Ok(Some(ChargedCall { before, is_of_names: false, _room: room }))
     }
 
     /// Counts all files for the limits, while calls are made.

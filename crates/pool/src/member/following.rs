@@ -118,10 +118,10 @@ impl<D: Disk> PoolMember<D> {
             self.journal.append(&self.disk, RecordOrder::Own, &change).await?;
         }
         while let Some((order, change)) = self.with_followed(|followed| followed.next(released))? {
+            // Bytes of a file find it by its directories, which may be moving.
+            let _moving = self.whole.write(super::whole::MOVES).await;
             let _changing = self.begin_change().await?;
             if let Some(change) = change {
-                // Bytes of a file find it by its directories, which may be moving.
-                let _moving = self.whole.write(super::whole::MOVES).await;
                 self.note_decided(&change, self.journal.written());
                 if change == PoolChange::LogBegins {
                     self.log().begin_after(order - 1);

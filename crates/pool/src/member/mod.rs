@@ -89,6 +89,9 @@ const FREE_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The most changes that are read from the log at once.
 const MAX_LOGGED: usize = 1024;
 
+/// More numbers than members give to files while one is away; there are 4,096 times as many.
+const SKIPPED_NUMBERS: u64 = 1 << 40;
+
 /// Entries of the index in memory beyond which a checkpoint is made soon.
 const MAX_PENDING: usize = 200_000;
 
@@ -653,6 +656,12 @@ impl<D: Disk> PoolMember<D> {
     pub(crate) fn pass_over(&self, next: u64) {
         let next = next.saturating_add(opening::PASSED_OVER);
         self.next.fetch_max(next, Ordering::SeqCst);
+    }
+
+    /// What this member has is what the group has since people have said so: gives out no number, durably, that lost members may have given.
+    pub(crate) async fn skip_numbers(&self) -> DiskResult<()> {
+        self.next.fetch_add(SKIPPED_NUMBERS, Ordering::SeqCst);
+        self.checkpoint().await
     }
 
     /// Takes numbers from `known` on for given out at some time, up to those that are given out from now on.

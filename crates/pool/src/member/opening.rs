@@ -240,14 +240,6 @@ pub async fn share<D: Disk>(env: Env, disk: D, local: Peer, copies: u8) -> Resul
     let mut map = PoolMap::first(&founding);
     let roster = map.roster.with(&RosterEdit::Copies(copies));
     map.roster = roster.expect("a number of copies");
-    found(&member, &map).await
-}
-
-/// Makes a member the only one of its group, by this map.
-pub(super) async fn found<D: Disk>(
-    member: &Arc<PoolMember<D>>,
-    map: &PoolMap,
-) -> Result<(), OpenError> {
     let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
     // Who joins has none of the changes before, of which there is one at least, and so is given the files.
     member.change(PoolChange::AllSynced { kept: Vec::new() }).await.map_err(failed)?;
@@ -255,9 +247,9 @@ pub(super) async fn found<D: Disk>(
     member.log().begin_after(last);
     member.checkpoint().await.map_err(failed)?;
     let own = member.own().await.map_err(failed)?;
-    make_votes(&*member.disk, &own, map).await.map_err(failed)?;
-    // Last: it says that the group is one of several.
-    members_file::write(&*member.disk, &own, map).await.map_err(failed)
+    make_votes(&*member.disk, &own, &map).await.map_err(failed)?;
+    // Last: it says that the pool is one of several.
+    members_file::write(&*member.disk, &own, &map).await.map_err(failed)
 }
 
 /// Compares index and files of the only member, and puts right what can be.
@@ -456,6 +448,14 @@ impl<D: Disk> UnrecoveredMember<D> {
     /// How far it is that is given all files; none if it is complete.
     pub(crate) fn copy_stage(&self) -> Option<CopyStage> {
         self.member.copy_stage()
+    }
+
+    /// Nobody gives it what it lacks: it is complete from now on.
+    pub(crate) async fn take_as_complete(&self) -> DiskResult<()> {
+        match self.member.copy_stage() {
+            Some(_) => self.member.note_complete().await,
+            None => Ok(()),
+        }
     }
 
     /// Where it stands.

@@ -3,21 +3,22 @@
 //! A group serves nothing when no majority of its voters lives, or no member of its last epoch. People may then decide that one copy is what
 //! the group has from now on, and look before at how each stands ([`copy_stand`]). What that copy lacks is lost.
 //!
-//! The copy's journal is made whole, and its member gets a map of which it is the primary, the only one that has everything, and the only
-//! voter, of a later generation. The map's epoch says that the group was *revived* ([`revival`]): all others, whatever they have, are given
-//! all files when they come back. Epoch and generation are greater than any that they can have come to meanwhile, so that they
-//! follow this member when it reaches them. Until then such members that are a majority of the voters of before
-//! would go on beside it: nobody can tell them.
+//! The copy's member gets a map of which it is the primary, the only one that has everything, and the only voter, of a later generation:
+//! that is all that is written here, so whatever is interrupted can be done again. The upper bits of the map's epoch name the *revival*
+//! ([`revived`]). Members whose last epoch is of another one, whatever they have, are given all files when they come
+//! back. Of two copies that were revived the later one counts. When the member begins as the primary it makes its journal whole, and gives no number to a file that the
+//! lost ones may have given ([`PoolMember::skip_numbers`]).
+//!
+//! The map is newer than any that others can have come to meanwhile, so they follow this member when it reaches them. Until then such
+//! members that are a majority of the voters of before would go on beside it: nobody can tell them.
 
 use atoll_env::Env;
 use atoll_net::Peer;
 
-use super::opening::found;
-use super::{CopyStage, Makes, OpenError, OpenReport, PoolMember};
-use crate::change::PoolChange;
+use super::{CopyStage, OpenError, PoolMember};
 use crate::disk::Disk;
-use crate::layout::GroupNumber;
-use crate::map::{MapVoters, PoolMap, REVIVAL_BITS, revival};
+use crate::layout::{GroupNumber, OWN_DIRECTORY};
+use crate::map::{MapVoters, PoolMap, make_votes, members_file, revived};
 use crate::members::PoolMembers;
 
 /// There were fewer generations of voters since this member heard of one.
@@ -82,9 +83,9 @@ pub async fn revive<D: Disk>(
     disk: D,
     local: Peer,
     also_incomplete: bool,
-) -> Result<OpenReport, ReviveError> {
-    let (verifier, unrecovered) =
-        (env.random_u64(), PoolMember::open_unrecovered(env, disk).await?);
+) -> Result<(), ReviveError> {
+    let random = env.random_u64();
+    let unrecovered = PoolMember::open_unrecovered(env, disk).await?;
     let known = unrecovered.map().ok_or(ReviveError::OfOne)?.clone();
     match unrecovered.copy_stage() {
         None => {}
@@ -92,20 +93,17 @@ pub async fn revive<D: Disk>(
         Some(CopyStage::Bytes(_)) if !also_incomplete => return Err(ReviveError::Incomplete),
         Some(CopyStage::Bytes(_)) => {}
     }
+    let disk = unrecovered.disk();
     let epoch = known.epoch.max(unrecovered.stands()?.epoch);
-    let (member, report) = unrecovered.recover(Makes::All).await?;
-    let failed = |errno| OpenError::Disk("cannot become the only copy", errno);
-    if member.copy_stage().is_some() {
-        member.note_complete().await.map_err(failed)?;
-    }
+    let now_secs = u64::try_from(disk.now().secs).unwrap_or(0);
     let enrolled = known.enrolled.with(local);
     let enrolled =
         enrolled.unwrap_or_else(|| PoolMembers::new(vec![local]).expect("one is enough"));
     let map = PoolMap {
-        epoch: (revival(epoch) + 1) << REVIVAL_BITS,
+        epoch: revived(epoch, now_secs, random),
         primary: local.id,
         run: 0,
-        verifier,
+        verifier: random,
         members: [local.id].into(),
         enrolled,
         voters: MapVoters {
@@ -114,8 +112,10 @@ pub async fn revive<D: Disk>(
         },
         roster: known.roster,
     };
-    // What follows is not what others may have under the same numbers.
-    member.change(PoolChange::Began { epoch: map.epoch }).await.map_err(failed)?;
-    found(&member, &map).await?;
-    Ok(report)
+    let failed = |errno| OpenError::Disk("cannot become the only copy", errno);
+    let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await.map_err(failed)?;
+    make_votes(&*disk, &own, &map).await.map_err(failed)?;
+    members_file::write(&*disk, &own, &map).await.map_err(failed)?;
+    unrecovered.take_as_complete().await.map_err(failed)?;
+    Ok(())
 }

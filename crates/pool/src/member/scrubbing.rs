@@ -74,8 +74,8 @@ enum FoundCopy<D: Disk> {
 impl<D: Disk> PoolMember<D> {
     /// No change is begun or made until these are dropped, and no checkpoint, whether this member decides changes or follows.
     async fn no_changes(&self) -> [Turn; 2] {
-        // A change takes them in the same order.
-        [self.whole.write(whole::BARRIER).await, self.whole.write(whole::MOVES).await]
+        // Whoever makes a change takes them in the same order.
+        [self.whole.write(whole::MOVES).await, self.whole.write(whole::BARRIER).await]
     }
 
     /// Answers what a scrub asks; bytes go beside the answer.

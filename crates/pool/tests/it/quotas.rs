@@ -224,3 +224,49 @@ fn calls_at_the_same_time_do_not_exceed_a_limit_together() {
         assert_eq!(used(&fs, ANN).await, amount(10 * PAGE, 20));
     });
 }
+
+/// Neither another name nor an exchange brings more into a directory than its limit allows; what takes the place of as much does.
+#[test]
+fn names_do_not_get_around_a_limit() {
+    with_pool(async |fs, _, _| {
+        let home = mkdir(&fs, ROOT, "home").await;
+        let limited = QuotaSubject::Directory(home.0);
+        fs.set_quota(limited, Some(amount(5 * PAGE, 10))).await.unwrap();
+        assert_eq!(row(&fs, limited).await.used, amount(PAGE, 1));
+        for (parent, name, pages) in [(ROOT, "big", 5), (home, "small", 1), (home, "old", 3)] {
+            let file = create_file(&fs, parent, name).await.unwrap();
+            write(&fs, file, 0, pages * PAGE).await.unwrap();
+        }
+        let big = fs.lookup(ann(), ROOT, b"big").await.unwrap().attr.inode;
+        assert_eq!(fs.link(ann(), big, home, b"big").await.err(), Some(Errno::EDQUOT));
+        let exchange = RenameFlags { exchange: true, no_replace: false };
+        let exchanged = fs.rename(ann(), ROOT, b"big", home, b"small", exchange).await;
+        assert_eq!(exchanged, Err(Errno::EDQUOT));
+        assert_eq!(rename(&fs, (ROOT, "big"), (home, "old")).await, Err(Errno::EDQUOT));
+        let shorter = SetAttr { size_bytes: Some(3 * PAGE), ..SetAttr::default() };
+        fs.setattr(ann(), big, None, shorter).await.unwrap();
+        rename(&fs, (ROOT, "big"), (home, "old")).await.unwrap();
+        assert_eq!(used(&fs, limited).await, amount(5 * PAGE, 3));
+    });
+}
+
+/// Moves of directories elsewhere do not keep files from being counted.
+#[test]
+fn directories_that_move_all_the_time_keep_no_limit_from_being_counted() {
+    with_pool(async |fs, _, sim| {
+        let (one, other) = (mkdir(&fs, ROOT, "one").await, mkdir(&fs, ROOT, "other").await);
+        let home = mkdir(&fs, ROOT, "home").await;
+        let file = create_file(&fs, home, "file").await.unwrap();
+        write(&fs, file, 0, 9 * PAGE).await.unwrap();
+        mkdir(&fs, one, "moves").await;
+        let limited = QuotaSubject::Directory(home.0);
+        fs.set_quota(limited, Some(amount(5 * PAGE, 10))).await.unwrap();
+        for _ in 0..300 {
+            rename(&fs, (one, "moves"), (other, "moves")).await.unwrap();
+            rename(&fs, (other, "moves"), (one, "moves")).await.unwrap();
+            sim.outside().sleep_until(sim.now() + std::time::Duration::from_millis(10)).await;
+        }
+        assert_eq!(fs.quotas_as_kept().rows()[&limited].used, amount(10 * PAGE, 2));
+        assert!(fs.quotas_as_kept().is_counted());
+    });
+}

@@ -197,7 +197,9 @@ impl Pools {
     async fn look(self: &Arc<Self>) -> bool {
         let dir = &self.node.dir;
         let is_leaving = |name: &String| match records::find(dir, name) {
-            Ok(Some(PoolRecord { group: Some(group), .. })) => group.is_leaving,
+            Ok(Some(PoolRecord { group: Some(group), .. })) => {
+                group.is_leaving || group.is_set_down
+            }
             _ => false,
         };
         let names: Vec<String> = match records::all(dir) {

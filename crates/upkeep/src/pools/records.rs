@@ -42,6 +42,9 @@ pub struct GroupRecord {
     /// The directory is being given back: the node lets go of it.
     #[serde(default)]
     pub is_leaving: bool,
+    /// Somebody works with the directory: the node lets go of it meanwhile.
+    #[serde(default)]
+    pub is_set_down: bool,
 }
 
 /// How a node becomes a member.
@@ -247,6 +250,7 @@ mod tests {
             token: hex(&[7; 16]),
             joins: Some(JoiningRecord { member: PeerRecord::of(peer), token: hex(&[8; 16]) }),
             is_leaving: false,
+            is_set_down: false,
         };
         let record = PoolRecord {
             dir: "/srv/home".into(),

@@ -191,6 +191,8 @@ impl<D: Disk> PoolFs<D> {
             }
             let (_, stat) = self.member.directory(at.parent).await?;
             let birth = birth_in(&stat, caller, BirthKind::Directory, mode, false);
+            // The other group knows nothing of the directories above.
+            self.member.check_left(birth.uid, at.parent)?;
             let outside_names = FileId::outside(group);
             let CrossingReply::Number(file) =
                 self.ask(group, CrossingCall::Number { parent: outside_names }).await?

@@ -122,3 +122,43 @@ fn a_copy_that_was_left_out_says_how_old_it_is_and_becomes_the_group() {
     group.settle_and_compare().unwrap();
     assert_eq!(group.text("missed").as_deref(), Some("again"));
 }
+
+/// Somebody first picks the wrong machine. What it gets meanwhile, and numbers that it gives, are not the pool's.
+#[test]
+fn of_two_copies_that_were_revived_the_later_one_counts() {
+    let mut group = Group::new(9, 1);
+    let [primary, other, third] = group.roles();
+    group.put_text("file", "text");
+    group.settle_and_compare().unwrap();
+    for at in [primary, other, third] {
+        group.kill(at, InFlight::Late);
+    }
+    let mut numbers = Vec::new();
+    for (at, names) in [(other, ["mine", "mine2"]), (third, ["after", "after2"])] {
+        group.revive(at, false).unwrap();
+        group.restart(at);
+        group.run_for(Duration::from_secs(3));
+        assert_eq!(group.primary(), Some(at));
+        for name in names {
+            group.put_text(name, "more");
+            let fs = group.fs();
+            let found = group.run(fs.lookup(me(), ROOT, name.as_bytes())).unwrap();
+            numbers.push(found.attr.inode);
+        }
+        group.kill(at, InFlight::Late);
+        group.run_for(Duration::from_secs(2));
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 4, "no number is given twice");
+    for at in [other, primary, third] {
+        group.restart(at);
+        group.run_for(Duration::from_millis(300));
+    }
+    group.settle_and_compare().unwrap();
+    for (name, text) in [("file", Some("text")), ("after", Some("more")), ("after2", Some("more"))]
+    {
+        assert_eq!(group.text(name).as_deref(), text, "{name}");
+    }
+    assert_eq!((group.text("mine"), group.text("mine2")), (None, None));
+}

@@ -220,3 +220,46 @@ fn a_directory_limits_what_is_below_it_in_other_groups() {
     assert_eq!(pool.used(limited), (7 + made) * PAGE);
     pool.machines.settle_and_compare().unwrap();
 }
+
+/// Files that come from other groups, and directories that are made there.
+#[test]
+fn what_comes_from_other_groups_counts_for_a_directory() {
+    let pool = Spread::new(2);
+    let Spread { homes, fs, .. } = &pool;
+    let limited = QuotaSubject::Directory(pool.run(pool.inode(&homes[1])).0);
+    pool.set_limit(limited, 20);
+    pool.machines.run_for(SETTLED);
+    let (from, to) = (format!("{}/file", homes[0]), format!("{}/got", homes[1]));
+    pool.run(async {
+        pool.put_page(&from).await.unwrap();
+        take(&**fs, &Step::Rename(from.clone(), to.clone())).await.unwrap();
+    });
+    pool.machines.run_for(SETTLED);
+    assert_eq!(pool.used(limited), 2 * PAGE, "the directory and the file");
+    let grown = pool.run(async {
+        let inode = pool.inode(&to).await;
+        let handle = fs.open(ann(), inode, OpenFlags::WRITE).await.unwrap().handle;
+        let bytes = Bytes::from(vec![1; 30 * PAGE as usize]);
+        let written = fs.write(Writer::At(ann()), inode, handle, 0, bytes).await;
+        fs.close(inode, handle).await.unwrap();
+        written
+    });
+    assert_eq!(grown, Err(Errno::EDQUOT));
+    // Directories of any group, and what is in them at once.
+    let made = pool.run(async {
+        let mut made = 0;
+        for number in 0..30 {
+            let path = format!("{}/{number}", homes[1]);
+            if take(&**fs, &Step::Mkdir(path.clone())).await.is_err() {
+                continue;
+            }
+            made += 1;
+            made += u64::from(pool.put_page(&format!("{path}/file")).await.is_ok());
+        }
+        made
+    });
+    pool.machines.run_for(SETTLED);
+    assert_eq!(pool.used(limited), (2 + made) * PAGE);
+    assert!((14..=20).contains(&made), "{made} of 18");
+    pool.machines.settle_and_compare().unwrap();
+}
