@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use atoll_net::{CallError, Peer, Request};
+use atoll_net::{CallError, Peer, Refusal, Request, Service};
 use atoll_pool::addressed;
 use atoll_pool::disk::Disk;
 use atoll_pool::disk::simulated::DiskCall;
@@ -133,6 +133,36 @@ fn a_change_that_is_withdrawn_while_a_backup_is_restarted_is_made_nowhere() {
         group.restart(c);
         group.settle_and_compare().unwrap();
     }
+}
+
+/// The primary's disk refuses a change when a later one is made: backups that made all up to the later one would have the refused one.
+#[test]
+fn a_change_is_released_when_all_before_it_are_made_or_withdrawn() {
+    let mut overtaken = 0;
+    for seed in 0..10 {
+        let mut group = Group::new(seed, 1);
+        let [p, ..] = group.roles();
+        let fs = group.fs();
+        let dir = group.run(fs.mkdir(me(), ROOT, b"dir", 0o755)).unwrap().attr.inode;
+        group.make("old");
+        group.disks[p].set_latency(seed, Duration::from_millis(300));
+        group.disks[p].fail_next(DiskCall::Make, Errno::ENOSPC);
+        let making = fs.clone();
+        let made =
+            group.begin(async move { making.mkdir(me(), dir, b"new", 0o755).await.map(drop) });
+        let removed = group.begin(async move { fs.unlink(me(), ROOT, b"old").await });
+        let mut answers = (None, None);
+        for _ in 0..100 {
+            group.run_ms(100);
+            let is_first = answers == (None, None);
+            answers = (answers.0.or(made.answer()), answers.1.or(removed.answer()));
+            overtaken += u32::from(is_first && answers == (None, Some(Ok(()))));
+        }
+        assert_eq!(answers, (Some(Err(Errno::ENOSPC)), Some(Ok(()))));
+        group.set_latency(p, 0);
+        group.settle_and_compare().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+    assert!(overtaken > 0, "some change was made before the one that was refused");
 }
 
 /// The primary withdraws a change which a backup has, and dies before the backup hears of it.
@@ -605,6 +635,46 @@ fn a_member_answers_founding_members_alone_and_in_its_session() {
         assert_eq!(group.call(from, to, ITEM, &item, wrong).err(), Some(NO_SESSION));
     }
     group.settle_and_compare().unwrap();
+}
+
+/// Answers a member's calls, and keeps the items that came.
+struct Recorder {
+    inner: Arc<dyn Service>,
+    items: Mutex<Vec<(Peer, Request)>>,
+}
+
+impl Service for Recorder {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method == ITEM {
+            self.items.lock().unwrap().push((from, request.clone()));
+        }
+        self.inner.handle(from, request)
+    }
+}
+
+/// The network may deliver a call late: after the answer to its retry, and after later items.
+#[test]
+fn an_item_that_comes_once_more_is_not_done_again() {
+    let mut group = Group::new(12, 1);
+    let [_, b, _] = group.roles();
+    let member = group.members()[b].clone().unwrap();
+    let pools = PoolRouter::default();
+    pools.add(POOL, member.service());
+    let inner: Arc<dyn Service> = Arc::new(Router::new().route(FAMILY, Arc::new(pools)));
+    let recorder = Arc::new(Recorder { inner, items: Mutex::default() });
+    group.sim.transport(group.hosts[b]).serve(recorder.clone());
+    let file = group.make("file");
+    let fs = group.fs();
+    group.run(write(&fs, file, 0, b"first".to_vec())).unwrap();
+    let before = std::mem::take(&mut *recorder.items.lock().unwrap());
+    assert!(before.len() > 1, "changes and bytes: {}", before.len());
+    group.run(write(&fs, file, 0, b"later".to_vec())).unwrap();
+    for (from, request) in before {
+        let again = group.run(recorder.inner.handle(from, request));
+        assert_eq!(again.map(drop).map_err(|refusal| refusal.code), Err(Refusal::MALFORMED));
+    }
+    group.await_quiet().unwrap();
+    group.compare(Compared::default()).unwrap();
 }
 
 /// Who was the primary once begins no session by its old map.

@@ -266,6 +266,63 @@ fn a_member_that_stood_still_answers_nothing_that_is_old() {
     });
 }
 
+/// A primary looks at the others' promises when a call is done, for it may have stood still in the middle of it.
+#[test]
+fn a_primary_that_stood_still_during_a_call_answers_nothing_that_is_old() {
+    let during_call = AtomicU64::new(0);
+    for_each_seed(10, |seed| {
+        let shared = Shared::new(seed);
+        let [primary, _, other] = shared.group.roles();
+        shared.group.disks[primary].set_latency(seed, Duration::from_millis(30));
+        let during = shared.begin_read_at(primary);
+        shared.group.sim.run_for(Duration::from_millis(1 + 2 * seed));
+        shared.group.sim.freeze(shared.group.hosts[primary]);
+        let written = shared.begin_write_at(other, "new");
+        // For so short that the client still waits for the first attempt's answer.
+        for _ in 0..1_000 {
+            if written.answer().is_none() {
+                shared.group.sim.run_for(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(written.answer(), Some(Ok(3)), "the others go on");
+        let answered = during.answer().is_some();
+        shared.group.sim.thaw(shared.group.hosts[primary]);
+        shared.group.sim.run_for(CALLED_AGAIN);
+        if !answered {
+            during_call.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(during.answer().as_deref(), Some("new"), "seed {seed}");
+        }
+        Ok(())
+    });
+    assert!(during_call.into_inner() > 0, "some primary stood still during the call");
+}
+
+/// A primary that is cut off answers reads of its own machine as long as the others have promised to follow nobody else.
+#[test]
+fn a_primary_that_is_cut_off_answers_nothing_that_is_old() {
+    for_each_seed(20, |seed| {
+        let shared = Shared::new(seed);
+        let [primary, _, other] = shared.group.roles();
+        shared.group.sim.run_for(Duration::from_millis(seed * 7));
+        shared.group.sim.partition(&[&[shared.group.hosts[primary]]]);
+        let written = shared.begin_write_at(other, "new");
+        let mut last = shared.begin_read_at(primary);
+        let (mut began_after, mut answered) = (false, 0);
+        for _ in 0..1_000 {
+            shared.group.sim.run_for(Duration::from_millis(1));
+            if let Some(text) = last.answer() {
+                assert!(!began_after || text == "new", "seed {seed}: {text}");
+                answered += 1;
+                began_after = written.answer().is_some();
+                last = shared.begin_read_at(primary);
+            }
+        }
+        assert_eq!(written.answer(), Some(Ok(3)), "the others go on");
+        assert!(answered > 50, "seed {seed}: it has answered {answered}");
+        Ok(())
+    });
+}
+
 /// A write that one member has not got is seen nowhere: neither at a member that has it nor at the primary.
 #[test]
 fn a_write_that_a_member_lacks_is_not_seen_elsewhere() {

@@ -1,6 +1,7 @@
 //! One change over several groups after the other.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use atoll_vfs::{Errno, FileLock, LockKind, LockOwner, LockRange, OpenFlags, Writer};
 use bytes::Bytes;
@@ -142,6 +143,37 @@ fn the_number_of_names_is_right_as_soon_as_a_change_is_answered() {
         }
     });
     pool.machines.settle_and_compare().unwrap();
+}
+
+/// A primary dies at every moment of a change over two groups: that of the group which coordinates, or of the one that prepares. Neither
+/// makes a part that is not decided.
+#[test]
+fn a_change_over_groups_is_made_by_both_or_none_whenever_a_primary_of_one_dies() {
+    let pool = Spread::new(1);
+    let Spread { fs, homes, machines, .. } = &pool;
+    let file = format!("{}/file", homes[1]);
+    pool.run(take(&**fs, &Step::Create(file.clone()))).unwrap();
+    for (millis, dies) in (1..46).step_by(3).flat_map(|millis| [(millis, 0), (millis, 1)]) {
+        machines.await_quiet().unwrap();
+        let primary = machines.primary(group(dies)).expect("it is served");
+        let fs = pool.run(machines.mount((primary + 1) % MACHINES));
+        let link = Step::Link(file.clone(), format!("{}/{millis}-{dies}", homes[0]));
+        let done = Arc::new(AtomicBool::new(false));
+        let linked = done.clone();
+        machines.sim.env(machines.clients).spawn(Box::pin(async move {
+            // Whether it is made does not matter.
+            let _ = take(&*fs, &link).await;
+            linked.store(true, Ordering::SeqCst);
+        }));
+        machines.sim.run_for(Duration::from_millis(millis));
+        machines.kill(primary, InFlight::Lost);
+        machines.run_for(Duration::from_secs(2));
+        machines.restart(primary);
+        while !done.load(Ordering::SeqCst) {
+            machines.run_for(Duration::from_millis(100));
+        }
+    }
+    machines.settle_and_compare().unwrap();
 }
 
 /// No rename puts a directory into itself, however many groups are in between.
