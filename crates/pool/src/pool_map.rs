@@ -48,6 +48,11 @@ pub(crate) fn revival(epoch: u64) -> u64 {
     epoch >> REVIVAL_BITS
 }
 
+/// When that was, seconds since 1970, unless clocks were set back.
+pub(crate) fn revival_secs(epoch: u64) -> u64 {
+    revival(epoch) >> SAME_SECOND_BITS
+}
+
 /// The first epoch of a revival after `epoch`, at this time in seconds since 1970: greater than that of any earlier one.
 pub(crate) fn revived(epoch: u64, now_secs: u64, random: u64) -> u64 {
     let by_time = (now_secs << SAME_SECOND_BITS) | (random >> (64 - SAME_SECOND_BITS));

@@ -31,7 +31,7 @@ use super::{ASK_LIMIT, GroupSeat};
 use crate::backups::BackupLink;
 use crate::disk::Disk;
 use crate::layout::GroupNumber;
-use crate::map::PoolMap;
+use crate::map::{PoolMap, revival};
 use crate::members::PoolMembers;
 use crate::messages::PoolEdit;
 use crate::roster::{PoolRoster, RosterEdit};
@@ -244,6 +244,11 @@ impl<D: Disk> EpochMembership<D> {
             let Some(seat) = seat.upgrade().filter(|_| !primary.member.has_failed()) else {
                 return;
             };
+            let heard = seat.backup.map();
+            if revival(heard.epoch) > revival(primary.backups.map().epoch) {
+                // People have made another copy the group, and this one's voters do not know.
+                return seat.end_lead(&primary, &heard);
+            }
             let asked = match membership.wanted() {
                 Some(map) => {
                     membership.is_unresolved = true;

@@ -62,7 +62,9 @@ use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
 use crate::layout::OWN_DIRECTORY;
-use crate::map::{AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError, revival};
+use crate::map::{
+    AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError, revival, revival_secs,
+};
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
 use crate::messages::{
@@ -609,7 +611,8 @@ impl<D: Disk> GroupSeat<D> {
                 let applied = member.changes_so_far();
                 let last_epoch = member.log().epoch_of(applied);
                 if revival(last_epoch) != revival(map.epoch) {
-                    member.skip_numbers().await.map_err(failed)?;
+                    let secs = revival_secs(map.epoch);
+                    member.skip_numbers(secs).await.map_err(failed)?;
                 }
                 (member, applied)
             }

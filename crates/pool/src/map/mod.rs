@@ -38,7 +38,7 @@ pub use self::wire::{PROPOSE, VOTER_MESSAGE, example_map_messages};
 use self::wire::{ProposeCall, ProposeReply, VoterCall};
 use crate::messages::decode;
 pub use crate::pool_map::{MapVoters, PoolMap};
-pub(crate) use crate::pool_map::{revival, revived};
+pub(crate) use crate::pool_map::{revival, revival_secs, revived};
 
 /// For fuzzing: whether bytes are some message about maps. One of a voter is handed to another.
 pub fn is_map_message(bytes: &[u8]) -> bool {

@@ -89,8 +89,10 @@ const FREE_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The most changes that are read from the log at once.
 const MAX_LOGGED: usize = 1024;
 
-/// More numbers than members give to files while one is away; there are 4,096 times as many.
-const SKIPPED_NUMBERS: u64 = 1 << 40;
+/// More numbers than members give to files while one is away; there are 2^20 times as many.
+const SKIPPED_NUMBERS: u64 = 1 << 32;
+/// Revivals that differ by fewer seconds pass over other numbers. At most a sixty-fourth of all are passed over at once.
+const SKIPPED_PARTS: u64 = 1 << 14;
 
 /// Entries of the index in memory beyond which a checkpoint is made soon.
 const MAX_PENDING: usize = 200_000;
@@ -658,9 +660,11 @@ impl<D: Disk> PoolMember<D> {
         self.next.fetch_max(next, Ordering::SeqCst);
     }
 
-    /// What this member has is what the group has since people have said so: gives out no number, durably, that lost members may have given.
-    pub(crate) async fn skip_numbers(&self) -> DiskResult<()> {
-        self.next.fetch_add(SKIPPED_NUMBERS, Ordering::SeqCst);
+    /// What this member has is what the group has since people have said so, by this revival: gives out no number, durably, that lost
+    /// members may have given, nor, if somebody has revived one of them too, within some hours, one that that one gives.
+    pub(crate) async fn skip_numbers(&self, revival_secs: u64) -> DiskResult<()> {
+        let parts = 1 + revival_secs % SKIPPED_PARTS;
+        self.next.fetch_add(parts * SKIPPED_NUMBERS, Ordering::SeqCst);
         self.checkpoint().await
     }
 

@@ -18,11 +18,11 @@ use atoll_net::Peer;
 use super::{CopyStage, OpenError, PoolMember};
 use crate::disk::Disk;
 use crate::layout::{GroupNumber, OWN_DIRECTORY};
-use crate::map::{MapVoters, PoolMap, make_votes, members_file, revived};
+use crate::map::{MapVoters, PoolMap, make_votes, members_file, revival, revived};
 use crate::members::PoolMembers;
 
-/// There were fewer generations of voters since this member heard of one.
-const GENERATIONS: u64 = 1 << 32;
+/// A generation of voters has the number of its revival in the bits above these.
+const GENERATION_BITS: u32 = 16;
 
 /// How a member's copy stands, for people who decide which one is to be the group.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -99,17 +99,17 @@ pub async fn revive<D: Disk>(
     let enrolled = known.enrolled.with(local);
     let enrolled =
         enrolled.unwrap_or_else(|| PoolMembers::new(vec![local]).expect("one is enough"));
+    let epoch = revived(epoch, now_secs, random);
+    let generation =
+        known.voters.generation.saturating_add(1).max(revival(epoch) << GENERATION_BITS);
     let map = PoolMap {
-        epoch: revived(epoch, now_secs, random),
+        epoch,
         primary: local.id,
         run: 0,
         verifier: random,
         members: [local.id].into(),
         enrolled,
-        voters: MapVoters {
-            generation: known.voters.generation.saturating_add(GENERATIONS),
-            keys: [local.id].into(),
-        },
+        voters: MapVoters { generation, keys: [local.id].into() },
         roster: known.roster,
     };
     let failed = |errno| OpenError::Disk("cannot become the only copy", errno);

@@ -260,6 +260,7 @@ fn what_comes_from_other_groups_counts_for_a_directory() {
     });
     pool.machines.run_for(SETTLED);
     assert_eq!(pool.used(limited), (2 + made) * PAGE);
-    assert!((14..=20).contains(&made), "{made} of 18");
+    // Of directories the group of the limited one hears within a second.
+    assert!((14..=30).contains(&made), "{made} of 18");
     pool.machines.settle_and_compare().unwrap();
 }
