@@ -5,7 +5,7 @@ SECONDS_EACH ?= 10
 MINUTES ?= 60
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-nfs bench-wan bench-wan-andrew fuzz pool
+.PHONY: help demo test soak test-upgrade posix lint build install bench bench-andrew bench-nfs bench-pool bench-wan bench-wan-andrew fuzz pool
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
@@ -25,6 +25,8 @@ help:
 	@echo '              AGAINST=atoll-of-before prints ratios to another build'
 	@echo 'make bench-andrew  those of file systems alone (andrew.md), as root'
 	@echo 'make bench-nfs  atoll nfs beside nfs-ganesha (nfs.md), as root; ROUNDS=5'
+	@echo 'make bench-pool  pools beside ext4, GlusterFS, MooseFS and plain NFS (pool-bench.md), as root; ROUNDS=3'
+	@echo '              PARTS='"'"'rows table1 table2'"'"' runs these of scripts/bench-pool alone'
 	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
 	@echo 'make bench-wan-andrew  the Andrew benchmark on a shared volume between namespaces, beside the'
 	@echo '              simulator, as root; WAN=--quick'
@@ -66,6 +68,9 @@ bench-andrew:
 
 bench-nfs:
 	@scripts/bench-nfs $(ROUNDS)
+
+bench-pool:
+	@ROUNDS=$(or $(ROUNDS),3) scripts/bench-pool $(PARTS)
 
 bench-wan: build
 	cargo run --release --locked -p atoll-bench -- $(WAN)
