@@ -87,7 +87,7 @@ pub use members::PoolMembers;
 pub use messages::{example_member_messages, is_member_message};
 pub use placement::{GroupRoom, group_for};
 pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
-pub use pool_map::{MapVoters, PoolMap};
+pub use pool_map::{MapVoters, PoolMap, epoch_parts};
 pub use quota::{QuotaAmount, QuotaRow, QuotaSubject, QuotaTable};
 pub use roster::{MAX_COPIES, PoolRoster, RosterEdit, RosterGroup, USUAL_COPIES};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};

@@ -53,6 +53,12 @@ pub(crate) fn revival_secs(epoch: u64) -> u64 {
     revival(epoch) >> SAME_SECOND_BITS
 }
 
+/// An epoch for people: how many maps there were since the last revival, if there was one, and when that was, seconds since 1970.
+pub fn epoch_parts(epoch: u64) -> (u64, Option<u64>) {
+    let count = epoch & ((1 << REVIVAL_BITS) - 1);
+    (count, (revival(epoch) > 0).then(|| revival_secs(epoch)))
+}
+
 /// The first epoch of a revival after `epoch`, at this time in seconds since 1970: greater than that of any earlier one.
 pub(crate) fn revived(epoch: u64, now_secs: u64, random: u64) -> u64 {
     let by_time = (now_secs << SAME_SECOND_BITS) | (random >> (64 - SAME_SECOND_BITS));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_key::PeerId;
 use atoll_node::Client;
-use atoll_pool::{MAX_COPIES, PoolId, USUAL_COPIES};
+use atoll_pool::{MAX_COPIES, PoolId, USUAL_COPIES, epoch_parts};
 use atoll_upkeep::pools::{
     self, Peer, PoolGroupState, PoolInvitation, PoolMachineState, PoolMemberState, PoolOfNode,
 };
@@ -487,8 +487,10 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
 /// Epoch and primary of a group, as the end of its line in the status.
 fn role(group: &PoolGroupState) -> String {
     match (&group.primary, group.is_primary) {
-        (_, true) => format!("; epoch {}, this node is the primary", group.epoch),
-        (Some(primary), false) => format!("; epoch {}, the primary is {primary}", group.epoch),
+        (_, true) => format!("; {}, this node is the primary", epoch_words(group.epoch)),
+        (Some(primary), false) => {
+            format!("; {}, the primary is {primary}", epoch_words(group.epoch))
+        }
         (None, false) => String::new(),
     }
 }
@@ -519,6 +521,16 @@ fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
     let warnings = group.needed_member().into_iter().chain(group.unhealed_copies());
     lines.extend(warnings.map(|why| format!("{indent}warning: {why}")));
     lines
+}
+
+/// An epoch, and which copy of a group that was lost it is of.
+pub(super) fn epoch_words(epoch: u64) -> String {
+    match epoch_parts(epoch) {
+        (count, None) => format!("epoch {count}"),
+        (count, Some(secs)) => {
+            format!("epoch {count} since one copy was revived on {}", units::unix_date(secs))
+        }
+    }
 }
 
 #[cfg(test)]

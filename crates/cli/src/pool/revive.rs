@@ -7,6 +7,7 @@ use atoll_pool::{CopyStand, GroupNumber, OpenError, ReviveError, ask_scrub, copy
 use atoll_upkeep::pools::{self, NodeRoute};
 use serde::Serialize;
 
+use super::group::epoch_words;
 use super::records::{GroupRecord, PoolRecord};
 use super::{env, failure, known, records, tell_node, when_free};
 use crate::connection;
@@ -93,6 +94,9 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         .collect();
     if dirs.is_empty() {
         return Err(refused("this machine has no copy of that group"));
+    }
+    if !global.quiet && !args.json {
+        note!("asking for half a minute at most whether the groups have a primary");
     }
     let stuck = without_primary(&record, dirs, global, &what).await?;
     let stands = async {
@@ -192,7 +196,8 @@ fn show(args: &Args, stuck: &[StuckGroup]) -> Result<(), Failure> {
         }
         output.line(format!("group {group} in {}:", dir.display()))?;
         let lacks = if is_incomplete { "; INCOMPLETE: it was just being made" } else { "" };
-        output.line(format!("    epoch {epoch}, last change {last_change}{lacks}"))?;
+        let epoch = epoch_words(epoch);
+        output.line(format!("    {epoch}, last change {last_change}{lacks}"))?;
         output.line(format!("    its members were {}", members.join(", ")))?;
     }
     output.flush()
