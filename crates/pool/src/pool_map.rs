@@ -61,9 +61,9 @@ pub fn epoch_parts(epoch: u64) -> (u64, Option<u64>) {
 
 /// The first epoch of a revival after `epoch`, at this time in seconds since 1970: greater than that of any earlier one.
 pub(crate) fn revived(epoch: u64, now_secs: u64, random: u64) -> u64 {
-    let by_time = (now_secs << SAME_SECOND_BITS) | (random >> (64 - SAME_SECOND_BITS));
-    let most = u64::MAX >> REVIVAL_BITS;
-    by_time.max(revival(epoch).saturating_add(1)).min(most) << REVIVAL_BITS
+    let secs = now_secs.max(revival_secs(epoch).saturating_add(1));
+    let secs = secs.min(u64::MAX >> (REVIVAL_BITS + SAME_SECOND_BITS));
+    ((secs << SAME_SECOND_BITS) | (random >> (64 - SAME_SECOND_BITS))) << REVIVAL_BITS
 }
 
 /// The voters that decide maps, until a map names others.

@@ -171,7 +171,12 @@ fn unwritten(errno: Errno) -> EntryError {
         | Errno::EINVAL
         | Errno::EMLINK
         | Errno::EPERM
-        | Errno::ERANGE => EntryError::OfFile(CopyProblem::Refused(errno)),
+        | Errno::ERANGE
+        // Somebody has removed the directory meanwhile, or has put one in the way.
+        | Errno::ENOENT
+        | Errno::ESTALE
+        | Errno::ENOTDIR
+        | Errno::ENOTEMPTY => EntryError::OfFile(CopyProblem::Refused(errno)),
         errno => EntryError::Stop(errno),
     }
 }
@@ -180,8 +185,6 @@ fn unwritten(errno: Errno) -> EntryError {
 #[derive(Clone, Copy)]
 struct Filled {
     inode: InodeNumber,
-    /// What is made in it gets an access control list, which is not the source's.
-    has_default_list: bool,
     /// The source's directory.
     stat: Stat,
 }
@@ -235,8 +238,7 @@ impl<D: Disk> TreeCopy<'_, D> {
     async fn copy_below(&mut self, source: &D::Node, top: InodeNumber) -> Result<(), Errno> {
         let stat = self.disk.stat(source).await?;
         let mut walk = TreeWalk::begin(self.disk, source).await?;
-        let has_default_list = self.has_default_list(top).await?;
-        let mut filled = vec![Filled { inode: top, has_default_list, stat }];
+        let mut filled = vec![Filled { inode: top, stat }];
         while let Some(step) = walk.next().await {
             let Some(dir) = filled.last().copied() else { break };
             let (name, found) = match step {
@@ -285,16 +287,7 @@ impl<D: Disk> TreeCopy<'_, D> {
         let file = Source { name, node: &node, stat };
         let Some(inode) = self.copy_entry(&file, dir).await? else { return Ok(None) };
         walk.enter(name, &node).await.map_err(unreadable)?;
-        let has_default_list = self.has_default_list(inode).await.map_err(EntryError::Stop)?;
-        Ok(Some(Filled { inode, has_default_list, stat }))
-    }
-
-    async fn has_default_list(&self, inode: InodeNumber) -> Result<bool, Errno> {
-        match self.fs.getxattr(inode, DEFAULT_LIST).await {
-            Ok(_) => Ok(true),
-            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
-            Err(errno) => Err(errno),
-        }
+        Ok(Some(Filled { inode, stat }))
     }
 
     /// Everything is in a directory: it gets its times.
@@ -419,7 +412,7 @@ impl<D: Disk> TreeCopy<'_, D> {
                 (made.map_err(unwritten)?.attr.inode, *stat)
             }
         };
-        match self.set_attributes(file.node, &stat, inode, dir.has_default_list).await {
+        match self.set_attributes(file.node, &stat, inode).await {
             Ok(()) => Ok(inode),
             Err(error) => {
                 fs.forget(inode, 1);
@@ -507,11 +500,11 @@ impl<D: Disk> TreeCopy<'_, D> {
         node: &D::Node,
         stat: &Stat,
         inode: InodeNumber,
-        may_have_list: bool,
     ) -> Result<(), EntryError> {
         let owner = SetAttr { uid: Some(stat.uid), gid: Some(stat.gid), ..SetAttr::default() };
         self.fs.setattr(me(), inode, None, owner).await.map_err(unwritten)?;
-        if may_have_list && stat.kind != FileKind::Symlink {
+        // The directory may have got a default list meanwhile.
+        if stat.kind != FileKind::Symlink {
             for list in [ACCESS_LIST, DEFAULT_LIST] {
                 match self.fs.removexattr(me(), inode, list).await {
                     Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => {}
@@ -525,13 +518,23 @@ impl<D: Disk> TreeCopy<'_, D> {
                 value => value.map_err(unreadable)?,
             };
             let flags = XattrFlags::default();
-            self.fs.setxattr(me(), inode, &name, value, flags).await.map_err(unwritten)?;
+            match self.fs.setxattr(me(), inode, &name, value, flags).await {
+                // Attributes that file systems have for themselves are not a file's.
+                Err(Errno::EOPNOTSUPP) if !is_list(&name) && !name.starts_with(b"user.") => {
+                    tracing::warn!("attribute {} is left out", String::from_utf8_lossy(&name));
+                }
+                set => set.map_err(unwritten)?,
+            }
         }
         let mode = (stat.kind != FileKind::Symlink).then_some(stat.mode);
         let changes = SetAttr { mode, ..times_of(stat) };
         self.fs.setattr(me(), inode, None, changes).await.map_err(unwritten)?;
         Ok(())
     }
+}
+
+fn is_list(name: &[u8]) -> bool {
+    name == ACCESS_LIST || name == DEFAULT_LIST
 }
 
 fn times_of(stat: &Stat) -> SetAttr {

@@ -3,7 +3,7 @@
 //! In place, by renames, where this machine has the pool's only copy, which nobody uses, on the tree's own file system. Otherwise the files are
 //! copied through the file system that the pool serves. The first line says which of the two it is, and why.
 
-use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use atoll_gateway::fuse;
@@ -14,7 +14,7 @@ use atoll_pool::{
 };
 use atoll_upkeep::pools;
 use atoll_vfs::{Errno, FileSystem};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
 use serde::Serialize;
 
 use super::records::PoolRecord;
@@ -86,6 +86,8 @@ struct Import<'a> {
     record: PoolRecord,
     /// Without symbolic links.
     source: PathBuf,
+    /// The same, open and locked.
+    opened: OwnedFd,
     into: Vec<Vec<u8>>,
     what: String,
     is_quiet: bool,
@@ -100,16 +102,27 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
     let into = into_names(args.into.as_deref(), &what)?;
     let source = super::create::canonical(&args.source, &what)?;
-    let import = Import { args, record, source, into, what, is_quiet: global.quiet };
+    // Opened once, without links: whoever may rename it cannot have another directory taken.
+    let opened = open_directory(&source, &what)?;
+    let import = Import { args, record, source, opened, into, what, is_quiet: global.quiet };
     import.check_source()?;
-    let locked = import.lock()?;
+    import.lock()?;
     let reasons = import.reasons_to_copy().await?;
     match reasons.is_empty() {
         true => import.in_place().await?,
         false => import.copy(reasons, global).await?,
     }
-    drop(locked);
     Ok(())
+}
+
+fn open_directory(path: &Path, what: &str) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS;
+    let opened = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve);
+    opened.map_err(|error| match error {
+        rustix::io::Errno::NOTDIR => Failure::new(Exit::Usage, what).because("it is no directory"),
+        error => Failure::io(what, &error.into()),
+    })
 }
 
 /// The names of a path of the pool from its root on.
@@ -130,9 +143,6 @@ impl Import<'_> {
     /// That the tree is one, and is neither the pool itself nor a pool's directory.
     fn check_source(&self) -> Result<(), Failure> {
         let Import { source, record, args, .. } = self;
-        if !source.is_dir() {
-            return Err(self.refused("it is no directory"));
-        }
         let files = record.dir.canonicalize().unwrap_or_else(|_| record.dir.clone());
         if files.starts_with(source) || source.starts_with(&files) {
             let files = shown(&files);
@@ -155,16 +165,20 @@ impl Import<'_> {
     }
 
     /// Keeps other imports from the tree.
-    fn lock(&self) -> Result<File, Failure> {
-        let open = File::open(&self.source).map_err(|error| Failure::io(&*self.what, &error))?;
-        match rustix::fs::flock(&open, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(open),
+    fn lock(&self) -> Result<(), Failure> {
+        match rustix::fs::flock(&self.opened, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(()),
             Err(rustix::io::Errno::AGAIN) => {
                 let why = "another program, perhaps an import, has locked it";
                 Err(Failure::new(Exit::Failed, &*self.what).because(why))
             }
             Err(error) => Err(Failure::io(&*self.what, &error.into())),
         }
+    }
+
+    /// A path of the directory that was opened, whatever has its name by now.
+    fn at(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd()))
     }
 
     /// Why its files cannot be renamed into the pool's directory; nothing if they can.
@@ -192,7 +206,7 @@ impl Import<'_> {
                 None => "a mount or an NFS server uses the pool".to_owned(),
             });
         }
-        match files.beside(source) {
+        match files.beside(&self.at()) {
             Ok(_) => {}
             Err(Errno::EXDEV) => {
                 let files = shown(&record.dir);
@@ -228,11 +242,12 @@ impl Import<'_> {
 
     /// Renames all names of the tree into the pool's directory.
     async fn in_place(&self) -> Result<(), Failure> {
-        let Import { args, record, source, into, what, .. } = self;
+        let Import { args, record, into, what, .. } = self;
         self.say("in place: the files are renamed into the pool, none is copied");
         let imported = when_free(record, what, async |files| {
-            let top =
-                files.beside(source).map_err(|errno| OpenError::Disk("cannot open it", errno))?;
+            let top = files
+                .beside(&self.at())
+                .map_err(|errno| OpenError::Disk("cannot open it", errno))?;
             match import_in_place(env(), files, &top, into, args.dry_run).await {
                 Err(ImportError::Open(error)) => Err(error),
                 imported => Ok(imported),
@@ -345,7 +360,7 @@ impl Import<'_> {
     }
 
     async fn copy_into(&self, fs: &dyn FileSystem) -> Result<CopyReport, Failure> {
-        let from = disk(&self.source, &self.what)?.for_reading();
+        let from = disk(&self.at(), &self.what)?.for_reading();
         let source = TreeSource { disk: &from, dir: from.top(), device: from.device() };
         let meter = Meter::new("importing", self.is_quiet);
         let show = |report: &CopyReport| {

@@ -21,6 +21,8 @@ use crate::terminal;
 const WORKS_WITHIN: Duration = Duration::from_secs(5);
 /// A group without a primary for so long is not just between two of them.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
+/// The same when people have been asked meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_secs(8);
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// Arguments of `atoll pool revive`.
@@ -72,6 +74,7 @@ struct CopyLine {
 
 /// A group of which this machine has a copy, and that has no primary.
 struct StuckGroup {
+    number: GroupNumber,
     dir: PathBuf,
     stand: CopyStand,
 }
@@ -87,6 +90,10 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if group.is_leaving || group.joins.is_some() {
         return Err(refused("this machine is joining or leaving it"));
     }
+    if group.is_set_down {
+        // One that was interrupted has left it so: the node is to serve what it can before anybody asks.
+        set_flag(&args.name, false, global, &what).await?;
+    }
     let dirs = pools::directories(&record.dir).map_err(|error| Failure::io(&what, &error))?;
     let dirs: Vec<(GroupNumber, PathBuf)> = dirs
         .into_iter()
@@ -98,74 +105,90 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if !global.quiet && !args.json {
         note!("asking for half a minute at most whether the groups have a primary");
     }
-    let stuck = without_primary(&record, dirs, global, &what).await?;
+    let stuck = without_primary(&record, dirs, STUCK_AFTER, global, &what).await?;
+    if stuck.is_empty() {
+        if !args.json {
+            note!(
+                "each group of which this machine has a copy has a primary: nothing is to be done"
+            );
+        }
+        return Ok(());
+    }
     let stands = async {
         let mut stands = Vec::new();
-        for dir in &stuck {
+        for (number, dir) in &stuck {
             let stand = async |disk| copy_stand(env(), disk).await;
             let stand = copy_at(&record, dir, &what, stand).await?;
-            stands.push(StuckGroup { dir: dir.clone(), stand });
+            stands.push(StuckGroup { number: *number, dir: dir.clone(), stand });
         }
         Ok(stands)
     };
-    let stuck = match stuck.is_empty() {
-        true => Vec::new(),
-        false => set_down((&args.name, &record, &group), global, &what, stands).await?,
-    };
+    let stuck = set_down(&args.name, global, &what, stands).await?;
     show(args, &stuck)?;
-    if stuck.is_empty() && !args.json {
-        note!("each group of which this machine has a copy has a primary: nothing is to be done");
-    }
-    if stuck.is_empty() || args.list {
-        // One that was interrupted may have left them so.
-        return set_down((&args.name, &record, &group), global, &what, async { Ok(()) }).await;
+    if args.list {
+        return Ok(());
     }
     confirm(args, &what)?;
+    // Others may have come back meanwhile.
+    let dirs = stuck.iter().map(|group| (group.number, group.dir.clone())).collect();
+    let still = without_primary(&record, dirs, LOOK_AGAIN, global, &what).await?;
+    if still.len() < stuck.len() {
+        return Err(refused("one of these groups has a primary by now"));
+    }
     let (_, client) = connection::for_mount(global).await?;
     let local = pools::own_peer(&client).await.map_err(connection::failure)?;
     let revived = async {
-        for StuckGroup { dir, stand } in &stuck {
+        for StuckGroup { number, dir, .. } in &stuck {
             let incomplete = args.incomplete;
             let work = async |disk| revive(env(), disk, local, incomplete).await;
             copy_at(&record, dir, &what, work).await?;
-            note!("group {} has what this machine's copy has from now on", stand.group.number());
+            note!("group {number} has what this machine's copy has from now on");
         }
         Ok(())
     };
-    set_down((&args.name, &record, &group), global, &what, revived).await
+    set_down(&args.name, global, &what, revived).await
 }
 
 /// Works with a pool's directories while the node lets go of them. One that is interrupted leaves them so until it is run again.
 async fn set_down<T>(
-    (name, record, group): (&str, &PoolRecord, &GroupRecord),
+    name: &str,
     global: &Global,
     what: &str,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let set = async |is_set_down| {
-        let group = Some(GroupRecord { is_set_down, ..group.clone() });
-        records::replace(&global.dir()?, name, &PoolRecord { group, ..record.clone() }, what)?;
-        tell_node(record, global).await;
-        Ok::<(), Failure>(())
-    };
-    set(true).await?;
+    set_flag(name, true, global, what).await?;
     let done = work.await;
-    set(false).await?;
+    set_flag(name, false, global, what).await?;
     done
+}
+
+async fn set_flag(
+    name: &str,
+    is_set_down: bool,
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    // Somebody may have changed it meanwhile.
+    let record = known(name, global, what)?;
+    let group = record.group.clone().map(|group| GroupRecord { is_set_down, ..group });
+    records::replace(&global.dir()?, name, &PoolRecord { group, ..record.clone() }, what)?;
+    tell_node(&record, global).await;
+    Ok(())
 }
 
 /// Of these groups, those without a primary that answers.
 async fn without_primary(
     record: &PoolRecord,
     dirs: Vec<(GroupNumber, PathBuf)>,
+    time: Duration,
     global: &Global,
     what: &str,
-) -> Result<Vec<PathBuf>, Failure> {
+) -> Result<Vec<(GroupNumber, PathBuf)>, Failure> {
     let (_, client) = connection::for_mount(global).await?;
     let damaged = || Failure::new(Exit::Failed, what).because("its record is damaged");
     let route = NodeRoute::new(client, record.pool_id().ok_or_else(damaged)?);
     let mut stuck = dirs;
-    let until = tokio::time::Instant::now() + STUCK_AFTER;
+    let until = tokio::time::Instant::now() + time;
     loop {
         let mut still = Vec::new();
         for (number, dir) in stuck {
@@ -175,7 +198,7 @@ async fn without_primary(
         }
         stuck = still;
         if stuck.is_empty() || tokio::time::Instant::now() > until {
-            return Ok(stuck.into_iter().map(|(_, dir)| dir).collect());
+            return Ok(stuck);
         }
         tokio::time::sleep(ASK_EVERY).await;
     }
@@ -183,7 +206,7 @@ async fn without_primary(
 
 fn show(args: &Args, stuck: &[StuckGroup]) -> Result<(), Failure> {
     let mut output = Output::new();
-    for StuckGroup { dir, stand } in stuck {
+    for StuckGroup { dir, stand, .. } in stuck {
         let members = stand.members.peers().iter();
         let members: Vec<String> =
             members.map(|peer| format!("{} at {}", peer.id, peer.addr)).collect();

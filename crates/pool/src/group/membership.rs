@@ -244,7 +244,7 @@ impl<D: Disk> EpochMembership<D> {
             let Some(seat) = seat.upgrade().filter(|_| !primary.member.has_failed()) else {
                 return;
             };
-            let heard = seat.backup.map();
+            let heard = primary.heard_of_revival().unwrap_or_else(|| seat.backup.map());
             if revival(heard.epoch) > revival(primary.backups.map().epoch) {
                 // People have made another copy the group, and this one's voters do not know.
                 return seat.end_lead(&primary, &heard);

@@ -28,7 +28,7 @@ use crate::map::{PoolMap, revival};
 use crate::member::PoolMember;
 use crate::messages::{
     self, BEGIN, BeginSession, CopiedBytes, CopyStage, GroupSession, HELLO, HelloReply, ItemKind,
-    refused,
+    MAP, refused,
 };
 use crate::remote::LockKeeper;
 use crate::routing::{PoolId, addressed};
@@ -57,6 +57,8 @@ pub(super) struct Primary<D: Disk> {
     /// Changes of who the members are that the next map is to have.
     edits: Mutex<Vec<AskedEdit>>,
     pub(super) scrubber: Arc<Scrubber>,
+    /// What a member that is none of the epoch has said last.
+    heard: Mutex<Option<PoolMap>>,
     /// All members have what this one began with, and it is known which ranges of files they are to get again.
     is_ready: AtomicBool,
 }
@@ -79,6 +81,7 @@ impl<D: Disk> Primary<D> {
             locks,
             edits: Mutex::default(),
             scrubber: Arc::default(),
+            heard: Mutex::default(),
             is_ready: AtomicBool::new(false),
         });
         primary.backups.links().iter().for_each(|link| primary.keep(link));
@@ -154,7 +157,14 @@ impl<D: Disk> Primary<D> {
         if !is_member && !self.is_ready() {
             return Err(LinkEnd::Lost("the members come first".into()));
         }
-        let reply = self.call(link.peer(), HELLO, Bytes::new(), HELLO_LIMIT).await?;
+        let reply = match self.call(link.peer(), HELLO, Bytes::new(), HELLO_LIMIT).await {
+            Err(LinkEnd::NotPrimary) if !is_member => {
+                // By its map another member is the primary: if people have made that one's copy the group, nobody else says so.
+                self.hear_map_of(link.peer()).await;
+                return Err(LinkEnd::NotPrimary);
+            }
+            reply => reply?,
+        };
         link.note_there();
         let unreadable = || LinkEnd::Interrupted("its answer cannot be read".to_owned());
         let stands: HelloReply = messages::decode(&reply).ok_or_else(unreadable)?;
@@ -234,6 +244,20 @@ impl<D: Disk> Primary<D> {
             }
         }));
         Ok(())
+    }
+
+    async fn hear_map_of(&self, peer: Peer) {
+        let asked = self.call(peer, MAP, Bytes::new(), HELLO_LIMIT).await;
+        let map = asked.ok().and_then(|reply| messages::decode::<PoolMap>(&reply));
+        if let Some(map) = map.filter(PoolMap::is_sound) {
+            *self.heard.lock().expect("no holder of this lock panics") = Some(map);
+        }
+    }
+
+    /// A map that another member has said it knows, if it has come to be by a later revival.
+    pub(super) fn heard_of_revival(&self) -> Option<PoolMap> {
+        let heard = self.heard.lock().expect("no holder of this lock panics").clone();
+        heard.filter(|map| revival(map.epoch) > revival(self.backups.map().epoch))
     }
 
     /// Looks through the changes of the log after one, up to another one.

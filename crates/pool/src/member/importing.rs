@@ -247,6 +247,7 @@ impl<D: Disk> PoolMember<D> {
         }
         self.checkpoint().await?;
         self.disk.unlink(&own, IMPORTING).await?;
+        self.disk.sync_all().await?;
         Ok(numbered)
     }
 
@@ -265,7 +266,10 @@ impl<D: Disk> PoolMember<D> {
                 TreeStep::Name(name, found) => (name, found),
             };
             let (node, stat) = match found {
-                Err(Errno::ENOENT) => continue,
+                Err(errno) if is_of_one(errno) => {
+                    tracing::warn!("{} has no number: {errno}", String::from_utf8_lossy(&name));
+                    continue;
+                }
                 found => found?,
             };
             let Some((parent, dir)) = above.last() else { break };
@@ -280,15 +284,37 @@ impl<D: Disk> PoolMember<D> {
                 }
             }
             numbered += u64::from(!self.knows(&stat)?);
-            let id = self.adopt(dir, &place, stat, form).await?;
+            let id = match self.adopt(dir, &place, stat, form).await {
+                Err(errno) if is_of_one(errno) => continue,
+                id => id?,
+            };
             if self.index.pending() > MAX_PENDING {
                 self.checkpoint().await?;
             }
             if stat.kind == FileKind::Directory {
-                walk.enter(&name, &node).await?;
-                above.push((id, node));
+                match walk.enter(&name, &node).await {
+                    Err(errno) if is_of_one(errno) => {}
+                    entered => {
+                        entered?;
+                        above.push((id, node));
+                    }
+                }
             }
         }
         Ok(numbered)
     }
+}
+
+/// Whether a call fails for one file, which is passed over: others get their numbers, and the pool can be opened. It gets one when it is looked
+/// up, or by a check.
+fn is_of_one(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOENT
+            | Errno::ESTALE
+            | Errno::ENOTDIR
+            | Errno::EXDEV
+            | Errno::EACCES
+            | Errno::EPERM
+    )
 }

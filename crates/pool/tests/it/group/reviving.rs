@@ -162,3 +162,31 @@ fn of_two_copies_that_were_revived_the_later_one_counts() {
     }
     assert_eq!((group.text("mine"), group.text("mine2")), (None, None));
 }
+
+/// The member that votes dies, and the other one is revived; then the first one comes back where it reaches nobody, and is the primary of what it
+/// has until it hears of the other one.
+#[test]
+fn a_primary_of_before_that_was_cut_off_follows_the_revived_one() {
+    let mut group = Group::of(2, 11, 1);
+    group.put_text("file", "text");
+    group.settle_and_compare().unwrap();
+    let voter = group.status(0).voters[0];
+    let first = (0..2).find(|at| group.sim.peer(group.hosts[*at]).id == voter.id).unwrap();
+    let second = 1 - first;
+    for at in [first, second] {
+        group.kill(at, InFlight::Late);
+    }
+    group.revive(second, false).unwrap();
+    group.restart(second);
+    group.run_for(Duration::from_secs(3));
+    group.put_text("after", "more");
+    group.sim.partition(&[&[group.hosts[first]]]);
+    group.restart(first);
+    group.run_for(Duration::from_secs(5));
+    assert!(group.status(first).is_primary, "it hears of nobody");
+    group.sim.heal();
+    group.settle_and_compare().unwrap();
+    assert_eq!(group.primary(), Some(second));
+    assert_eq!(group.text("after").as_deref(), Some("more"));
+    assert_eq!(group.status(second).members.iter().filter(|member| member.is_member).count(), 2);
+}
