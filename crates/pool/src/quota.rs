@@ -95,7 +95,7 @@ pub(crate) fn pages(size_bytes: u64) -> u64 {
 
 /// What a file takes, and who has to have room for it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Charge {
+pub(crate) struct QuotaCharge {
     pub(crate) subjects: Vec<QuotaSubject>,
     pub(crate) amount: QuotaAmount,
 }
@@ -272,9 +272,9 @@ impl Quotas {
     }
 
     /// Keeps room for what a call is going to take: [`Errno::EDQUOT`] if a limit leaves none. What takes nothing more is never refused.
-    pub(crate) fn reserve(&mut self, charges: &[Charge]) -> Result<(), Errno> {
+    pub(crate) fn reserve(&mut self, charges: &[QuotaCharge]) -> Result<(), Errno> {
         let mut more: BTreeMap<QuotaSubject, QuotaAmount> = BTreeMap::new();
-        for Charge { subjects, amount } in charges {
+        for QuotaCharge { subjects, amount } in charges {
             for subject in subjects {
                 let sum = more.entry(*subject).or_default();
                 *sum = sum.plus(*amount);
@@ -303,8 +303,8 @@ impl Quotas {
     }
 
     /// A call for which room was kept has ended.
-    pub(crate) fn release(&mut self, charges: &[Charge]) {
-        for Charge { subjects, amount } in charges {
+    pub(crate) fn release(&mut self, charges: &[QuotaCharge]) {
+        for QuotaCharge { subjects, amount } in charges {
             for subject in subjects {
                 if let Some(sum) = self.reserved.get_mut(subject) {
                     *sum = sum.minus(*amount);
@@ -314,7 +314,7 @@ impl Quotas {
     }
 
     /// A file takes something else than before.
-    pub(crate) fn note(&mut self, id: FileId, before: &Charge, after: &Charge) {
+    pub(crate) fn note(&mut self, id: FileId, before: &QuotaCharge, after: &QuotaCharge) {
         if before == after {
             return;
         }
@@ -356,7 +356,7 @@ impl Quotas {
     }
 
     /// Counts a file; none is changed meanwhile.
-    pub(crate) fn count(&mut self, charge: &Charge) {
+    pub(crate) fn count(&mut self, charge: &QuotaCharge) {
         let Some(count) = &mut self.counting else { return };
         for subject in &charge.subjects {
             let sum = count.counted.entry(*subject).or_default();
@@ -403,7 +403,7 @@ impl Quotas {
     }
 
     /// Whether these limits leave room for this on all groups together.
-    pub(crate) fn have_left(&self, charge: &Charge) -> bool {
+    pub(crate) fn have_left(&self, charge: &QuotaCharge) -> bool {
         let rows = charge.subjects.iter().filter_map(|subject| self.table.rows.get(subject));
         rows.map(QuotaRow::left).all(|left| left.at_least(charge.amount) == left)
     }
@@ -486,8 +486,8 @@ mod tests {
         QuotaAmount { bytes, files }
     }
 
-    fn charge(subjects: &[QuotaSubject], bytes: u64) -> Charge {
-        Charge { subjects: subjects.to_vec(), amount: amount(bytes, 1) }
+    fn charge(subjects: &[QuotaSubject], bytes: u64) -> QuotaCharge {
+        QuotaCharge { subjects: subjects.to_vec(), amount: amount(bytes, 1) }
     }
 
     fn limited(limits: &[(QuotaSubject, QuotaAmount)]) -> Quotas {
@@ -517,7 +517,7 @@ mod tests {
         assert_eq!(quotas.reserve(&[charge(&[ANN], 1)]), Err(Errno::EDQUOT));
         quotas.reserve(&[charge(&[ANN], 0)]).unwrap();
         assert_eq!(quotas.reserve(&[charge(&[ANN], 0)]), Err(Errno::EDQUOT), "a fourth file");
-        quotas.note(FileId(1), &Charge::default(), &both);
+        quotas.note(FileId(1), &QuotaCharge::default(), &both);
         quotas.release(&[both, hers]);
         assert_eq!(used(&quotas, ANN), amount(4096, 1));
         quotas.reserve(&[charge(&[ANN], 4096)]).unwrap();
@@ -527,8 +527,8 @@ mod tests {
     #[test]
     fn who_has_more_than_a_limit_may_still_take_less() {
         let mut quotas = limited(&[(ANN, amount(4096, 10))]);
-        quotas.note(FileId(1), &Charge::default(), &charge(&[ANN], 1 << 20));
-        let renamed = Charge { subjects: vec![ANN], amount: QuotaAmount::default() };
+        quotas.note(FileId(1), &QuotaCharge::default(), &charge(&[ANN], 1 << 20));
+        let renamed = QuotaCharge { subjects: vec![ANN], amount: QuotaAmount::default() };
         quotas.reserve(&[renamed]).unwrap();
         quotas.note(FileId(1), &charge(&[ANN], 1 << 20), &charge(&[ANN], 4096));
         assert_eq!(used(&quotas, ANN), amount(4096, 1));
@@ -543,8 +543,8 @@ mod tests {
         quotas.count(&charge(&[ANN], 4096));
         quotas.counted_upto(FileId(10));
         quotas.note(FileId(10), &charge(&[ANN], 4096), &charge(&[ANN], 8192));
-        quotas.note(FileId(5), &Charge::default(), &charge(&[ANN], 4096));
-        quotas.note(FileId(20), &Charge::default(), &charge(&[ANN], 1 << 30));
+        quotas.note(FileId(5), &QuotaCharge::default(), &charge(&[ANN], 4096));
+        quotas.note(FileId(20), &QuotaCharge::default(), &charge(&[ANN], 1 << 30));
         quotas.count(&charge(&[ANN], 1 << 30));
         quotas.counted_upto(FileId(u64::MAX));
         quotas.end_count();

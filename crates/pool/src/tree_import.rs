@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Stat};
 use crate::member::xattr_names;
-use crate::tree_survey::{MAX_LISTED, TreeProblem, TreeStep, TreeSurvey, TreeWalk, survey_tree};
+use crate::tree_survey::{ImportWalk, MAX_LISTED, TreeProblem, TreeStep, TreeSurvey, survey_tree};
 
 /// What temporary names begin with.
 const TEMPORARY: &str = ".atoll-import-";
@@ -183,7 +183,7 @@ fn unwritten(errno: Errno) -> EntryError {
 
 /// A directory of the pool that is being filled.
 #[derive(Clone, Copy)]
-struct Filled {
+struct FilledDirectory {
     inode: InodeNumber,
     /// The source's directory.
     stat: Stat,
@@ -237,8 +237,8 @@ impl<D: Disk> TreeCopy<'_, D> {
     /// Copies all below a directory; what cannot be copied is noted.
     async fn copy_below(&mut self, source: &D::Node, top: InodeNumber) -> Result<(), Errno> {
         let stat = self.disk.stat(source).await?;
-        let mut walk = TreeWalk::begin(self.disk, source).await?;
-        let mut filled = vec![Filled { inode: top, stat }];
+        let mut walk = ImportWalk::begin(self.disk, source).await?;
+        let mut filled = vec![FilledDirectory { inode: top, stat }];
         while let Some(step) = walk.next().await {
             let Some(dir) = filled.last().copied() else { break };
             let (name, found) = match step {
@@ -273,10 +273,10 @@ impl<D: Disk> TreeCopy<'_, D> {
     /// Copies what the walk has come to, and enters a directory; that is to be filled then.
     async fn copy_step(
         &mut self,
-        walk: &mut TreeWalk<'_, D>,
+        walk: &mut ImportWalk<'_, D>,
         (name, found): (&Bytes, DiskResult<(D::Node, Stat)>),
-        dir: Filled,
-    ) -> Result<Option<Filled>, EntryError> {
+        dir: FilledDirectory,
+    ) -> Result<Option<FilledDirectory>, EntryError> {
         let (node, stat) = match found {
             Ok(found) => found,
             // Somebody has removed it.
@@ -287,12 +287,12 @@ impl<D: Disk> TreeCopy<'_, D> {
         let file = Source { name, node: &node, stat };
         let Some(inode) = self.copy_entry(&file, dir).await? else { return Ok(None) };
         walk.enter(name, &node).await.map_err(unreadable)?;
-        Ok(Some(Filled { inode, stat }))
+        Ok(Some(FilledDirectory { inode, stat }))
     }
 
     /// Everything is in a directory: it gets its times.
-    async fn end_directory(&self, dir: Filled) -> Result<(), Errno> {
-        let Filled { inode, stat, .. } = dir;
+    async fn end_directory(&self, dir: FilledDirectory) -> Result<(), Errno> {
+        let FilledDirectory { inode, stat, .. } = dir;
         if self.fs.getattr(inode, None).await?.attr.mtime != stat.mtime {
             self.fs.setattr(me(), inode, None, times_of(&stat)).await?;
         }
@@ -304,7 +304,7 @@ impl<D: Disk> TreeCopy<'_, D> {
     async fn copy_entry(
         &mut self,
         file: &Source<'_, D>,
-        dir: Filled,
+        dir: FilledDirectory,
     ) -> Result<Option<InodeNumber>, EntryError> {
         let stat = &file.stat;
         let is_directory = stat.kind == FileKind::Directory;
@@ -373,7 +373,7 @@ impl<D: Disk> TreeCopy<'_, D> {
     async fn make(
         &mut self,
         file: &Source<'_, D>,
-        dir: Filled,
+        dir: FilledDirectory,
         temporary: &[u8],
     ) -> Result<InodeNumber, EntryError> {
         let (fs, stat) = (self.fs, &file.stat);

@@ -21,18 +21,18 @@ pub(crate) enum TreeStep<N> {
     Left,
 }
 
-/// A walk through a tree. Directories are entered by [`TreeWalk::enter`] when the walk has come to their names.
-pub(crate) struct TreeWalk<'a, D: Disk> {
+/// A walk through a tree. Directories are entered by [`ImportWalk::enter`] when the walk has come to their names.
+pub(crate) struct ImportWalk<'a, D: Disk> {
     disk: &'a D,
     stack: Vec<(D::Node, IntoIter<Listed>)>,
     names: Vec<Bytes>,
 }
 
-impl<'a, D: Disk> TreeWalk<'a, D> {
+impl<'a, D: Disk> ImportWalk<'a, D> {
     /// Begins a walk in a directory.
-    pub(crate) async fn begin(disk: &'a D, top: &D::Node) -> DiskResult<TreeWalk<'a, D>> {
+    pub(crate) async fn begin(disk: &'a D, top: &D::Node) -> DiskResult<ImportWalk<'a, D>> {
         let listed = disk.list(top).await?.into_iter();
-        Ok(TreeWalk { disk, stack: vec![(top.clone(), listed)], names: Vec::new() })
+        Ok(ImportWalk { disk, stack: vec![(top.clone(), listed)], names: Vec::new() })
     }
 
     /// The next step; none at the end.
@@ -132,7 +132,7 @@ pub(crate) async fn survey_tree<D: Disk>(
 ) -> DiskResult<TreeSurvey> {
     let max_depth = disk.max_nodes() / 2;
     let mut survey = TreeSurvey::default();
-    let mut walk = TreeWalk::begin(disk, top).await?;
+    let mut walk = ImportWalk::begin(disk, top).await?;
     while let Some(step) = walk.next().await {
         let TreeStep::Name(name, found) = step else { continue };
         let (node, stat) = match found {

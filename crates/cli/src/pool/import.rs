@@ -67,7 +67,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What was done, as JSON.
+/// The report of an import, as JSON.
 #[derive(Serialize)]
 struct ImportDone {
     in_place: bool,

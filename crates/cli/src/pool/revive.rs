@@ -176,7 +176,7 @@ async fn set_flag(
     Ok(())
 }
 
-/// Of these groups, those without a primary that answers.
+/// Returns the groups whose primaries do not answer within `time`.
 async fn without_primary(
     record: &PoolRecord,
     dirs: Vec<(GroupNumber, PathBuf)>,

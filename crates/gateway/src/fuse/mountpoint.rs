@@ -90,7 +90,7 @@ pub fn mounts_of(fs_name: &OsStr) -> io::Result<Vec<PathBuf>> {
     Ok(found.map(|mount| mount.path).collect())
 }
 
-/// What is mounted below a directory whose path has no symbolic links.
+/// The mount points below a directory. Its path has no symbolic links.
 pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     let all = mounts()?.into_iter().map(|mount| mount.path);
     Ok(all.filter(|at| at != path && at.starts_with(path)).collect())

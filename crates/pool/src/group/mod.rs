@@ -479,17 +479,27 @@ impl<D: Disk> GroupSeat<D> {
         let call = messages::decode::<CrossingCall>(&request.header).ok_or_else(malformed)?;
         let primary = self.serving().ok_or_else(|| refuse("it is not the pool's primary"))?;
         let fs = PoolFs::of_primary(primary.member.clone(), self.siblings.clone());
-        // It goes on if nobody waits for the answer any more.
+        let work = async move { fs.answer_crossing(Some(from), call).await };
+        let answer = self.confirmed(&primary, work).await?.map_err(|errno| errno.0);
+        Ok(Reply { header: messages::encode(&answer), parts: Vec::new() })
+    }
+
+    /// What a primary's work comes to, which goes on if nobody waits for the answer any more; refused if this member is the primary no more
+    /// by then.
+    async fn confirmed<T: Send + 'static>(
+        &self,
+        primary: &Arc<Primary<D>>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Refusal> {
         let (sender, answer) = oneshot::channel();
         self.env.spawn(Box::pin(async move {
-            let _ = sender.send(fs.answer_crossing(Some(from), call).await);
+            let _ = sender.send(work.await);
         }));
         let answered = answer.await.map_err(|oneshot::Canceled| refuse("it is being ended"))?;
         let ended =
             |()| Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more");
         primary.confirm().await.map_err(ended)?;
-        let answer = answered.map_err(|errno| errno.0);
-        Ok(Reply { header: messages::encode(&answer), parts: Vec::new() })
+        Ok(answered)
     }
 
     /// The newest map that this member knows.
@@ -530,16 +540,9 @@ impl<D: Disk> GroupSeat<D> {
         let call = call.filter(QuotaCall::is_sound).ok_or_else(malformed)?;
         let primary = self.serving().ok_or_else(|| refuse("it is not the pool's primary"))?;
         let (own, siblings) = (primary.clone(), self.siblings.clone());
-        // It goes on if nobody waits for the answer any more.
-        let (sender, answer) = oneshot::channel();
-        self.env.spawn(Box::pin(async move {
-            let _ = sender.send(own.answer_quotas(from, call, siblings.as_ref()).await);
-        }));
-        let answered = answer.await.map_err(|oneshot::Canceled| refuse("it is being ended"))?;
-        let ended =
-            |()| Refusal::new(refused::UNCONFIRMED, "it is not the pool's primary any more");
-        primary.confirm().await.map_err(ended)?;
-        Ok(Reply { header: messages::encode(&answered?), parts: Vec::new() })
+        let work = async move { own.answer_quotas(from, call, siblings.as_ref()).await };
+        let answer = self.confirmed(&primary, work).await??;
+        Ok(Reply { header: messages::encode(&answer), parts: Vec::new() })
     }
 
     /// This member as the primary, if it serves clients.

@@ -57,7 +57,7 @@ pub(super) struct Primary<D: Disk> {
     /// Changes of who the members are that the next map is to have.
     edits: Mutex<Vec<AskedEdit>>,
     pub(super) scrubber: Arc<Scrubber>,
-    /// What a member that is none of the epoch has said last.
+    /// The last map that a member outside of the epoch has answered with.
     heard: Mutex<Option<PoolMap>>,
     /// All members have what this one began with, and it is known which ranges of files they are to get again.
     is_ready: AtomicBool,

@@ -33,7 +33,7 @@ const RECORD_EVERY: Duration = Duration::from_secs(5);
 const ABOVE_EVERY: Duration = Duration::from_secs(30);
 /// How often all files are counted, also if nothing asks for it.
 const COUNT_EVERY: Duration = Duration::from_secs(24 * 3600);
-/// So many files are asked about at the same time.
+/// At most so many questions about files are under way at a time.
 const ASKED_AT_ONCE: usize = 32;
 /// How long another group may take to answer.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
@@ -174,7 +174,7 @@ impl<D: Disk> Primary<D> {
     }
 }
 
-/// What the primary's task remembers.
+/// The state of the task that keeps a primary's limits.
 struct QuotaKeeper {
     shares: QuotaShares,
     recorded: Instant,
@@ -203,7 +203,7 @@ pub(super) async fn keep_quotas<D: Disk>(
             let Some(primary) = primary.upgrade().filter(|own| !own.member.has_failed()) else {
                 return;
             };
-            // What fails is tried again.
+            // The next look tries again.
             if let Err(errno) = keeper.look(&primary, siblings.as_ref(), &env).await {
                 tracing::debug!("limits: {errno}");
             }
@@ -353,7 +353,7 @@ pub(super) async fn keep_above<D: Disk>(
             let wanted = member.wanted_above(asks_all);
             for some in wanted.chunks(ASKED_AT_ONCE) {
                 let asked = some.iter().map(|id| fs.learn_above(*id));
-                // What is not answered is asked again.
+                // The next round asks again where a group has not answered.
                 join_all(asked).await;
             }
         }

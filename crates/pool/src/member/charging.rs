@@ -11,30 +11,29 @@
 //! A limited directory may lie in another group than a file below it. Then the file's group asks which directories are above, before bytes are
 //! written ([`PoolMember::unknown_above`]) and now and then ([`PoolMember::wanted_above`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::sleep;
 use atoll_vfs::{Errno, FileKind};
 
+use super::seeking::MAX_DEPTH;
 use super::{Decided, PoolMember, whole};
 use crate::change::{BirthKind, PoolChange};
 use crate::disk::{Disk, DiskResult};
 use crate::layout::FileId;
-use crate::quota::{Charge, QuotaAmount, QuotaSubject, QuotaTable, Quotas, pages};
+use crate::quota::{QuotaAmount, QuotaCharge, QuotaSubject, QuotaTable, Quotas, pages};
 
 /// So many files are counted while no call changes anything.
 const COUNTED_AT_ONCE: usize = 64;
 /// Calls get this part of the time at least while files are counted.
 const PAUSES: u32 = 3;
-/// More directories above a file than there can be.
-const MAX_ABOVE: usize = 1 << 16;
 
 /// Room that is kept for a call until this is dropped.
 #[derive(Default)]
 pub(crate) struct ReservedRoom {
-    of: Option<(Arc<Mutex<Quotas>>, Vec<Charge>)>,
+    of: Option<(Arc<Mutex<Quotas>>, Vec<QuotaCharge>)>,
 }
 
 impl Drop for ReservedRoom {
@@ -47,7 +46,7 @@ impl Drop for ReservedRoom {
 
 /// A call that changes what files take.
 pub(super) struct ChargedCall {
-    before: Vec<(FileId, Charge)>,
+    before: BTreeMap<FileId, QuotaCharge>,
     /// It may be a change of names.
     is_of_names: bool,
     _room: ReservedRoom,
@@ -130,7 +129,7 @@ impl<D: Disk> PoolMember<D> {
             return Ok(());
         }
         let subjects = self.limits_of(uid, parent)?;
-        let charge = Charge { subjects, amount: QuotaAmount::of(FileKind::Directory, 0) };
+        let charge = QuotaCharge { subjects, amount: QuotaAmount::of(FileKind::Directory, 0) };
         let has_left = self.quotas().have_left(&charge);
         if has_left { Ok(()) } else { Err(Errno::EDQUOT) }
     }
@@ -153,7 +152,7 @@ impl<D: Disk> PoolMember<D> {
         let outside = FileId::outside(id.group());
         let mut limited = Vec::new();
         let mut at = id;
-        for _ in 0..MAX_ABOVE {
+        for _ in 0..MAX_DEPTH {
             let subject = QuotaSubject::Directory(at.0);
             if self.quotas().limits(subject) {
                 limited.push(subject);
@@ -211,8 +210,8 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// What is below a directory that is below other limits than before is counted again.
-    async fn recount_below(&self, id: FileId, before: &Charge, after: &Charge) {
-        let directories = |charge: &Charge| -> BTreeSet<QuotaSubject> {
+    async fn recount_below(&self, id: FileId, before: &QuotaCharge, after: &QuotaCharge) {
+        let directories = |charge: &QuotaCharge| -> BTreeSet<QuotaSubject> {
             let is_directory = |of: &&QuotaSubject| matches!(of, QuotaSubject::Directory(_));
             charge.subjects.iter().filter(is_directory).copied().collect()
         };
@@ -232,54 +231,75 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// What a file takes of the limits: nothing if it is not there, or has no name.
-    pub(crate) async fn charge(&self, id: FileId) -> DiskResult<Charge> {
+    pub(crate) async fn charge(&self, id: FileId) -> DiskResult<QuotaCharge> {
         let Some(record) = self.record(id)?.filter(|record| record.leads_to.is_none()) else {
             self.above_elsewhere().remove(&id);
-            return Ok(Charge::default());
+            return Ok(QuotaCharge::default());
         };
         let is_unnamed = self.held().is_nameless(id);
         let is_own = id.is_fixed() && id != FileId::ROOT;
         if is_unnamed || is_own || (!id.is_fixed() && self.places(id)?.is_empty()) {
-            return Ok(Charge::default());
+            return Ok(QuotaCharge::default());
         }
         let node = match self.node(id).await {
-            Err(Errno::ESTALE | Errno::ENOENT) => return Ok(Charge::default()),
+            Err(Errno::ESTALE | Errno::ENOENT) => return Ok(QuotaCharge::default()),
             node => node?,
         };
         let stat = self.disk.stat(&node).await?;
         if stat.nlink == 0 {
-            return Ok(Charge::default());
+            return Ok(QuotaCharge::default());
         }
         let subjects = self.limits_of(stat.uid, id)?;
         let amount = QuotaAmount::of(record.kind, stat.size_bytes);
-        Ok(Charge { subjects, amount })
+        Ok(QuotaCharge { subjects, amount })
     }
 
-    /// What a change of names or attributes is going to take, beside what its files take before it.
-    async fn growth(&self, change: &PoolChange) -> DiskResult<Vec<Charge>> {
+    /// What the files that changes of names or owners concern take now.
+    async fn charges_of(
+        &self,
+        changes: &[PoolChange],
+    ) -> DiskResult<BTreeMap<FileId, QuotaCharge>> {
+        let mut charges = BTreeMap::new();
+        for change in changes {
+            let owned = match change {
+                PoolChange::Attributes { id, uid: Some(_), .. } => Some(*id),
+                _ => None,
+            };
+            for id in change.needs().0.into_iter().chain(owned) {
+                charges.insert(id, self.charge(id).await?);
+            }
+        }
+        Ok(charges)
+    }
+
+    /// What a change of names or owners is going to take, beside what its files take by now.
+    fn growth(
+        &self,
+        change: &PoolChange,
+        now: &BTreeMap<FileId, QuotaCharge>,
+    ) -> DiskResult<Vec<QuotaCharge>> {
         match change {
             PoolChange::Make { at, birth, .. } => {
-                let kind = birth.what.kind();
                 if matches!(birth.what, BirthKind::Referral(_)) {
                     return Ok(Vec::new());
                 }
                 let subjects = self.limits_of(birth.uid, at.parent)?;
-                Ok(vec![Charge { subjects, amount: QuotaAmount::of(kind, 0) }])
+                let amount = QuotaAmount::of(birth.what.kind(), 0);
+                Ok(vec![QuotaCharge { subjects, amount }])
             }
             PoolChange::Attributes { id, uid: Some(uid), .. } => {
-                let now = self.charge(*id).await?;
-                let user = QuotaSubject::User(*uid);
+                let (user, now) = (QuotaSubject::User(*uid), &now[id]);
                 let is_new = self.quotas().limits(user) && !now.subjects.contains(&user);
-                let charge = Charge { subjects: vec![user], amount: now.amount };
+                let charge = QuotaCharge { subjects: vec![user], amount: now.amount };
                 Ok(is_new.then_some(charge).into_iter().collect())
             }
-            PoolChange::Link { id, at, .. } => self.coming(*id, at.parent, None).await,
+            PoolChange::Link { id, at, .. } => self.coming(&now[id], at.parent, None),
             PoolChange::Rename { id, from, to, replaced, .. } if from.parent != to.parent => {
-                self.coming(*id, to.parent, *replaced).await
+                self.coming(&now[id], to.parent, replaced.map(|replaced| &now[&replaced]))
             }
             PoolChange::Exchange { id, from, other, to, .. } if from.parent != to.parent => {
-                let mut charges = self.coming(*id, to.parent, Some(*other)).await?;
-                charges.extend(self.coming(*other, from.parent, Some(*id)).await?);
+                let mut charges = self.coming(&now[id], to.parent, Some(&now[other]))?;
+                charges.extend(self.coming(&now[other], from.parent, Some(&now[id]))?);
                 Ok(charges)
             }
             _ => Ok(Vec::new()),
@@ -288,30 +308,26 @@ impl<D: Disk> PoolMember<D> {
 
     /// What a file takes of the limits of a directory into which it comes, where another one goes. One that gets another name there has to
     /// have room, too: it may lose those that it has.
-    async fn coming(
+    fn coming(
         &self,
-        id: FileId,
+        comes: &QuotaCharge,
         into: FileId,
-        goes: Option<FileId>,
-    ) -> DiskResult<Vec<Charge>> {
+        goes: Option<&QuotaCharge>,
+    ) -> DiskResult<Vec<QuotaCharge>> {
         if !self.quotas().limits_directories() {
             return Ok(Vec::new());
         }
-        let comes = self.charge(id).await?;
-        let goes = match goes {
-            Some(goes) => self.charge(goes).await?,
-            None => Charge::default(),
-        };
         let new = self.limited_above(into)?.into_iter();
         let new = new.filter(|subject| !comes.subjects.contains(subject)).map(|subject| {
-            let gone = goes.subjects.contains(&subject).then_some(goes.amount);
-            let amount = comes.amount.minus(gone.unwrap_or_default());
-            Charge { subjects: vec![subject], amount }
+            let gone = goes.filter(|goes| goes.subjects.contains(&subject));
+            let amount =
+                comes.amount.minus(gone.map_or(QuotaAmount::default(), |gone| gone.amount));
+            QuotaCharge { subjects: vec![subject], amount }
         });
         Ok(new.collect())
     }
 
-    /// Keeps room for a change of names or attributes, and looks what its files take; none if there are no limits.
+    /// Keeps room for a change of names or owners, and looks what its files take; none if there are no limits.
     pub(super) async fn begin_charging(
         &self,
         change: &PoolChange,
@@ -319,32 +335,16 @@ impl<D: Disk> PoolMember<D> {
         if !self.has_quotas() {
             return Ok(None);
         }
-        let (parts, is_refused) = match change {
-            // What others have decided is made.
-            PoolChange::PartMade { changes, .. } => (&changes[..], false),
-            change => (change.parts(), true),
-        };
-        let mut charges = Vec::new();
-        let mut call =
-            ChargedCall { before: Vec::new(), is_of_names: true, _room: ReservedRoom::default() };
-        let mut ids = BTreeSet::new();
-        for part in parts {
-            ids.extend(part.needs().0);
-            if let PoolChange::Attributes { id, uid: Some(_), .. } = part {
-                ids.insert(*id);
-            }
-            if is_refused {
-                charges.extend(self.growth(part).await?);
-            }
-        }
-        if ids.is_empty() {
+        let before = self.charges_of(change.parts()).await?;
+        if before.is_empty() {
             return Ok(None);
         }
-        call._room = self.reserve_room(charges)?;
-        for id in ids {
-            call.before.push((id, self.charge(id).await?));
-        }
-        Ok(Some(call))
+        let room = match change {
+            // What others have decided is made.
+            PoolChange::PartMade { .. } => ReservedRoom::default(),
+            change => self.reserve_growth(change.parts(), &before)?,
+        };
+        Ok(Some(ChargedCall { before, is_of_names: true, _room: room }))
     }
 
     /// Whether what a part of a change over several groups takes would be refused.
@@ -352,14 +352,23 @@ impl<D: Disk> PoolMember<D> {
         if !self.has_quotas() {
             return Ok(());
         }
-        let mut charges = Vec::new();
-        for change in changes {
-            charges.extend(self.growth(change).await?);
-        }
-        self.reserve_room(charges).map(drop)
+        let before = self.charges_of(changes).await?;
+        self.reserve_growth(changes, &before).map(drop)
     }
 
-    fn reserve_room(&self, charges: Vec<Charge>) -> DiskResult<ReservedRoom> {
+    fn reserve_growth(
+        &self,
+        changes: &[PoolChange],
+        before: &BTreeMap<FileId, QuotaCharge>,
+    ) -> DiskResult<ReservedRoom> {
+        let mut charges = Vec::new();
+        for change in changes {
+            charges.extend(self.growth(change, before)?);
+        }
+        self.reserve_room(charges)
+    }
+
+    fn reserve_room(&self, charges: Vec<QuotaCharge>) -> DiskResult<ReservedRoom> {
         self.quotas().reserve(&charges)?;
         Ok(ReservedRoom { of: Some((self.quotas.clone(), charges)) })
     }
@@ -383,20 +392,30 @@ impl<D: Disk> PoolMember<D> {
     }
 
     /// Keeps room for a file that is to be `size_bytes` long, and looks what it takes; none if there are no limits.
-    pub(super) async fn begin_growing(
-        &self,
-        id: FileId,
-        size_bytes: u64,
-    ) -> DiskResult<Option<ChargedCall>> {
+    async fn begin_growing(&self, id: FileId, size_bytes: u64) -> DiskResult<Option<ChargedCall>> {
         if !self.has_quotas() || self.held().is_nameless(id) {
             return Ok(None);
         }
         let before = self.charge(id).await?;
         let more = pages(size_bytes).saturating_sub(before.amount.bytes);
         let amount = QuotaAmount { bytes: more, files: 0 };
-        let room = self.reserve_room(vec![Charge { subjects: before.subjects.clone(), amount }])?;
-        let before = vec![(id, before)];
+        let room =
+            self.reserve_room(vec![QuotaCharge { subjects: before.subjects.clone(), amount }])?;
+        let before = [(id, before)].into();
         Ok(Some(ChargedCall { before, is_of_names: false, _room: room }))
+    }
+
+    /// Makes a file longer, up to `size_bytes`, if limits leave room for that.
+    pub(super) async fn while_growing<T>(
+        &self,
+        id: FileId,
+        size_bytes: u64,
+        work: impl Future<Output = DiskResult<T>>,
+    ) -> DiskResult<T> {
+        let call = self.begin_growing(id, size_bytes).await?;
+        let done = work.await;
+        self.end_charging(call).await;
+        done
     }
 
     /// Counts all files for the limits, while calls are made.

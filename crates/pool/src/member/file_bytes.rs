@@ -103,10 +103,8 @@ impl<D: Disk> PoolMember<D> {
         offset: u64,
         data: Bytes,
     ) -> DiskResult<usize> {
-        let grows = self.begin_growing(id, offset.saturating_add(data.len() as u64)).await?;
-        let written = self.write_to_all(id, file, offset, data).await;
-        self.end_charging(grows).await;
-        written
+        let size_bytes = offset.saturating_add(data.len() as u64);
+        self.while_growing(id, size_bytes, self.write_to_all(id, file, offset, data)).await
     }
 
     async fn write_to_all(
@@ -142,10 +140,8 @@ impl<D: Disk> PoolMember<D> {
         file: &D::File,
         size_bytes: u64,
     ) -> DiskResult<()> {
-        let grows = self.begin_growing(id, size_bytes).await?;
-        let set = self.set_length_of_all(id, file, size_bytes).await;
-        self.end_charging(grows).await;
-        set
+        let work = self.set_length_of_all(id, file, size_bytes);
+        self.while_growing(id, size_bytes, work).await
     }
 
     async fn set_length_of_all(
@@ -175,18 +171,15 @@ impl<D: Disk> PoolMember<D> {
         mode: i32,
         (offset, len): (u64, u64),
     ) -> DiskResult<()> {
-        let grows = if mode & atoll_vfs::FALLOC_KEEP_SIZE != 0 {
-            None
-        } else {
-            let end = match mode & INSERTS_RANGE {
-                0 => offset,
-                _ => self.disk.stat_file(file).await?.size_bytes,
-            };
-            self.begin_growing(id, end.saturating_add(len)).await?
+        let work = self.allocate_on_all(id, file, mode, (offset, len));
+        if mode & atoll_vfs::FALLOC_KEEP_SIZE != 0 {
+            return work.await;
+        }
+        let begin = match mode & INSERTS_RANGE {
+            0 => offset,
+            _ => self.disk.stat_file(file).await?.size_bytes,
         };
-        let done = self.allocate_on_all(id, file, mode, (offset, len)).await;
-        self.end_charging(grows).await;
-        done
+        self.while_growing(id, begin.saturating_add(len), work).await
     }
 
     async fn allocate_on_all(

@@ -22,7 +22,7 @@ use super::{ID_ATTRIBUTE, MAX_PENDING, Makes, OpenError, PoolMember, Unrecovered
 use crate::change::{PoolChange, PoolPlace};
 use crate::disk::{Disk, DiskResult, Stat, missing_is_none, replace_file};
 use crate::layout::{self, FileId, LinkForm, MIN_PLACEHOLDER_BYTES, Placeholder};
-use crate::tree_survey::{TreeProblem, TreeStep, TreeSurvey, TreeWalk, survey_tree};
+use crate::tree_survey::{ImportWalk, TreeProblem, TreeStep, TreeSurvey, survey_tree};
 
 /// Which directory gets files, in Atoll's own directory: as long as it is there, some may have no number.
 pub(super) const IMPORTING: &[u8] = b"importing";
@@ -167,7 +167,7 @@ impl<D: Disk> PoolMember<D> {
 
     /// Numbers that files have from another pool, or have from one that they were copied from, are not theirs here.
     async fn forget_numbers(&self, source: &D::Node) -> DiskResult<()> {
-        let mut walk = TreeWalk::begin(&*self.disk, source).await?;
+        let mut walk = ImportWalk::begin(&*self.disk, source).await?;
         while let Some(step) = walk.next().await {
             let TreeStep::Name(name, found) = step else { continue };
             let (node, stat) = match found {
@@ -254,7 +254,7 @@ impl<D: Disk> PoolMember<D> {
     /// Gives numbers to all files below a directory that the index lacks; how many. Distributed directories, which lie elsewhere, are left
     /// out: only Atoll fills them.
     async fn number_below(&self, top: FileId) -> DiskResult<u64> {
-        let mut walk = TreeWalk::begin(&*self.disk, &self.node(top).await?).await?;
+        let mut walk = ImportWalk::begin(&*self.disk, &self.node(top).await?).await?;
         let mut above = vec![(top, self.node(top).await?)];
         let mut numbered = 0;
         while let Some(step) = walk.next().await {

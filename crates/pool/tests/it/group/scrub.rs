@@ -466,3 +466,38 @@ fn a_file_that_was_made_again_is_known_after_a_crash() {
         group.settle();
     }
 }
+
+/// A rename to another directory and a scrub that sets something aside both need that no directory moves, and that no change is made.
+#[test]
+fn strangers_are_set_aside_while_directories_are_moved() {
+    let mut group = Group::new(12, 1);
+    let homes = ["one", "other"].map(|name| group.directory(name));
+    let fs = group.fs();
+    group.run(async { fs.mkdir(me(), homes[0], b"moves", 0o755).await.unwrap() });
+    group.settle();
+    let [primary, ..] = group.roles();
+    let slot = group.slot_of(primary, "one");
+    for number in 0..40 {
+        group.save_by_hand(primary, &format!("{slot}/strange-{number}"), b"put there by hand");
+    }
+    for (at, disk) in group.disks.iter().enumerate() {
+        disk.set_latency(at as u64, Duration::from_millis(2));
+    }
+    let (mount, env) = (group.mount(primary), group.sim.env(group.clients));
+    let moved = Arc::new(Mutex::new(0));
+    let (counted, clock) = (moved.clone(), env.clone());
+    env.spawn(Box::pin(async move {
+        for number in 0..200 {
+            let (from, to) = (homes[number % 2], homes[(number + 1) % 2]);
+            let flags = RenameFlags::default();
+            mount.rename(me(), from, b"moves", to, b"moves", flags).await.unwrap();
+            *counted.lock().unwrap() += 1;
+            sleep(&*clock, Duration::from_millis(1)).await;
+        }
+    }));
+    let report = group.scrub();
+    assert!(report.set_aside >= 40, "{report:#?}");
+    group.run_for(Duration::from_secs(20));
+    assert_eq!(*moved.lock().unwrap(), 200);
+    group.in_order();
+}
