@@ -40,6 +40,7 @@
 //!
 //! It does not know what messages mean.
 
+mod clock;
 mod config;
 mod flow;
 mod invariants;

@@ -20,13 +20,18 @@ pub(crate) struct SimRuntime {
 
 impl Runtime for SimRuntime {
     fn now(&self) -> Instant {
-        self.shared.now()
+        if !self.shared.clocks_differ() {
+            return self.shared.now();
+        }
+        Instant(self.shared.with(|world| world.host(self.host).clock.shows(world.now)))
     }
 
     fn unix_ms(&self) -> u64 {
         self.shared.with(|world| {
-            let true_ms = world.config.unix_epoch_ms.saturating_add(world.now / 1_000_000);
-            true_ms.saturating_add_signed(world.host(self.host).clock_skew_ms)
+            let host = world.host(self.host);
+            let steady_ms = host.clock.shows(world.now) / 1_000_000;
+            let unskewed_ms = world.config.unix_epoch_ms.saturating_add(steady_ms);
+            unskewed_ms.saturating_add_signed(host.clock_skew_ms)
         })
     }
 
@@ -62,6 +67,7 @@ struct Sleep {
     shared: Arc<Shared>,
     host: u32,
     incarnation: u32,
+    /// By the host's clock.
     at: Instant,
     /// Slot and number of the timer that runs for it.
     timer: Option<(u32, u64)>,
@@ -78,12 +84,13 @@ impl Future for Sleep {
             if !world.is_current(host, incarnation) {
                 return Poll::Pending;
             }
-            if world.now >= at {
+            let due = world.host(host).clock.when(at);
+            if world.now >= due {
                 return Poll::Ready(());
             }
             let is_running = timer.is_some_and(|timer| world.rewake_timer(timer, cx.waker()));
             if !is_running {
-                *timer = Some(world.start_timer(host, at, cx.waker().clone()));
+                *timer = Some(world.start_timer(host, due, cx.waker().clone()));
             }
             Poll::Pending
         })

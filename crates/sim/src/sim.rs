@@ -248,6 +248,12 @@ impl Sim {
         self.shared().with(|world| world.host_mut(host.0).clock_skew_ms = skew_ms);
     }
 
+    /// Sets by how many parts per million a host's clocks run faster than virtual time from now on, both the steady and the wall
+    /// clock. Sleeps that have begun end as if the rate had not changed, or later.
+    pub fn set_clock_rate_ppm(&self, host: HostId, ahead_ppm: i32) {
+        self.shared().set_clock_rate(host.0, ahead_ppm);
+    }
+
     // ---- running ----
 
     /// Virtual time.

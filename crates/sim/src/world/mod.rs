@@ -12,7 +12,7 @@ pub(crate) mod streams;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
@@ -24,6 +24,7 @@ use self::frozen::Frozen;
 use self::network::CallSlot;
 use self::streams::{Chunk, Connection, Transfer};
 use crate::HostId;
+use crate::clock::HostClock;
 use crate::config::{HostConfig, SimConfig, seed_of_round, seed_round};
 use crate::latency::random_point;
 use crate::random::Random;
@@ -73,6 +74,7 @@ pub(crate) struct Host {
     /// When the uplink and the downlink have done what is queued at them.
     pub(crate) uplink_free_at: u64,
     pub(crate) downlink_free_at: u64,
+    pub(crate) clock: HostClock,
     pub(crate) clock_skew_ms: i64,
     pub(crate) random: Random,
     pub(crate) tasks: TaskList,
@@ -123,6 +125,7 @@ pub(crate) struct Shared {
     pub(crate) ready: Arc<Ready>,
     /// A copy of the world's time, read without the lock.
     now: AtomicU64,
+    clocks_differ: AtomicBool,
     /// As the caller gave it.
     pub(crate) seed: u64,
 }
@@ -132,7 +135,8 @@ impl Shared {
         let seed = config.seed;
         config.seed = seed_of_round(seed, seed_round());
         let world = Mutex::new(World::new(config));
-        Shared { world, ready: Arc::new(Ready::default()), now: AtomicU64::new(0), seed }
+        let (now, clocks_differ) = (AtomicU64::new(0), AtomicBool::new(false));
+        Shared { world, ready: Arc::new(Ready::default()), now, clocks_differ, seed }
     }
 
     /// Works on the world, then wakes and drops what the work put aside.
@@ -149,6 +153,20 @@ impl Shared {
 
     pub(crate) fn now(&self) -> Instant {
         Instant(self.now.load(Ordering::Relaxed))
+    }
+
+    /// Whether some host's clock may not show virtual time.
+    pub(crate) fn clocks_differ(&self) -> bool {
+        self.clocks_differ.load(Ordering::Relaxed)
+    }
+
+    /// Sets by how many parts per million a host's clock is faster than virtual time from now on.
+    pub(crate) fn set_clock_rate(&self, host: u32, ahead_ppm: i32) {
+        self.clocks_differ.store(true, Ordering::Relaxed);
+        self.with(|world| {
+            let now = world.now;
+            world.host_mut(host).clock.set_rate(now, ahead_ppm);
+        });
     }
 
     pub(crate) fn publish_now(&self, now: u64) {
@@ -204,6 +222,7 @@ fn host(seed: u64, index: u32, config: &HostConfig, place: [f32; 3]) -> Host {
         download_bytes_per_sec: config.download_bytes_per_sec,
         uplink_free_at: 0,
         downlink_free_at: 0,
+        clock: HostClock::default(),
         clock_skew_ms: config.clock_skew_ms,
         random: host_random(seed, index, 0),
         tasks: TaskList::EMPTY,

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use atoll_env::Instant;
 use atoll_vfs::{Errno, FileKind, FileTime};
 use bytes::Bytes;
 
@@ -35,6 +36,8 @@ pub(super) struct Machine {
     locks: BTreeMap<Id, u64>,
     pub(super) has_xattrs: bool,
     pub(super) latency: Duration,
+    /// By the machine's clock.
+    pub(super) hangs_until: Option<Instant>,
     pub(super) dice: Generator,
 }
 
@@ -101,6 +104,7 @@ impl Machine {
             locks: BTreeMap::new(),
             has_xattrs: true,
             latency: Duration::ZERO,
+            hangs_until: None,
             dice: Generator(0),
         }
     }

@@ -264,6 +264,11 @@ impl SimulatedDisk {
         (machine.latency, machine.dice) = (bound, Generator(seed));
     }
 
+    /// No call is made for this time; those that wait are made then.
+    pub fn hang_for(&self, time: Duration) {
+        self.machine().hangs_until = Some(self.env.now() + time);
+    }
+
     /// The next call of this kind by this process fails; several at one call after the other.
     pub fn fail_next(&self, call: DiskCall, errno: Errno) {
         self.faults(|faults| faults.next.push((call, errno)));
@@ -307,7 +312,9 @@ impl SimulatedDisk {
                 0 => 0,
                 bound => machine.dice.below(bound + 1),
             });
-            (Underway(self.process.clone()), (bound > 0).then_some(latency))
+            let hangs = machine.hangs_until.map(|until| until.since(self.env.now()));
+            let latency = latency.max(hangs.unwrap_or_default());
+            (Underway(self.process.clone()), (!latency.is_zero() || bound > 0).then_some(latency))
         };
         let make = move |env: &Env, underway: Underway| {
             let now = FileTime::from_unix_ms(env.unix_ms());

@@ -26,6 +26,10 @@ enum Faults {
     Kills,
     /// And of machines that lose power.
     Power(Loss),
+    /// And of disks that hang for up to three seconds.
+    Hangs,
+    /// And of disks that are set back to an older state, one at a time.
+    SetBack,
 }
 
 /// A group and its clients.
@@ -131,7 +135,7 @@ impl Trial {
         let kinds = match faults {
             Faults::Delays => 7,
             Faults::Kills => 10,
-            Faults::Power(_) => 13,
+            Faults::Power(_) | Faults::Hangs | Faults::SetBack => 13,
         };
         match self.dice.below(kinds) {
             kind if kind < NETWORK_FAULTS => {
@@ -152,6 +156,11 @@ impl Trial {
                 0 => [1, 2].into_iter().for_each(|at| self.kill(at)),
                 _ => MEMBERS.into_iter().for_each(|at| self.kill(at)),
             },
+            10.. if faults == Faults::Hangs => {
+                let time = Duration::from_millis(self.dice.below(3000));
+                self.group.disks[one].hang_for(time);
+            }
+            10.. if faults == Faults::SetBack => self.set_back(one),
             10 | 11 => {
                 let Faults::Power(loss) = faults else { unreachable!("too many kinds") };
                 self.lose_power(one, loss);
@@ -161,6 +170,22 @@ impl Trial {
                 MEMBERS.into_iter().for_each(|at| self.lose_power(at, loss));
             }
         }
+    }
+
+    /// A machine's disk is set back to what it was some time ago. The other members have what it had.
+    fn set_back(&mut self, at: usize) {
+        MEMBERS.into_iter().for_each(|at| self.restart(at));
+        self.thaw();
+        self.group.sim.heal();
+        if self.group.await_quiet().is_err() {
+            return;
+        }
+        let before = self.group.disks[at].snapshot();
+        self.group.run_for(Duration::from_millis(self.dice.below(3000)));
+        self.group.sim.crash_silently(self.group.hosts[at]);
+        self.group.members()[at] = None;
+        self.group.disks[at].rollback(&before);
+        self.history.power_lost();
     }
 
     /// Has the primary compare all copies, while clients work and things go wrong. There is never anything to heal.
@@ -255,6 +280,30 @@ fn members_agree_after_delays() {
 #[test]
 fn members_agree_after_kills() {
     for_each_seed(6, |seed| Trial::new(seed).run(Faults::Kills));
+}
+
+/// Clocks run up to 4 % too fast or too slow and jump: two of them differ by less than the tenth that those who grant leases wait longer.
+#[test]
+fn members_agree_with_clocks_that_run_apart() {
+    for_each_seed(6, |seed| {
+        let trial = Trial::new(seed);
+        let mut dice = Dice(seed);
+        for host in &trial.group.hosts {
+            trial.group.sim.set_clock_rate_ppm(*host, dice.below(80_001) as i32 - 40_000);
+            trial.group.sim.set_clock_skew_ms(*host, dice.below(7_200_000) as i64 - 3_600_000);
+        }
+        trial.run(Faults::Kills)
+    });
+}
+
+#[test]
+fn members_agree_after_disks_hang() {
+    for_each_seed(4, |seed| Trial::new(seed).run(Faults::Hangs));
+}
+
+#[test]
+fn members_agree_after_a_disk_is_set_back() {
+    for_each_seed(4, |seed| Trial::new(seed).run(Faults::SetBack));
 }
 
 #[test]
