@@ -546,3 +546,51 @@ fn a_file_never_has_the_bytes_of_another_one_after_a_loss_of_power() {
     }
     assert!(sizes.len() > 1, "the bytes of the other file are lost, or not: {sizes:?}");
 }
+
+/// Its old name is another file's, which may have lost its number: that one was taken for it, and it had no bytes.
+#[test]
+fn a_file_whose_name_is_replaced_outlasts_a_loss_of_power() {
+    let changes = [(true, false), (true, true), (false, true)];
+    let cases = changes.map(|(is_linked, is_replaced)| {
+        [true, false].map(|is_settled| (is_settled, is_linked, is_replaced))
+    });
+    for seed in 0..seeds(100) {
+        for (is_settled, is_linked, is_replaced) in cases.concat() {
+            run(async {
+                let (disk, fs) = new_pool(1).await;
+                let flags = OpenFlags::READ_WRITE;
+                let (entry, opened) = fs.create(me(), ROOT, b"old", 0o644, flags).await.unwrap();
+                let (file, handle) = (entry.attr.inode, opened.handle);
+                let bytes = Bytes::from_static(b"bytes");
+                fs.write(Writer::At(me()), file, handle, 0, bytes.clone()).await.unwrap();
+                fs.fsync(file, handle, false).await.unwrap();
+                if is_settled {
+                    take(&fs, &Step::Checkpoint).await.unwrap();
+                }
+                let plain = RenameFlags::default();
+                match is_linked {
+                    true => drop(fs.link(me(), file, ROOT, b"new").await.unwrap()),
+                    false => fs.rename(me(), ROOT, b"old", ROOT, b"new", plain).await.unwrap(),
+                }
+                if is_replaced {
+                    fs.create(me(), ROOT, b"other", 0o644, flags).await.unwrap();
+                    fs.rename(me(), ROOT, b"other", ROOT, b"old", plain).await.unwrap();
+                } else {
+                    fs.unlink(me(), ROOT, b"old").await.unwrap();
+                }
+                drop(fs);
+                disk.crash_with(Loss::Arbitrary, seed);
+                let fs = open(&disk.reopen()).await;
+                let mut found = Vec::new();
+                for name in [&b"old"[..], b"new"] {
+                    if let Ok(entry) = fs.lookup(me(), ROOT, name).await {
+                        found.push(entry.attr);
+                    }
+                }
+                let found = found.iter().find(|attr| attr.inode == file);
+                let size = found.map(|attr| attr.size_bytes);
+                assert_eq!(size, Some(5), "seed {seed}, {is_settled}, {is_linked}, {is_replaced}");
+            });
+        }
+    }
+}

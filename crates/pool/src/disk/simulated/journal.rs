@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use atoll_vfs::FileTime;
+use atoll_vfs::{FileKind, FileTime};
 use bytes::Bytes;
 
 use super::contents::FileContents;
@@ -17,7 +17,8 @@ pub enum Loss {
     /// All after some moment, as on ext4 and XFS, whose journals are in order. What was synced later than others comes with
     /// all before it.
     Ordered,
-    /// Each of them, or not, as far as the rest then still makes sense.
+    /// Each of them, or not, as far as the rest then still makes sense. A file that has a name keeps one: no file system that has a
+    /// journal or copies on write loses the last one because the change that gave the file another one is lost. Without either (ext2) that happens.
     Arbitrary,
 }
 
@@ -106,6 +107,20 @@ impl LogEntry {
         keys
     }
 
+    /// Whether the change would take the last name from a file that has one in `live`.
+    fn takes_last_name(&self, tree: &DiskTree, live: &DiskTree) -> bool {
+        let place = match &self.change {
+            TreeChange::Unlink(place) | TreeChange::Rmdir(place) => place,
+            TreeChange::Rename { to, flags, .. } if !flags.exchange => to,
+            _ => return false,
+        };
+        let Some(id) = tree.at(place).ok().flatten() else { return false };
+        let is_last = tree
+            .inode(id)
+            .is_ok_and(|inode| inode.nlink == 1 || inode.kind() == FileKind::Directory);
+        is_last && live.inode(id).is_ok_and(|inode| inode.nlink > 0)
+    }
+
     /// Whether the change still means what it meant.
     fn makes_sense(&self, tree: &DiskTree) -> bool {
         let stands = |place, file: Option<Id>| tree.at(place).ok().flatten() == file;
@@ -156,7 +171,9 @@ impl Machine {
                 Loss::Ordered => at < prefix,
                 Loss::Arbitrary => self.required.contains(&at) || dice.coin(),
             };
-            if is_kept && entry.makes_sense(&left) {
+            let is_possible = entry.makes_sense(&left)
+                && (self.required.contains(&at) || !entry.takes_last_name(&left, &self.live));
+            if is_kept && is_possible {
                 // A change that cannot be made on what is left is lost too.
                 let done = left.apply(&entry.change, entry.now);
                 for id in done.ok().flatten().iter().flat_map(|effect| [effect.file, effect.other])

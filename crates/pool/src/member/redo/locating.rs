@@ -212,7 +212,15 @@ impl<D: Disk> Redo<'_, D> {
         if let Some(said) = said {
             return Ok(certain(said == id));
         }
-        let is_to_go = self.outcomes.files.get(&id).is_some_and(|outcome| outcome.after.is_empty());
+        let outcome = self.outcomes.files.get(&id);
+        if self.keeps_numbers
+            && !self.member.in_group
+            && outcome.is_some_and(|outcome| outcome.is_filled)
+        {
+            // It was synced, and its number with it. (In a pool of several another member may have synced it.)
+            return Ok(None);
+        }
+        let is_to_go = outcome.is_some_and(|outcome| outcome.after.is_empty());
         let is_empty = stat.kind != FileKind::Regular || stat.size_bytes == 0;
         // A backup may have been making it when it was killed, and known already that it is to go.
         let may_be_half_made = self.has_stopped || self.member.in_group;

@@ -4,9 +4,11 @@
 //! *outcome* of all is computed ([`FileOutcomes`]), and each file that they name is sought by its number and brought there. What is
 //! there already is left alone, so doing it twice changes nothing.
 //!
-//! Where the disk knows something newer, it is right (not in a pool of several, whose journals have every change before it is made): a file that stands under a name that the journal does not know stays, and
-//! whatever stands in the way of a file that is brought back stays, too; the file then goes to `.atoll/old`. A file is made anew,
-//! empty, only if it was made by one of these changes and is nowhere: its bytes were never promised, its name was.
+//! In a pool of one, where the disk knows something newer, it is right: a file that stands under a name that the journal does not know stays, and
+//! whatever stands in the way of a file that is brought back stays, too; the file then goes to `.atoll/old`. In a pool of several, journals have every
+//! change before it is made: what stands under a name of these changes, and is no file of theirs, is a stranger. A loss of power
+//! leaves one when it undoes the removal of a file and takes its number; it goes to `.atoll/old`. A file is made anew, empty, only if it was made by one of these changes and is
+//! nowhere: its bytes were never promised, its name was.
 //!
 //! Attributes are set again unless the file was synced since, and a file gets its number again as an attribute.
 
@@ -22,7 +24,7 @@ use super::following::{self, FollowedChanges};
 use super::opening::{checkpoint_of, last_of_unbroken, released_of};
 use super::{Decided, OpenError, OpenReport, PoolMember};
 use crate::change::{FileBirth, PoolChange, PoolPlace, Time};
-use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none};
+use crate::disk::{Disk, DiskResult, Making, Stat, TimeToSet, missing_is_none};
 use crate::index::{FileRecord, IndexMeta};
 use crate::journal::JournalRecord;
 use crate::layout::{FileId, OWN_DIRECTORY, Placeholder, Slot};
@@ -171,6 +173,8 @@ struct Redo<'a, D: Disk> {
     outcomes: FileOutcomes,
     /// The machine has stopped since: the disk may have lost what was not synced.
     has_stopped: bool,
+    /// The disk keeps the numbers of files as attributes.
+    keeps_numbers: bool,
     own: D::Node,
     /// Open nodes of files and directories that were found, or are nowhere.
     nodes: BTreeMap<FileId, Option<D::Node>>,
@@ -187,6 +191,8 @@ struct Redo<'a, D: Disk> {
     /// Where each file was found.
     found: BTreeMap<FileId, BTreeSet<PoolPlace>>,
     mended: usize,
+    /// The number of the next stranger that is set aside, unless it is taken.
+    next_stranger: u64,
 }
 
 impl<'a, D: Disk> Redo<'a, D> {
@@ -197,10 +203,17 @@ impl<'a, D: Disk> Redo<'a, D> {
     ) -> DiskResult<Redo<'a, D>> {
         let own = member.own().await?;
         let shared = outcomes.shared_names();
+        let mut keeps_numbers = false;
+        for id in FileId::fixed(member.settings.group) {
+            if let Ok(node) = member.node(id).await {
+                keeps_numbers |= member.id_of(&node).await.is_some();
+            }
+        }
         Ok(Redo {
             member,
             outcomes,
             has_stopped,
+            keeps_numbers,
             own,
             nodes: BTreeMap::new(),
             unfinished: BTreeSet::new(),
@@ -210,6 +223,7 @@ impl<'a, D: Disk> Redo<'a, D> {
             taken: BTreeMap::new(),
             found: BTreeMap::new(),
             mended: 0,
+            next_stranger: 0,
         })
     }
 
@@ -237,6 +251,7 @@ impl<'a, D: Disk> Redo<'a, D> {
         for id in self.in_rounds(last_first, Round::Remove).await? {
             self.set_full_directory_aside(id).await?;
         }
+        self.set_strangers_aside().await?;
         // A file may have moved into a directory that was made later.
         let all = order.clone();
         for id in self.in_rounds(all, Round::PutInPlace).await? {
@@ -338,9 +353,13 @@ impl<'a, D: Disk> Redo<'a, D> {
                 is_whole = false;
                 continue;
             };
-            if missing_is_none(self.member.disk.stat_at(&dir, &place.name).await)?.is_some() {
-                // What stands here is newer.
-                continue;
+            let stands = missing_is_none(self.member.disk.stat_at(&dir, &place.name).await)?;
+            if let Some(stands) = stands {
+                if !self.is_stranger(&stands, &place)? {
+                    // In a pool of one somebody may have put it there since.
+                    continue;
+                }
+                self.set_stranger_aside(&dir, &place).await?;
             }
             let is_there = match slot {
                 Some(slot) => self.put_placeholder(id, slot, &dir, &place).await?,
@@ -355,6 +374,68 @@ impl<'a, D: Disk> Redo<'a, D> {
             self.give_up_aside(id).await?;
         }
         Ok(is_whole)
+    }
+
+    /// Sets aside the strangers under names that files of these changes had and have no more.
+    async fn set_strangers_aside(&mut self) -> DiskResult<()> {
+        if !self.member.in_group || !self.has_stopped {
+            return Ok(());
+        }
+        // Directories that were not empty.
+        let found: BTreeSet<PoolPlace> = self.found.values().flatten().cloned().collect();
+        let files = self.outcomes.files.values();
+        let taken: BTreeSet<PoolPlace> =
+            files.clone().flat_map(|outcome| &outcome.after).cloned().collect();
+        let free: BTreeSet<PoolPlace> = files.flat_map(|outcome| &outcome.ever).cloned().collect();
+        for place in free.difference(&taken).filter(|place| !found.contains(place)) {
+            let Some(dir) = self.locate(place.parent).await? else { continue };
+            let stands = missing_is_none(self.member.disk.stat_at(&dir, &place.name).await)?;
+            if let Some(stands) = stands
+                && self.is_stranger(&stands, place)?
+            {
+                self.set_stranger_aside(&dir, place).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what stands under a name, and is no file of these changes, is a stranger. A change that was withdrawn names what another file
+    /// may have.
+    fn is_stranger(&self, stands: &Stat, place: &PoolPlace) -> DiskResult<bool> {
+        let Redo { member, outcomes, .. } = self;
+        if !member.in_group {
+            return Ok(false);
+        }
+        let failed = |error| member.index_failed(&error);
+        let Some(other) = member.index.by_inode(stands.ino).map_err(failed)? else {
+            return Ok(true);
+        };
+        let record = member.record(other)?;
+        let is_known = !outcomes.files.contains_key(&other)
+            && record.is_some_and(|record| record.generation == stands.generation)
+            && member.index.has_place(other, place).map_err(failed)?;
+        Ok(!is_known)
+    }
+
+    async fn set_stranger_aside(&mut self, dir: &D::Node, place: &PoolPlace) -> DiskResult<()> {
+        let old = self.old().await?;
+        let plain = RenameFlags { no_replace: true, exchange: false };
+        let (mut next, mut step) = (self.next_stranger, 1);
+        loop {
+            let name = format!("stranger-{next}");
+            let to = (&old, name.as_bytes());
+            match self.member.disk.rename((dir, &place.name), to, plain).await {
+                // Left by earlier losses of power: those are soon passed.
+                Err(Errno::EEXIST) => (next, step) = (next + step, step * 2),
+                renamed => {
+                    self.next_stranger = next + 1;
+                    tracing::warn!(
+                        "a file without a known number had a name of another one; it is in {OWN_DIRECTORY}/old/{name}"
+                    );
+                    return renamed;
+                }
+            }
+        }
     }
 
     /// Makes a distributed directory again that is nowhere, if one of the changes made it.

@@ -154,6 +154,10 @@ impl Names {
                 Ok(Some(node)) => self.is_seen(node, attr, is_alone),
                 _ => false,
             },
+            // It was made again, and the file is gone meanwhile: its number alone is known.
+            (Called::Link { inode, .. }, Reply::Attr(attr)) if attr.nlink == 0 => {
+                attr.inode == *inode
+            }
             (Called::Link { inode, .. }, Reply::Attr(attr)) => {
                 self.is_seen(Node::Known(*inode), attr, is_alone)
             }
