@@ -7,6 +7,10 @@
 //! **A member that was away** has missed bytes also in ranges that were marked and synced meanwhile. So marks are remembered after
 //! they are cleared, until all members of the pool have everything ([`PoolChange::LogBegins`]).
 //!
+//! **A file that is written from front to back** gets marks ahead of its writes, so that it takes few changes: as many marks at once as the
+//! run of ranges has that was written directly before them, 64 at most ([`Marks::to_add`]). Marks behind the end of a file cost nothing
+//! when ranges are handed over.
+//!
 //! A sync covers what was written before it began. Writes go on meanwhile, so a mark is cleared only if no write began or ended in
 //! its range between the beginning of the sync and its end.
 
@@ -21,12 +25,18 @@ pub(crate) const MARK_BYTES: u64 = 1 << 20;
 /// More marks than a change of one file makes singly: it marks the whole file.
 const MAX_SINGLE: u64 = 256;
 
+/// The most marks of one file that a run of writes makes at once. A guess: a member that lost power gets up to so many ranges again that
+/// nobody has written to, if the file was longer than what was written.
+const MAX_AHEAD: u64 = 64;
+
 /// The mark that stands for all of a file.
 pub(crate) const WHOLE: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Mark {
     writing: u32,
+    /// Whether this member has begun a write there, as the primary.
+    is_written: bool,
     /// When a write began or ended there last, or it was made ([`Marks::clock`]).
     changes: u64,
 }
@@ -97,13 +107,34 @@ impl Marks {
         wanted.iter().filter(is_missing).copied().collect()
     }
 
+    /// The marks that a file of `size_bytes` gets before bytes are written to `wanted`: those of `wanted` that it lacks, and marks ahead. From
+    /// the first mark that it lacks on, it gets as many as the run of written ranges has that ends there, if they are behind its end: where there are
+    /// bytes that nobody writes, no member's are given to others. So each change marks twice as much as the one before, up to
+    /// [`MAX_AHEAD`], and a write that continues no run marks its own ranges alone.
+    pub(crate) fn to_add(&self, id: FileId, wanted: &[u64], size_bytes: u64) -> Vec<u64> {
+        let mut missing = self.missing(id, wanted);
+        let (Some(first), Some(file)) = (missing.first().copied(), self.files.get(&id)) else {
+            return missing;
+        };
+        let is_written = |at: &u64| file.get(at).is_some_and(|mark| mark.is_written);
+        let before = (0..first).rev().take(MAX_AHEAD as usize).take_while(is_written).count();
+        let end = size_bytes.div_ceil(MARK_BYTES);
+        let ahead = (first..first.saturating_add(before as u64))
+            .filter(|at| *at >= end && !file.contains_key(at));
+        missing.extend(ahead);
+        missing.sort_unstable();
+        missing.dedup();
+        missing
+    }
+
     /// Adds marks.
     pub(crate) fn add(&mut self, id: FileId, marks: &[u64]) {
         self.clock += 1;
         self.watched.remove(&id);
         let file = self.files.entry(id).or_default();
         for mark in marks {
-            file.entry(*mark).or_insert(Mark { writing: 0, changes: self.clock });
+            let made = Mark { changes: self.clock, ..Mark::default() };
+            file.entry(*mark).or_insert(made);
         }
         self.remember(id, marks.iter().copied());
     }
@@ -159,6 +190,7 @@ impl Marks {
         for mark in marks {
             let mark = file.entry(*mark).or_default();
             mark.writing += 1;
+            mark.is_written = true;
             mark.changes = self.clock;
         }
     }
@@ -219,6 +251,88 @@ mod tests {
         assert_eq!(marks_of(5 * MARK_BYTES, 0), [5]);
         assert_eq!(marks_of(0, u64::MAX), [WHOLE]);
         assert_eq!(marks_of(u64::MAX, 1), [u64::MAX / MARK_BYTES]);
+    }
+
+    /// Writes these ranges one after the other; the marks that each of these writes made.
+    fn write_all(marks: &mut Marks, ranges: impl IntoIterator<Item = u64>) -> Vec<Vec<u64>> {
+        let mut made = Vec::new();
+        for at in ranges {
+            let new = marks.to_add(FILE, &[at], 0);
+            if !new.is_empty() {
+                marks.add(FILE, &new);
+                made.push(new);
+            }
+            marks.begin_write(FILE, &[at]);
+            marks.end_write(FILE, &[at]);
+        }
+        made
+    }
+
+    #[test]
+    fn a_file_that_is_written_in_order_is_marked_ahead_twice_as_far_each_time() {
+        let mut marks = Marks::default();
+        marks.note(&PoolChange::Marked { id: FILE, marks: vec![0] });
+        let made = write_all(&mut marks, 0..1000);
+        let begins: Vec<u64> = made.iter().map(|new| new[0]).collect();
+        assert_eq!(begins[..7], [1, 2, 4, 8, 16, 32, 64]);
+        assert_eq!(made[3], (8..16).collect::<Vec<_>>());
+        assert!(made.iter().all(|new| new.len() as u64 <= MAX_AHEAD));
+        assert_eq!(made.len(), 6 + (1000 - 64_usize).div_ceil(MAX_AHEAD as usize));
+    }
+
+    #[test]
+    fn writes_here_and_there_make_their_own_marks() {
+        let mut marks = Marks::default();
+        let made = write_all(&mut marks, [7, 900, 3, 500, 40, 2, 39, 1000]);
+        assert!(made.iter().all(|new| new.len() == 1), "{made:?}");
+        // Ranges that are marked, and that nobody has written to, are no run.
+        let mut marks = Marks::default();
+        marks.add(FILE, &(0..64).collect::<Vec<_>>());
+        assert_eq!(write_all(&mut marks, (0..10).map(|step| 64 * step)), {
+            (1..10).map(|step| vec![64 * step]).collect::<Vec<_>>()
+        });
+    }
+
+    #[test]
+    fn marks_ahead_leave_out_those_that_there_are() {
+        let mut marks = Marks::default();
+        write_all(&mut marks, [6, 0, 1, 2, 3]);
+        assert_eq!(marks.to_add(FILE, &[4], 0), [4, 5, 7]);
+        assert_eq!(
+            marks.to_add(FILE, &[3, 4, 5], 0),
+            [4, 5, 7],
+            "the write begins in the last range"
+        );
+        assert_eq!(marks.to_add(FILE, &[20, 21], 0), [20, 21]);
+        assert_eq!(marks.to_add(FILE, &[3], 0), [0u64; 0]);
+        assert_eq!(marks.to_add(FILE, &[WHOLE], 0), [WHOLE]);
+        assert_eq!(marks.to_add(FileId(8), &[0, 1], 0), [0, 1], "a file without any");
+    }
+
+    /// The copy of the primary is not given to others where nobody writes: it may be the rotten one.
+    #[test]
+    fn a_file_that_is_overwritten_from_front_to_back_gets_no_marks_ahead_within_its_length() {
+        let mut marks = Marks::default();
+        write_all(&mut marks, 0..8);
+        assert_eq!(marks.to_add(FILE, &[8], 100 * MARK_BYTES), [8]);
+        assert_eq!(marks.to_add(FILE, &[8], 12 * MARK_BYTES + 1), [8, 13, 14, 15]);
+        assert_eq!(marks.to_add(FILE, &[8], 8 * MARK_BYTES), (8..16).collect::<Vec<_>>());
+    }
+
+    /// What was not written is not kept by a sync, nor is a run longer for it.
+    #[test]
+    fn a_sync_clears_marks_ahead() {
+        let mut marks = Marks::default();
+        write_all(&mut marks, 0..5);
+        assert_eq!(
+            marks.to_add(FILE, &[8], 0),
+            [8],
+            "only half of the marks before it were written to"
+        );
+        let before = marks.before_sync(FILE);
+        assert_eq!(marks.after_sync(&before), [0u64; 0]);
+        marks.keep(FILE, &[]);
+        assert_eq!(marks.to_add(FILE, &[5], 0), [5]);
     }
 
     /// POOL: a COMMIT clears marks only up to the writes that it covers.

@@ -84,8 +84,31 @@ pub enum TimeToSet {
 
 /// The attribute that is a file's access control list.
 pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+/// The attribute of a regular file that gives rights to the process that executes it; a change of the owner removes it.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// The attribute of a directory that is the list of what is made in it.
 pub(crate) const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
+
+/// The permissions of owner, group and others in an access control list (`acl(5)`, version 2 of the attribute); none if the list says
+/// more than a mode does. File systems keep no such list: they set the mode.
+pub(crate) fn mode_of_minimal_list(list: &[u8]) -> Option<u32> {
+    const VERSION: u32 = 2;
+    const OWNER_GROUP_OTHERS: [u16; 3] = [0x01, 0x04, 0x20];
+    let (version, entries) = list.split_first_chunk()?;
+    if u32::from_le_bytes(*version) != VERSION || entries.len() != 8 * OWNER_GROUP_OTHERS.len() {
+        return None;
+    }
+    let mut mode = 0;
+    for (entry, expected) in entries.chunks_exact(8).zip(OWNER_GROUP_OTHERS) {
+        let tag = u16::from_le_bytes([entry[0], entry[1]]);
+        let permissions = u16::from_le_bytes([entry[2], entry[3]]);
+        if tag != expected || permissions > 7 {
+            return None;
+        }
+        mode = mode << 3 | u32::from(permissions);
+    }
+    Some(mode)
+}
 
 /// The answer of a call.
 pub type DiskResult<T> = Result<T, Errno>;

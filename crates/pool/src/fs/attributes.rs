@@ -1,16 +1,28 @@
 //! Attributes: of the plain files, set through the journal.
+//!
+//! **In a pool of several members a call that sets values which the file has makes no change** of the pool: a change costs a sync of all
+//! members' journals, and programs that copy trees make many such calls. The primary compares with its own file, which shows all
+//! changes that were decided before: each holds the file's lock until the primary has made it. The call still sets the file's change
+//! time, which is each member's own, on the primary. Times that a call sets always make a change: equal ones may be the primary's alone.
 
 use atoll_vfs::{AttrReply, Caller, Errno, FileKind, Handle, SetAttr, SetTime, XattrFlags};
 use bytes::Bytes;
 
 use super::{PoolFs, TTL};
 use crate::change::{NewTime, PoolChange};
-use crate::disk::{ACCESS_LIST, DEFAULT_LIST, Disk, DiskResult, Stat};
+use crate::disk::{
+    ACCESS_LIST, CAPABILITY, DEFAULT_LIST, Disk, DiskResult, Stat, mode_of_minimal_list,
+};
 use crate::layout::FileId;
 use crate::messages::OWN_ATTRIBUTES;
 
 /// The longest value of an attribute, bytes (Linux `XATTR_SIZE_MAX`).
 const MAX_VALUE_BYTES: usize = 64 << 10;
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+/// A mode's permissions of owner, group and others.
+const PERMISSIONS: u32 = 0o777;
 
 impl<D: Disk> PoolFs<D> {
     /// What is known of a file.
@@ -66,11 +78,42 @@ impl<D: Disk> PoolFs<D> {
             if mode.is_some() && before.kind == FileKind::Symlink {
                 return Err(Errno::EOPNOTSUPP);
             }
-            let change = PoolChange::Attributes { id, mode, uid, gid, atime, mtime };
-            self.member.change(change).await?;
+            let sets_owner = uid.is_some() || gid.is_some();
+            // The change names the mode, too: after a crash the mode of an earlier change is set after the owner.
+            let mode = mode.or_else(|| mode_taken_by_owner(&before).filter(|_| sets_owner));
+            let sets_nothing = atime.is_none()
+                && mtime.is_none()
+                && uid.is_none_or(|uid| uid == before.uid)
+                && gid.is_none_or(|gid| gid == before.gid)
+                && mode.is_none_or(|mode| mode == before.mode)
+                && !(sets_owner && self.may_have_capability(&node, &before).await);
+            if self.member.in_group && sets_nothing {
+                self.set_change_time(&node, &before).await?;
+            } else {
+                let change = PoolChange::Attributes { id, mode, uid, gid, atime, mtime };
+                self.member.change_file(id, change).await?;
+            }
         }
         let stat = self.member.stat(id, &node).await?;
         Ok(AttrReply { attr: self.attr(id, &stat)?, ttl: TTL })
+    }
+
+    /// Whether a file may have an attribute that a new owner takes away.
+    async fn may_have_capability(&self, node: &D::Node, stat: &Stat) -> bool {
+        let is_without = async || {
+            let capability = self.member.disk.xattr(node, CAPABILITY).await;
+            matches!(capability, Err(Errno::ENODATA | Errno::EOPNOTSUPP))
+        };
+        stat.kind == FileKind::Regular && !is_without().await
+    }
+
+    /// Sets a file's change time, on this member alone, by setting an attribute that the file has.
+    async fn set_change_time(&self, node: &D::Node, stat: &Stat) -> DiskResult<()> {
+        let disk = &self.member.disk;
+        match stat.kind {
+            FileKind::Symlink => disk.set_owner(node, Some(stat.uid), Some(stat.gid)).await,
+            _ => disk.set_mode(node, stat.mode).await,
+        }
     }
 
     /// Has the names and attributes of these files survive a crash: the journal has them; lengths are on the files.
@@ -129,15 +172,29 @@ impl<D: Disk> PoolFs<D> {
         let node = self.member.node(id).await?;
         let before = self.member.disk.stat(&node).await?;
         let stands = match self.member.disk.xattr(&node, name).await {
-            Ok(_) => true,
-            Err(Errno::ENODATA) => false,
+            Ok(stands) => Some(stands),
+            Err(Errno::ENODATA) => None,
             Err(errno) => return Err(errno),
         };
-        if stands && flags.create {
+        if stands.is_some() && flags.create {
             return Err(Errno::EEXIST);
         }
-        if !stands && flags.replace {
+        if stands.is_none() && flags.replace {
             return Err(Errno::ENODATA);
+        }
+        if self.member.in_group {
+            let takes_set_gid = name == ACCESS_LIST && before.mode & SET_GID != 0;
+            if stands.as_deref() == Some(value) && !takes_set_gid {
+                return self.set_change_time(&node, &before).await;
+            }
+            // A call that must find no list is made once: its change has to name it, which one of attributes cannot.
+            if name == ACCESS_LIST
+                && stands.is_none()
+                && !flags.create
+                && let Some(permissions) = mode_of_minimal_list(value)
+            {
+                return self.set_permissions(caller, id, (&node, &before), permissions).await;
+            }
         }
         let change = PoolChange::Extended {
             id,
@@ -145,12 +202,33 @@ impl<D: Disk> PoolFs<D> {
             value: Some(value.to_vec()),
             by: self.origin,
         };
-        self.member.change(change).await?;
+        self.member.change_file(id, change).await?;
         if name == ACCESS_LIST {
             self.keep_set_gid_of_members(caller, &node, &before).await?;
-            self.note_mode(id, &node).await?;
+            self.note_mode(id, &node, &before).await?;
         }
         Ok(())
+    }
+
+    /// Gives a file without an access control list one that says no more than a mode: the file gets these permissions, and no list.
+    async fn set_permissions(
+        &self,
+        caller: Caller,
+        id: FileId,
+        (node, before): (&D::Node, &Stat),
+        permissions: u32,
+    ) -> DiskResult<()> {
+        let mut mode = before.mode & !PERMISSIONS | permissions;
+        if !keeps_set_gid(caller, before) {
+            mode &= !SET_GID;
+        }
+        if mode == before.mode {
+            return self.set_change_time(node, before).await;
+        }
+        let mode = Some(mode);
+        let change =
+            PoolChange::Attributes { id, mode, uid: None, gid: None, atime: None, mtime: None };
+        self.member.change_file(id, change).await
     }
 
     /// A list that sets the mode takes set-group-ID away from a file of a group that its owner is not in (`chmod(2)`); the kernel
@@ -161,13 +239,8 @@ impl<D: Disk> PoolFs<D> {
         node: &D::Node,
         before: &Stat,
     ) -> DiskResult<()> {
-        const SET_GID: u32 = 0o2000;
         let after = self.member.disk.stat(node).await?;
-        if before.mode & SET_GID != 0
-            && after.mode & SET_GID != 0
-            && caller.uid != 0
-            && !caller.is_member(before.gid)
-        {
+        if before.mode & after.mode & SET_GID != 0 && !keeps_set_gid(caller, before) {
             self.member.disk.set_mode(node, after.mode & !SET_GID).await?;
         }
         Ok(())
@@ -178,6 +251,7 @@ impl<D: Disk> PoolFs<D> {
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
+        let before = self.member.disk.stat(&node).await?;
         match self.member.disk.xattr(&node, name).await {
             Ok(_) => {}
             // Without a list the mode is what there is.
@@ -185,20 +259,42 @@ impl<D: Disk> PoolFs<D> {
             Err(errno) => return Err(errno),
         }
         let change = PoolChange::Extended { id, name: name.to_vec(), value: None, by: self.origin };
-        self.member.change(change).await?;
+        self.member.change_file(id, change).await?;
         if name == ACCESS_LIST {
-            self.note_mode(id, &node).await?;
+            self.note_mode(id, &node, &before).await?;
         }
         Ok(())
     }
 
-    /// An access control list has set the mode: an earlier one is not to be set again after a crash.
-    async fn note_mode(&self, id: FileId, node: &D::Node) -> DiskResult<()> {
-        let mode = Some(self.member.disk.stat(node).await?.mode);
+    /// An access control list has set the mode: after a crash an earlier mode must not be set again. In a pool of several members a mode that
+    /// the list has left as it was needs no change: it is the last that the journal has, if it has one.
+    async fn note_mode(&self, id: FileId, node: &D::Node, before: &Stat) -> DiskResult<()> {
+        let mode = self.member.disk.stat(node).await?.mode;
+        if self.member.in_group && mode == before.mode {
+            return Ok(());
+        }
+        let mode = Some(mode);
         let change =
             PoolChange::Attributes { id, mode, uid: None, gid: None, atime: None, mtime: None };
-        self.member.change(change).await.map(|_| ())
+        self.member.change_file(id, change).await
     }
+}
+
+/// The mode that a file has after its owner was set, if that takes bits away (Linux: `chown_common`, for a process that may set any mode).
+fn mode_taken_by_owner(before: &Stat) -> Option<u32> {
+    const GROUP_EXECUTES: u32 = 0o010;
+    let taken = match before.mode & GROUP_EXECUTES {
+        // Without the right to execute, set-group-ID once meant mandatory locks.
+        0 => SET_UID,
+        _ => SET_UID | SET_GID,
+    };
+    let loses = !matches!(before.kind, FileKind::Directory | FileKind::Symlink);
+    (loses && before.mode & taken != 0).then_some(before.mode & !taken)
+}
+
+/// Whether a caller who changes a file's mode may leave it set-group-ID (`chmod(2)`).
+fn keeps_set_gid(caller: Caller, before: &Stat) -> bool {
+    caller.uid == 0 || caller.is_member(before.gid)
 }
 
 fn check_attribute(name: &[u8]) -> DiskResult<()> {

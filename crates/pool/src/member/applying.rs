@@ -111,19 +111,35 @@ impl<D: Disk> PoolMember<D> {
             }
             PoolChange::Attributes { id, mode, uid, gid, atime, mtime } => {
                 let node = self.node(*id).await?;
-                if uid.is_some() || gid.is_some() {
+                let sets_owner = uid.is_some() || gid.is_some();
+                let sets_times = atime.is_some() || mtime.is_some();
+                let steps = [sets_owner, mode.is_some(), sets_times];
+                let before = match decided {
+                    Decided::Here if steps.into_iter().filter(|is_made| *is_made).count() > 1 => {
+                        Some(self.disk.stat(&node).await?)
+                    }
+                    _ => None,
+                };
+                if sets_owner {
                     self.disk.set_owner(&node, *uid, *gid).await?;
                 }
-                if let Some(mode) = mode {
-                    self.disk.set_mode(&node, *mode).await?;
-                }
-                if atime.is_some() || mtime.is_some() {
-                    let time = |time: &Option<NewTime>| match (time, decided) {
-                        (None, _) => None,
-                        (Some(NewTime::Now(_)), Decided::Here) => Some(TimeToSet::Now),
-                        (Some(time), _) => to_set(time.time()),
-                    };
-                    self.disk.set_times(&node, time(atime), time(mtime)).await?;
+                let rest = async {
+                    if let Some(mode) = mode {
+                        self.disk.set_mode(&node, *mode).await?;
+                    }
+                    if sets_times {
+                        let time = |time: &Option<NewTime>| match (time, decided) {
+                            (None, _) => None,
+                            (Some(NewTime::Now(_)), Decided::Here) => Some(TimeToSet::Now),
+                            (Some(time), _) => to_set(time.time()),
+                        };
+                        self.disk.set_times(&node, time(atime), time(mtime)).await?;
+                    }
+                    Ok(())
+                };
+                if let Err(errno) = rest.await {
+                    self.put_back(&node, before).await?;
+                    return Err(errno);
                 }
             }
             PoolChange::Extended { id, name, value, .. } => {
@@ -167,6 +183,21 @@ impl<D: Disk> PoolMember<D> {
             | PoolChange::Quotas { .. } => {}
         }
         Ok(None)
+    }
+
+    /// After a change of attributes that was made in part: gives a file the owner and the mode that it had. No other member makes the change,
+    /// and a call that repeats it must not find it half made.
+    async fn put_back(&self, node: &D::Node, before: Option<Stat>) -> DiskResult<()> {
+        let Some(Stat { uid, gid, mode, kind, .. }) = before else { return Ok(()) };
+        let put_back = async {
+            self.disk.set_owner(node, Some(uid), Some(gid)).await?;
+            // A new owner takes bits away.
+            match kind {
+                FileKind::Symlink => Ok(()),
+                _ => self.disk.set_mode(node, mode).await,
+            }
+        };
+        put_back.await.map_err(|_| self.fail())
     }
 
     async fn on_disk<'a>(&self, place: &'a PoolPlace) -> DiskResult<NameOnDisk<'a, D>> {

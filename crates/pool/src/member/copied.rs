@@ -30,7 +30,7 @@ use super::opening::{INDEX, make_fixed};
 use super::{Decided, OpenError, PoolMember};
 use crate::change::PoolChange;
 use crate::change_log::ChangeLog;
-use crate::disk::{Disk, DiskResult, Making, TimeToSet, missing_is_none, replace_file};
+use crate::disk::{CAPABILITY, Disk, DiskResult, Making, TimeToSet, missing_is_none, replace_file};
 use crate::index::{FileRecord, GroupEntries, PoolIndex};
 use crate::layout::{self, FileId, OWN_DIRECTORY, SLOTS_DIRECTORY};
 use crate::messages::{
@@ -49,8 +49,6 @@ const FIRST_LINE: &str = "atoll pool copying 1";
 const LAST_LINE: &str = "end\n";
 /// Entries of the index in memory beyond which it is written.
 const MAX_PENDING: usize = 50_000;
-/// What the kernel takes from a file that is written.
-const CAPABILITY: &[u8] = b"security.capability";
 
 /// A member that is given names.
 pub(crate) struct CopiedMember<D: Disk> {

@@ -68,13 +68,18 @@ impl<D: Disk> PoolMember<D> {
         &self,
         id: FileId,
         (offset, len): (u64, u64),
+        extended: Option<&D::File>,
     ) -> DiskResult<MarkedWrite<'_, D>> {
         let marks = marks_of(offset, len);
         // No mark is cleared between this look and the beginning of the write.
         let _marking = self.whole.read(super::whole::MARKS).await;
-        let missing = self.marks().missing(id, &marks);
-        if !missing.is_empty() {
-            self.change(PoolChange::Marked { id, marks: missing }).await?;
+        let mut new = self.marks().missing(id, &marks);
+        if !new.is_empty() {
+            if let Some(file) = extended {
+                let size_bytes = self.disk.stat_file(file).await?.size_bytes;
+                new = self.marks().to_add(id, &marks, size_bytes);
+            }
+            self.change(PoolChange::Marked { id, marks: new }).await?;
         }
         self.marks().begin_write(id, &marks);
         self.writes().insert(id, Vec::new());
@@ -120,7 +125,7 @@ impl<D: Disk> PoolMember<D> {
         if backups.free_bytes() < data.len() as u64 {
             return Err(Errno::ENOSPC);
         }
-        let _marked = self.begin_write(id, (offset, data.len() as u64)).await?;
+        let _marked = self.begin_write(id, (offset, data.len() as u64), Some(file)).await?;
         let written = self.disk.write(file, offset, &data).await?;
         let mut sent = 0;
         while sent < written {
@@ -157,7 +162,7 @@ impl<D: Disk> PoolMember<D> {
         // What is taken away may come back where it is lost that it was, below a greater length.
         let before = self.disk.stat_file(file).await?.size_bytes;
         let len = before.saturating_sub(size_bytes).max(1);
-        let _marked = self.begin_write(id, (size_bytes, len)).await?;
+        let _marked = self.begin_write(id, (size_bytes, len), None).await?;
         self.disk.set_len(file, size_bytes).await?;
         let what = ItemKind::SetLength { id, after: backups.needed_by(id), size_bytes };
         backups.hand(what, Bytes::new()).await
@@ -199,7 +204,7 @@ impl<D: Disk> PoolMember<D> {
         if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 && backups.free_bytes() < len {
             return Err(Errno::ENOSPC);
         }
-        let _marked = self.begin_write(id, (offset, len)).await?;
+        let _marked = self.begin_write(id, (offset, len), None).await?;
         self.disk.allocate(file, mode, offset, len).await?;
         let what = ItemKind::Allocate { id, after: backups.needed_by(id), mode, offset, len };
         backups.hand(what, Bytes::new()).await
@@ -357,10 +362,12 @@ impl<D: Disk> PoolMember<D> {
         while let Some(mark) = next {
             let Some(size_bytes) = self.mend_range(link, id, mark).await? else { break };
             let after = mark + 1;
-            next = match ranges.contains(&WHOLE) {
-                true => (after.saturating_mul(MARK_BYTES) < size_bytes).then_some(after),
+            let following = match ranges.contains(&WHOLE) {
+                true => Some(after),
                 false => ranges.iter().find(|range| **range >= after).copied(),
             };
+            // The member has the file's length by now, and gets every later write as any other member does.
+            next = following.filter(|next| next.saturating_mul(MARK_BYTES) < size_bytes);
         }
         link.end_mend(id, &ranges, losses);
         Ok(())

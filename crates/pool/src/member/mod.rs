@@ -295,6 +295,17 @@ impl<D: Disk> PoolMember<D> {
         made
     }
 
+    /// As [`PoolMember::change`], for attributes of a file that the caller has locked. A file without a name is changed on this member alone:
+    /// no other has it, and a backup that cannot make a change stops.
+    pub(crate) async fn change_file(&self, id: FileId, change: PoolChange) -> DiskResult<()> {
+        let is_alone = self.in_group && self.held().is_nameless(id);
+        let made = match is_alone {
+            true => self.apply(&change, Decided::Here).await,
+            false => self.change(change).await,
+        };
+        made.map(drop)
+    }
+
     async fn decide_and_apply(&self, change: PoolChange) -> DiskResult<Option<MadeFile<D>>> {
         let order = self.decide(&change).await?;
         let made = self.apply(&change, Decided::Here).await;

@@ -741,3 +741,52 @@ fn a_crash_gives_no_file_a_name_that_it_never_had() {
         assert!(is_exchanged);
     });
 }
+
+/// A list that says what a mode says sets the mode, and is no attribute afterwards.
+#[test]
+fn a_list_without_entries_of_its_own_is_a_mode() {
+    const LIST: &[u8] = b"system.posix_acl_access";
+    let list = |owner: u8, group: u8, others: u8| {
+        let entry = |tag, permissions| [tag, 0, permissions, 0, 0xff, 0xff, 0xff, 0xff];
+        [&[2, 0, 0, 0][..], &entry(1, owner), &entry(4, group), &entry(32, others)].concat()
+    };
+    async fn answers<D: Disk>(disk: &D, lists: &[Vec<u8>]) -> Vec<String> {
+        let top = disk.top();
+        let mut answers = Vec::new();
+        let makings = [
+            (b"file", Making::File),
+            (b"dir_", Making::Directory),
+            (b"link", Making::Symlink(b"x")),
+        ];
+        for (name, making) in makings {
+            disk.make(&top, name, making, 0o4751).await.unwrap();
+            let node = disk.node(&top, name).await.unwrap();
+            for list in lists {
+                for (create, replace) in [(false, true), (false, false), (true, false)] {
+                    let flags = XattrFlags { create, replace };
+                    answers.push(told(disk.set_xattr(&node, LIST, list, flags).await));
+                    answers.push(told(disk.xattr(&node, LIST).await));
+                    answers.push(told(disk.stat(&node).await.map(|stat| stat.mode)));
+                }
+            }
+            answers.push(told(disk.remove_xattr(&node, LIST).await));
+            answers.push(told(disk.xattrs(&node).await));
+        }
+        answers
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: the simulated disk behaves as for root; run this test as root");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let real = Directory::open(place.path()).unwrap();
+    run(async {
+        let lists = [list(6, 4, 0), list(7, 5, 5), list(0, 0, 0)];
+        let of_real = answers(&real, &lists).await;
+        if of_real[0].contains("EOPNOTSUPP") {
+            eprintln!("SKIPPED: the file system has no access control lists");
+            return;
+        }
+        assert_eq!(answers(&simulated(), &lists).await, of_real);
+    });
+}

@@ -34,6 +34,8 @@ pub(super) struct Machine {
     next_id: Id,
     last_generation: u64,
     locks: BTreeMap<Id, u64>,
+    /// How many calls were made, of all processes.
+    pub(super) calls: BTreeMap<DiskCall, u64>,
     pub(super) has_xattrs: bool,
     pub(super) latency: Duration,
     /// By the machine's clock.
@@ -102,6 +104,7 @@ impl Machine {
             next_id: super::tree::TOP + 1,
             last_generation: 1,
             locks: BTreeMap::new(),
+            calls: BTreeMap::new(),
             has_xattrs: true,
             latency: Duration::ZERO,
             hangs_until: None,
@@ -157,6 +160,7 @@ impl Machine {
 
     /// A call is about to be made.
     pub(super) fn arrive(&mut self, process: u64, call: DiskCall) -> DiskResult<()> {
+        *self.calls.entry(call).or_default() += 1;
         match self.processes.get_mut(&process) {
             Some(process) if !process.is_dead || process.is_late => process.faults.meet(call),
             _ => Err(Errno::EIO),

@@ -6,7 +6,7 @@
 //! back ([`SimulatedDisk::rollback`]), a process can be killed with calls in flight ([`SimulatedDisk::kill`]) or in the middle
 //! of a change ([`SimulatedDisk::stop_after`]), calls can fail and take time. All of it is repeated from a seed.
 //!
-//! Not modelled: other users than root, access control lists, `security.capability`, reads that change the access time, devices
+//! Not modelled: other users than root, access control lists that say more than a mode, `security.capability`, reads that change the access time, devices
 //! and FIFOs that can be opened, `fallocate` modes beyond space, holes and zeros, bytes on the device that rot.
 //!
 //! Several processes can use one disk: each is a [`SimulatedDisk`] with its clones, made by [`SimulatedDisk::reopen`].
@@ -39,8 +39,8 @@ const ROOM: DiskLimits = DiskLimits { blocks: 1 << 22, inodes: 1 << 20, links: 3
 /// Nodes that may be kept open.
 const MAX_NODES: usize = 1024;
 
-/// Kinds of calls, for faults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Kinds of calls, for faults and counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[allow(missing_docs)]
 pub enum DiskCall {
     Node,
@@ -267,6 +267,11 @@ impl SimulatedDisk {
     /// No call is made for this time; those that wait are made then.
     pub fn hang_for(&self, time: Duration) {
         self.machine().hangs_until = Some(self.env.now() + time);
+    }
+
+    /// How many calls of this kind were made so far, also by processes that have ended.
+    pub fn calls(&self, call: DiskCall) -> u64 {
+        self.machine().calls.get(&call).copied().unwrap_or(0)
     }
 
     /// The next call of this kind by this process fails; several at one call after the other.

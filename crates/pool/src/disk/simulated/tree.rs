@@ -11,7 +11,7 @@ use atoll_vfs::{Errno, FileKind, FileTime, MAX_NAME_BYTES, RenameFlags, XattrFla
 use bytes::Bytes;
 
 use super::contents::{BLOCK, FileContents};
-use crate::disk::{DiskResult, Listed, Stat};
+use crate::disk::{ACCESS_LIST, DiskResult, Listed, Stat, mode_of_minimal_list};
 
 /// Which file, for as long as the simulation runs.
 pub(super) type Id = u64;
@@ -624,7 +624,25 @@ impl DiskTree {
         }
     }
 
+    /// Whether the attribute is an access control list, and the file is of a kind that has one.
+    fn has_list(&self, id: Id, name: &[u8]) -> bool {
+        name == ACCESS_LIST && self.inode(id).is_ok_and(|inode| inode.kind() != FileKind::Symlink)
+    }
+
+    /// Sets the mode that a list says, as Linux without regard to the call's flags; without a list changes nothing.
+    fn set_list(&mut self, id: Id, value: Option<&Bytes>, now: FileTime) -> DiskResult<()> {
+        let before = self.inode(id)?.mode;
+        let mode = match value {
+            Some(list) => mode_of_minimal_list(list).ok_or(Errno::EOPNOTSUPP)?,
+            None => before & 0o777,
+        };
+        self.edit(id, |inode| (inode.mode, inode.ctime) = (before & !0o777 | mode, now))
+    }
+
     pub(super) fn xattr(&self, id: Id, name: &Bytes) -> DiskResult<Bytes> {
+        if self.has_list(id, name) {
+            return Err(Errno::ENODATA);
+        }
         self.check_xattr(id, name, 0, false)?;
         self.inode(id)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
     }
@@ -637,6 +655,9 @@ impl DiskTree {
         flags: XattrFlags,
         now: FileTime,
     ) -> DiskResult<()> {
+        if self.has_list(id, name) {
+            return self.set_list(id, value, now);
+        }
         self.check_xattr(id, name, value.map_or(0, Bytes::len), true)?;
         let inode = self.inode(id)?;
         match inode.xattrs.contains_key(name) {

@@ -3,6 +3,7 @@
 //! ```text
 //! seeds      clients of a pool whose network, processes, machines and disks fail
 //! failover   members that die, come back, and take each other's place
+//! changes    how many changes calls make
 //! directed   one fault at the moment that matters, while one member is the primary
 //! membership members that come and go
 //! copying    a member with a new disk is given all files
@@ -16,6 +17,7 @@
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
 
+mod changes;
 mod copying;
 mod counting;
 mod directed;
