@@ -10,10 +10,12 @@
 //! member      a member's D: made, opened, brought in order after a crash, changed, walked through
 //! tree_survey a tree that is to be taken into a pool: walked through, looked at
 //! backups     what a primary hands to the others, until they have it
+//! witness_seat a node without files, which may vote
 //! map         who the primary is and which members have everything: decided by a majority of voters
 //! messages    what a primary and the others say to each other, as bytes
 //! pool_map    who belongs to the pool, who the primary is and which members have everything
 //! roster      the pool's other groups, and machines that are to go
+//! witnesses   nodes that belong to a pool and have no files of it
 //! members     a list of members and where they listen
 //! routing     which pool a call is about
 //! held        files that somebody holds, and open nodes
@@ -69,15 +71,19 @@ mod siblings;
 mod tree_import;
 mod tree_survey;
 mod turns;
+mod witness_seat;
+mod witnesses;
 
 pub use calls::{CallId, CallOrigin, ClientKey, RemembersCalls};
 pub use fs::PoolFs;
 pub use group::{
     CopyProgress, GroupMember, GroupStatus, MemberStatus, PoolEditError, QuotaError, ScrubReport,
-    ask_quotas, ask_scrub,
+    WitnessStatus, ask_quotas, ask_scrub,
 };
 pub use layout::{GroupNumber, OWN_DIRECTORY};
-pub use machine::{LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine};
+pub use machine::{
+    LocalGroupStatus, MachineDisks, MachineStatus, PoolMachine, VoteDirectories, VotingStatus,
+};
 pub use member::{
     ASIDE_DIRECTORY, CheckReport, CopyStand, CreateError, ImportError, InPlaceReport, LeaveReport,
     OpenError, OpenReport, PoolSettings, ReviveError, check, check_usable, copy_stand, create,
@@ -94,3 +100,5 @@ pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
 pub use siblings::SiblingGroups;
 pub use tree_import::{CopyProblem, CopyReport, TreeSource, copy_tree_into};
 pub use tree_survey::{TreeProblem, TreeSurvey};
+pub use witness_seat::WitnessSeat;
+pub use witnesses::{PoolWitnesses, Witness};

@@ -1,6 +1,6 @@
 //! What a primary and its backups say to each other, as bytes (`docs/design/pool.md`): CBOR headers, bytes of files beside them.
 //!
-//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050e` (`0x0504` and `0x0505` are [`crate::map`]'s). A member answers members of its pool alone, and
+//! Methods `0x0500` to `0x0503`, `0x0506` and `0x0508` to `0x050f` (`0x0504`, `0x0505` and `0x0507` are [`crate::map`]'s). A member answers members of its pool alone, and
 //! begins a session only with one that is the primary of a map that is no older than the one it knows. The headers of all calls of the
 //! family `0x05` begin with
 //! the 16 bytes that name the pool, for a node may have members of several ([`crate::routing`]).
@@ -24,6 +24,7 @@ use crate::members::PoolMembers;
 use crate::pool_map::PoolMap;
 use crate::quota::QuotaTable;
 use crate::roster::RosterEdit;
+use crate::witnesses::Witness;
 
 pub(crate) use self::quotas::{QUOTAS, QuotaCall, QuotaReply};
 pub(crate) use self::scrub::{
@@ -47,6 +48,8 @@ pub(crate) const CROSSING: u16 = 0x050a;
 /// Asks a member of a group, or any machine of the pool about its first one, for the newest map that it knows: no header, and the answer is
 /// the map.
 pub(crate) const MAP: u16 = 0x050b;
+/// Asks a node without files whether it is there: the header is the newest map.
+pub(crate) const WITNESS: u16 = 0x050f;
 /// Has a member discard its files, to be given all of them.
 pub(crate) const COPY: u16 = 0x0508;
 /// Hands it names, and what goes with them.
@@ -580,6 +583,19 @@ pub(crate) enum PoolEdit {
     /// The pool's other groups: of its first group alone.
     #[n(2)]
     Roster(#[n(0)] RosterEdit),
+    /// Another node without files, or one in another incarnation or that listens elsewhere by now. [`PoolEdit::Remove`] is for these, too.
+    #[n(3)]
+    Witness(#[n(0)] Witness),
+}
+
+/// Answers the primary that this node without files is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub(crate) struct WitnessReply {
+    #[n(0)]
+    pub(crate) incarnation: u64,
+    /// Of the newest map of the group that it knows.
+    #[n(1)]
+    pub(crate) epoch: u64,
 }
 
 /// The answer to items and beats.
@@ -700,6 +716,7 @@ pub fn is_member_message(bytes: &[u8]) -> bool {
         || decode::<BeginSession>(bytes).is_some()
         || decode::<Beat>(bytes).is_some()
         || decode::<PoolEdit>(bytes).is_some()
+        || decode::<WitnessReply>(bytes).is_some()
         || decode::<HelloReply>(bytes).is_some()
         || decode::<BackupReport>(bytes).is_some()
         || decode::<BeginCopy>(bytes).is_some()
@@ -742,6 +759,9 @@ pub fn example_member_messages() -> Vec<Vec<u8>> {
     }
     messages.push(encode(&PoolEdit::Enrol(peer(3))).to_vec());
     messages.push(encode(&PoolEdit::Remove(peer(2).id)).to_vec());
+    let witness = Witness { peer: peer(5), incarnation: 6 };
+    messages.push(encode(&PoolEdit::Witness(witness)).to_vec());
+    messages.push(encode(&WitnessReply { incarnation: 6, epoch: 4 }).to_vec());
     messages.push(encode(&PoolEdit::Roster(RosterEdit::Begin(peer(4)))).to_vec());
     messages.push(encode(&PoolEdit::Roster(RosterEdit::Copies(2))).to_vec());
     let amount = CopyAmount { files: 2, bytes: 9 };

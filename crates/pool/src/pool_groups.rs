@@ -39,6 +39,8 @@ pub trait LocalGroup: Send + Sync {
 #[derive(Default)]
 struct GroupsState {
     members: BTreeMap<GroupNumber, PoolMembers>,
+    /// Nodes that belong to the pool and have no files of it.
+    without_files: BTreeSet<PeerId>,
     /// Those in which no directory is made yet.
     closed: BTreeSet<GroupNumber>,
     local: BTreeMap<GroupNumber, Weak<dyn LocalGroup>>,
@@ -87,6 +89,7 @@ impl PoolGroups {
         let mut state = self.state();
         state.members = groups.iter().map(|(of, group)| (*of, group.members.clone())).collect();
         state.members.insert(GroupNumber::FIRST, first.enrolled.clone());
+        state.without_files = first.witnesses.all().iter().map(|one| one.peer.id).collect();
         let closed = groups.iter().filter(|(_, group)| !group.is_open);
         state.closed = closed.map(|(number, _)| *number).collect();
     }
@@ -216,7 +219,9 @@ impl SiblingGroups for Arc<PoolGroups> {
     }
 
     fn is_member(&self, node: PeerId) -> bool {
-        self.state().members.values().any(|members| members.contains(node))
+        let state = self.state();
+        state.without_files.contains(&node)
+            || state.members.values().any(|members| members.contains(node))
     }
 
     fn is_member_of(&self, group: GroupNumber, node: PeerId) -> bool {

@@ -13,14 +13,16 @@
 //! KEY ADDRESS complete votes
 //! KEY ADDRESS complete
 //! KEY ADDRESS
+//! witness KEY ADDRESS 0123456789abcdef votes
 //! copies 3
 //! end
 //! ```
 //!
-//! What follows `copies` is the pool's roster ([`crate::roster`]). KEY is 64 hexadecimal digits, a node's public key; the first is the primary's. ADDRESS is where the node listens.
+//! A line `witness` stands for each node without files ([`crate::witnesses`]). What follows `copies` is the pool's roster ([`crate::roster`]). KEY is 64 hexadecimal digits, a node's public key; the first is the primary's. ADDRESS is where the node listens.
 //!
 //! **Voters** decide maps. They are a *generation*, with a number: a map that names others is the last that the generation before
-//! decides, and the first of the next one (a stop sign: *Stoppable Paxos*, Lamport, Malkhi and Zhou, 2008).
+//! decides, and the first of the next one (a stop sign: *Stoppable Paxos*, Lamport, Malkhi and Zhou, 2008). Members vote, and *witnesses* where members
+//! are too few: always fewer of these than of members.
 
 use std::collections::BTreeSet;
 
@@ -31,6 +33,7 @@ use minicbor::{Decode, Encode};
 
 use crate::members::{PoolMembers, peer_key, peer_keys};
 use crate::roster::PoolRoster;
+use crate::witnesses::{self, PoolWitnesses, Witness};
 
 const FIRST_LINE: &str = "atoll pool members 2";
 const LAST_LINE: &str = "end\n";
@@ -72,65 +75,131 @@ pub struct MapVoters {
     /// Counts generations; the first is 1.
     #[n(0)]
     pub generation: u64,
-    /// Who they are: one, three or five enrolled members.
+    /// Who they are: one, three or five enrolled members and witnesses.
     #[cbor(n(1), with = "peer_keys")]
     pub keys: BTreeSet<PeerId>,
 }
 
+/// Who may vote, as the primary knows it.
+pub(crate) struct VotersToBe<'a> {
+    /// The members that there are to be.
+    pub(crate) enrolled: &'a PoolMembers,
+    /// The nodes without files that there are to be.
+    pub(crate) witnesses: &'a PoolWitnesses,
+    /// Those of them that have answered of late in the incarnation that is listed: they know that they may have to vote.
+    pub(crate) ready: &'a BTreeSet<PeerId>,
+    /// The voters of now without those whose incarnation is another one by now.
+    pub(crate) voting: &'a BTreeSet<PeerId>,
+}
+
+/// What a node is worth as a voter: the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum VoterRank {
+    Complete,
+    /// Who is just being brought up to date goes on to vote, where nobody has left.
+    Kept,
+    NewComplete,
+    /// It is away, or is just being brought up to date.
+    Incomplete,
+    Witness,
+    NewWitness,
+    /// A witness that votes and has not answered of late.
+    SilentWitness,
+    Dead,
+}
+
 impl MapVoters {
-    /// How many members of a pool vote.
-    fn count(members: usize) -> usize {
-        match members {
+    /// How many vote where so many members, and so many witnesses, can: fewer witnesses than members.
+    fn count(members: usize, witnesses: usize) -> usize {
+        let all = (members + witnesses).min((2 * members).saturating_sub(1)).max(members);
+        match all {
             0..=2 => 1,
             3 | 4 => 3,
             _ => 5,
         }
     }
 
-    /// The voters of a pool that has these members. Those of now stay, but for ones that are dead, whom others replace that have everything.
-    /// When one of them is a member no more, or there are to be more or fewer, those come first that have everything, of now before others:
-    /// most of the next voters have everything, and so are there.
-    pub fn of(
+    /// The voters of a pool that has these members and witnesses. Those of now stay, but for ones that are dead, whom others replace that have
+    /// everything, and for witnesses whose place a member can take. When one of them belongs to the pool no more, or there are to be more or
+    /// fewer, those come first that have everything, of now before others, and members before witnesses: most of the next voters are there.
+    pub(crate) fn of(
         &self,
-        enrolled: &PoolMembers,
+        next: &VotersToBe<'_>,
         is_dead: impl Fn(PeerId) -> bool,
         has_everything: impl Fn(PeerId) -> bool,
     ) -> MapVoters {
-        let all = || enrolled.peers().iter().map(|peer| peer.id);
-        let votes = |id: &PeerId| self.keys.contains(id);
-        let complete = all().filter(|id| has_everything(*id)).count();
-        let more = MapVoters::count(complete);
-        let fewer = self.keys.len().min(MapVoters::count(enrolled.peers().len()));
+        let VotersToBe { enrolled, witnesses, ready, voting } = *next;
+        let votes = |id: &PeerId| voting.contains(id);
+        let is_complete = |id: &PeerId| enrolled.contains(*id) && has_everything(*id);
+        let members = enrolled.peers().iter().map(|peer| peer.id);
+        let others = witnesses.all().iter().map(|witness| witness.peer.id);
+        let is_ready = |id: &PeerId| ready.contains(id) && !is_dead(*id);
+        let complete = members.clone().filter(is_complete).count();
+        let more = MapVoters::count(complete, others.clone().filter(is_ready).count());
+        let may_vote = others.clone().filter(|id| votes(id) || is_ready(id)).count();
+        let fewer = self.keys.len().min(MapVoters::count(enrolled.peers().len(), may_vote));
         let wanted = more.max(fewer);
+        let knows = |id: &PeerId| enrolled.contains(*id) || witnesses.contains(*id);
         let is_kept =
-            wanted == self.keys.len() && self.keys.iter().all(|key| enrolled.contains(*key));
-        if is_kept && !self.keys.iter().any(|key| is_dead(*key)) {
+            wanted == self.keys.len() && self.keys.iter().all(|key| knows(key) && votes(key));
+        let has_better = others.clone().any(|id| votes(&id))
+            && members.clone().any(|id| is_complete(&id) && !votes(&id));
+        if is_kept && !has_better && !self.keys.iter().any(|key| is_dead(*key)) {
             return self.clone();
         }
-        let rank = |id: &PeerId| match (votes(id), has_everything(*id), is_dead(*id)) {
-            (true, true, _) => 0,
-            // Who is just being brought up to date goes on to vote, where nobody has left.
-            (true, false, false) if is_kept => 1,
-            (false, true, _) => 2,
-            (true, false, false) => 3,
-            (true, false, true) => 4,
-            (false, false, _) => 5,
+        let rank = |id: &PeerId| match (votes(id), is_dead(*id)) {
+            _ if witnesses.contains(*id) => match (votes(id), is_ready(id)) {
+                (true, true) => Some(VoterRank::Witness),
+                (false, true) => Some(VoterRank::NewWitness),
+                (true, false) if !is_dead(*id) => Some(VoterRank::SilentWitness),
+                (true, false) => Some(VoterRank::Dead),
+                (false, false) => None,
+            },
+            (true, _) if is_complete(id) => Some(VoterRank::Complete),
+            (false, _) if is_complete(id) => Some(VoterRank::NewComplete),
+            (true, false) if is_kept => Some(VoterRank::Kept),
+            (true, false) => Some(VoterRank::Incomplete),
+            (true, true) => Some(VoterRank::Dead),
+            (false, _) => None,
         };
-        let mut candidates: Vec<PeerId> = all().filter(|id| rank(id) < 5).collect();
+        let mut candidates: Vec<PeerId> =
+            members.chain(others).filter(|id| rank(id).is_some()).collect();
         candidates.sort_by_key(rank);
-        let fits = |count: &usize| *count <= wanted.min(candidates.len()) && count / 2 < complete;
-        let count = if is_kept { wanted } else { [5, 3, 1].into_iter().find(fits).unwrap_or(1) };
-        let keys: BTreeSet<PeerId> = candidates.into_iter().take(count).collect();
-        match keys == self.keys {
-            true => self.clone(),
-            false => MapVoters { generation: self.generation.saturating_add(1), keys },
+        let chosen = |count: usize| {
+            let (mut chosen, mut without_files) = (BTreeSet::new(), 0);
+            for id in &candidates {
+                let is_witness = witnesses.contains(*id);
+                if chosen.len() < count && !(is_witness && without_files == count / 2) {
+                    without_files += usize::from(is_witness);
+                    chosen.insert(*id);
+                }
+            }
+            chosen
+        };
+        let has_most = |keys: &BTreeSet<PeerId>| {
+            let there = keys.iter().filter(|id| is_complete(id) || is_ready(id)).count();
+            there > keys.len() / 2
+        };
+        let counts = [5, 3, 1].into_iter().filter(|count| *count <= wanted);
+        let mut all = counts.map(|count| (count, chosen(count)));
+        let keys = match is_kept {
+            true => Some(chosen(wanted)).filter(|keys| keys.len() == wanted),
+            false => all.find(|(count, keys)| keys.len() == *count && has_most(keys)).map(|all| all.1),
+        };
+        match keys {
+            Some(keys) if keys != self.keys => {
+                MapVoters { generation: self.generation.saturating_add(1), keys }
+            }
+            Some(_) => self.clone(),
+            None if is_kept => self.clone(),
+            None => MapVoters { generation: self.generation.saturating_add(1), keys: chosen(1) },
         }
     }
 
-    fn is_sound(&self, enrolled: &PoolMembers) -> bool {
+    fn is_sound(&self, enrolled: &PoolMembers, witnesses: &PoolWitnesses) -> bool {
         self.generation >= 1
             && matches!(self.keys.len(), 1 | 3 | 5)
-            && self.keys.iter().all(|key| enrolled.contains(*key))
+            && self.keys.iter().all(|key| enrolled.contains(*key) || witnesses.contains(*key))
     }
 }
 
@@ -161,6 +230,9 @@ pub struct PoolMap {
     /// The pool's other groups, in the map of its first one.
     #[cbor(n(7), default)]
     pub roster: PoolRoster,
+    /// The nodes that belong to the pool and have no files of it.
+    #[cbor(n(8), default)]
+    pub witnesses: PoolWitnesses,
 }
 
 impl PoolMap {
@@ -168,7 +240,7 @@ impl PoolMap {
     /// vote.
     pub fn first(founding: &PoolMembers) -> PoolMap {
         let keys = || founding.peers().iter().map(|peer| peer.id);
-        let count = MapVoters::count(founding.peers().len());
+        let count = MapVoters::count(founding.peers().len(), 0);
         PoolMap {
             epoch: 1,
             primary: founding.founder().id,
@@ -178,6 +250,7 @@ impl PoolMap {
             enrolled: founding.clone(),
             voters: MapVoters { generation: 1, keys: keys().take(count).collect() },
             roster: PoolRoster::default(),
+            witnesses: PoolWitnesses::default(),
         }
     }
 
@@ -186,13 +259,30 @@ impl PoolMap {
         self.epoch >= 1
             && self.members.contains(&self.primary)
             && self.members.iter().all(|member| self.enrolled.contains(*member))
-            && self.voters.is_sound(&self.enrolled)
+            && self.voters.is_sound(&self.enrolled, &self.witnesses)
+            && !self.witnesses.all().iter().any(|witness| self.enrolled.contains(witness.peer.id))
             && self.roster.is_sound()
     }
 
     /// The primary, and where it listens.
     pub(crate) fn primary_peer(&self) -> Peer {
         self.enrolled.get(self.primary).expect("the primary of a sound map is enrolled")
+    }
+
+    /// A node that belongs to the group, with files or without, and where it listens.
+    pub(crate) fn peer(&self, id: PeerId) -> Option<Peer> {
+        self.enrolled.get(id).or_else(|| Some(self.witnesses.get(id)?.peer))
+    }
+
+    /// All nodes that belong to the group, with files or without.
+    pub(crate) fn all_peers(&self) -> impl Iterator<Item = Peer> {
+        let witnesses = self.witnesses.all().iter().map(|witness| witness.peer);
+        self.enrolled.peers().iter().copied().chain(witnesses)
+    }
+
+    /// Whether a node without files votes, in this incarnation.
+    pub(crate) fn has_vote_of(&self, witness: Witness) -> bool {
+        self.voters.keys.contains(&witness.peer.id) && self.witnesses.contains_incarnation(witness)
     }
 
     /// Whether all enrolled members have everything.
@@ -230,6 +320,11 @@ impl PoolMap {
             }
             text.push('\n');
         }
+        for witness in self.witnesses.all() {
+            let votes = self.voters.keys.contains(&witness.peer.id);
+            let word = if votes { format!(" {VOTES}") } else { String::new() };
+            text.push_str(&format!("{}{word}\n", witness.to_line()));
+        }
         text + &self.roster.to_text() + LAST_LINE
     }
 
@@ -247,7 +342,9 @@ impl PoolMap {
         };
         let generation = lines.next()?.strip_prefix("voters ")?.parse().ok()?;
         let (mut peers, mut members, mut keys) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-        while let Some(line) = lines.next_if(|line| !line.starts_with("copies ")) {
+        let is_member =
+            |line: &&str| !line.starts_with("copies ") && !line.starts_with(witnesses::LINE);
+        while let Some(line) = lines.next_if(is_member) {
             let mut words = line.split(' ');
             let peer = Peer { id: key(words.next()?)?, addr: words.next()?.parse().ok()? };
             for word in words {
@@ -260,6 +357,16 @@ impl PoolMap {
             }
             peers.push(peer);
         }
+        let mut without_files = Vec::new();
+        while let Some(line) = lines.next_if(|line| line.starts_with(witnesses::LINE)) {
+            let (witness, word) = Witness::from_line(line)?;
+            match word {
+                Some(VOTES) => keys.insert(witness.peer.id).then_some(())?,
+                Some(_) => return None,
+                None => {}
+            }
+            without_files.push(witness);
+        }
         let map = PoolMap {
             epoch: epoch.parse().ok()?,
             primary: key(primary)?,
@@ -269,13 +376,14 @@ impl PoolMap {
             enrolled: PoolMembers::new(peers)?,
             voters: MapVoters { generation, keys },
             roster: PoolRoster::from_lines(lines)?,
+            witnesses: PoolWitnesses::new(without_files)?,
         };
         map.is_sound().then_some(map)
     }
 
-    /// The enrolled members that vote.
+    /// The members and witnesses that vote.
     pub fn voting(&self) -> impl Iterator<Item = Peer> {
-        self.enrolled.peers().iter().filter(|peer| self.voters.keys.contains(&peer.id)).copied()
+        self.all_peers().filter(|peer| self.voters.keys.contains(&peer.id))
     }
 }
 
@@ -406,13 +514,16 @@ mod tests {
         let now = |voters: &[u8]| MapVoters { generation: 4, keys: keys(voters) };
         let next = |voters: &[u8], enrolled: u8, dead: &[u8], complete: &[u8]| {
             let (dead, complete) = (keys(dead), keys(complete));
-            let next = now(voters).of(
-                &founding(enrolled),
-                |id| dead.contains(&id),
-                |id| complete.contains(&id),
-            );
+            let none = PoolWitnesses::default();
+            let to_be = VotersToBe {
+                enrolled: &founding(enrolled),
+                witnesses: &none,
+                ready: &BTreeSet::new(),
+                voting: &keys(voters),
+            };
+            let next = now(voters).of(&to_be, |id| dead.contains(&id), |id| complete.contains(&id));
             assert_eq!(next.generation, if next.keys == keys(voters) { 4 } else { 5 });
-            assert!(next.is_sound(&founding(enrolled)));
+            assert!(next.is_sound(&founding(enrolled), &none));
             next.keys
         };
         assert_eq!(next(&[1], 3, &[], &[1, 2]), keys(&[1]), "the third has nothing yet");
@@ -434,5 +545,94 @@ mod tests {
         assert_eq!(next(&[2, 3, 9], 4, &[], &[2, 3]), keys(&[2]));
         assert_eq!(next(&[2, 3, 9], 4, &[], &[2, 3, 4]), keys(&[2, 3, 4]));
         assert_eq!(next(&[9], 2, &[], &[1]), keys(&[1]));
+    }
+    /// Of members 1 to `enrolled`, and nodes without files from 101 on.
+    fn next_with(
+        voters: &[u8],
+        (enrolled, witnesses): (u8, u8),
+        (dead, complete, ready): (&[u8], &[u8], &[u8]),
+    ) -> BTreeSet<PeerId> {
+        let listed = (101..101 + witnesses).map(|n| Witness { peer: peer(n), incarnation: 1 });
+        let witnesses = PoolWitnesses::new(listed.collect()).unwrap();
+        let to_be = VotersToBe {
+            enrolled: &founding(enrolled),
+            witnesses: &witnesses,
+            ready: &keys(ready),
+            voting: &keys(voters),
+        };
+        let now = MapVoters { generation: 4, keys: keys(voters) };
+        let (dead, complete) = (keys(dead), keys(complete));
+        let next = now.of(&to_be, |id| dead.contains(&id), |id| complete.contains(&id));
+        assert!(next.is_sound(&founding(enrolled), &witnesses));
+        assert_eq!(next.generation, if next.keys == keys(voters) { 4 } else { 5 });
+        let voting = witnesses.all().iter().filter(|one| next.keys.contains(&one.peer.id)).count();
+        assert!(2 * voting < next.keys.len(), "fewer witnesses than members");
+        next.keys
+    }
+
+    #[test]
+    fn witnesses_vote_where_members_are_too_few() {
+        let next = |voters: &[u8], of, ready: &[u8]| {
+            let complete: Vec<u8> = (1..=of).collect();
+            next_with(voters, (of, 3), (&[], &complete, ready))
+        };
+        assert_eq!(next(&[1], 1, &[101, 102]), keys(&[1]), "nobody else has a copy");
+        assert_eq!(next(&[1], 2, &[]), keys(&[1]), "nobody has said that it is there");
+        assert_eq!(next(&[1], 2, &[102]), keys(&[1, 2, 102]));
+        assert_eq!(next(&[1, 2, 102], 2, &[101, 102, 103]), keys(&[1, 2, 102]), "they stay");
+        assert_eq!(next(&[1, 2, 102], 3, &[102]), keys(&[1, 2, 3]), "a member takes its place");
+        assert_eq!(next(&[1, 2, 3], 3, &[101]), keys(&[1, 2, 3]), "it is a gateway");
+        assert_eq!(next(&[1, 2, 3], 3, &[101, 103]), keys(&[1, 2, 3, 101, 103]));
+        assert_eq!(next(&[1, 2, 3], 4, &[101]), keys(&[1, 2, 3, 4, 101]));
+        assert_eq!(next(&[1, 2, 3, 4, 101], 5, &[101]), keys(&[1, 2, 3, 4, 5]));
+    }
+
+    #[test]
+    fn voters_with_a_witness_stay_while_one_is_away_and_others_replace_dead_ones() {
+        let all = [1, 2, 101];
+        let next = |of, dead: &[u8], complete: &[u8], ready: &[u8]| {
+            next_with(&all, of, (dead, complete, ready))
+        };
+        assert_eq!(next((2, 2), &[], &[1], &[101, 102]), keys(&all), "a member is away");
+        assert_eq!(next((2, 2), &[], &[1, 2], &[]), keys(&all), "the witness is away");
+        assert_eq!(next((2, 2), &[101], &[1, 2], &[]), keys(&all), "nobody can replace it");
+        assert_eq!(next((2, 2), &[101], &[1, 2], &[102]), keys(&[1, 2, 102]));
+        assert_eq!(next((2, 2), &[2], &[1], &[101, 102]), keys(&all), "witnesses stay fewer");
+        assert_eq!(next((1, 2), &[], &[1], &[101, 102]), keys(&[1]), "one member has left");
+        assert_eq!(next((3, 2), &[2], &[1, 3], &[101]), keys(&[1, 3, 101]));
+        // The witness is another one by now: it votes no more, and again when it has said that it is there.
+        let renewed = |voting: &[u8], ready: &[u8]| {
+            let witnesses =
+                PoolWitnesses::new(vec![Witness { peer: peer(101), incarnation: 2 }]).unwrap();
+            let to_be = VotersToBe {
+                enrolled: &founding(2),
+                witnesses: &witnesses,
+                ready: &keys(ready),
+                voting: &keys(voting),
+            };
+            let now = MapVoters { generation: 4, keys: keys(&all) };
+            now.of(&to_be, |_| false, |_| true)
+        };
+        let without = MapVoters { generation: 5, keys: keys(&[1]) };
+        assert_eq!(renewed(&[1, 2], &[]), without);
+    }
+
+    #[test]
+    fn a_map_with_witnesses_reads_back_and_names_no_node_twice() {
+        let witnesses = crate::witnesses::most();
+        let map = PoolMap { witnesses, ..PoolMap::first(&founding(3)) };
+        let voters = MapVoters { generation: 2, keys: keys(&[1, 2, 200]) };
+        let map = PoolMap { voters, ..map };
+        assert!(map.is_sound());
+        assert_eq!(decode::<PoolMap>(&encode(&map)), Some(map.clone()));
+        let text = map.to_text();
+        assert_eq!(PoolMap::from_text(&text), Some(map.clone()));
+        for len in 0..text.len() {
+            assert_eq!(PoolMap::from_text(&text[..len]), None, "{len}");
+        }
+        let twice = Witness { peer: peer(2), incarnation: 1 };
+        let twice = PoolWitnesses::new(vec![twice]).unwrap();
+        assert!(!PoolMap { witnesses: twice, ..PoolMap::first(&founding(3)) }.is_sound());
+        assert_eq!(map.voting().count(), 3);
     }
 }

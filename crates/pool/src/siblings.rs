@@ -17,7 +17,7 @@ pub trait SiblingGroups: Send + Sync + 'static {
     /// The groups in which directories are made.
     fn in_use(&self) -> Vec<GroupNumber>;
 
-    /// Whether a node is a member of any group: it may ask for what one group asks of another.
+    /// Whether a node is a member of any group, or belongs to the pool without files: it may ask for what one group asks of another.
     fn is_member(&self, node: PeerId) -> bool;
 
     /// Whether a node is a member of this group.

@@ -133,6 +133,7 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
         token,
         joins: None,
         is_leaving: false,
+        is_without_files: false,
         is_set_down: false,
     });
     let record = PoolRecord { dir, pool: hex(&settings.pool), copies: None, group };

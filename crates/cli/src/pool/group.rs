@@ -1,7 +1,7 @@
 //! Pools of several machines: `atoll pool invite`, `join`, `drain`, `remove`, `copies`. The node has the members, and serves the pool
 //! (`atoll_upkeep::pools`); commands write records, have it look at them, and ask it for changes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_key::PeerId;
@@ -9,6 +9,7 @@ use atoll_node::Client;
 use atoll_pool::{MAX_COPIES, PoolId, USUAL_COPIES, epoch_parts};
 use atoll_upkeep::pools::{
     self, Peer, PoolGroupState, PoolInvitation, PoolMachineState, PoolMemberState, PoolOfNode,
+    PoolWitnessState,
 };
 
 use super::create::{canonical, make_directory};
@@ -47,9 +48,13 @@ pub(super) struct InviteArgs {
 #[command(after_help = "Examples:
   atoll pool join atoll-pool:aaaa... home /srv/home
   atoll pool join - home /srv/home < code
+  atoll pool join atoll-pool:aaaa... home
 
 The nodes of all machines belong to one network (`atoll join`). The pool can be used at once. As long as it has fewer machines than copies of
-files, this one is given a copy of everything meanwhile; later it brings room for new directories. `atoll pool status` tells how far that is.")]
+files, this one is given a copy of everything meanwhile; later it brings room for new directories. `atoll pool status` tells how far that is.
+
+Without FILES this machine gets no files: it can mount and serve the pool, and where the others are two or four it is a witness, which votes on who is
+the primary. Two machines stop when one of them dies; with a witness they do not. A small machine will do. Its votes lie in the node's own directory.")]
 pub(super) struct JoinArgs {
     /// The code that `atoll pool invite` prints on a member; - reads it from standard input
     #[arg(value_name = "CODE")]
@@ -58,9 +63,9 @@ pub(super) struct JoinArgs {
     /// The pool's name on this node
     name: String,
 
-    /// The directory that holds this member's copy of the files: an empty one, or a new one
+    /// The directory that holds this machine's copy of the files: an empty one, or a new one. Without it this machine gets no files
     #[arg(value_name = "FILES")]
-    files: PathBuf,
+    files: Option<PathBuf>,
 }
 
 /// Arguments of `atoll pool remove`.
@@ -164,7 +169,14 @@ async fn share(
     });
     let level = level.await?;
     let token = hex(&random_bytes::<16>()?);
-    let group = GroupRecord { level, token, joins: None, is_leaving: false, is_set_down: false };
+    let group = GroupRecord {
+        level,
+        token,
+        joins: None,
+        is_leaving: false,
+        is_without_files: false,
+        is_set_down: false,
+    };
     let shared = PoolRecord { group: Some(group.clone()), ..record.clone() };
     records::replace(&global.dir()?, name, &shared, what)?;
     Ok(group)
@@ -204,19 +216,28 @@ async fn machines_of(
     }
 }
 
+/// The machines of a pool that have no files of it, as the node knows them.
+async fn witnesses_of(client: &Client, name: &str) -> Result<Vec<PoolWitnessState>, Failure> {
+    let all = pools::status(client).await.map_err(connection::failure)?;
+    let stands = all.into_iter().find(|pool| pool.name == name);
+    Ok(stands.map_or_else(Vec::new, |pool| pool.witnesses))
+}
+
+/// Whether a text names a machine with this key, which status calls `node`.
+fn is_called(text: &str, key: &str, node: &str) -> bool {
+    text.len() >= 6 && key.starts_with(text)
+        || node == text
+        || node.split_once('@').is_some_and(|(_, at)| at == text)
+}
+
 /// The machine that is meant.
 fn meant(
     machines: &[PoolMachineState],
     text: &str,
     what: &str,
 ) -> Result<(PeerId, PoolMachineState), Failure> {
-    let address =
-        |machine: &PoolMachineState| machine.node.split_once('@').map(|(_, at)| at.to_owned());
-    let is_meant = |machine: &&PoolMachineState| {
-        text.len() >= 6 && machine.key.starts_with(text)
-            || machine.node == text
-            || address(machine).is_some_and(|at| at == text)
-    };
+    let is_meant =
+        |machine: &&PoolMachineState| is_called(text, &machine.key, &machine.node);
     let found: Vec<_> = machines.iter().filter(is_meant).collect();
     let [machine] = found[..] else {
         let why = match found.len() {
@@ -236,10 +257,18 @@ pub(super) async fn remove(args: &RemoveMemberArgs, global: &Global) -> Result<(
     let what = format!("cannot remove a machine of pool {}", args.name);
     let PoolOnNode { client, pool } = pool_on_node(&args.name, global, &what).await?;
     let machines = machines_of(&client, &args.name, &what).await?;
-    let (key, machine) = meant(&machines, &args.machine, &what)?;
+    let without_files = witnesses_of(&client, &args.name).await?;
+    let one = without_files.into_iter().find(|one| is_called(&args.machine, &one.key, &one.node));
+    let (key, node) = match one.and_then(|one| Some((one.peer_id()?, one.node))) {
+        Some(found) => found,
+        None => {
+            let (key, machine) = meant(&machines, &args.machine, &what)?;
+            (key, machine.node)
+        }
+    };
     pools::remove(&client, &pool, key).await.map_err(connection::failure)?;
     if !global.quiet {
-        note!("{} belongs to pool {} no more", machine.node, args.name);
+        note!("{node} belongs to pool {} no more", args.name);
     }
     Ok(())
 }
@@ -298,6 +327,9 @@ pub(super) async fn take_itself_out(
         if stands.as_ref().is_some_and(is_gone) {
             return Ok(());
         }
+        if stands.is_some_and(|pool| pool.witnesses.iter().any(|one| one.is_here)) {
+            return pools::remove(&client, &pool, own).await.map_err(connection::failure);
+        }
         if is_alone(&machines_of(&client, name, what).await?) {
             return Ok(());
         }
@@ -314,8 +346,9 @@ pub(super) async fn take_itself_out(
 
 /// Whether this machine belongs to a pool no more.
 fn is_gone(pool: &PoolOfNode) -> bool {
-    !pool.machines.is_empty()
-        && (pool.is_removed || !pool.machines.iter().any(|machine| machine.is_here))
+    let is_here = pool.machines.iter().any(|machine| machine.is_here)
+        || pool.witnesses.iter().any(|one| one.is_here);
+    !pool.machines.is_empty() && (pool.is_removed || !is_here)
 }
 
 /// Whether this machine is the only one of a pool. A node that does not know the machines does not know that.
@@ -370,7 +403,7 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
         .parse()
         .map_err(|error| Failure::new(Exit::Usage, &*what).because(format!("the code: {error}")))?;
     let client = connection::impatient(global).await?;
-    let place = (args.name.as_str(), &args.files);
+    let place = (args.name.as_str(), args.files.as_deref());
     let stands = take_part(place, &invitation, (&client, global), &what).await?;
     if !global.quiet {
         note!("{stands}");
@@ -378,9 +411,9 @@ pub(super) async fn join(args: &JoinArgs, global: &Global) -> Result<(), Failure
     Ok(())
 }
 
-/// Makes this node a member of a pool, whose files get a directory; how the pool stands then, in words.
+/// Makes this node a member of a pool, whose files get a directory, or without one lets it belong to the pool; how that stands then, in words.
 async fn take_part(
-    (name, files): (&str, &PathBuf),
+    (name, files): (&str, Option<&Path>),
     invitation: &PoolInvitation,
     (client, global): (&Client, &Global),
     what: &str,
@@ -390,29 +423,40 @@ async fn take_part(
     let pool = hex(&invitation.pool);
     records::check_other(&node, (name, &pool), what)?;
     records::make_place(&node, what)?;
-    let is_new = make_directory(files, what)?;
+    let dir = match files {
+        Some(files) => {
+            let is_new = make_directory(files, what)?;
+            let usable = usable_directory(files, invitation.level, what).await;
+            if usable.is_err() && is_new {
+                let _ = std::fs::remove_dir(files);
+            }
+            usable?
+        }
+        None => pools::votes_path(&node, name),
+    };
     let joins =
         JoiningRecord { member: PeerRecord::of(invitation.member), token: hex(&invitation.token) };
     let (level, token) = (invitation.level, hex(&random_bytes::<16>()?));
-    let group =
-        GroupRecord { level, token, joins: Some(joins), is_leaving: false, is_set_down: false };
-    let record =
-        PoolRecord { dir: canonical(files, what)?, pool, copies: None, group: Some(group) };
-    let usable = check_usable(&record, invitation.level, what).await;
-    if usable.is_err() && is_new {
-        let _ = std::fs::remove_dir(files);
-    }
-    usable?;
+    let group = GroupRecord {
+        level,
+        token,
+        joins: Some(joins),
+        is_leaving: false,
+        is_without_files: files.is_none(),
+        is_set_down: false,
+    };
+    let record = PoolRecord { dir, pool, copies: None, group: Some(group) };
     records::add(&node, name, &record, what)?;
     stands_after_look(client, name).await
 }
 
-/// That a directory can become a member's: before the others wait for it.
-async fn check_usable(record: &PoolRecord, level: u8, what: &str) -> Result<(), Failure> {
-    let disk = super::disk(&record.dir, what)?;
-    atoll_pool::check_usable(&disk, level)
-        .await
-        .map_err(|error| super::create::create_failure(&error, &record.dir, what))
+/// A directory that can become a member's: before the others wait for it.
+async fn usable_directory(files: &Path, level: u8, what: &str) -> Result<PathBuf, Failure> {
+    let dir = canonical(files, what)?;
+    let disk = super::disk(&dir, what)?;
+    let usable = atoll_pool::check_usable(&disk, level).await;
+    usable.map_err(|error| super::create::create_failure(&error, &dir, what))?;
+    Ok(dir)
 }
 
 /// Has the node look at a new record; how the pool stands then, in words.
@@ -422,9 +466,13 @@ async fn stands_after_look(client: &Client, name: &str) -> Result<String, Failur
     loop {
         let all = pools::status(client).await.map_err(connection::failure)?;
         match all.into_iter().find(|pool| pool.name == name) {
-            Some(PoolOfNode { problem: None, machines, .. }) => {
+            Some(PoolOfNode { problem: None, machines, witnesses, .. }) => {
                 let machines = units::counted(machines.len() as u64, "machine", "machines");
-                return Ok(format!("pool {name} has {machines}"));
+                let here = match witnesses.iter().any(|one| one.is_here) {
+                    true => " with files, and this one without",
+                    false => "",
+                };
+                return Ok(format!("pool {name} has {machines}{here}"));
             }
             Some(PoolOfNode { problem: Some(problem), .. })
                 if tokio::time::Instant::now() > deadline =>
@@ -472,6 +520,14 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
                 lines.extend(describe_members(group, "        "));
             }
         }
+    }
+    for witness in &pool.witnesses {
+        let here = if witness.is_here { " (this machine)" } else { "" };
+        lines.push(format!(
+            "    {}{here} {}",
+            witness.node,
+            safe_message(&witness.standing())
+        ));
     }
     for machine in pool.machines.iter().filter(|machine| machine.is_to_go) {
         let here = if machine.is_here { " (this machine)" } else { "" };

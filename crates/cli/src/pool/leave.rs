@@ -22,7 +22,8 @@ use crate::units;
   atoll pool leave home --yes
 
 Other machines are given copies of what this one has before it goes. No data moves here: each directory is renamed to where its name
-is. Names of files that other machines have are links that lead nowhere; what has its name on other machines is in outside-GROUP. Interrupted, the command goes on when it is run again.")]
+is. Names of files that other machines have are links that lead nowhere; what has its name on other machines is in outside-GROUP. Interrupted, the command goes on when it is run again.
+A machine that joined without a directory has nothing to give back: its vote ends.")]
 pub(super) struct LeaveArgs {
     /// The pool's name on this node
     name: String,
@@ -59,6 +60,9 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
         return Err(Failure::new(Exit::Failed, what)
             .because("this node has not joined it yet: it has no files")
             .advice("`atoll pool forget` lets this node forget it."));
+    }
+    if let Some(GroupRecord { is_without_files: true, .. }) = &record.group {
+        return leave_without_files(args, &record, global, &what).await;
     }
     if !args.yes {
         let others = match record.group {
@@ -105,6 +109,24 @@ pub(super) async fn leave(args: &LeaveArgs, global: &Global) -> Result<(), Failu
     if !global.quiet {
         let files = units::counted(files, "file or directory", "files and directories");
         note!("{} is a plain directory now: {files}", record.dir.display());
+    }
+    Ok(())
+}
+
+/// Ends the part of a machine without files: nothing is to be given back.
+async fn leave_without_files(
+    args: &LeaveArgs,
+    record: &PoolRecord,
+    global: &Global,
+    what: &str,
+) -> Result<(), Failure> {
+    if !args.alone {
+        super::group::take_itself_out((&args.name, true), global, what).await?;
+    }
+    records::remove(&global.dir()?, &args.name, what)?;
+    super::tell_node(record, global).await;
+    if !global.quiet {
+        note!("this machine belongs to pool {} no more; it had no files of it", args.name);
     }
     Ok(())
 }
@@ -219,7 +241,12 @@ pub(super) async fn forget(args: &ForgetArgs, global: &Global) -> Result<(), Fai
     records::remove(&global.dir()?, &args.name, &what)?;
     super::tell_node(&record, global).await;
     if !global.quiet {
-        note!("{} stays as it is", record.dir.display());
+        match record.group.is_some_and(|group| group.is_without_files) {
+            true => note!(
+                "this node forgets it; the other machines are not told: `atoll pool remove` there does that"
+            ),
+            false => note!("{} stays as it is", record.dir.display()),
+        }
     }
     Ok(())
 }

@@ -71,8 +71,11 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     for name in names {
         let what = format!("cannot read pool {name}");
         let Some(record) = records::find(&node, &name, &what)? else { continue };
-        let found = match record.group.as_ref().is_some_and(|group| group.joins.is_some()) {
-            // There is nothing in its directory yet.
+        let has_nothing = |group: &records::GroupRecord| {
+            group.joins.is_some() || group.is_without_files
+        };
+        let found = match record.group.as_ref().is_some_and(has_nothing) {
+            // There is nothing in its directory yet, or never.
             true => Ok(None),
             false => find(&record, &what).await.map(Some),
         };

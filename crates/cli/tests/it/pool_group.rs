@@ -655,6 +655,75 @@ fn codes_that_are_none_and_nodes_that_are_strangers_are_refused() {
     team.pool(2, &["leave", "team", "--yes"]).failed(4, &["no pool team"]);
 }
 
+/// Two machines stop when the one that votes dies, but not with a third one without files, which votes, too.
+#[test]
+fn a_pool_of_two_with_a_witness_goes_on_after_each_dies() {
+    let test = "a_pool_of_two_with_a_witness_goes_on_after_each_dies";
+    if !rustix::process::geteuid().is_root() || !can_mount(test) {
+        let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: it needs root and FUSE");
+        return;
+    }
+    let mut team = Team { ring: Ring::of(3), mounts: Vec::new() };
+    team.pool(0, &["create", "team", &team.files(0)]).ok();
+    let code = team.pool(0, &["invite", "team"]).ok().stdout.trim().to_owned();
+    team.pool(1, &["join", &code, "team", &team.files(1)]).ok();
+    team.wait_until_these_take_part(&[0, 1]);
+    let told = team.pool(0, &["status"]).ok().stdout;
+    assert!(told.contains("it stops while") && told.contains("as a witness"), "{told}");
+    let joined = team.pool(2, &["join", &code, "team"]).ok().stderr;
+    assert!(joined.contains("2 machines with files, and this one without"), "{joined}");
+    let votes = |team: &Team| {
+        let here = team.pool_at(2)["witnesses"][0].clone();
+        here["is_here"] == true && here["votes"] == true && here["problem"].is_null()
+    };
+    until("the third machine votes", || votes(&team));
+    until("two may do without each other", || {
+        let primary = team.wait_for_primary(&[0, 1]);
+        let told = team.pool(primary, &["status"]).ok().stdout;
+        told.contains("has no files, and votes as a witness") && !told.contains("it stops while")
+    });
+    let told = team.pool(2, &["status"]).ok().stdout;
+    assert!(told.contains("(this machine) has no files, and votes"), "{told}");
+    team.pool(2, &["join", &code, "again"]).failed(2, &["this node has that pool"]);
+    let at = team.mount(2);
+    let writer = Writer::begin(at.join("work"));
+    writer.goes_on_for(10);
+    for node in [0, 1, 0] {
+        team.ring.nodes[node].kill();
+        writer.goes_on_for(10);
+        team.ring.nodes[node].restart();
+        team.wait_until_these_take_part(&[0, 1]);
+    }
+    // And the witness: two machines do not wait for it, and it votes again when it is back.
+    let (here, files) = (writer.at.clone(), writer.end());
+    assert_written(&here, files);
+    let there = team.mount(0);
+    team.ring.nodes[2].kill();
+    fs::write(there.join("without"), "text").expect("written without the witness");
+    let primary = team.wait_for_primary(&[0, 1]);
+    until("the primary says that it is away", || {
+        team.pool(primary, &["status"]).ok().stdout.contains("votes as a witness; it is away")
+    });
+    team.ring.nodes[2].restart();
+    until("it votes again", || votes(&team));
+    team.ring.nodes[1].kill();
+    fs::write(there.join("alone"), "text").expect("written by one");
+    team.ring.nodes[1].restart();
+    team.wait_until_these_take_part(&[0, 1]);
+    assert_eq!(fs::read_to_string(at.join("alone")).expect("it is read"), "text");
+    // Only the node's own directory has something of it.
+    assert!(!Path::new(&team.files(2)).exists());
+    run(atoll().arg("unmount").arg(&at)).ok();
+    let left = team.pool(2, &["leave", "team"]).ok().stderr;
+    assert!(left.contains("had no files"), "{left}");
+    until("the one that votes is needed", || {
+        let primary = team.wait_for_primary(&[0, 1]);
+        team.pool(primary, &["status"]).ok().stdout.contains("it stops while")
+    });
+    team.pool(2, &["status", "--json"]).ok();
+    assert!(team.pool(2, &["status"]).ok().stderr.contains("this node has no pool"));
+}
+
 /// A pool with files, of one machine, becomes one of four; members go, the one that made it and the primary too.
 #[test]
 fn machines_come_and_go_while_a_program_works() {

@@ -7,7 +7,8 @@
 //! **Who the members are** changes by the same maps: a member that comes, goes, or listens elsewhere ([`PoolEdit`]) is in the next one that is
 //! proposed. The last one that has everything cannot go; a primary that is to go leaves its part to another one first, and a voter is none
 //! any more before it goes: whoever decides that it goes stays. With the members the
-//! voters change ([`crate::pool_map::MapVoters`]); one that has been silent for [`DEAD_AFTER`] is replaced.
+//! voters change ([`crate::pool_map::MapVoters`]); one that has been silent for [`DEAD_AFTER`] is replaced. Nodes without files come, go and
+//! vote by the same maps ([`super::witnesses`]).
 //!
 //! A member that a map leaves out may have a read lease ([`crate::backups`]): before that map is taken over, the primary waits until it has
 //! ended, but for a member that was restarted, or has said that its disk failed.
@@ -31,10 +32,11 @@ use super::{ASK_LIMIT, GroupSeat};
 use crate::backups::BackupLink;
 use crate::disk::Disk;
 use crate::layout::GroupNumber;
-use crate::map::{PoolMap, revival};
+use crate::map::{PoolMap, VotersToBe, revival};
 use crate::members::PoolMembers;
 use crate::messages::PoolEdit;
 use crate::roster::{PoolRoster, RosterEdit};
+use crate::witnesses::PoolWitnesses;
 
 /// For so long a member is silent until another one takes its place, as a voter and beside it (POOL: *repair*).
 pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(600);
@@ -81,6 +83,7 @@ impl PoolEdit {
         let subject = |edit: &PoolEdit| match edit {
             PoolEdit::Enrol(peer) => (0, Some(peer.id), None),
             PoolEdit::Remove(id) => (0, Some(*id), None),
+            PoolEdit::Witness(witness) => (0, Some(witness.peer.id), None),
             PoolEdit::Roster(edit) => match edit {
                 RosterEdit::Begin(peer) => (1, Some(peer.id), None),
                 RosterEdit::ToGo(id, _) => (1, Some(*id), None),
@@ -96,18 +99,23 @@ impl PoolEdit {
 #[derive(Clone, PartialEq, Eq)]
 struct Belonging {
     enrolled: PoolMembers,
+    witnesses: PoolWitnesses,
     roster: PoolRoster,
 }
 
 impl Belonging {
     fn of(map: &PoolMap) -> Belonging {
-        Belonging { enrolled: map.enrolled.clone(), roster: map.roster.clone() }
+        let PoolMap { enrolled, witnesses, roster, .. } = map.clone();
+        Belonging { enrolled, witnesses, roster }
     }
 
     /// These after an edit; why it is not made.
     fn with(&self, edit: &PoolEdit) -> Result<Belonging, &'static str> {
         let mut next = self.clone();
         match edit {
+            PoolEdit::Enrol(peer) if self.witnesses.contains(peer.id) => {
+                return Err("it belongs to the pool without files: it leaves first");
+            }
             PoolEdit::Enrol(peer) => {
                 let more = self.enrolled.with(*peer);
                 next.enrolled = more.ok_or("the pool has as many members as it can have")?;
@@ -116,7 +124,15 @@ impl Belonging {
                 let fewer = self.enrolled.without(*id);
                 next.enrolled = fewer.ok_or(ONLY_COPY)?;
             }
-            PoolEdit::Remove(_) => {}
+            PoolEdit::Remove(id) => next.witnesses = self.witnesses.without(*id),
+            PoolEdit::Witness(witness) if self.enrolled.contains(witness.peer.id) => {
+                return Err("it has files of the pool");
+            }
+            PoolEdit::Witness(witness) => {
+                let more = self.witnesses.with(*witness);
+                next.witnesses =
+                    more.ok_or("the pool has as many nodes without files as it can have")?;
+            }
             PoolEdit::Roster(edit) => {
                 next.roster = self.roster.with(edit)?;
                 let goes = matches!(edit, RosterEdit::ToGo(_, true));
@@ -167,7 +183,10 @@ impl<D: Disk> Primary<D> {
             PoolEdit::Roster(_) if self.member.settings.group != GroupNumber::FIRST => {
                 return Err(NotEdited::Refused("the first group alone knows the others"));
             }
-            PoolEdit::Enrol(_) | PoolEdit::Remove(_) | PoolEdit::Roster(_) => {}
+            PoolEdit::Enrol(_)
+            | PoolEdit::Remove(_)
+            | PoolEdit::Roster(_)
+            | PoolEdit::Witness(_) => {}
         }
         let (done, decided) = oneshot::channel();
         {
@@ -296,9 +315,19 @@ impl<D: Disk> EpochMembership<D> {
     fn wanted(&self) -> Option<PoolMap> {
         let Primary { backups, run, .. } = &*self.primary;
         let (map, links) = (backups.map(), backups.links());
-        let (Belonging { enrolled: edited, roster }, has_edits) = self.primary.edited(&map);
-        let is_voter_to_go = map.voters.keys.iter().any(|key| !edited.contains(*key));
-        let enrolled = if is_voter_to_go { map.enrolled.clone() } else { edited.clone() };
+        let (edited, has_edits) = self.primary.edited(&map);
+        let stays_voter = |key: &&PeerId| {
+            let witness = map.witnesses.get(**key);
+            edited.enrolled.contains(**key)
+                || witness.is_some_and(|witness| edited.witnesses.contains_incarnation(witness))
+        };
+        let voting: BTreeSet<PeerId> = map.voters.keys.iter().filter(stays_voter).copied().collect();
+        let is_voter_to_go = voting.len() < map.voters.keys.len();
+        let (enrolled, witnesses) = match is_voter_to_go {
+            true => (map.enrolled.clone(), map.witnesses.clone()),
+            false => (edited.enrolled.clone(), edited.witnesses.clone()),
+        };
+        let roster = edited.roster.clone();
         let stays = |link: &&Arc<BackupLink>| enrolled.contains(link.id);
         if self.primary.is_ready() {
             links.iter().filter(stays).for_each(|link| link.require_if_complete());
@@ -311,18 +340,33 @@ impl<D: Disk> EpochMembership<D> {
         }
         let silent: BTreeSet<PeerId> =
             links.iter().filter(|link| link.silence() > DEAD_AFTER).map(|link| link.id).collect();
-        let voters = map.voters.of(&edited, |id| silent.contains(&id), |id| members.contains(&id));
+        let now = self.primary.env.now();
+        let watch = &self.primary.witnesses;
+        let is_dead = |id: PeerId| {
+            silent.contains(&id)
+                || map.witnesses.contains(id) && watch.silence(id, now) > DEAD_AFTER
+        };
+        let to_be = VotersToBe {
+            enrolled: &edited.enrolled,
+            witnesses: &edited.witnesses,
+            ready: &watch.ready(&edited.witnesses, now),
+            voting: &voting,
+        };
+        let voters = map.voters.of(&to_be, is_dead, |id| members.contains(&id));
         let mut required = links.iter().filter(|link| link.is_member());
         let is_wanted = self.is_unresolved
             || has_edits
             || members != map.members
             || enrolled != map.enrolled
+            || witnesses != map.witnesses
             || voters != map.voters
             || roster != map.roster
             // It was to be a member, and is gone again: everything waits for it until the next map.
             || required.any(|link| !map.members.contains(&link.id));
         let epoch = map.epoch.saturating_add(1);
-        is_wanted.then_some(PoolMap { epoch, run: *run, members, enrolled, voters, roster, ..map })
+        let run = *run;
+        let next = PoolMap { epoch, run, members, enrolled, voters, roster, witnesses, ..map };
+        is_wanted.then_some(next)
     }
 
     /// Whether another member may be the primary.

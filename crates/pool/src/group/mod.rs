@@ -7,6 +7,7 @@
 //! copying     what the primary gives to a member that lacks everything
 //! quotas      limits on what users and directories take
 //! scrub       comparing the members' copies, and healing those that are wrong
+//! witnesses   nodes without files, of which some vote
 //! backup      a member that follows: its answers to the primary
 //! ```
 //!
@@ -35,6 +36,7 @@ mod membership;
 mod primary;
 mod quotas;
 mod scrub;
+mod witnesses;
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -56,6 +58,7 @@ pub use self::quotas::{QuotaError, ask_quotas};
 use self::quotas::{keep_above, keep_quotas};
 use self::scrub::Scrub;
 pub use self::scrub::{ScrubReport, ask_scrub};
+pub use self::witnesses::WitnessStatus;
 use crate::backups::Backups;
 pub use crate::backups::CopyProgress;
 use crate::change::PoolChange;
@@ -63,7 +66,7 @@ use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
 use crate::layout::OWN_DIRECTORY;
 use crate::map::{
-    AskError, MapSeat, PROPOSE, PoolMap, VOTER_MESSAGE, VoterError, revival, revival_secs,
+    AskError, MapSeat, PROPOSE, PoolMap, SEEN, VOTER_MESSAGE, VoterError, revival, revival_secs,
 };
 use crate::member::{Makes, OpenError, PoolMember, PoolSettings};
 use crate::members::PoolMembers;
@@ -75,6 +78,7 @@ use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer, ReplicaRead};
 use crate::routing::addressed;
 use crate::siblings::SiblingGroups;
+use crate::witnesses::Witness;
 
 /// How long changes that are under way may take when a primary ends its work.
 const END_LIMIT: Duration = Duration::from_secs(3);
@@ -165,6 +169,8 @@ pub struct GroupStatus {
     pub enrolled: PoolMembers,
     /// Who decides the next map.
     pub voters: Vec<Peer>,
+    /// The nodes that belong to the group and have no files, on the primary.
+    pub witnesses: Vec<WitnessStatus>,
     /// The members that it knows the state of: on the primary all, itself first; elsewhere that one alone.
     pub members: Vec<MemberStatus>,
     /// Copies that the last scrub found to be wrong and could not heal, as the primary knows it.
@@ -239,6 +245,18 @@ impl<D: Disk> GroupMember<D> {
         self.edit(PoolEdit::Remove(id), limit).await
     }
 
+    /// Has a node belong to the group without files, or in another incarnation, or listen elsewhere.
+    ///
+    /// # Errors
+    /// If it has files, or there are too many such nodes; if nobody answers.
+    pub async fn add_witness(
+        &self,
+        witness: Witness,
+        limit: Duration,
+    ) -> Result<PoolMap, PoolEditError> {
+        self.edit(PoolEdit::Witness(witness), limit).await
+    }
+
     /// Has the primary change who belongs to the pool.
     pub(crate) async fn edit(
         &self,
@@ -310,6 +328,10 @@ impl<D: Disk> GroupMember<D> {
             }
             None => (false, vec![self.seat.backup.status()], self.seat.backup.count_locks(), 0),
         };
+        let witnesses = lead.as_ref().map_or_else(Vec::new, |lead| {
+            let Primary { witnesses, backups, env, .. } = &*lead.primary;
+            witnesses.status(&backups.map(), env.now())
+        });
         let voters = map.voting().collect();
         GroupStatus {
             epoch: map.epoch,
@@ -317,6 +339,7 @@ impl<D: Disk> GroupMember<D> {
             is_primary,
             enrolled: map.enrolled,
             voters,
+            witnesses,
             members,
             unhealed,
             locks,
@@ -815,7 +838,9 @@ impl<D: Disk> Service for SeatService<D> {
                 || METHODS.contains(&request.method);
             let is_sibling = is_for_all
                 && seat.siblings.as_ref().is_some_and(|siblings| siblings.is_member(from.id));
-            if !seat.backup.is_enrolled(from.id) && !is_sibling {
+            let is_vote = matches!(request.method, VOTER_MESSAGE | PROPOSE | SEEN);
+            let is_witness = (is_for_all || is_vote) && seat.maps.map().witnesses.contains(from.id);
+            if !seat.backup.is_enrolled(from.id) && !is_sibling && !is_witness {
                 let text = "the caller is no member of the pool";
                 return Err(Refusal::new(refused::NOT_A_MEMBER, text));
             }
@@ -823,7 +848,7 @@ impl<D: Disk> Service for SeatService<D> {
                 HELLO | BEGIN | ITEM | BEAT | COPY | COPY_BATCH | SCRUB => {
                     seat.backup.handle(from, request).await
                 }
-                VOTER_MESSAGE | PROPOSE => seat.maps.handle(from, request).await,
+                VOTER_MESSAGE | PROPOSE | SEEN => seat.maps.handle(from, request).await,
                 CROSSING => seat.answer_crossing(from.id, &request).await,
                 MAP => Ok(seat.answer_map()),
                 method if matches!(method, EDIT | CHECK | QUOTAS) || METHODS.contains(&method) => {

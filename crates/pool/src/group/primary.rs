@@ -21,6 +21,7 @@ use futures_util::future::{join_all, select, try_join};
 use super::MemberStatus;
 use super::membership::AskedEdit;
 use super::scrub::Scrubber;
+use super::witnesses::{WitnessWatch, watch_witnesses};
 use crate::backups::{BackupLink, Backups, HandedItem, LinkEnd};
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
@@ -57,6 +58,8 @@ pub(super) struct Primary<D: Disk> {
     /// Changes of who the members are that the next map is to have.
     edits: Mutex<Vec<AskedEdit>>,
     pub(super) scrubber: Arc<Scrubber>,
+    /// The nodes without files.
+    pub(super) witnesses: Arc<WitnessWatch>,
     /// The last map that a member outside of the epoch has answered with.
     heard: Mutex<Option<PoolMap>>,
     /// All members have what this one began with, and it is known which ranges of files they are to get again.
@@ -81,10 +84,12 @@ impl<D: Disk> Primary<D> {
             locks,
             edits: Mutex::default(),
             scrubber: Arc::default(),
+            witnesses: Arc::new(WitnessWatch::new(env.now())),
             heard: Mutex::default(),
             is_ready: AtomicBool::new(false),
         });
         primary.backups.links().iter().for_each(|link| primary.keep(link));
+        env.spawn(Box::pin(watch_witnesses(Arc::downgrade(&primary), env.clone())));
         primary
     }
 

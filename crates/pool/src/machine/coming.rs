@@ -7,7 +7,7 @@ use atoll_key::PeerId;
 use atoll_net::{Peer, Request};
 use bytes::Bytes;
 
-use super::rules::{groups_wanted, staying};
+use super::rules::{groups_wanted, is_machine, staying};
 use super::{EDIT_LIMIT, FAILURE_CHECK_EVERY, MAP_LIMIT, PoolMachine};
 use crate::disk::Disk;
 use crate::group::PoolEditError;
@@ -17,6 +17,7 @@ use crate::messages::{self, MAP, PoolEdit};
 use crate::pool_map::PoolMap;
 use crate::remote::Route;
 use crate::roster::RosterEdit;
+use crate::witnesses::Witness;
 
 /// How long a group is asked to remove a machine that it has perhaps.
 const UNLISTED_LIMIT: Duration = Duration::from_secs(1);
@@ -68,6 +69,17 @@ impl<D: Disk> PoolMachine<D> {
         Err(PoolEditError::Refused("the pool takes it up".to_owned()))
     }
 
+    /// Has a node belong to the pool without files: returns the map of the first group.
+    ///
+    /// # Errors
+    /// If it has files, or there are too many such nodes; if nobody answers.
+    pub async fn admit_without_files(&self, witness: Witness) -> Result<PoolMap, PoolEditError> {
+        if is_machine(&self.state().first, witness.peer.id) {
+            return Err(PoolEditError::Refused("the pool has this node with files".to_owned()));
+        }
+        self.edit_first(PoolEdit::Witness(witness)).await
+    }
+
     /// That a group does not count on what a machine had, which comes without it.
     async fn check_not_needed(&self, group: GroupNumber, id: PeerId) -> Result<(), PoolEditError> {
         let until = self.env.now() + EDIT_LIMIT;
@@ -111,6 +123,10 @@ impl<D: Disk> PoolMachine<D> {
     /// If it alone has everything of a group: then it stays in that one, and in those that are not asked yet. If a group does not answer within
     /// `limit`: then it goes when that does.
     pub async fn remove(&self, id: PeerId, limit: Duration) -> Result<(), PoolEditError> {
+        if self.state().first.witnesses.contains(id) {
+            // Other groups do as the first one does.
+            return self.remove_from(GroupNumber::FIRST, id, limit).await;
+        }
         let was_to_go = self.state().first.roster.to_go().contains(&id);
         let removed = self.remove_from_all(id, limit).await;
         if let (Err(PoolEditError::Refused(_)), false) = (&removed, was_to_go) {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! coming    machines that come, and go
+//! without_files  a machine that has no files: its part in each group's votes
 //! rules     what the primary of a group wants to be changed
 //! ```
 //!
@@ -23,6 +24,7 @@
 
 mod coming;
 mod rules;
+mod without_files;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -34,7 +36,8 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
 use futures_util::future::{join_all, select};
 
-use self::rules::{GroupStand, Wanted, is_machine, wanted};
+use self::rules::{GroupStand, Wanted, belongs, is_machine, wanted};
+pub use self::without_files::{VoteDirectories, VotingStatus};
 use crate::disk::Disk;
 use crate::group::{DEAD_AFTER, GroupMember, GroupStatus, PoolEditError};
 use crate::layout::GroupNumber;
@@ -47,6 +50,7 @@ use crate::remote::{METHODS, Route};
 use crate::roster::{PoolRoster, RosterEdit};
 use crate::routing::{PoolRouter, addressed};
 use crate::siblings::SiblingGroups;
+use crate::witness_seat::WitnessSeat;
 
 /// How often a machine looks what has changed in the pool.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -90,12 +94,19 @@ pub trait MachineDisks<D: Disk>: Send + Sync + 'static {
     /// # Errors
     /// Why not, for people.
     fn keep(&self, first: &PoolMap) -> Result<(), String>;
+
+    /// Where a machine without files keeps its votes; none on one with files.
+    fn votes(&self) -> Option<&dyn VoteDirectories<D>> {
+        None
+    }
 }
 
 struct MachineState<D: Disk> {
     /// The newest map of the first group that is known.
     first: PoolMap,
     members: BTreeMap<GroupNumber, Arc<GroupMember<D>>>,
+    /// Of a machine without files.
+    seats: BTreeMap<GroupNumber, Arc<WitnessSeat<D>>>,
     /// Why this machine has no member of a group that it belongs to, for people.
     problems: BTreeMap<GroupNumber, String>,
     /// The pool knows this machine no more, as others say.
@@ -117,6 +128,8 @@ pub struct MachineStatus {
     pub groups: Vec<LocalGroupStatus>,
     /// Others say that it belongs to the pool no more.
     pub is_removed: bool,
+    /// How it stands if it has no files.
+    pub voting: Option<VotingStatus>,
 }
 
 impl MachineStatus {
@@ -159,6 +172,7 @@ impl<D: Disk> PoolMachine<D> {
         let state = MachineState {
             first,
             members: BTreeMap::new(),
+            seats: BTreeMap::new(),
             problems: BTreeMap::new(),
             is_removed: false,
             absent: BTreeMap::new(),
@@ -204,7 +218,9 @@ impl<D: Disk> PoolMachine<D> {
         let members = state.members.iter().map(|(group, member)| (*group, Ok(member.status())));
         let mut groups: Vec<_> = members.chain(problems).collect();
         groups.sort_by_key(|(group, _)| *group);
-        MachineStatus { first: state.first.clone(), groups, is_removed: state.is_removed }
+        let voting = self.disks.votes().map(|_| VotingStatus::of(&state.seats, &state.problems));
+        let is_removed = state.is_removed;
+        MachineStatus { first: state.first.clone(), groups, is_removed, voting }
     }
 
     /// Takes a newer map of the first group over.
@@ -214,8 +230,8 @@ impl<D: Disk> PoolMachine<D> {
             if map.epoch <= state.first.epoch {
                 return;
             }
-            let known = (&state.first.enrolled, &state.first.roster);
-            let is_other = (&map.enrolled, &map.roster) != known;
+            let known = (&state.first.enrolled, &state.first.roster, &state.first.witnesses);
+            let is_other = (&map.enrolled, &map.roster, &map.witnesses) != known;
             state.first = map.clone();
             is_other
         };
@@ -274,10 +290,14 @@ impl<D: Disk> PoolMachine<D> {
             self.state().is_removed = false;
             return self.note_first(member.map());
         }
+        if let Some(seat) = self.seat(GroupNumber::FIRST) {
+            self.note_first(seat.map());
+        }
         let known = self.state().first.enrolled.clone();
         match self.ask_map(GroupNumber::FIRST, &known).await {
             Ok(map) => {
-                self.state().is_removed = false;
+                let is_listed = map.witnesses.contains(self.local().id);
+                self.state().is_removed = self.disks.votes().is_some() && !is_listed;
                 self.note_first(map);
             }
             Err(CallError::Refused(refusal)) if refusal.code == refused::NOT_A_MEMBER => {
@@ -322,6 +342,9 @@ impl<D: Disk> PoolMachine<D> {
             let others = state.first.roster.groups().keys().copied();
             others.chain([GroupNumber::FIRST]).collect()
         };
+        if let Some(votes) = self.disks.votes() {
+            return self.look_without_files(votes, all).await;
+        }
         let own = self.own_groups();
         for group in all {
             if self.member(group).is_some() {
@@ -575,6 +598,9 @@ impl<D: Disk> PoolMachine<D> {
                 Wanted::Remove(id) => {
                     self.edit(group, PoolEdit::Remove(id), EDIT_LIMIT).await.map(drop)
                 }
+                Wanted::Witness(witness) => {
+                    self.edit(group, PoolEdit::Witness(witness), EDIT_LIMIT).await.map(drop)
+                }
                 Wanted::Report(said) => {
                     let edit = PoolEdit::Roster(RosterEdit::Set(group, said));
                     self.edit_first(edit).await.map(drop)
@@ -599,16 +625,19 @@ impl<D: Disk> PoolMachine<D> {
     ) -> BoxFuture<'static, Result<Reply, Refusal>> {
         match self.member(GroupNumber::FIRST) {
             Some(member) => member.service().handle(from, request),
-            None => {
-                let answer = self.answer_without_first(from, &request);
-                Box::pin(async { answer })
-            }
+            None => match self.seat(GroupNumber::FIRST).filter(|_| request.method != MAP) {
+                Some(seat) => seat.service().handle(from, request),
+                None => {
+                    let answer = self.answer_without_first(from, &request);
+                    Box::pin(async { answer })
+                }
+            },
         }
     }
 
     fn answer_without_first(&self, from: Peer, request: &Request) -> Result<Reply, Refusal> {
         let first = self.state().first.clone();
-        if !is_machine(&first, from.id) {
+        if !belongs(&first, from.id) {
             let text = "the caller is no member of the pool";
             return Err(Refusal::new(refused::NOT_A_MEMBER, text));
         }
@@ -638,11 +667,14 @@ impl<D: Disk> PoolMachine<D> {
 
     /// Ends the work of all members in order.
     pub async fn end(&self) {
-        let members = {
+        let (members, seats) = {
             let mut state = self.state();
             state.is_ended = true;
-            std::mem::take(&mut state.members)
+            (std::mem::take(&mut state.members), std::mem::take(&mut state.seats))
         };
+        for (group, seat) in seats {
+            self.end_seat(group, &seat).await;
+        }
         for (group, member) in members {
             self.end_member(group, &member).await;
         }

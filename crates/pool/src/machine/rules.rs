@@ -5,6 +5,7 @@
 //!   [`crate::group::DEAD_AFTER`] does not count.
 //! - Who comes is the machine with the fewest groups.
 //! - A machine that is to go goes when the others have all copies, or all that can be. The last one that has everything stays.
+//! - Nodes without files are listed in the maps of all groups as in that of the first one. They are no machines that could get files.
 //! - Members that are too many go when all copies are there: first those with the most groups, and none from its *home*. That is one of its
 //!   groups by a fixed order, so two primaries that decide at once never both take a machine's last groups from it.
 //!
@@ -18,6 +19,7 @@ use atoll_net::Peer;
 use crate::layout::GroupNumber;
 use crate::pool_map::PoolMap;
 use crate::roster::{MAX_HINTS, RosterGroup};
+use crate::witnesses::Witness;
 
 /// What a primary knows of its group.
 pub(super) struct GroupStand {
@@ -36,6 +38,8 @@ pub(super) enum Wanted {
     Enrol(Peer),
     /// One less.
     Remove(PeerId),
+    /// The group's map is to list this node without files, as the first group's does.
+    Witness(Witness),
     /// The roster is to say this of the group.
     Report(RosterGroup),
     /// A machine has gone: it is forgotten that it was to.
@@ -89,6 +93,21 @@ pub(super) fn is_machine(first: &PoolMap, id: PeerId) -> bool {
     machines(first).contains_key(&id)
 }
 
+/// Whether a node belongs to the pool, with files or without.
+pub(super) fn belongs(first: &PoolMap, id: PeerId) -> bool {
+    is_machine(first, id) || first.witnesses.contains(id)
+}
+
+/// What the map of a group beside the first one is to say of nodes without files.
+fn wanted_without_files(first: &PoolMap, map: &PoolMap) -> Option<Wanted> {
+    let is_other = |one: &&Witness| map.witnesses.get(one.peer.id) != Some(**one);
+    let to_list = first.witnesses.all().iter().find(is_other);
+    let is_gone = |one: &&Witness| !first.witnesses.contains(one.peer.id);
+    let to_go = || map.witnesses.all().iter().find(is_gone);
+    let listed = to_list.map(|one| Wanted::Witness(*one));
+    listed.or_else(|| to_go().map(|one| Wanted::Remove(one.peer.id)))
+}
+
 /// The next thing that the primary of a group wants; `first` is the newest map of the first group that it knows.
 pub(super) fn wanted(first: &PoolMap, stand: &GroupStand) -> Option<Wanted> {
     let GroupStand { group, map, dead, gone } = stand;
@@ -107,6 +126,9 @@ pub(super) fn wanted(first: &PoolMap, stand: &GroupStand) -> Option<Wanted> {
         let own = RosterGroup::new(&map.enrolled, known.is_open || is_full);
         if *known != own {
             return Some(Wanted::Report(own));
+        }
+        if let Some(wanted) = wanted_without_files(first, map) {
+            return Some(wanted);
         }
     }
     let enrolled = || map.enrolled.peers().iter();
@@ -198,6 +220,29 @@ mod tests {
         let next = wants(two, &first, &map(&[5], 1), &[]);
         let fewest = [peer(2), peer(3), peer(4)];
         assert!(matches!(next, Some(Wanted::Enrol(next)) if fewest.contains(&next)));
+    }
+
+    #[test]
+    fn nodes_without_files_are_listed_by_all_groups_and_get_no_files() {
+        let witness = |incarnation| Witness { peer: peer(9), incarnation };
+        let listed = |incarnation| {
+            crate::witnesses::PoolWitnesses::new(vec![witness(incarnation)]).unwrap()
+        };
+        let begun = [RosterEdit::Begin(peer(4)), set(&[4], false)];
+        let first = PoolMap { roster: roster(&begun), witnesses: listed(1), ..map(&[1, 2], 2) };
+        let own = PoolMap { witnesses: listed(1), ..map(&[4], 1) };
+        assert_eq!(wants(one(), &first, &map(&[4], 1), &[]), Some(Wanted::Witness(witness(1))));
+        let before = PoolMap { witnesses: listed(7), ..own.clone() };
+        assert_eq!(wants(one(), &first, &before, &[]), Some(Wanted::Witness(witness(1))));
+        let without = PoolMap { witnesses: Default::default(), ..first.clone() };
+        assert_eq!(wants(one(), &without, &own, &[]), Some(Wanted::Remove(peer(9).id)));
+        for (group, map) in [(GroupNumber::FIRST, &first), (one(), &own)] {
+            let next = wants(group, &first, map, &[]);
+            assert!(matches!(next, Some(Wanted::Enrol(next)) if next != peer(9)), "{next:?}");
+        }
+        assert!(belongs(&first, peer(9).id) && !is_machine(&first, peer(9).id));
+        let alone = PoolMap { witnesses: listed(1), ..map(&[1, 2], 2) };
+        assert_eq!(wants(GroupNumber::FIRST, &alone, &alone, &[]), None, "it lacks a copy");
     }
 
     #[test]

@@ -140,8 +140,7 @@ impl MapAsker {
             let known = self.map();
             let generation = known.voters.generation;
             // Also those that do not vote: they may know who does by now.
-            let all = known.enrolled.peers().iter();
-            let asking = all.map(|member| self.ask_member(*member, generation, map));
+            let asking = known.all_peers().map(|peer| self.ask_member(peer, generation, map));
             let mut asking: FuturesUnordered<_> = asking.collect();
             let (count, mut refused) = (asking.len(), 0);
             while let Some(answer) = asking.next().await {

@@ -22,7 +22,7 @@ use noraft::{
 };
 
 use super::PoolMap;
-use super::wire::{LogItem, LogPlace, MAX_ITEMS, VoterMessage, are_sound};
+use super::wire::{LogItem, LogPlace, MAX_ITEMS, SeenVotes, VoterMessage, are_sound};
 use crate::pool_map::MapVoters;
 
 /// Decided entries that a log keeps, so that a voter which lacks some of them needs no snapshot.
@@ -49,6 +49,9 @@ pub(super) struct DurableVotes {
     /// The voters among which this is one, and their generation.
     #[n(5)]
     pub(super) voters: MapVoters,
+    /// What it has seen of the voters, by their numbers, before this was written.
+    #[cbor(n(6), default)]
+    pub(super) seen: Vec<SeenVotes>,
 }
 
 impl DurableVotes {
@@ -61,7 +64,15 @@ impl DurableVotes {
             map: map.clone(),
             items: Vec::new(),
             voters: map.voters.clone(),
+            seen: Vec::new(),
         }
+    }
+
+    /// Whether a voter with these votes may have forgotten something that others have seen of it.
+    pub(super) fn is_behind(&self, seen: &SeenVotes) -> bool {
+        let last = self.base.index + self.items.len() as u64;
+        let forgot = last < seen.last || (self.vote.is_none() && seen.has_voted);
+        self.term < seen.term || (self.term == seen.term && forgot)
     }
 
     pub(super) fn is_sound(&self) -> bool {
@@ -163,7 +174,7 @@ pub(super) struct RaftVoter {
 impl RaftVoter {
     /// Voter number `own` with what it has not forgotten, which is sound.
     pub(super) fn new(own: usize, votes: DurableVotes) -> RaftVoter {
-        let DurableVotes { term, vote, base, map, items, voters } = votes;
+        let DurableVotes { term, vote, base, map, items, voters, seen: _ } = votes;
         let numbers = (0..voters.keys.len() as u64).map(NodeId::new).collect();
         let config = ClusterConfig { voters: numbers, ..ClusterConfig::default() };
         let log = Log::new(config, to_entries(base, &items));
@@ -205,6 +216,7 @@ impl RaftVoter {
             map: self.base_map.clone(),
             items: self.to_items(log.entries()),
             voters: self.voters.clone(),
+            seen: Vec::new(),
         }
     }
 

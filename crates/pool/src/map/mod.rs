@@ -12,7 +12,8 @@
 //! wire          what voters and members say to each other
 //! ```
 //!
-//! The voters are one of two members, three of three or four, five of more. A map that names others is the last that those before decide:
+//! The voters are one of two members, three of three or four, five of more; where members are too few, nodes without files vote, too
+//! ([`crate::witnesses`]). A map that names others is the last that those before decide:
 //! the others go on from it, as the next *generation* ([`crate::pool_map`]). Whoever speaks to a voter of a former generation is given that map.
 //!
 //! **Invariants.** There is at most one map for each epoch, ever; epochs grow by one. A map is decided only if it *follows* the one
@@ -34,9 +35,10 @@ pub use self::seat::MapSeat;
 pub use self::storage::VoterError;
 pub(crate) use self::storage::{NAMES as VOTE_FILES, make_votes};
 pub use self::voter::MapVoter;
-pub use self::wire::{PROPOSE, VOTER_MESSAGE, example_map_messages};
-use self::wire::{ProposeCall, ProposeReply, VoterCall};
+pub use self::wire::{PROPOSE, SEEN, VOTER_MESSAGE, example_map_messages};
+use self::wire::{ProposeCall, ProposeReply, SeenReply, VoterCall};
 use crate::messages::decode;
+pub(crate) use crate::pool_map::VotersToBe;
 pub use crate::pool_map::{MapVoters, PoolMap};
 pub(crate) use crate::pool_map::{revival, revival_secs, revived};
 
@@ -46,7 +48,9 @@ pub fn is_map_message(bytes: &[u8]) -> bool {
         consensus::try_message(&call.message);
         return true;
     }
-    decode::<ProposeCall>(bytes).is_some() || decode::<ProposeReply>(bytes).is_some()
+    decode::<ProposeCall>(bytes).is_some()
+        || decode::<ProposeReply>(bytes).is_some()
+        || decode::<SeenReply>(bytes).is_some()
 }
 
 #[cfg(test)]

@@ -84,6 +84,15 @@ pub(crate) async fn make_votes<D: Disk>(disk: &D, own: &D::Node, map: &PoolMap) 
     Ok(())
 }
 
+/// What the newer file says; none if there is nothing that can be read.
+pub(super) async fn read_votes<D: Disk>(
+    disk: &D,
+    own: &D::Node,
+) -> DiskResult<Option<DurableVotes>> {
+    let both = read_both(disk, own).await?.into_iter().flatten();
+    Ok(both.max_by_key(|(sequence, _)| *sequence).map(|(_, votes)| votes))
+}
+
 /// What both files say, as far as they are there and can be read.
 async fn read_both<D: Disk>(
     disk: &D,

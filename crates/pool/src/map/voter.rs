@@ -28,7 +28,8 @@ use super::consensus::{
 };
 use super::storage::{VoteStorage, VoterError, make_votes};
 use super::wire::{
-    MAX_MESSAGE_BYTES, PROPOSE, ProposeCall, ProposeReply, VOTER_MESSAGE, VoterCall, VoterMessage,
+    MAX_MESSAGE_BYTES, PROPOSE, ProposeCall, ProposeReply, SEEN, SeenReply, SeenVotes,
+    VOTER_MESSAGE, VoterCall, VoterMessage,
 };
 use crate::disk::Disk;
 use crate::messages::{decode, encode, refused};
@@ -62,6 +63,8 @@ enum Input {
 struct VoterState {
     inputs: VecDeque<Input>,
     map: PoolMap,
+    /// What messages of the voters have shown, by their numbers.
+    seen: Vec<SeenVotes>,
     is_leader: bool,
     failed: Option<VoterError>,
     has_ended: bool,
@@ -92,7 +95,7 @@ impl VoterShared {
     /// A voter, where it listens by now.
     fn peer(&self, number: usize) -> Option<Peer> {
         let id = self.voters.keys.iter().nth(number)?;
-        self.state().map.enrolled.get(*id)
+        self.state().map.peer(*id)
     }
 
     /// A map that was decided, if it is newer than one of this epoch.
@@ -159,6 +162,8 @@ impl MapVoter {
         let local = transport.local().id;
         let (storage, votes) = VoteStorage::open(disk, own).await?;
         let voters = votes.voters.clone();
+        let mut seen = votes.seen.clone();
+        seen.resize(voters.keys.len(), SeenVotes::default());
         let number = voters.keys.iter().position(|key| *key == local);
         let number = number.ok_or(VoterError::NotAVoter)?;
         let mut consensus = RaftVoter::new(number, votes);
@@ -166,6 +171,7 @@ impl MapVoter {
         let state = VoterState {
             inputs: VecDeque::new(),
             map: consensus.map().clone(),
+            seen,
             is_leader: false,
             failed: None,
             has_ended: false,
@@ -272,6 +278,14 @@ impl MapVoter {
                     Ok(Reply { header, parts: Vec::new() })
                 })
             }
+            SEEN => {
+                let answered = decode(&header).ok_or_else(|| malformed("a call that cannot be read"));
+                let answered = answered.map(|generation| self.say_seen(from.id, generation));
+                Box::pin(async {
+                    let header = encode(&answered?);
+                    Ok(Reply { header, parts: Vec::new() })
+                })
+            }
             PROPOSE if !self.map().enrolled.contains(from.id) => {
                 refuse(Refusal::new(refused::NOT_A_MEMBER, "the caller is no member of the pool"))
             }
@@ -305,7 +319,7 @@ impl MapVoter {
             (None, None) => return Err(not_a_voter()),
         };
         let map = self.map();
-        let is_enrolled = map.enrolled.contains(from.id);
+        let is_enrolled = map.peer(from.id).is_some();
         if map.voters.generation > generation && is_enrolled {
             return Ok(Some(map));
         }
@@ -313,9 +327,22 @@ impl MapVoter {
             return Err(Refusal::new(Refusal::OVERLOADED, "it does not vote among those yet"));
         }
         let voter = voter.filter(|_| generation == self.generation()).ok_or_else(not_a_voter)?;
+        self.shared.state().seen[voter].note(&message);
         let is_alike = |input: &Input| matches!(input, Input::Message(from, _) if *from == voter);
         self.shared.add(Input::Message(voter, message), MAX_WAITING, is_alike)?;
         Ok(None)
+    }
+
+    /// What it has seen of a voter in a generation.
+    fn say_seen(&self, of: PeerId, generation: u64) -> SeenReply {
+        let state = self.shared.state();
+        let number = self.shared.number(of).filter(|_| generation == self.generation());
+        let seen = number.map(|number| state.seen[number]);
+        let is_later = state.map.voters.generation > generation;
+        SeenReply {
+            seen: seen.filter(|seen| *seen != SeenVotes::default()),
+            newer: is_later.then(|| state.map.clone()),
+        }
     }
 
     /// Proposes a map, or none: to know which holds.
@@ -458,7 +485,8 @@ impl<D: Disk> VoterTask<D> {
     /// Does what is to be done. After an error the voter takes no part any more.
     async fn perform(&mut self, todo: Todo) -> Result<(), VoterError> {
         let Todo { save, send, timer, ended, hears_leader } = todo;
-        if let Some(votes) = save {
+        if let Some(mut votes) = save {
+            votes.seen = self.shared.state().seen.clone();
             self.save(&votes).await?;
         }
         let now = self.env.now();

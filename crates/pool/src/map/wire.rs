@@ -15,6 +15,9 @@ pub const VOTER_MESSAGE: u16 = 0x0504;
 /// Proposes a map, or asks for the one that holds.
 pub const PROPOSE: u16 = 0x0505;
 
+/// Asks a voter what it has seen of the caller, which is to vote: the header is the generation of voters.
+pub const SEEN: u16 = 0x0507;
+
 /// The longest message, bytes: more than twice what [`MAX_ITEMS`] maps of a full pool take.
 pub(super) const MAX_MESSAGE_BYTES: usize = 240 << 10;
 /// The most entries of the log in one message.
@@ -143,6 +146,58 @@ impl VoterMessage {
     }
 }
 
+/// What messages of a voter show that it had on its disk when it sent them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub(super) struct SeenVotes {
+    /// The highest term of them.
+    #[n(0)]
+    pub(super) term: u64,
+    /// It had given its vote in that term.
+    #[n(1)]
+    pub(super) has_voted: bool,
+    /// Up to where its log went, of the last message of that term that says so.
+    #[n(2)]
+    pub(super) last: u64,
+}
+
+impl SeenVotes {
+    /// After another sound message.
+    pub(super) fn note(&mut self, message: &VoterMessage) {
+        let term = message.term();
+        if term < self.term {
+            return;
+        }
+        if term > self.term {
+            *self = SeenVotes { term, ..SeenVotes::default() };
+        }
+        match message {
+            // A follower's log becomes shorter where it contradicts a leader's.
+            VoterMessage::AppendReply { last, .. } => self.last = last.index,
+            VoterMessage::VoteCall { last, .. } => (self.has_voted, self.last) = (true, last.index),
+            VoterMessage::VoteReply { is_granted, .. } => self.has_voted |= is_granted,
+            VoterMessage::AppendCall { base, items, .. } => {
+                self.has_voted = true;
+                self.last = self.last.max(base.index + items.0.len() as u64);
+            }
+            VoterMessage::Snapshot { at, .. } => {
+                self.has_voted = true;
+                self.last = self.last.max(at.index);
+            }
+        }
+    }
+}
+
+/// The answer to [`SEEN`].
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub(super) struct SeenReply {
+    /// What the voter has seen of the caller in that generation; none if that is nothing.
+    #[n(0)]
+    pub(super) seen: Option<SeenVotes>,
+    /// A map that was decided, if it names voters of a later generation.
+    #[n(1)]
+    pub(super) newer: Option<PoolMap>,
+}
+
 /// A message, and which voters it is among. The answer is empty, or a map by which there are others by now.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub(super) struct VoterCall {
@@ -199,6 +254,8 @@ pub fn example_map_messages() -> Vec<Vec<u8>> {
     all.push(encode(&ProposeCall { map: None, known: map.clone() }).to_vec());
     all.push(encode(&ProposeCall { map: Some(map.clone()), known: map.clone() }).to_vec());
     all.push(encode(&ProposeReply::Holds(map.clone())).to_vec());
+    let seen = SeenVotes { term: 5, has_voted: true, last: 9 };
+    all.push(encode(&SeenReply { seen: Some(seen), newer: Some(map.clone()) }).to_vec());
     all.push(encode(&ProposeReply::NotLeader(Some(map))).to_vec());
     all.push(encode(&ProposeReply::NotLeader(None)).to_vec());
     all
@@ -227,7 +284,8 @@ mod tests {
     #[test]
     fn the_longest_message_is_short_enough() {
         let roster = crate::roster::largest();
-        let map = PoolMap { epoch: u64::MAX, roster, ..PoolMap::first(&founding(16)) };
+        let witnesses = crate::witnesses::most();
+        let map = PoolMap { epoch: u64::MAX, roster, witnesses, ..PoolMap::first(&founding(16)) };
         let items = vec![LogItem::Change(map); MAX_ITEMS];
         let base = LogPlace { term: MAX_NUMBER - 1, index: MAX_NUMBER - 1 };
         let message = VoterMessage::AppendCall {
@@ -238,6 +296,26 @@ mod tests {
         };
         assert!(message.is_sound());
         assert!(encode(&message).len() <= MAX_MESSAGE_BYTES / 2);
+    }
+
+    #[test]
+    fn what_was_seen_of_a_voter_is_of_its_last_term() {
+        let place = |term, index| LogPlace { term, index };
+        let mut seen = SeenVotes::default();
+        let mut after = |message: VoterMessage| {
+            seen.note(&message);
+            (seen.term, seen.has_voted, seen.last)
+        };
+        assert_eq!(after(VoterMessage::AppendReply { term: 3, last: place(3, 9) }), (3, false, 9));
+        let shorter = VoterMessage::AppendReply { term: 3, last: place(2, 7) };
+        assert_eq!(after(shorter), (3, false, 7), "what a leader contradicts is cut off");
+        assert_eq!(after(VoterMessage::VoteReply { term: 4, is_granted: false }), (4, false, 0));
+        assert_eq!(after(VoterMessage::VoteReply { term: 4, is_granted: true }), (4, true, 0));
+        assert_eq!(after(VoterMessage::VoteReply { term: 4, is_granted: false }), (4, true, 0));
+        assert_eq!(after(VoterMessage::VoteCall { term: 2, last: place(1, 9) }), (4, true, 0));
+        let items = vec![LogItem::Began(5), LogItem::Asked].into();
+        let leads = VoterMessage::AppendCall { term: 5, decided: 0, base: place(4, 7), items };
+        assert_eq!(after(leads), (5, true, 9));
     }
 
     #[test]

@@ -111,6 +111,7 @@ pub async fn revive<D: Disk>(
         enrolled,
         voters: MapVoters { generation, keys: [local.id].into() },
         roster: known.roster,
+        witnesses: known.witnesses.without(local.id),
     };
     let failed = |errno| OpenError::Disk("cannot become the only copy", errno);
     let own = disk.node(&disk.top(), OWN_DIRECTORY.as_bytes()).await.map_err(failed)?;

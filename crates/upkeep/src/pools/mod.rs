@@ -6,6 +6,7 @@
 //! invitation   the code by which a node joins one
 //! joining      how a node comes to belong to one
 //! relay        calls of mounts and servers of files on this machine, through the node, to the primaries of a pool's groups
+//! votes        what a machine without files keeps of a pool
 //! standing     how a pool stands, for commands and people
 //! ```
 //!
@@ -18,6 +19,7 @@ mod joining;
 pub mod records;
 mod relay;
 mod standing;
+mod votes;
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -32,18 +34,24 @@ use atoll_node::{
     Subsystem,
 };
 use atoll_pool::disk::directory::Directory;
-use atoll_pool::{FAMILY, PoolEditError, PoolId, PoolMachine, PoolMap, PoolRouter, PoolSettings};
+use atoll_pool::{
+    FAMILY, MachineDisks, PoolEditError, PoolId, PoolMachine, PoolMap, PoolRouter, PoolSettings,
+};
 use bytes::Bytes;
 use futures_util::future::select;
 
 use self::directories::PoolDirectories;
-use self::joining::{AskedPools, JOIN};
+use self::joining::{AskedPools, JOIN, JOIN_WITHOUT_FILES};
 use self::records::PoolRecord;
+use self::votes::PoolVotes;
 
 pub use directories::directories;
 pub use invitation::PoolInvitation;
 pub use relay::NodeRoute;
-pub use standing::{PoolGroupState, PoolMachineState, PoolMemberState, PoolOfNode};
+pub use standing::{
+    PoolGroupState, PoolMachineState, PoolMemberState, PoolOfNode, PoolWitnessState,
+};
+pub use votes::votes_path;
 
 /// The control calls.
 mod call {
@@ -233,7 +241,7 @@ impl Pools {
             }
             let went_on = match &group.joins {
                 None => Ok(()),
-                Some(joins) => match self.asked_to_join(&name, pool, joins) {
+                Some(joins) => match self.join(&name, &record, pool, joins) {
                     Some(Ok(map)) => self.begin(&name, record.clone(), &map).await,
                     Some(Err(why)) => Err(why),
                     // What it waits for was said before, or will be soon.
@@ -252,6 +260,28 @@ impl Pools {
             self.set_stage(&name, pool, stage);
         }
         is_missing
+    }
+
+    /// Asks to belong to a pool, as its record says.
+    fn join(
+        self: &Arc<Self>,
+        name: &str,
+        record: &PoolRecord,
+        pool: PoolId,
+        joins: &records::JoiningRecord,
+    ) -> Option<Result<PoolMap, String>> {
+        let incarnation = match &record.group {
+            Some(group) if group.is_without_files => match self.votes(record).begin() {
+                Ok(incarnation) => Some(incarnation),
+                Err(why) => return Some(Err(why)),
+            },
+            _ => None,
+        };
+        self.asked_to_join(name, pool, joins, incarnation)
+    }
+
+    fn votes(&self, record: &PoolRecord) -> PoolVotes {
+        PoolVotes::new(self.node.env.clone(), &record.dir)
     }
 
     async fn end_forgotten(&self, names: &[String]) {
@@ -290,6 +320,7 @@ impl Pools {
         let group = record.group.take().ok_or("it has one member")?;
         let directories = PoolDirectories::new(&self.node.dir, name, &record.dir);
         match map.enrolled.contains(self.local().id) {
+            _ if group.is_without_files => self.votes(&record).keep(map)?,
             true => directories.make_first(PoolSettings::new(pool, group.level), map).await?,
             false => directories.keep_first(map)?,
         }
@@ -313,11 +344,18 @@ impl Pools {
         let record = record.ok_or("it was forgotten")?;
         let group = record.group.as_ref().ok_or("it has one member")?;
         let settings = PoolSettings::new(pool, group.level);
-        let directories = PoolDirectories::new(&self.node.dir, name, &record.dir);
-        let lost = || format!("{}: no pool is there. Is its disk mounted?", record.dir.display());
-        let first = directories.kept().await?.ok_or_else(lost)?;
         let peers = (self.node.env.clone(), self.node.transport.clone());
-        let disks = (first, Arc::new(directories) as _);
+        let disks: (PoolMap, Arc<dyn MachineDisks<Directory>>) = if group.is_without_files {
+            let votes = self.votes(&record);
+            votes.begin()?;
+            let lost = "what it knew of the pool is gone: `atoll pool forget`, and join again";
+            (votes.kept()?.ok_or(lost)?, Arc::new(votes))
+        } else {
+            let directories = PoolDirectories::new(&self.node.dir, name, &record.dir);
+            let lost =
+                || format!("{}: no pool is there. Is its disk mounted?", record.dir.display());
+            (directories.kept().await?.ok_or_else(lost)?, Arc::new(directories))
+        };
         let machine = PoolMachine::start(peers, settings, disks, self.router.clone());
         tracing::info!("pool {name} is served");
         let token = group.token();
@@ -395,7 +433,7 @@ impl Service for MachineService {
             let ended = || Refusal::new(Refusal::OVERLOADED, "it is being ended");
             let machine = machine.ok_or_else(ended)?;
             match request.method {
-                JOIN => joining::answer(token, &machine, from, &request).await,
+                JOIN | JOIN_WITHOUT_FILES => joining::answer(token, &machine, from, &request).await,
                 _ => machine.handle(from, request).await,
             }
         })

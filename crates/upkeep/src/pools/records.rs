@@ -42,6 +42,9 @@ pub struct GroupRecord {
     /// The directory is being given back: the node lets go of it.
     #[serde(default)]
     pub is_leaving: bool,
+    /// This node has no files of the pool: its directory is that of its votes (`votes.rs`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_without_files: bool,
     /// Somebody works with the directory: the node lets go of it meanwhile.
     #[serde(default)]
     pub is_set_down: bool,
@@ -208,6 +211,10 @@ fn write_beside(dir: &Path, name: &str, record: &PoolRecord) -> io::Result<PathB
 /// If it cannot be removed.
 pub fn remove(dir: &Path, name: &str) -> io::Result<()> {
     fs::remove_file(path_of(dir, name))?;
+    match fs::remove_dir_all(super::votes_path(dir, name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     match fs::remove_file(groups_path(dir, name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -250,6 +257,7 @@ mod tests {
             token: hex(&[7; 16]),
             joins: Some(JoiningRecord { member: PeerRecord::of(peer), token: hex(&[8; 16]) }),
             is_leaving: false,
+            is_without_files: false,
             is_set_down: false,
         };
         let record = PoolRecord {

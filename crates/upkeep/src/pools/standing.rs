@@ -19,6 +19,9 @@ pub struct PoolOfNode {
     pub is_removed: bool,
     /// The machines that belong to it; none if this node does not know.
     pub machines: Vec<PoolMachineState>,
+    /// The machines that belong to it and have no files of it, as far as this node knows.
+    #[serde(default)]
+    pub witnesses: Vec<PoolWitnessState>,
     /// On how many machines each file is to be.
     pub copies: usize,
     /// Its groups of members, each of which has a part of the directories.
@@ -38,6 +41,67 @@ pub struct PoolMachineState {
     pub groups: usize,
     /// Whether it goes when others have what it has.
     pub is_to_go: bool,
+}
+
+/// A machine that belongs to a pool and has no files of it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PoolWitnessState {
+    /// The node, in short, and where it listens.
+    pub node: String,
+    /// Its public key, in hexadecimal digits.
+    pub key: String,
+    /// Whether it is this one.
+    pub is_here: bool,
+    /// Whether it is one of the voters of some group: a witness.
+    pub votes: bool,
+    /// Why it is away, as this node knows if it is a primary.
+    pub problem: Option<String>,
+}
+
+impl PoolWitnessState {
+    /// How it stands, in words that follow its name.
+    pub fn standing(&self) -> String {
+        let part = match self.votes {
+            true => "has no files, and votes as a witness",
+            false => "has no files, and no vote: the members are enough",
+        };
+        match &self.problem {
+            Some(problem) => format!("{part}; it is away: {problem}"),
+            None => part.to_owned(),
+        }
+    }
+
+    /// All of a pool, as the node `own` knows them.
+    fn of(status: &MachineStatus, own: PeerId) -> Vec<PoolWitnessState> {
+        let served: Vec<&GroupStatus> =
+            status.groups.iter().filter_map(|(_, stands)| stands.as_ref().ok()).collect();
+        let state = |peer: &Peer| {
+            let in_first = status.first.voters.keys.contains(&peer.id);
+            let in_others = || {
+                served.iter().any(|group| group.voters.iter().any(|voter| voter.id == peer.id))
+            };
+            let here = status.voting.as_ref().filter(|_| peer.id == own);
+            let mut known = served.iter().flat_map(|group| &group.witnesses);
+            let known = known.find(|one| one.peer.id == peer.id && one.problem.is_some());
+            PoolWitnessState {
+                node: peer.to_string(),
+                key: HEXLOWER.encode(&peer.id.0),
+                is_here: peer.id == own,
+                votes: in_first || in_others() || here.is_some_and(|own| !own.votes_in.is_empty()),
+                problem: known.and_then(|one| one.problem.clone()),
+            }
+        };
+        status.first.witnesses.all().iter().map(|witness| state(&witness.peer)).collect()
+    }
+
+    /// Its public key; none if the text is none.
+    pub fn peer_id(&self) -> Option<PeerId> {
+        key_of(&self.key)
+    }
+}
+
+fn key_of(text: &str) -> Option<PeerId> {
+    HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok().map(PeerId)
 }
 
 /// How a group of a pool stands.
@@ -139,6 +203,7 @@ impl PoolOfNode {
             problem: None,
             is_removed: false,
             machines: Vec::new(),
+            witnesses: Vec::new(),
             copies: 0,
             groups: Vec::new(),
         };
@@ -166,8 +231,13 @@ impl PoolOfNode {
         let machines: BTreeSet<_> = all.values().flat_map(PoolMembers::peers).collect();
         let served = groups.iter().any(|group| group.is_here && group.problem.is_none());
         let why = groups.iter().find_map(|group| group.problem.clone());
+        let without_files = status.voting.as_ref();
+        let witnesses = PoolWitnessState::of(&status, own);
         let problem = match (status.is_removed, served) {
             (true, _) => Some("this machine belongs to it no more".to_owned()),
+            (false, _) if without_files.is_some() => {
+                without_files.and_then(|own| own.problems.first().cloned())
+            }
             (false, true) => None,
             (false, false) => Some(why.unwrap_or_else(|| "its directories are opened".to_owned())),
         };
@@ -182,6 +252,7 @@ impl PoolOfNode {
             problem,
             is_removed: status.is_removed,
             machines: machines.into_iter().map(machine).collect(),
+            witnesses,
             copies: roster.copies(),
             groups,
             ..unserved
@@ -192,6 +263,9 @@ impl PoolOfNode {
     pub fn summary(&self) -> String {
         if let Some(problem) = &self.problem {
             return problem.clone();
+        }
+        if let Some(own) = self.witnesses.iter().find(|one| one.is_here) {
+            return format!("this node {}", own.standing());
         }
         let here: Vec<_> = self.groups.iter().filter(|group| group.is_here).collect();
         match (&self.groups[..], &here[..]) {
@@ -223,6 +297,8 @@ impl PoolOfNode {
             let all = away.chain(short.map(stands)).chain(group.needed_member()).chain(unhealed);
             warnings.extend(all.map(of));
         }
+        let away = self.witnesses.iter().filter(|one| one.problem.is_some());
+        warnings.extend(away.map(|one| format!("{} {}", one.node, one.standing())));
         warnings
     }
 }
@@ -230,7 +306,7 @@ impl PoolOfNode {
 impl PoolMachineState {
     /// Its public key; none if the text is none.
     pub fn peer_id(&self) -> Option<PeerId> {
-        HEXLOWER.decode(self.key.as_bytes()).ok()?.try_into().ok().map(PeerId)
+        key_of(&self.key)
     }
 }
 
@@ -258,6 +334,7 @@ impl PoolGroupState {
                 members,
                 locks: (lock_sessions, locks),
                 unhealed,
+                witnesses: _,
             })) => PoolGroupState {
                 voters: voters.iter().map(|peer| peer.to_string()).collect(),
                 epoch,
@@ -309,7 +386,7 @@ impl PoolGroupState {
                 Some("it has one member: nobody else has a copy".to_owned())
             }
             [voter] => Some(format!(
-                "it stops while {voter} is away, which alone decides who is the primary: three members would do without any one"
+                "it stops while {voter} is away, which alone decides who is the primary. A third machine ends that: one that has a copy, or one without files as a witness (`atoll pool join` without a directory)"
             )),
             _ => None,
         }
@@ -368,7 +445,9 @@ impl From<MemberStatus> for PoolMemberState {
 mod tests {
     use std::time::Duration;
 
-    use atoll_pool::{PoolMap, RosterEdit};
+    use atoll_pool::{
+        PoolMap, PoolWitnesses, RosterEdit, VotingStatus, Witness, WitnessStatus,
+    };
 
     use super::*;
 
@@ -397,11 +476,20 @@ mod tests {
         let voters = (1..=if count < 3 { 1 } else { 3 }).map(peer).collect();
         let (epoch, primary, locks) = (4, peer(2), (1, 2));
         let first = PoolMap::first(&enrolled);
-        let unhealed = 0;
-        let status =
-            GroupStatus { epoch, primary, is_primary, enrolled, voters, members, unhealed, locks };
+        let (unhealed, witnesses) = (0, Vec::new());
+        let status = GroupStatus {
+            epoch,
+            primary,
+            is_primary,
+            enrolled,
+            voters,
+            witnesses,
+            members,
+            unhealed,
+            locks,
+        };
         let groups = vec![(GroupNumber::FIRST, Ok(status))];
-        let status = MachineStatus { first, groups, is_removed: false };
+        let status = MachineStatus { first, groups, is_removed: false, voting: None };
         PoolOfNode::new(("team", peer(2).id), Ok(status))
     }
 
@@ -480,6 +568,49 @@ mod tests {
     }
 
     #[test]
+    fn machines_without_files_say_whether_they_vote_and_those_that_are_away_are_warned_of() {
+        let listed = [11, 12].map(|number| Witness { peer: peer(number), incarnation: 1 });
+        let enrolled = PoolMembers::new(vec![peer(1), peer(2)]).unwrap();
+        let mut first = PoolMap::first(&enrolled);
+        first.witnesses = PoolWitnesses::new(listed.to_vec()).unwrap();
+        first.voters.keys = [1, 2, 11].map(|number| peer(number).id).into();
+        let away = WitnessStatus { peer: peer(11), votes: true, problem: Some("gone".into()) };
+        let primary = GroupStatus {
+            epoch: 3,
+            primary: peer(2),
+            is_primary: true,
+            enrolled,
+            voters: [1, 2, 11].map(peer).into(),
+            witnesses: vec![away],
+            members: vec![member(2, true, None), member(1, true, None)],
+            unhealed: 0,
+            locks: (0, 0),
+        };
+        let groups = vec![(GroupNumber::FIRST, Ok(primary))];
+        let status =
+            MachineStatus { first: first.clone(), groups, is_removed: false, voting: None };
+        let pool = PoolOfNode::new(("pair", peer(2).id), Ok(status));
+        let votes: Vec<bool> = pool.witnesses.iter().map(|one| one.votes).collect();
+        assert_eq!(votes, [true, false]);
+        assert_eq!(pool.machines.len(), 2, "those without files are listed elsewhere");
+        let said = "has no files, and votes as a witness; it is away: gone";
+        assert_eq!(pool.warnings(), [format!("{} {said}", peer(11))]);
+        let voting = |problems: &[&str]| VotingStatus {
+            votes_in: [GroupNumber::FIRST].into(),
+            problems: problems.iter().map(|why| (*why).to_owned()).collect(),
+        };
+        let here = |voting| {
+            let (first, groups) = (first.clone(), Vec::new());
+            let status = MachineStatus { first, groups, is_removed: false, voting: Some(voting) };
+            PoolOfNode::new(("pair", peer(11).id), Ok(status))
+        };
+        let pool = here(voting(&[]));
+        assert_eq!(pool.summary(), "this node has no files, and votes as a witness");
+        assert!(pool.warnings().is_empty());
+        assert_eq!(here(voting(&["no room"])).problem.as_deref(), Some("no room"));
+    }
+
+    #[test]
     fn a_pool_of_several_groups_says_which_of_them_are_here() {
         let of = |numbers: &[u8]| {
             PoolMembers::new(numbers.iter().map(|number| peer(*number)).collect()).unwrap()
@@ -490,7 +621,7 @@ mod tests {
         }
         let one = GroupNumber::new(1).unwrap();
         let stands = |groups, is_removed| {
-            let status = MachineStatus { first: first.clone(), groups, is_removed };
+            let status = MachineStatus { first: first.clone(), groups, is_removed, voting: None };
             PoolOfNode::new(("team", peer(2).id), Ok(status))
         };
         let (voters, members) = (vec![peer(4)], vec![member(4, true, None)]);
@@ -500,6 +631,7 @@ mod tests {
             is_primary: true,
             enrolled: of(&[4, 2]),
             voters,
+            witnesses: Vec::new(),
             members,
             unhealed: 0,
             locks: (0, 0),

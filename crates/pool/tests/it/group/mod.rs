@@ -6,6 +6,7 @@
 //! changes    how many changes calls make
 //! directed   one fault at the moment that matters, while one member is the primary
 //! membership members that come and go
+//! witness    a node without files that votes
 //! copying    a member with a new disk is given all files
 //! reading    reads that members answer from their own copies
 //! locks      locks of mounts on different machines
@@ -31,6 +32,7 @@ mod retries;
 mod reviving;
 mod scrub;
 mod seeds;
+mod witness;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

@@ -3,10 +3,12 @@
 //! ```text
 //! directed  one thing after the other
 //! seeds     clients of a pool whose machines come, go and fail
+//! without_files  machines that vote, and have no files
 //! ```
 
 mod directed;
 mod seeds;
+mod without_files;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -18,7 +20,7 @@ use atoll_pool::disk::simulated::{InFlight, Loss, SimulatedDisk};
 use atoll_pool::remote::{RemoteFs, Route, SpreadFs};
 use atoll_pool::{
     FAMILY, GroupNumber, MachineDisks, MachineStatus, OpenRemote, PoolEditError, PoolMachine,
-    PoolMap, PoolMembers, PoolRouter, PoolSettings, create_member,
+    PoolMap, PoolMembers, PoolRouter, PoolSettings, VoteDirectories, Witness, create_member,
 };
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 use atoll_vfs::FileSystem;
@@ -40,6 +42,9 @@ struct Kept {
     made: BTreeSet<GroupNumber>,
     first: Option<PoolMap>,
     retired: usize,
+    /// Of a machine without files: its incarnation, and the directories of its votes.
+    incarnation: Option<u64>,
+    votes: BTreeMap<GroupNumber, SimulatedDisk>,
 }
 
 /// The directories of a simulated machine.
@@ -47,6 +52,7 @@ struct Kept {
 struct SimulatedDisks {
     sim: Sim,
     kept: Arc<Mutex<Kept>>,
+    has_files: bool,
 }
 
 impl SimulatedDisks {
@@ -90,6 +96,30 @@ impl MachineDisks<SimulatedDisk> for SimulatedDisks {
 
     fn keep(&self, first: &PoolMap) -> Result<(), String> {
         self.kept().first = Some(first.clone());
+        Ok(())
+    }
+
+    fn votes(&self) -> Option<&dyn VoteDirectories<SimulatedDisk>> {
+        (!self.has_files).then_some(self)
+    }
+}
+
+impl VoteDirectories<SimulatedDisk> for SimulatedDisks {
+    fn incarnation(&self) -> Result<u64, String> {
+        self.kept().incarnation.ok_or_else(|| "nothing is there".to_owned())
+    }
+
+    fn open(&self, group: GroupNumber) -> Result<SimulatedDisk, String> {
+        let mut kept = self.kept();
+        let disk = kept.votes.entry(group).or_insert_with(|| SimulatedDisk::new(self.sim.outside()));
+        *disk = disk.reopen();
+        Ok(disk.clone())
+    }
+
+    fn renew(&self) -> Result<(), String> {
+        let mut kept = self.kept();
+        kept.incarnation = Some(kept.incarnation.unwrap_or(0) + 1);
+        kept.votes.clear();
         Ok(())
     }
 }
@@ -162,7 +192,7 @@ impl Pool {
         let clients = sim.add_host(HostConfig::default());
         let hosts = sim.add_hosts(machines, &HostConfig::default()).into_iter();
         let host = |id| {
-            let disks = SimulatedDisks { sim: sim.clone(), kept: Arc::default() };
+            let disks = SimulatedDisks { sim: sim.clone(), kept: Arc::default(), has_files: true };
             Host { id, disks, machine: None }
         };
         let hosts = Arc::new(Mutex::new(hosts.map(host).collect()));
@@ -263,6 +293,21 @@ impl Pool {
         }
     }
 
+    /// A machine joins without a directory.
+    fn join_without_files(&self, via: usize, at: usize) {
+        let incarnation = {
+            let disks = &mut self.hosts()[at].disks;
+            disks.has_files = false;
+            disks.renew().unwrap();
+            disks.incarnation().unwrap()
+        };
+        let witness = Witness { peer: self.peer(at), incarnation };
+        let admitted = self.run_at(via, move |machine| {
+            Box::pin(async move { machine.admit_without_files(witness).await })
+        });
+        self.begin(at, admitted.expect("it ends").expect("it is listed"));
+    }
+
     fn remove(&self, via: usize, at: usize) -> Result<(), PoolEditError> {
         let id = self.peer(at).id;
         let removed = self.run_at(via, move |machine| {
@@ -289,7 +334,8 @@ impl Pool {
         self.sim.crash(self.host(at));
         let mut hosts = self.hosts();
         hosts[at].machine = None;
-        hosts[at].disks.kept().disks.values().for_each(|disk| disk.kill(calls));
+        let kept = hosts[at].disks.kept();
+        kept.disks.values().chain(kept.votes.values()).for_each(|disk| disk.kill(calls));
     }
 
     /// A machine loses power.
