@@ -95,7 +95,7 @@ pub use placement::{GroupRoom, group_for};
 pub use pool_groups::{GroupRoute, LocalGroup, OpenRemote, PoolGroups};
 pub use pool_map::{MapVoters, PoolMap, epoch_parts};
 pub use quota::{QuotaAmount, QuotaRow, QuotaSubject, QuotaTable};
-pub use roster::{MAX_COPIES, PoolRoster, RosterEdit, RosterGroup, USUAL_COPIES};
+pub use roster::{MAX_COPIES, PoolRoster, RosterEdit, RosterGroup, RosterRules, USUAL_COPIES};
 pub use routing::{FAMILY, PoolId, PoolRouter, addressed};
 pub use siblings::SiblingGroups;
 pub use tree_import::{CopyProblem, CopyReport, TreeSource, copy_tree_into};

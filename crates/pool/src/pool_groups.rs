@@ -20,6 +20,7 @@ use crate::messages::refused;
 use crate::placement::{self, GroupRoom, average_size};
 use crate::pool_map::PoolMap;
 use crate::remote::{OpenGroup, RemoteFs, Route};
+use crate::roster::RosterRules;
 use crate::routing::{PoolId, addressed};
 use crate::siblings::SiblingGroups;
 
@@ -41,6 +42,7 @@ struct GroupsState {
     members: BTreeMap<GroupNumber, PoolMembers>,
     /// Nodes that belong to the pool and have no files of it.
     without_files: BTreeSet<PeerId>,
+    rules: RosterRules,
     /// Those in which no directory is made yet.
     closed: BTreeSet<GroupNumber>,
     local: BTreeMap<GroupNumber, Weak<dyn LocalGroup>>,
@@ -90,6 +92,7 @@ impl PoolGroups {
         state.members = groups.iter().map(|(of, group)| (*of, group.members.clone())).collect();
         state.members.insert(GroupNumber::FIRST, first.enrolled.clone());
         state.without_files = first.witnesses.all().iter().map(|one| one.peer.id).collect();
+        state.rules = first.roster.rules();
         let closed = groups.iter().filter(|(_, group)| !group.is_open);
         state.closed = closed.map(|(number, _)| *number).collect();
     }
@@ -212,6 +215,10 @@ impl Route for GroupRoute {
 impl SiblingGroups for Arc<PoolGroups> {
     fn are_several(&self) -> bool {
         self.state().members.len() > 1
+    }
+
+    fn rules(&self) -> RosterRules {
+        self.state().rules
     }
 
     fn in_use(&self) -> Vec<GroupNumber> {

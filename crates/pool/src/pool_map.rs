@@ -196,6 +196,22 @@ impl MapVoters {
         }
     }
 
+    /// The voters of a pool without witnesses.
+    pub fn of_members(
+        &self,
+        enrolled: &PoolMembers,
+        is_dead: impl Fn(PeerId) -> bool,
+        has_everything: impl Fn(PeerId) -> bool,
+    ) -> MapVoters {
+        let to_be = VotersToBe {
+            enrolled,
+            witnesses: &PoolWitnesses::default(),
+            ready: &BTreeSet::new(),
+            voting: &self.keys,
+        };
+        self.of(&to_be, is_dead, has_everything)
+    }
+
     fn is_sound(&self, enrolled: &PoolMembers, witnesses: &PoolWitnesses) -> bool {
         self.generation >= 1
             && matches!(self.keys.len(), 1 | 3 | 5)

@@ -11,12 +11,17 @@
 //!
 //! ```text
 //! copies 3
+//! at least 2
+//! level 2
 //! group 1 open
 //! KEY ADDRESS
 //! group 2
 //! KEY ADDRESS
 //! to go KEY
 //! ```
+//!
+//! The second and third line are there only where somebody has said so: how many members a group needs to take changes, and down to which level
+//! directories are distributed that are made from then on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
@@ -36,6 +41,10 @@ pub const MAX_COPIES: u8 = 5;
 pub const USUAL_COPIES: u8 = 3;
 /// The most groups beside the first one: so that a map fits into a message.
 const MAX_GROUPS: usize = 15;
+/// The deepest distribution level.
+const MAX_LEVEL: u8 = 16;
+const AT_LEAST: &str = "at least ";
+const LEVEL: &str = "level ";
 /// Of so many members of a group the roster knows at most; a group gets no more by itself.
 pub(crate) const MAX_HINTS: usize = 8;
 
@@ -50,10 +59,26 @@ pub struct RosterGroup {
     pub is_open: bool,
 }
 
+/// What a roster says of the files of all groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RosterRules {
+    /// A group with fewer members that have everything refuses changes.
+    pub min_copies: u8,
+    /// Directories down to this level are distributed; none for the one with which the pool was made.
+    pub level: Option<u8>,
+}
+
+impl Default for RosterRules {
+    fn default() -> RosterRules {
+        RosterRules { min_copies: 1, level: None }
+    }
+}
+
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolRoster {
     copies: u8,
+    rules: RosterRules,
     groups: BTreeMap<GroupNumber, RosterGroup>,
     to_go: BTreeSet<PeerId>,
 }
@@ -76,11 +101,18 @@ pub enum RosterEdit {
     /// How many copies files have from now on.
     #[n(4)]
     Copies(#[n(0)] u8),
+    /// A group with fewer members that have everything refuses changes from now on.
+    #[n(5)]
+    MinCopies(#[n(0)] u8),
+    /// Down to which level directories are distributed that are made from now on.
+    #[n(6)]
+    Level(#[n(0)] u8),
 }
 
 impl Default for PoolRoster {
     fn default() -> PoolRoster {
-        PoolRoster { copies: USUAL_COPIES, groups: BTreeMap::new(), to_go: BTreeSet::new() }
+        let (groups, to_go) = (BTreeMap::new(), BTreeSet::new());
+        PoolRoster { copies: USUAL_COPIES, rules: RosterRules::default(), groups, to_go }
     }
 }
 
@@ -100,6 +132,11 @@ impl PoolRoster {
     /// On how many machines each file is to be.
     pub fn copies(&self) -> usize {
         usize::from(self.copies)
+    }
+
+    /// What it says of the files of all groups.
+    pub fn rules(&self) -> RosterRules {
+        self.rules
     }
 
     /// The groups beside the first one.
@@ -158,7 +195,22 @@ impl PoolRoster {
                 if !(1..=MAX_COPIES).contains(copies) {
                     return Err("a pool has 1 to 5 copies");
                 }
+                if *copies < self.rules.min_copies {
+                    return Err("there are to be at least as many copies as changes need");
+                }
                 next.copies = *copies;
+            }
+            RosterEdit::MinCopies(least) => {
+                if !(1..=self.copies).contains(least) {
+                    return Err("changes need 1 copy at least, and no more than files are to have");
+                }
+                next.rules.min_copies = *least;
+            }
+            RosterEdit::Level(level) => {
+                if *level > MAX_LEVEL {
+                    return Err("a distribution level is at most 16");
+                }
+                next.rules.level = Some(*level);
             }
         }
         Ok(next)
@@ -168,6 +220,12 @@ impl PoolRoster {
     pub(crate) fn to_text(&self) -> String {
         let key = |id: &PeerId| HEXLOWER.encode(&id.0);
         let mut text = format!("copies {}\n", self.copies);
+        if self.rules.min_copies > 1 {
+            text.push_str(&format!("{AT_LEAST}{}\n", self.rules.min_copies));
+        }
+        if let Some(level) = self.rules.level {
+            text.push_str(&format!("{LEVEL}{level}\n"));
+        }
         for (number, RosterGroup { members, is_open }) in &self.groups {
             let open = if *is_open { " open" } else { "" };
             text.push_str(&format!("group {number}{open}\n"));
@@ -187,6 +245,12 @@ impl PoolRoster {
         let mut roster = PoolRoster::default();
         let Some(copies) = lines.next() else { return Some(roster) };
         roster.copies = copies.strip_prefix("copies ")?.parse().ok()?;
+        if let Some(line) = lines.next_if(|line| line.starts_with(AT_LEAST)) {
+            roster.rules.min_copies = line.strip_prefix(AT_LEAST)?.parse().ok()?;
+        }
+        if let Some(line) = lines.next_if(|line| line.starts_with(LEVEL)) {
+            roster.rules.level = Some(line.strip_prefix(LEVEL)?.parse().ok()?);
+        }
         while let Some(line) = lines.next() {
             if let Some(group) = line.strip_prefix("group ") {
                 let (number, is_open) = match group.strip_suffix(" open") {
@@ -209,6 +273,8 @@ impl PoolRoster {
     /// Whether it can be a roster at all.
     pub(crate) fn is_sound(&self) -> bool {
         (1..=MAX_COPIES).contains(&self.copies)
+            && (1..=self.copies).contains(&self.rules.min_copies)
+            && self.rules.level.is_none_or(|level| level <= MAX_LEVEL)
             && self.groups.len() <= MAX_GROUPS
             && self.to_go.len() <= PoolMembers::MAX
             && !self.groups.contains_key(&GroupNumber::FIRST)
@@ -234,27 +300,34 @@ fn peers_of_lines<'t>(lines: &mut Peekable<impl Iterator<Item = &'t str>>) -> Op
     Some(peers)
 }
 
-/// An array: copies, groups as pairs, machines that are to go.
+/// An array: copies, groups as pairs, machines that are to go; where somebody has set one of them also the least number of copies, and the level.
 impl<C> Encode<C> for PoolRoster {
     fn encode<W: Write>(
         &self,
         encoder: &mut Encoder<W>,
         context: &mut C,
     ) -> Result<(), EncodeError<W::Error>> {
-        encoder.array(3)?.u8(self.copies)?.array(self.groups.len() as u64)?;
+        let has_rules = self.rules != RosterRules::default();
+        encoder.array(if has_rules { 5 } else { 3 })?.u8(self.copies)?.array(self.groups.len() as u64)?;
         for (number, group) in &self.groups {
             encoder.array(2)?.u8(number.number())?.encode_with(group, context)?;
         }
-        peer_keys::encode(&self.to_go, encoder, context)
+        peer_keys::encode(&self.to_go, encoder, context)?;
+        if has_rules {
+            encoder.u8(self.rules.min_copies)?.encode_with(self.rules.level, context)?;
+        }
+        Ok(())
     }
 }
 
 impl<'b, C> Decode<'b, C> for PoolRoster {
     fn decode(decoder: &mut Decoder<'b>, context: &mut C) -> Result<Self, minicbor::decode::Error> {
         let wrong = minicbor::decode::Error::message;
-        if decoder.array()? != Some(3) {
-            return Err(wrong("a roster has three parts"));
-        }
+        let has_rules = match decoder.array()? {
+            Some(3) => false,
+            Some(5) => true,
+            _ => return Err(wrong("a roster has three parts, or five")),
+        };
         let copies = decoder.u8()?;
         let count = decoder.array()?.ok_or_else(|| wrong("a list of groups says its length"))?;
         if count > MAX_GROUPS as u64 {
@@ -272,7 +345,14 @@ impl<'b, C> Decode<'b, C> for PoolRoster {
             groups.insert(number, decoder.decode_with(context)?);
         }
         let to_go = peer_keys::decode(decoder, context)?;
-        let roster = PoolRoster { copies, groups, to_go };
+        let rules = match has_rules {
+            true => {
+                let min_copies = decoder.u8()?;
+                RosterRules { min_copies, level: decoder.decode_with(context)? }
+            }
+            false => RosterRules::default(),
+        };
+        let roster = PoolRoster { copies, rules, groups, to_go };
         roster.is_sound().then_some(roster).ok_or_else(|| wrong("no roster"))
     }
 }
@@ -290,6 +370,7 @@ pub(crate) fn largest() -> PoolRoster {
     let groups = (1..=MAX_GROUPS as u8).filter_map(GroupNumber::new);
     PoolRoster {
         copies: MAX_COPIES,
+        rules: RosterRules { min_copies: MAX_COPIES, level: Some(MAX_LEVEL) },
         groups: groups.map(|number| (number, group(number.number()))).collect(),
         to_go: (0..PoolMembers::MAX as u8).map(|at| peer(at).id).collect(),
     }
@@ -345,13 +426,28 @@ mod tests {
         let full = largest();
         assert!(full.with(&RosterEdit::Begin(peer(200))).is_err());
         assert!(full.with(&RosterEdit::ToGo(peer(200).id, true)).is_err());
-        for copies in [0, 6] {
+        for copies in [0, 4, 6] {
             assert!(full.with(&RosterEdit::Copies(copies)).is_err());
+        }
+        let fewer = [RosterEdit::MinCopies(2), RosterEdit::Copies(2), RosterEdit::Level(0)];
+        assert_eq!(with(&full, &fewer).rules(), RosterRules { min_copies: 2, level: Some(0) });
+        for edit in [RosterEdit::MinCopies(0), RosterEdit::MinCopies(6), RosterEdit::Level(17)] {
+            assert!(full.with(&edit).is_err());
         }
         let nine = PoolMembers::new((1..10).map(peer).collect()).unwrap();
         assert_eq!(RosterGroup::new(&nine, true).members.peers().len(), 8);
         let hostile = RosterGroup { members: nine, is_open: true };
         assert!(full.with(&RosterEdit::Set(number(1), hostile)).is_err());
+    }
+
+    /// The array of earlier builds, and their text.
+    #[test]
+    fn a_roster_without_rules_has_the_usual_ones() {
+        let before = [0x83, 0x02, 0x80, 0x80];
+        let expected = with(&PoolRoster::default(), &[RosterEdit::Copies(2)]);
+        assert_eq!(decode::<PoolRoster>(&before), Some(expected.clone()));
+        assert_eq!(encode(&expected)[..], before);
+        assert_eq!(expected.to_text(), "copies 2\n");
     }
 
     #[test]
@@ -380,6 +476,10 @@ mod tests {
             "copies 3\ngroup 99 open",
             "copies 3\nto go 00",
             "copies 3\nelse",
+            "copies 3\nat least 4",
+            "copies 3\nat least 0",
+            "copies 3\nlevel 17",
+            "copies 3\nlevel 2\nat least 2",
         ] {
             assert_eq!(PoolRoster::from_lines(text.lines()), None, "{text}");
         }

@@ -8,11 +8,15 @@ use atoll_net::{CallError, Reply, Request};
 
 use crate::layout::GroupNumber;
 use crate::placement::GroupRoom;
+use crate::roster::RosterRules;
 
 /// Where a pool's other groups are, and which directories go to them.
 pub trait SiblingGroups: Send + Sync + 'static {
     /// Whether there is any other one.
     fn are_several(&self) -> bool;
+
+    /// What the roster says of all groups.
+    fn rules(&self) -> RosterRules;
 
     /// The groups in which directories are made.
     fn in_use(&self) -> Vec<GroupNumber>;

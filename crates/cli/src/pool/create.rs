@@ -22,9 +22,13 @@ use crate::tfs::random_bytes;
 #[command(after_help = "Examples:
   atoll pool create home /srv/home
   atoll pool create home /srv/home --level 2
+  atoll pool create home /srv/home --copies 3 --min-copies 2
 
 A pool has one machine at first, and needs no node; `atoll pool invite` lets others join. Directories down to the level are spread over the
-machines, deeper ones lie with their parent: with level 1 each directory in the pool's root goes somewhere else.")]
+machines, deeper ones lie with their parent: with level 1 each directory in the pool's root goes somewhere else.
+
+With --min-copies 2 no change is acknowledged that one machine alone has: while fewer have everything, files can be read, and changes fail with
+\"Read-only file system\". It holds once the pool has several machines (`atoll pool invite`); `atoll pool copies` changes it.")]
 pub(super) struct CreateArgs {
     /// The pool's name on this node
     name: String,
@@ -40,6 +44,10 @@ pub(super) struct CreateArgs {
     /// On how many machines each file is once there are so many, 1 to 5
     #[arg(long, value_name = "N", default_value_t = USUAL_COPIES, value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64))]
     copies: u8,
+
+    /// How many machines must have everything so that changes are taken, 1 to the number of copies
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64))]
+    min_copies: u8,
 }
 
 /// Arguments of `atoll pool attach`.
@@ -60,6 +68,12 @@ pub(super) struct AttachArgs {
 /// Makes a pool.
 pub(super) async fn create(args: &CreateArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot make pool {}", args.name);
+    if args.min_copies > args.copies {
+        return Err(Failure::new(Exit::Usage, what).because(format!(
+            "changes cannot need {} copies where files have {}",
+            args.min_copies, args.copies
+        )));
+    }
     let node = global.dir()?;
     records::check_free(&node, &args.name, &what)?;
     // Before the pool is made: it would be one that no node knows.
@@ -84,7 +98,8 @@ async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure>
     let settings = PoolSettings::new(random_bytes()?, args.level);
     let made = atoll_pool::create(&disk, settings).await;
     made.map_err(|error| create_failure(&error, &dir, what))?;
-    Ok(PoolRecord { dir, pool: hex(&settings.pool), copies: Some(args.copies), group: None })
+    let (copies, min_copies) = (Some(args.copies), Some(args.min_copies).filter(|least| *least > 1));
+    Ok(PoolRecord { dir, pool: hex(&settings.pool), copies, min_copies, group: None })
 }
 
 pub(super) fn create_failure(error: &CreateError, dir: &Path, what: &str) -> Failure {
@@ -136,7 +151,8 @@ pub(super) async fn attach(args: &AttachArgs, global: &Global) -> Result<(), Fai
         is_without_files: false,
         is_set_down: false,
     });
-    let record = PoolRecord { dir, pool: hex(&settings.pool), copies: None, group };
+    let pool = hex(&settings.pool);
+    let record = PoolRecord { dir, pool, copies: None, min_copies: None, group };
     records::check_other(&node, (&args.name, &record.pool), &what)?;
     records::add(&node, &args.name, &record, &what)?;
     super::tell_node(&record, global).await;

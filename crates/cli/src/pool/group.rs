@@ -1,4 +1,4 @@
-//! Pools of several machines: `atoll pool invite`, `join`, `drain`, `remove`, `copies`. The node has the members, and serves the pool
+//! Pools of several machines: `atoll pool invite`, `join`, `drain`, `remove`, `copies`, `level`. The node has the members, and serves the pool
 //! (`atoll_upkeep::pools`); commands write records, have it look at them, and ask it for changes.
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use atoll_node::Client;
 use atoll_pool::{MAX_COPIES, PoolId, USUAL_COPIES, epoch_parts};
 use atoll_upkeep::pools::{
     self, Peer, PoolGroupState, PoolInvitation, PoolMachineState, PoolMemberState, PoolOfNode,
-    PoolWitnessState,
+    PoolRule, PoolWitnessState,
 };
 
 use super::create::{canonical, make_directory};
@@ -112,15 +112,37 @@ pub(super) struct DrainArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll pool copies home 2
+  atoll pool copies home --min-copies 2
 
-Machines are given copies, or let go of them, while the pool is used.")]
+Machines are given copies, or let go of them, while the pool is used. --min-copies says how many machines must have everything so that changes are
+taken. While fewer do, files can be read, and changes fail with \"Read-only file system\"; what was under way when a machine died is done all the same.")]
 pub(super) struct CopiesArgs {
     /// The pool's name on this node
     name: String,
 
     /// On how many machines each file is to be, 1 to 5
-    #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64))]
-    copies: u8,
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64), required_unless_present = "min_copies")]
+    copies: Option<u8>,
+
+    /// How many machines must have everything so that changes are taken, 1 to the number of copies
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_COPIES as i64))]
+    min_copies: Option<u8>,
+}
+
+/// Arguments of `atoll pool level`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll pool level home 2
+
+Only directories that are made from now on obey it: those that are there stay where they are, and so does what is made below a directory that
+lies with its parent and is deeper than the level. With level 1 each directory in the pool's root goes somewhere else, with 2 also those in these.")]
+pub(super) struct LevelArgs {
+    /// The pool's name on this node
+    name: String,
+
+    /// Down to which depth new directories are distributed, 0 to 16
+    #[arg(value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=16))]
+    level: u8,
 }
 
 /// Prints a code; a pool of one becomes one of several.
@@ -165,7 +187,8 @@ async fn share(
         let level = atoll_pool::read_settings(&disk).await?.level;
         let copies = record.copies.filter(|copies| (1..=MAX_COPIES).contains(copies));
         let copies = copies.unwrap_or(USUAL_COPIES);
-        atoll_pool::share(super::env(), disk, own, copies).await.map(|()| level)
+        let least = record.min_copies.unwrap_or(1).clamp(1, copies);
+        atoll_pool::share(super::env(), disk, own, (copies, least)).await.map(|()| level)
     });
     let level = level.await?;
     let token = hex(&random_bytes::<16>()?);
@@ -304,10 +327,43 @@ pub(super) async fn drain(args: &DrainArgs, global: &Global) -> Result<(), Failu
 pub(super) async fn copies(args: &CopiesArgs, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot change the copies of pool {}", args.name);
     let PoolOnNode { client, pool } = pool_on_node(&args.name, global, &what).await?;
-    pools::set_copies(&client, &pool, args.copies).await.map_err(connection::failure)?;
+    let mut rules = Vec::new();
+    rules.extend(args.copies.map(|copies| (PoolRule::Copies, copies)));
+    rules.extend(args.min_copies.map(|least| (PoolRule::MinCopies, least)));
+    let all = pools::status(&client).await.map_err(connection::failure)?;
+    let now = all.into_iter().find(|pool| pool.name == args.name).map_or(0, |pool| pool.min_copies);
+    if args.copies.is_some_and(|copies| usize::from(copies) < now) {
+        // Files never are to have fewer copies than changes need.
+        rules.reverse();
+    }
+    for rule in rules {
+        pools::set_rule(&client, &pool, rule).await.map_err(connection::failure)?;
+    }
     if !global.quiet {
-        let machines = units::counted(args.copies.into(), "machine", "machines");
-        note!("each file of pool {} is to be on {machines}", args.name);
+        if let Some(copies) = args.copies {
+            let machines = units::counted(copies.into(), "machine", "machines");
+            note!("each file of pool {} is to be on {machines}", args.name);
+        }
+        if let Some(least) = args.min_copies {
+            let machines = units::counted(least.into(), "machine has", "machines have");
+            note!("pool {} takes changes while at least {machines} everything", args.name);
+        }
+    }
+    Ok(())
+}
+
+/// Says down to which level new directories are distributed.
+pub(super) async fn level(args: &LevelArgs, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot change the level of pool {}", args.name);
+    let PoolOnNode { client, pool } = pool_on_node(&args.name, global, &what).await?;
+    let rule = (PoolRule::Level, args.level);
+    pools::set_rule(&client, &pool, rule).await.map_err(connection::failure)?;
+    if !global.quiet {
+        note!(
+            "directories that are made in pool {} from now on are distributed down to level {}; those that are there stay where they are",
+            args.name,
+            args.level
+        );
     }
     Ok(())
 }
@@ -445,7 +501,7 @@ async fn take_part(
         is_without_files: files.is_none(),
         is_set_down: false,
     };
-    let record = PoolRecord { dir, pool, copies: None, group: Some(group) };
+    let record = PoolRecord { dir, pool, copies: None, min_copies: None, group: Some(group) };
     records::add(&node, name, &record, what)?;
     stands_after_look(client, name).await
 }
@@ -521,6 +577,14 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
             }
         }
     }
+    if pool.min_copies > 1 {
+        lines.push(format!(
+            "    changes need {} machines that have everything; with fewer, files can only be read",
+            pool.min_copies
+        ));
+    }
+    let refusing = pool.groups.iter().filter_map(|group| pool.refuses_changes(group));
+    lines.extend(refusing.map(|why| format!("    warning: {why}")));
     for witness in &pool.witnesses {
         let here = if witness.is_here { " (this machine)" } else { "" };
         lines.push(format!(

@@ -70,14 +70,16 @@ enum Command {
     Attach(create::AttachArgs),
     /// Print a code by which other machines join a pool
     Invite(group::InviteArgs),
-    /// Give a directory of this machine to a pool that others have
+    /// Give a directory of this machine to a pool that others have, or vote there without one
     Join(group::JoinArgs),
     /// Let a machine go when other machines have copies of what it has
     Drain(group::DrainArgs),
     /// Take a machine out of a pool that does not come back
     Remove(group::RemoveMemberArgs),
-    /// Say on how many machines each file of a pool is
+    /// Say on how many machines each file of a pool is, and how many of them changes need
     Copies(group::CopiesArgs),
+    /// Say down to which depth new directories are spread over machines
+    Level(group::LevelArgs),
     /// List this node's pools
     Status(status::Args),
     /// Compare all copies of a pool's files, or the index of a pool of one with them, and put right what can be
@@ -102,6 +104,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::Invite(args) => group::invite(args, global).await,
         Command::Drain(args) => group::drain(args, global).await,
         Command::Copies(args) => group::copies(args, global).await,
+        Command::Level(args) => group::level(args, global).await,
         Command::Remove(args) => group::remove(args, global).await,
         Command::Join(args) => group::join(args, global).await,
         Command::Attach(args) => create::attach(args, global).await,

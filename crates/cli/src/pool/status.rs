@@ -154,7 +154,13 @@ fn show(output: &mut Output, status: &PoolStatus) -> Result<(), Failure> {
             true => "one machine, no copies; ",
             false => "",
         };
-        output.line(format!("    {copies}distribution level {}; {served}", found.level))?;
+        let level = match status.group.as_ref().and_then(|group| group.level) {
+            Some(now) if now != found.level => {
+                format!("{now} for new directories, it was {}", found.level)
+            }
+            _ => found.level.to_string(),
+        };
+        output.line(format!("    {copies}distribution level {level}; {served}"))?;
         let (free, size) = (units::size(found.free_bytes), units::size(found.size_bytes));
         output.line(format!("    {free} free of {size}"))?;
     }

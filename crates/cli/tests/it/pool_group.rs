@@ -619,6 +619,8 @@ fn codes_that_are_none_and_nodes_that_are_strangers_are_refused() {
     team.pool(0, &["create", "team", &files(0), "--level", "17"])
         .failed(2, &["a distribution level is at most 16"]);
     team.pool(0, &["create", "team", &files(0), "--copies", "6"]).failed(2, &["6 is not in 1..=5"]);
+    team.pool(0, &["create", "team", &files(0), "--copies", "2", "--min-copies", "3"])
+        .failed(2, &["changes cannot need 3 copies where files have 2"]);
     assert!(!Path::new(&files(0)).exists(), "a directory that was made for nothing is gone");
     team.pool(0, &["invite", "team"]).failed(4, &["no pool team"]);
     team.pool(0, &["create", "team", &files(0)]).ok();
@@ -711,6 +713,34 @@ fn a_pool_of_two_with_a_witness_goes_on_after_each_dies() {
     team.ring.nodes[1].restart();
     team.wait_until_these_take_part(&[0, 1]);
     assert_eq!(fs::read_to_string(at.join("alone")).expect("it is read"), "text");
+    // From now on no change is acknowledged that one machine alone has.
+    team.pool(0, &["copies", "team", "--min-copies", "4"]).failed(1, &["no more than files are"]);
+    let said = team.pool(2, &["copies", "team", "--min-copies", "2"]).ok().stderr;
+    assert!(said.contains("while at least 2 machines have everything"), "{said}");
+    let told = team.pool(0, &["status"]).ok().stdout;
+    assert!(told.contains("changes need 2 machines that have everything"), "{told}");
+    team.ring.nodes[1].kill();
+    until("changes are refused", || {
+        let made = fs::write(there.join("refused"), "text");
+        made.is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+    });
+    assert_eq!(fs::read_to_string(there.join("alone")).expect("it is read"), "text");
+    until("the primary says so", || {
+        let told = team.pool(0, &["status"]).ok().stdout;
+        told.contains("it refuses changes: 1 of the 2 copies")
+    });
+    team.ring.nodes[1].restart();
+    team.wait_until_these_take_part(&[0, 1]);
+    until("changes are taken", || fs::write(there.join("taken"), "text").is_ok());
+    assert_eq!(team.pool_at(0)["min_copies"], 2);
+    // Only what is made later obeys another level.
+    let said = team.pool(1, &["level", "team", "3"]).ok().stderr;
+    assert!(said.contains("from now on are distributed down to level 3"), "{said}");
+    until("the status says so", || {
+        let told = team.pool(0, &["status"]).ok().stdout;
+        told.contains("distribution level 3 for new directories, it was 1")
+    });
+    team.pool(0, &["level", "team", "17"]).failed(2, &["17 is not in 0..=16"]);
     // Only the node's own directory has something of it.
     assert!(!Path::new(&team.files(2)).exists());
     run(atoll().arg("unmount").arg(&at)).ok();

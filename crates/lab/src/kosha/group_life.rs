@@ -173,7 +173,7 @@ impl<'a> GroupLife<'a> {
         }
         let complete: BTreeSet<PeerId> =
             self.members.iter().filter(|m| m.is_complete).map(|m| id(m.machine)).collect();
-        let voters = self.voters.of(
+        let voters = self.voters.of_members(
             &peers(&self.members),
             |id| dead_ids.contains(&id),
             |id| complete.contains(&id),

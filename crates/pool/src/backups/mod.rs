@@ -16,7 +16,7 @@
 mod link;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ struct PrimaryAnnouncement {
     /// The last released change.
     released: AtomicU64,
     map: Mutex<PoolMap>,
+    /// How many members of the epoch it names.
+    copies: AtomicUsize,
     /// Members may have lost bytes so often, or are others.
     losses: AtomicU64,
     /// The run of the server that clients work with; none before there is one.
@@ -78,6 +80,7 @@ impl Backups {
             pool,
             released: AtomicU64::new(released),
             map: Mutex::new(map.clone()),
+            copies: AtomicUsize::new(map.members.len()),
             losses: AtomicU64::new(0),
             boot: OnceLock::new(),
             has_news: Notify::default(),
@@ -160,6 +163,7 @@ impl Backups {
     /// A newer one; the members that it does not name are no longer waited for. Returns links to members that have come.
     pub(crate) fn set_map(&self, map: &PoolMap) -> Vec<Arc<BackupLink>> {
         *self.said.map.lock().expect("no holder of this lock panics") = map.clone();
+        self.said.copies.store(map.members.len(), Ordering::SeqCst);
         self.said.losses.fetch_add(1, Ordering::SeqCst);
         let new = self.link_to(map);
         for link in self.links().iter() {
@@ -170,6 +174,11 @@ impl Backups {
         }
         self.said.has_news.notify();
         new
+    }
+
+    /// How many members have everything, this one among them.
+    pub(crate) fn copies(&self) -> usize {
+        self.said.copies.load(Ordering::SeqCst)
     }
 
     /// Looked at for each call of a client.

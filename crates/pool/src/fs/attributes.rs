@@ -49,6 +49,7 @@ impl<D: Disk> PoolFs<D> {
         handle: Option<Handle>,
         changes: SetAttr,
     ) -> DiskResult<AttrReply> {
+        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
@@ -167,6 +168,7 @@ impl<D: Disk> PoolFs<D> {
             return Err(Errno::E2BIG);
         }
         self.member.check_room()?;
+        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;
@@ -248,6 +250,7 @@ impl<D: Disk> PoolFs<D> {
 
     pub(super) async fn remove_attribute(&self, id: FileId, name: &[u8]) -> DiskResult<()> {
         check_attribute(name)?;
+        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         let node = self.member.node(id).await?;

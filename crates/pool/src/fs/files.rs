@@ -27,6 +27,7 @@ impl<D: Disk> PoolFs<D> {
         self.check_not_removed(id, &stat)?;
         let file = self.member.disk.open(&node).await?;
         if flags.has(OpenFlags::TRUNCATE) {
+            self.member.check_copies()?;
             let _changing = self.member.begin_change().await?;
             let _turn = self.member.turns.write(id.0).await;
             self.member.set_length(id, &file, 0).await?;
@@ -77,6 +78,7 @@ impl<D: Disk> PoolFs<D> {
             return Err(Errno::EBADF);
         }
         self.member.check_room()?;
+        self.member.check_copies()?;
         let member = &self.member;
         // Members write a file's bytes in one order.
         let _changing = match member.in_group || member.has_quotas() {
@@ -131,6 +133,7 @@ impl<D: Disk> PoolFs<D> {
         if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 {
             self.member.check_room()?;
         }
+        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
         self.member.allocate_bytes(id, &file, mode, (offset, len)).await

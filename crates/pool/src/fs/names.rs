@@ -226,6 +226,7 @@ impl<D: Disk> PoolFs<D> {
     ) -> DiskResult<Entry> {
         // Its name takes room here.
         self.member.check_room()?;
+        self.member.check_copies()?;
         let at = PoolPlace::new(parent, name);
         let id = self.make_elsewhere(caller, at, mode, group).await?;
         let stat = self.stat(id).await?;
@@ -245,6 +246,7 @@ impl<D: Disk> PoolFs<D> {
         }
         self.check_lives(named)?;
         self.member.check_room()?;
+        self.member.check_copies()?;
         let parent = named.place.parent;
         self.member.held().forget_listing(parent);
         let home = self.member.home(parent)?;
@@ -349,6 +351,7 @@ impl<D: Disk> PoolFs<D> {
         if stat.nlink == 0 {
             return Err(Errno::ENOENT);
         }
+        self.member.check_copies()?;
         let change = PoolChange::Link { id, at: named.place.clone(), by: self.origin };
         self.member.change(change).await?;
         let stat = self.member.stat(id, &node).await?;
@@ -380,6 +383,7 @@ impl<D: Disk> PoolFs<D> {
         if is_rmdir {
             self.check_empty(found.id).await?;
         }
+        self.member.check_copies()?;
         let change = PoolChange::Unlink { id: found.id, at: named.place.clone(), by: self.origin };
         self.member.change(change).await.map(|_| ())
     }
@@ -390,6 +394,7 @@ impl<D: Disk> PoolFs<D> {
         let _turn = self.member.turns.write(parent.0).await;
         let (dir, _) = self.member.directory(parent).await?;
         let id = self.member.lost_directory(&dir, name).await?.ok_or(Errno::EIO)?;
+        self.member.check_copies()?;
         self.member.held().forget_listing(parent);
         let at = PoolPlace::new(parent, name);
         self.member.change(PoolChange::Unlink { id, at, by: self.origin }).await.map(|_| ())
@@ -443,6 +448,7 @@ impl<D: Disk> PoolFs<D> {
         }
         self.check_lives(new)?;
         self.check_loop(&moved, new)?;
+        self.member.check_copies()?;
         let Some(other) = new.found else {
             if flags.exchange {
                 return Err(Errno::ENOENT);

@@ -89,6 +89,8 @@ impl PoolEdit {
                 RosterEdit::ToGo(id, _) => (1, Some(*id), None),
                 RosterEdit::Set(group, _) | RosterEdit::Drop(group) => (2, None, Some(*group)),
                 RosterEdit::Copies(_) => (3, None, None),
+                RosterEdit::MinCopies(_) => (4, None, None),
+                RosterEdit::Level(_) => (5, None, None),
             },
         };
         self != earlier && subject(self) == subject(earlier)
@@ -263,6 +265,7 @@ impl<D: Disk> EpochMembership<D> {
             let Some(seat) = seat.upgrade().filter(|_| !primary.member.has_failed()) else {
                 return;
             };
+            primary.member.set_rules(seat.rules());
             let heard = primary.heard_of_revival().unwrap_or_else(|| seat.backup.map());
             if revival(heard.epoch) > revival(primary.backups.map().epoch) {
                 // People have made another copy the group, and this one's voters do not know.
@@ -346,10 +349,17 @@ impl<D: Disk> EpochMembership<D> {
             silent.contains(&id)
                 || map.witnesses.contains(id) && watch.silence(id, now) > DEAD_AFTER
         };
+        // What it has answered counts if it is listed so, and is to be.
+        let mut ready = watch.ready(&map.witnesses, now);
+        let stays_listed = |id: PeerId| {
+            let listed = map.witnesses.get(id);
+            listed.is_some_and(|witness| edited.witnesses.contains_incarnation(witness))
+        };
+        ready.retain(|id| stays_listed(*id));
         let to_be = VotersToBe {
             enrolled: &edited.enrolled,
             witnesses: &edited.witnesses,
-            ready: &watch.ready(&edited.witnesses, now),
+            ready: &ready,
             voting: &voting,
         };
         let voters = map.voters.of(&to_be, is_dead, |id| members.contains(&id));
@@ -431,5 +441,7 @@ mod tests {
         assert!(!PoolEdit::Remove(peer(1).id).replaces(&goes(1, true)), "one is of a group");
         let copies = |copies| PoolEdit::Roster(RosterEdit::Copies(copies));
         assert!(copies(2).replaces(&copies(3)));
+        let least = |copies| PoolEdit::Roster(RosterEdit::MinCopies(copies));
+        assert!(least(2).replaces(&least(1)) && !least(2).replaces(&copies(2)));
     }
 }

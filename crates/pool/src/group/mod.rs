@@ -64,7 +64,7 @@ pub use crate::backups::CopyProgress;
 use crate::change::PoolChange;
 use crate::disk::{Disk, DiskResult};
 use crate::fs::PoolFs;
-use crate::layout::OWN_DIRECTORY;
+use crate::layout::{GroupNumber, OWN_DIRECTORY};
 use crate::map::{
     AskError, MapSeat, PROPOSE, PoolMap, SEEN, VOTER_MESSAGE, VoterError, revival, revival_secs,
 };
@@ -77,6 +77,7 @@ use crate::messages::{
 use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer, ReplicaRead};
 use crate::routing::addressed;
+use crate::roster::RosterRules;
 use crate::siblings::SiblingGroups;
 use crate::witnesses::Witness;
 
@@ -329,8 +330,8 @@ impl<D: Disk> GroupMember<D> {
             None => (false, vec![self.seat.backup.status()], self.seat.backup.count_locks(), 0),
         };
         let witnesses = lead.as_ref().map_or_else(Vec::new, |lead| {
-            let Primary { witnesses, backups, env, .. } = &*lead.primary;
-            witnesses.status(&backups.map(), env.now())
+            let Primary { witnesses, env, .. } = &*lead.primary;
+            witnesses.status(&map, env.now())
         });
         let voters = map.voting().collect();
         GroupStatus {
@@ -432,6 +433,14 @@ impl<D: Disk> GroupSeat<D> {
     async fn until_other_primary(&self, primary: Peer) {
         while self.backup.primary().id == primary.id {
             sleep(&*self.env, LOOK_EVERY).await;
+        }
+    }
+
+    /// What the pool's roster says of this group, as far as it is known here.
+    fn rules(&self) -> RosterRules {
+        match (self.settings.group, &self.siblings) {
+            (GroupNumber::FIRST, _) | (_, None) => self.backup.map().roster.rules(),
+            (_, Some(siblings)) => siblings.rules(),
         }
     }
 
@@ -648,6 +657,7 @@ impl<D: Disk> GroupSeat<D> {
         let (env, copy) = (&self.env, self.backup.take_locks());
         let locks = LockKeeper::of_primary(env, &backups, copy.for_primary(map.epoch));
         let parts = (member.clone(), backups.clone(), locks.clone());
+        member.set_rules(self.rules());
         let primary = Primary::start(env, &self.transport, parts, map.run);
         *self.lead() = Some(Lead { primary: primary.clone(), server: None });
         self.env.spawn(Box::pin(EpochMembership::keep(Arc::downgrade(self), primary.clone())));

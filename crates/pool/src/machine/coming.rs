@@ -117,6 +117,22 @@ impl<D: Disk> PoolMachine<D> {
         self.edit_first(PoolEdit::Roster(RosterEdit::Copies(copies))).await.map(drop)
     }
 
+    /// How many members of a group must have everything so that it takes changes, from now on.
+    ///
+    /// # Errors
+    /// If it is no such number; if nobody answers.
+    pub async fn set_min_copies(&self, least: u8) -> Result<(), PoolEditError> {
+        self.edit_first(PoolEdit::Roster(RosterEdit::MinCopies(least))).await.map(drop)
+    }
+
+    /// Down to which level directories are distributed that are made from now on. Those that are there stay where they are.
+    ///
+    /// # Errors
+    /// If it is no such number; if nobody answers.
+    pub async fn set_level(&self, level: u8) -> Result<(), PoolEditError> {
+        self.edit_first(PoolEdit::Roster(RosterEdit::Level(level))).await.map(drop)
+    }
+
     /// Has a machine belong to no group any more, at once: others are given copies afterwards.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ mod seeking;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -141,6 +141,8 @@ pub(crate) struct PoolMember<D: Disk> {
     slots: D::Node,
     /// The disk is full: nothing is made that takes room.
     is_tight: AtomicBool,
+    /// What the pool's roster says of all groups: the least number of copies, and the level.
+    rules: [AtomicU8; 2],
     /// Whether the pool is one of several members, if also only one is left.
     pub(crate) in_group: bool,
     /// Those that follow this one, if it is the primary.

@@ -4,7 +4,7 @@
 //! just not be mounted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use atoll_env::Env;
@@ -228,7 +228,12 @@ pub async fn is_in_use<D: Disk>(disk: &D) -> Result<bool, OpenError> {
 ///
 /// # Panics
 /// If `copies` is not between 1 and [`crate::MAX_COPIES`].
-pub async fn share<D: Disk>(env: Env, disk: D, local: Peer, copies: u8) -> Result<(), OpenError> {
+pub async fn share<D: Disk>(
+    env: Env,
+    disk: D,
+    local: Peer,
+    (copies, min_copies): (u8, u8),
+) -> Result<(), OpenError> {
     let unrecovered = PoolMember::open_unrecovered(env, disk).await?;
     if unrecovered.map().is_some() {
         return Ok(());
@@ -239,7 +244,8 @@ pub async fn share<D: Disk>(env: Env, disk: D, local: Peer, copies: u8) -> Resul
     let founding = PoolMembers::new(vec![local]).expect("one is enough");
     let mut map = PoolMap::first(&founding);
     let roster = map.roster.with(&RosterEdit::Copies(copies));
-    map.roster = roster.expect("a number of copies");
+    let roster = roster.and_then(|roster| roster.with(&RosterEdit::MinCopies(min_copies)));
+    map.roster = roster.expect("numbers of copies");
     let failed = |errno| OpenError::Disk("cannot write who its members are", errno);
     // Who joins has none of the changes before, of which there is one at least, and so is given the files.
     member.change(PoolChange::AllSynced { kept: Vec::new() }).await.map_err(failed)?;
@@ -572,6 +578,7 @@ impl<D: Disk> PoolMember<D> {
             unsettled: Mutex::default(),
             unsure: OnceLock::new(),
             is_tight: AtomicBool::new(false),
+            rules: [AtomicU8::new(1), AtomicU8::new(settings.level)],
             in_group,
             backups: Mutex::default(),
             followed: Mutex::default(),

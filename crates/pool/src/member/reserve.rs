@@ -12,6 +12,7 @@ use atoll_vfs::{Errno, StatFs};
 
 use super::PoolMember;
 use crate::disk::{Disk, DiskResult, Making, missing_is_none};
+use crate::roster::RosterRules;
 
 /// Of Atoll's own files.
 pub(super) const RESERVE: &[u8] = b"reserve";
@@ -60,6 +61,28 @@ impl<D: Disk> PoolMember<D> {
             self.backups().is_some_and(|backups| backups.free_bytes() < MIN_ROOM_BYTES);
         match self.is_tight.load(Ordering::Relaxed) || is_tight_elsewhere {
             true => Err(Errno::ENOSPC),
+            false => Ok(()),
+        }
+    }
+
+    /// What the roster says of all groups, as this member knows it from now on.
+    pub(crate) fn set_rules(&self, rules: RosterRules) {
+        let level = rules.level.unwrap_or(self.settings.level);
+        self.rules[0].store(rules.min_copies, Ordering::Relaxed);
+        self.rules[1].store(level, Ordering::Relaxed);
+    }
+
+    /// Down to which level directories are distributed that are made now.
+    pub(crate) fn level(&self) -> u8 {
+        self.rules[1].load(Ordering::Relaxed)
+    }
+
+    /// Refuses changes as long as fewer members have everything than changes need: [`Errno::EROFS`], which programs show as what it is, and after
+    /// which they do not try again.
+    pub(crate) fn check_copies(&self) -> DiskResult<()> {
+        let least = usize::from(self.rules[0].load(Ordering::Relaxed));
+        match least > 1 && self.backups().is_some_and(|backups| backups.copies() < least) {
+            true => Err(Errno::EROFS),
             false => Ok(()),
         }
     }

@@ -406,7 +406,8 @@ impl<D: Disk> PoolMember<D> {
 
     /// Whether a directory that is made in `parent` is a distributed one: at most as deep as the distribution level (Kosha §3.2).
     pub(crate) fn is_to_be_distributed(&self, parent: FileId) -> DiskResult<bool> {
-        Ok(self.depth_up_to(parent, self.settings.level)? < self.settings.level)
+        let level = self.level();
+        Ok(self.depth_up_to(parent, level)? < level)
     }
 
     /// How deep a directory lies: the root at 0, its entries at 1. One with a name in another group knows it from when it got that name.

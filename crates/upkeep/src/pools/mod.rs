@@ -67,8 +67,8 @@ mod call {
     pub(super) const REMOVE: u16 = 0x038c;
     /// Has a machine go when others have what it has, or stay: the same, and a byte, 1 or 0.
     pub(super) const LET_GO: u16 = 0x038d;
-    /// How many copies a pool has: the pool, 16 bytes, and a byte.
-    pub(super) const COPIES: u16 = 0x038e;
+    /// A rule for a pool's files: the pool, 16 bytes, which rule ([`super::PoolRule`]), and a number, a byte each.
+    pub(super) const RULE: u16 = 0x038e;
 }
 
 /// While something is missing.
@@ -174,17 +174,28 @@ pub async fn let_go(
     client.outside_call(call::LET_GO, request).await.map(|_| ())
 }
 
-/// How many copies the files of a pool are to have from now on.
+/// What people may say of the files of a pool, with a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PoolRule {
+    /// On how many machines each file is to be.
+    Copies = 0,
+    /// How many members of a group must have everything so that it takes changes.
+    MinCopies = 1,
+    /// Down to which level directories are distributed that are made from then on.
+    Level = 2,
+}
+
+/// Has a rule for the files of a pool hold from now on.
 ///
 /// # Errors
 /// If the node does not answer; why not, for people.
-pub async fn set_copies(
+pub async fn set_rule(
     client: &atoll_node::Client,
     pool: &PoolId,
-    copies: u8,
+    (rule, number): (PoolRule, u8),
 ) -> Result<(), atoll_node::ClientError> {
-    let request = Bytes::from([&pool[..], &[copies]].concat());
-    client.outside_call(call::COPIES, request).await.map(|_| ())
+    let request = Bytes::from([&pool[..], &[rule as u8, number]].concat());
+    client.outside_call(call::RULE, request).await.map(|_| ())
 }
 
 impl Pools {
@@ -393,11 +404,17 @@ impl Pools {
         asked.map_err(|error| error.to_string())
     }
 
-    /// How many copies the files of a pool are to have; why not, for people.
-    async fn set_copies(&self, request: &[u8]) -> Result<(), String> {
-        let (pool, copies) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
-        let [copies] = copies else { return Err("a number of copies is a byte".into()) };
-        let asked = self.asked(pool)?.set_copies(*copies).await;
+    /// Has a rule for the files of a pool hold; why not, for people.
+    async fn set_rule(&self, request: &[u8]) -> Result<(), String> {
+        let (pool, rule) = request.split_first_chunk().ok_or("a pool has 16 bytes")?;
+        let [rule, number] = rule else { return Err("a rule is two bytes".into()) };
+        let machine = self.asked(pool)?;
+        let asked = match rule {
+            0 => machine.set_copies(*number).await,
+            1 => machine.set_min_copies(*number).await,
+            2 => machine.set_level(*number).await,
+            _ => return Err("this node does not know that rule".into()),
+        };
         asked.map_err(|error| error.to_string())
     }
 
@@ -477,9 +494,9 @@ impl Subsystem for Pools {
             Box::pin(async move { pools.let_go(&request).await.map(|()| Bytes::new()) })
         });
         let pools = self.clone();
-        calls.on(call::COPIES, 17, move |request| {
+        calls.on(call::RULE, 18, move |request| {
             let pools = pools.clone();
-            Box::pin(async move { pools.set_copies(&request).await.map(|()| Bytes::new()) })
+            Box::pin(async move { pools.set_rule(&request).await.map(|()| Bytes::new()) })
         });
         calls.on(call::RELAY, MAX_OUTSIDE_BYTES, move |request| {
             let pools = self.clone();

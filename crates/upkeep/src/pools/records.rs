@@ -24,6 +24,9 @@ pub struct PoolRecord {
     /// On how many machines each file is to be when the pool has several; none for the usual number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<u8>,
+    /// How many of them must have everything so that changes are taken, when the pool has several machines; none for 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_copies: Option<u8>,
     /// None in a pool of one, which needs no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupRecord>,
@@ -264,6 +267,7 @@ mod tests {
             dir: "/srv/home".into(),
             pool: hex(&[1; 16]),
             copies: None,
+            min_copies: None,
             group: Some(group),
         };
         add(temp.path(), "home", &record).unwrap();

@@ -24,6 +24,12 @@ pub struct PoolOfNode {
     pub witnesses: Vec<PoolWitnessState>,
     /// On how many machines each file is to be.
     pub copies: usize,
+    /// A group with fewer members that take part refuses changes.
+    #[serde(default)]
+    pub min_copies: usize,
+    /// Down to which level directories are distributed that are made now, if somebody has changed that since the pool was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<u8>,
     /// Its groups of members, each of which has a part of the directories.
     pub groups: Vec<PoolGroupState>,
 }
@@ -205,6 +211,8 @@ impl PoolOfNode {
             machines: Vec::new(),
             witnesses: Vec::new(),
             copies: 0,
+            min_copies: 0,
+            level: None,
             groups: Vec::new(),
         };
         let status = match served {
@@ -254,6 +262,8 @@ impl PoolOfNode {
             machines: machines.into_iter().map(machine).collect(),
             witnesses,
             copies: roster.copies(),
+            min_copies: roster.rules().min_copies.into(),
+            level: roster.rules().level,
             groups,
             ..unserved
         }
@@ -282,6 +292,18 @@ impl PoolOfNode {
         }
     }
 
+    /// That a group refuses changes since too few of its members take part, as its primary knows, for people.
+    pub fn refuses_changes(&self, group: &PoolGroupState) -> Option<String> {
+        let members = group.states.iter().filter(|state| state.is_member).count();
+        let refuses = group.is_primary && members < self.min_copies;
+        refuses.then(|| {
+            format!(
+                "it refuses changes: {members} of the {} copies that changes need are there",
+                self.min_copies
+            )
+        })
+    }
+
     /// What somebody should know who looks after it.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -294,7 +316,9 @@ impl PoolOfNode {
             let stands = |state: &PoolMemberState| format!("{} {}", state.node, state.standing());
             let away = group.problem.iter().filter(|_| self.problem.is_none()).cloned();
             let unhealed = group.unhealed_copies();
+            let few = self.refuses_changes(group);
             let all = away.chain(short.map(stands)).chain(group.needed_member()).chain(unhealed);
+            let all = all.chain(few);
             warnings.extend(all.map(of));
         }
         let away = self.witnesses.iter().filter(|one| one.problem.is_some());
@@ -655,6 +679,19 @@ mod tests {
         assert_eq!(pool.problem, Some(gone));
         let removed = stands(Vec::new(), true);
         assert_eq!(removed.summary(), "this machine belongs to it no more");
+    }
+
+    #[test]
+    fn a_group_with_too_few_copies_for_changes_is_warned_of() {
+        let mut pool = stands(vec![member(2, true, None), member(1, false, None)], true);
+        assert_eq!(pool.min_copies, 1);
+        assert_eq!(pool.refuses_changes(&pool.groups[0]), None);
+        pool.min_copies = 2;
+        let warned = pool.warnings();
+        let said = "it refuses changes: 1 of the 2 copies that changes need are there";
+        assert!(warned.iter().any(|why| why == said), "{warned:?}");
+        pool.groups[0].is_primary = false;
+        assert_eq!(pool.refuses_changes(&pool.groups[0]), None, "it does not know");
     }
 
     #[test]

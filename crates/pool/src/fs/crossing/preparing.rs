@@ -169,6 +169,7 @@ impl<D: Disk> PoolFs<D> {
     /// Whether changes can be made one after the other, by who has their locks: [`Errno::EAGAIN`] if what stands under their names is
     /// not what they were planned from.
     pub(super) async fn check_part(&self, changes: &[PoolChange]) -> DiskResult<()> {
+        self.member.check_copies()?;
         self.member.check_growth(changes).await?;
         // What earlier ones have put under names.
         let mut names: BTreeMap<PoolPlace, Option<FileId>> = BTreeMap::new();

@@ -260,7 +260,7 @@ fn files_that_were_put_by_hand_are_given_to_who_joins() {
             disk.make(&root, b"dir", Making::Directory, 0o750).await.unwrap();
             let dir = disk.node(&root, b"dir").await.unwrap();
             disk.make(&dir, b"below", Making::Symlink(b"somewhere"), 0o777).await.unwrap();
-            atoll_pool::share(env, disk, local, 3).await.unwrap();
+            atoll_pool::share(env, disk, local, (3, 1)).await.unwrap();
         }
     };
     group.sim.block_on(LONG, shared).unwrap();

@@ -603,12 +603,12 @@ fn a_pool_of_one_that_is_shared_keeps_the_locks_of_its_mounts_as_it_grows() {
     group.now(atoll_pool::create(&disk, settings)).unwrap();
     let (mounted, _) = group.now(PoolFs::open(env.clone(), disk.clone())).unwrap();
     assert!(mounted.locks().is_none());
-    let shared = group.now(atoll_pool::share(env.clone(), disk.clone(), local, 3));
+    let shared = group.now(atoll_pool::share(env.clone(), disk.clone(), local, (3, 1)));
     assert_eq!(shared, Err(OpenError::InUse));
     drop(mounted);
     disk.kill(InFlight::Lost);
     let disk = disk.reopen();
-    group.now(atoll_pool::share(env, disk.clone(), local, 3)).unwrap();
+    group.now(atoll_pool::share(env, disk.clone(), local, (3, 1))).unwrap();
     disk.kill(InFlight::Lost);
     group.disks[0] = disk.reopen();
     group.start(0).unwrap();

@@ -3,10 +3,12 @@
 //! ```text
 //! directed  one thing after the other
 //! seeds     clients of a pool whose machines come, go and fail
+//! limits    how many copies changes need, and the level
 //! without_files  machines that vote, and have no files
 //! ```
 
 mod directed;
+mod limits;
 mod seeds;
 mod without_files;
 
@@ -326,6 +328,19 @@ impl Pool {
     fn set_copies(&self, via: usize, copies: u8) -> Result<(), PoolEditError> {
         let asked = self
             .run_at(via, move |machine| Box::pin(async move { machine.set_copies(copies).await }));
+        asked.unwrap_or(Err(PoolEditError::NoAnswer))
+    }
+
+    fn set_min_copies(&self, via: usize, least: u8) -> Result<(), PoolEditError> {
+        let asked = self.run_at(via, move |machine| {
+            Box::pin(async move { machine.set_min_copies(least).await })
+        });
+        asked.unwrap_or(Err(PoolEditError::NoAnswer))
+    }
+
+    fn set_level(&self, via: usize, level: u8) -> Result<(), PoolEditError> {
+        let asked =
+            self.run_at(via, move |machine| Box::pin(async move { machine.set_level(level).await }));
         asked.unwrap_or(Err(PoolEditError::NoAnswer))
     }
 

@@ -10,7 +10,7 @@ fn votes_in(pool: &Pool, at: usize) -> BTreeSet<GroupNumber> {
 }
 
 #[track_caller]
-fn until(pool: &Pool, what: &str, holds: impl Fn(&Pool) -> bool) {
+pub(super) fn until(pool: &Pool, what: &str, holds: impl Fn(&Pool) -> bool) {
     let until = pool.sim.now() + QUIET_WITHIN;
     while !holds(pool) {
         assert!(pool.sim.now() < until, "{what}");
@@ -18,12 +18,12 @@ fn until(pool: &Pool, what: &str, holds: impl Fn(&Pool) -> bool) {
     }
 }
 
-fn block_on<T>(pool: &Pool, work: impl Future<Output = T>) -> T {
+pub(super) fn block_on<T>(pool: &Pool, work: impl Future<Output = T>) -> T {
     pool.sim.block_on(LONG, work).unwrap()
 }
 
 /// Two machines with files, and one without.
-fn pair(seed: u64) -> Pool {
+pub(super) fn pair(seed: u64) -> Pool {
     let pool = Pool::new(3, seed);
     pool.join(0, 1).unwrap();
     pool.join_without_files(0, 2);

@@ -1,0 +1,180 @@
+//! What people say of a pool's files while it is used: how many copies changes need, and down to which level directories are distributed.
+
+use atoll_pool::RosterEdit;
+use atoll_vfs::{Errno, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer};
+use bytes::Bytes;
+
+use super::without_files::{block_on, pair, until};
+use super::*;
+use crate::workload::{ROOT, me, read_file_in, write_file_in};
+
+/// The group that has a file.
+fn group_of(inode: InodeNumber) -> u64 {
+    // 12 bits are a slot, of which each group has 64.
+    inode.0 >> 52 >> 6
+}
+
+#[test]
+fn a_group_with_fewer_copies_than_changes_need_can_be_read_and_refuses_each_change() {
+    let pool = pair(1);
+    let _ends = ShutDown(pool.sim.clone());
+    let fs = block_on(&pool, pool.mount(2));
+    block_on(&pool, write_file_in(&*fs, ROOT, "file", "made by two"));
+    let (file, open) = block_on(&pool, async {
+        let file = fs.lookup(me(), ROOT, b"file").await.unwrap().attr.inode;
+        fs.mkdir(me(), ROOT, b"dir", 0o755).await.unwrap();
+        (file, fs.open(me(), file, OpenFlags(2)).await.unwrap().handle)
+    });
+    pool.set_min_copies(0, 2).unwrap();
+    pool.run_for(Duration::from_secs(1));
+    block_on(&pool, write_file_in(&*fs, ROOT, "with both", "taken"));
+    pool.kill(1, InFlight::Lost);
+    until(&pool, "one is left", |pool| {
+        pool.stands(GroupNumber::FIRST).is_some_and(|stands| {
+            stands.members.iter().filter(|member| member.is_member).count() == 1
+        })
+    });
+    assert_eq!(block_on(&pool, read_file_in(&*fs, ROOT, "file")), "made by two");
+    let mode = || SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let refused = block_on(&pool, async {
+        let data = Bytes::from_static(b"x");
+        [
+            fs.mkdir(me(), ROOT, b"new", 0o755).await.map(drop),
+            fs.create(me(), ROOT, b"new", 0o644, OpenFlags(2)).await.map(drop),
+            fs.symlink(me(), ROOT, b"new", b"file").await.map(drop),
+            fs.link(me(), file, ROOT, b"new").await.map(drop),
+            fs.unlink(me(), ROOT, b"file").await,
+            fs.rmdir(me(), ROOT, b"dir").await,
+            fs.rename(me(), ROOT, b"file", ROOT, b"new", RenameFlags::default()).await,
+            fs.setattr(me(), file, None, mode()).await.map(drop),
+            fs.write(Writer::At(me()), file, open, 0, data).await.map(drop),
+            fs.open(me(), file, OpenFlags(2 | OpenFlags::TRUNCATE)).await.map(drop),
+            fs.setxattr(me(), file, b"user.a", Bytes::new(), Default::default()).await,
+        ]
+    });
+    for (at, refused) in refused.into_iter().enumerate() {
+        assert_eq!(refused, Err(Errno::EROFS), "call {at}");
+    }
+    // People may say otherwise meanwhile.
+    pool.set_min_copies(0, 1).unwrap();
+    pool.run_for(Duration::from_secs(1));
+    block_on(&pool, write_file_in(&*fs, ROOT, "by one", "taken"));
+    pool.set_min_copies(0, 2).unwrap();
+    pool.run_for(Duration::from_secs(1));
+    let refused = block_on(&pool, fs.mkdir(me(), ROOT, b"new", 0o755)).map(drop);
+    assert_eq!(refused, Err(Errno::EROFS));
+    pool.restart(1);
+    pool.settle();
+    block_on(&pool, write_file_in(&*fs, ROOT, "again", "taken"));
+    pool.compare().unwrap();
+}
+
+#[test]
+fn each_group_refuses_changes_by_its_own_members() {
+    let pool = Pool::new(5, 2);
+    let _ends = ShutDown(pool.sim.clone());
+    pool.set_copies(0, 2).unwrap();
+    for at in 1..4 {
+        pool.join(0, at).unwrap();
+    }
+    pool.settle();
+    pool.join_without_files(0, 4);
+    pool.run_for(Duration::from_secs(20));
+    assert!(pool.set_min_copies(0, 3).is_err(), "more than there are to be");
+    pool.set_min_copies(0, 2).unwrap();
+    assert!(pool.set_copies(0, 1).is_err(), "fewer than changes need");
+    let fs = block_on(&pool, pool.mount(4));
+    let made: Vec<InodeNumber> = block_on(&pool, async {
+        let mut made = Vec::new();
+        for number in 0..12 {
+            let name = format!("directory {number}");
+            let dir = fs.mkdir(me(), ROOT, name.as_bytes(), 0o755).await.unwrap().attr.inode;
+            write_file_in(&*fs, dir, "file", "made").await;
+            made.push(dir);
+        }
+        made
+    });
+    // A machine that not all groups have.
+    let of = |at: usize| {
+        let groups = pool.groups().into_iter().filter(|of| pool.members_of(*of).contains(&at));
+        groups.map(|group| u64::from(group.number())).collect::<BTreeSet<_>>()
+    };
+    let all: BTreeSet<u64> = made.iter().map(|dir| group_of(*dir)).collect();
+    let at = (0..4).find(|at| !all.is_subset(&of(*at)) && !all.is_disjoint(&of(*at)));
+    let at = at.expect("such a machine");
+    let short = of(at);
+    pool.kill(at, InFlight::Lost);
+    pool.run_for(Duration::from_secs(3));
+    let mut refused = [0, 0];
+    for dir in &made {
+        let is_short = short.contains(&group_of(*dir));
+        let tried = block_on(&pool, async {
+            assert_eq!(read_file_in(&*fs, *dir, "file").await, "made");
+            fs.mkdir(me(), *dir, b"new", 0o755).await.map(drop)
+        });
+        assert_eq!(tried, if is_short { Err(Errno::EROFS) } else { Ok(()) }, "{dir:?}");
+        refused[usize::from(is_short)] += 1;
+    }
+    assert!(refused.iter().all(|count| *count > 0), "{refused:?}");
+    pool.restart(at);
+    pool.settle();
+    for dir in &made {
+        block_on(&pool, fs.mkdir(me(), *dir, b"late", 0o755)).unwrap();
+    }
+    pool.compare().unwrap();
+}
+
+#[test]
+fn another_level_holds_for_directories_that_are_made_from_then_on() {
+    let pool = Pool::new(4, 3);
+    let _ends = ShutDown(pool.sim.clone());
+    pool.set_copies(0, 1).unwrap();
+    for at in 1..4 {
+        pool.join(0, at).unwrap();
+    }
+    pool.settle();
+    let fs = block_on(&pool, pool.mount(0));
+    let make = |parent: InodeNumber, prefix: &'static str| {
+        let fs = fs.clone();
+        async move {
+            let mut groups = BTreeSet::new();
+            let mut first = None;
+            for number in 0..16 {
+                let name = format!("{prefix}{number}");
+                let made = fs.mkdir(me(), parent, name.as_bytes(), 0o755).await.unwrap();
+                first.get_or_insert(made.attr.inode);
+                groups.insert(group_of(made.attr.inode));
+            }
+            (groups, first.unwrap())
+        }
+    };
+    let (groups, top) = block_on(&pool, make(ROOT, "top"));
+    assert!(groups.len() > 1, "{groups:?}");
+    let (groups, below) = block_on(&pool, make(top, "below"));
+    assert_eq!(groups, [group_of(top)].into(), "deeper ones lie with their parent");
+    pool.set_level(0, 2).unwrap();
+    pool.run_for(Duration::from_secs(3));
+    let (groups, _) = block_on(&pool, make(top, "now"));
+    assert!(groups.len() > 1, "{groups:?}");
+    let found = block_on(&pool, fs.lookup(me(), top, b"below0")).unwrap();
+    assert_eq!(found.attr.inode, below, "it stays where it is");
+    let (groups, _) = block_on(&pool, make(below, "deep"));
+    assert_eq!(groups, [group_of(top)].into());
+    pool.set_level(0, 0).unwrap();
+    pool.run_for(Duration::from_secs(3));
+    let (groups, _) = block_on(&pool, make(ROOT, "root"));
+    assert_eq!(groups, [0].into());
+    assert!(pool.set_level(0, 17).is_err());
+    // The rules are the roster's, and so are there after a restart of all.
+    let rules = pool.first().roster.rules();
+    assert_eq!(rules.level, Some(0));
+    (0..4).for_each(|at| pool.kill(at, InFlight::Lost));
+    (0..4).for_each(|at| pool.restart(at));
+    pool.settle();
+    assert_eq!(pool.first().roster.rules(), rules);
+    let again = pool.first().roster.with(&RosterEdit::Level(3)).unwrap();
+    assert_eq!(again.rules().level, Some(3));
+    let (groups, _) = block_on(&pool, make(ROOT, "after"));
+    assert_eq!(groups, [0].into());
+    pool.compare().unwrap();
+}
