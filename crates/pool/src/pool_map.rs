@@ -184,7 +184,9 @@ impl MapVoters {
         let mut all = counts.map(|count| (count, chosen(count)));
         let keys = match is_kept {
             true => Some(chosen(wanted)).filter(|keys| keys.len() == wanted),
-            false => all.find(|(count, keys)| keys.len() == *count && has_most(keys)).map(|all| all.1),
+            false => {
+                all.find(|(count, keys)| keys.len() == *count && has_most(keys)).map(|all| all.1)
+            }
         };
         match keys {
             Some(keys) if keys != self.keys => {

@@ -308,7 +308,10 @@ impl<C> Encode<C> for PoolRoster {
         context: &mut C,
     ) -> Result<(), EncodeError<W::Error>> {
         let has_rules = self.rules != RosterRules::default();
-        encoder.array(if has_rules { 5 } else { 3 })?.u8(self.copies)?.array(self.groups.len() as u64)?;
+        encoder
+            .array(if has_rules { 5 } else { 3 })?
+            .u8(self.copies)?
+            .array(self.groups.len() as u64)?;
         for (number, group) in &self.groups {
             encoder.array(2)?.u8(number.number())?.encode_with(group, context)?;
         }

@@ -60,7 +60,8 @@ impl<D: Disk> WitnessSeat<D> {
         let peers = (env.clone(), transport);
         let maps = MapSeat::start_without_files(peers, place, (group, map), incarnation).await?;
         let state = Mutex::new(SeatState { failed: None, is_ended: false });
-        let seat = Arc::new(WitnessSeat { env, maps, incarnation, has_news: Notify::default(), state });
+        let seat =
+            Arc::new(WitnessSeat { env, maps, incarnation, has_news: Notify::default(), state });
         seat.env.spawn(Box::pin(keep(Arc::downgrade(&seat), seat.env.clone())));
         Ok(seat)
     }

@@ -1,8 +1,8 @@
-//! Nodes that belong to a pool and have no files of it: *witnesses* and *gateways*. Plain data, part of a group's map ([`crate::pool_map`]).
+//! Nodes that belong to a pool and have no files of it. Plain data, part of a group's map ([`crate::pool_map`]).
 //!
 //! A node that joins without a directory is listed here. It may mount and serve the pool, as members may. Where the members alone
-//! are no odd number of voters, or fewer than five, some of these nodes vote, too: they are the group's *witnesses*. The others are *gateways*; one
-//! becomes a witness when it is needed. No group ever gives one of them files.
+//! are too few voters, some of these nodes vote, too: they are the group's *witnesses*. Another one becomes a witness when it is needed. No group
+//! ever gives one of them files.
 //!
 //! Each keeps its votes in its own directory, and draws random bits when it makes that: its **incarnation**. If the directory is gone, or was set back
 //! to an older state, the node may have forgotten whom it gave its vote. Then it draws others, and is listed anew, as a node that has never

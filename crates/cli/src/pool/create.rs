@@ -98,7 +98,8 @@ async fn create_in(args: &CreateArgs, what: &str) -> Result<PoolRecord, Failure>
     let settings = PoolSettings::new(random_bytes()?, args.level);
     let made = atoll_pool::create(&disk, settings).await;
     made.map_err(|error| create_failure(&error, &dir, what))?;
-    let (copies, min_copies) = (Some(args.copies), Some(args.min_copies).filter(|least| *least > 1));
+    let (copies, min_copies) =
+        (Some(args.copies), Some(args.min_copies).filter(|least| *least > 1));
     Ok(PoolRecord { dir, pool: hex(&settings.pool), copies, min_copies, group: None })
 }
 

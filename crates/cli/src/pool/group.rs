@@ -8,8 +8,8 @@ use atoll_key::PeerId;
 use atoll_node::Client;
 use atoll_pool::{MAX_COPIES, PoolId, USUAL_COPIES, epoch_parts};
 use atoll_upkeep::pools::{
-    self, Peer, PoolGroupState, PoolInvitation, PoolMachineState, PoolMemberState, PoolOfNode,
-    PoolRule, PoolWitnessState,
+    self, Peer, PoolDrain, PoolGroupState, PoolInvitation, PoolMachineState, PoolMemberState,
+    PoolOfNode, PoolRule, PoolWitnessState,
 };
 
 use super::create::{canonical, make_directory};
@@ -259,8 +259,7 @@ fn meant(
     text: &str,
     what: &str,
 ) -> Result<(PeerId, PoolMachineState), Failure> {
-    let is_meant =
-        |machine: &&PoolMachineState| is_called(text, &machine.key, &machine.node);
+    let is_meant = |machine: &&PoolMachineState| is_called(text, &machine.key, &machine.node);
     let found: Vec<_> = machines.iter().filter(is_meant).collect();
     let [machine] = found[..] else {
         let why = match found.len() {
@@ -587,21 +586,39 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
     lines.extend(refusing.map(|why| format!("    warning: {why}")));
     for witness in &pool.witnesses {
         let here = if witness.is_here { " (this machine)" } else { "" };
-        lines.push(format!(
-            "    {}{here} {}",
-            witness.node,
-            safe_message(&witness.standing())
-        ));
+        lines.push(format!("    {}{here} {}", witness.node, safe_message(&witness.standing())));
     }
     for machine in pool.machines.iter().filter(|machine| machine.is_to_go) {
         let here = if machine.is_here { " (this machine)" } else { "" };
         let groups = units::counted(machine.groups as u64, "group", "groups");
+        let left = machine.drain.as_ref().map(drain_words).unwrap_or_default();
         lines.push(format!(
-            "    {}{here} goes when others have what it has: {groups} left",
+            "    {}{here} goes when others have what it has: {groups} left{left}",
             machine.node
         ));
     }
     lines
+}
+
+/// What is left to be copied, and how long that takes, as the end of a line.
+fn drain_words(drain: &PoolDrain) -> String {
+    let mut words = String::new();
+    if let Some(bytes) = drain.bytes_left.filter(|_| drain.groups_known > 0) {
+        words.push_str(&format!(", {} to be copied", units::size(bytes)));
+    }
+    match drain.seconds_left {
+        Some(seconds) if seconds >= 120 => {
+            words.push_str(&format!(", about {} minutes", seconds / 60));
+        }
+        Some(seconds) => words.push_str(&format!(", about {seconds} seconds")),
+        None => {}
+    }
+    let unknown = drain.groups_left - drain.groups_known;
+    if unknown > 0 {
+        let groups = units::counted(unknown as u64, "group", "groups");
+        words.push_str(&format!(" (the primaries of {groups} know the rest)"));
+    }
+    words
 }
 
 /// Epoch and primary of a group, as the end of its line in the status.
@@ -624,6 +641,9 @@ fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
         let PoolMemberState { node, applied, .. } = state;
         let standing = safe_message(&state.standing());
         let mut line = format!("{indent}{node} {standing}; change {applied}");
+        if let Some(left) = state.copying.as_ref().and_then(|copying| copying.bytes_left()) {
+            line.push_str(&format!(", {} to be copied", units::size(left)));
+        }
         if let Some(free) = state.free_bytes {
             line.push_str(&format!(", {} free", units::size(free)));
         }
@@ -658,6 +678,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_drain_says_how_long_it_takes_and_what_others_know() {
+        let drain = |groups_known, bytes_left, seconds_left| {
+            drain_words(&PoolDrain { groups_left: 2, groups_known, bytes_left, seconds_left })
+        };
+        assert_eq!(drain(2, Some(3 << 30), Some(200)), ", 3.0 GiB to be copied, about 3 minutes");
+        assert_eq!(drain(2, None, None), "");
+        let half = drain(1, Some(0), None);
+        assert_eq!(half, ", 0 B to be copied (the primaries of 1 group know the rest)");
+        assert_eq!(drain(0, Some(0), None), " (the primaries of 2 groups know the rest)");
+    }
+
+    #[test]
     fn a_machine_is_alone_only_if_its_node_knows_the_pool() {
         let machine = |is_here| PoolMachineState {
             node: "node".into(),
@@ -665,6 +697,7 @@ mod tests {
             is_here,
             groups: 1,
             is_to_go: false,
+            drain: None,
         };
         assert!(!is_alone(&[]), "others may count on what it has");
         assert!(is_alone(&[machine(true)]));

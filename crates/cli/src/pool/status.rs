@@ -71,9 +71,8 @@ pub(super) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     for name in names {
         let what = format!("cannot read pool {name}");
         let Some(record) = records::find(&node, &name, &what)? else { continue };
-        let has_nothing = |group: &records::GroupRecord| {
-            group.joins.is_some() || group.is_without_files
-        };
+        let has_nothing =
+            |group: &records::GroupRecord| group.joins.is_some() || group.is_without_files;
         let found = match record.group.as_ref().is_some_and(has_nothing) {
             // There is nothing in its directory yet, or never.
             true => Ok(None),

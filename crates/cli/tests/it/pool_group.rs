@@ -717,8 +717,10 @@ fn a_pool_of_two_with_a_witness_goes_on_after_each_dies() {
     team.pool(0, &["copies", "team", "--min-copies", "4"]).failed(1, &["no more than files are"]);
     let said = team.pool(2, &["copies", "team", "--min-copies", "2"]).ok().stderr;
     assert!(said.contains("while at least 2 machines have everything"), "{said}");
-    let told = team.pool(0, &["status"]).ok().stdout;
-    assert!(told.contains("changes need 2 machines that have everything"), "{told}");
+    until("another node knows it, too", || {
+        let told = team.pool(0, &["status"]).ok().stdout;
+        told.contains("changes need 2 machines that have everything")
+    });
     team.ring.nodes[1].kill();
     until("changes are refused", || {
         let made = fs::write(there.join("refused"), "text");

@@ -324,7 +324,8 @@ impl<D: Disk> EpochMembership<D> {
             edited.enrolled.contains(**key)
                 || witness.is_some_and(|witness| edited.witnesses.contains_incarnation(witness))
         };
-        let voting: BTreeSet<PeerId> = map.voters.keys.iter().filter(stays_voter).copied().collect();
+        let voting: BTreeSet<PeerId> =
+            map.voters.keys.iter().filter(stays_voter).copied().collect();
         let is_voter_to_go = voting.len() < map.voters.keys.len();
         let (enrolled, witnesses) = match is_voter_to_go {
             true => (map.enrolled.clone(), map.witnesses.clone()),

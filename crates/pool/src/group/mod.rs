@@ -76,8 +76,8 @@ use crate::messages::{
 };
 use crate::pool_groups::LocalGroup;
 use crate::remote::{LockKeeper, METHODS, RemoteServer, ReplicaRead};
-use crate::routing::addressed;
 use crate::roster::RosterRules;
+use crate::routing::addressed;
 use crate::siblings::SiblingGroups;
 use crate::witnesses::Witness;
 

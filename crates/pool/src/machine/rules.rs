@@ -225,9 +225,8 @@ mod tests {
     #[test]
     fn nodes_without_files_are_listed_by_all_groups_and_get_no_files() {
         let witness = |incarnation| Witness { peer: peer(9), incarnation };
-        let listed = |incarnation| {
-            crate::witnesses::PoolWitnesses::new(vec![witness(incarnation)]).unwrap()
-        };
+        let listed =
+            |incarnation| crate::witnesses::PoolWitnesses::new(vec![witness(incarnation)]).unwrap();
         let begun = [RosterEdit::Begin(peer(4)), set(&[4], false)];
         let first = PoolMap { roster: roster(&begun), witnesses: listed(1), ..map(&[1, 2], 2) };
         let own = PoolMap { witnesses: listed(1), ..map(&[4], 1) };

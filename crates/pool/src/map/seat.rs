@@ -231,8 +231,7 @@ impl<D: Disk> MapSeat<D> {
         map: &PoolMap,
         seen: &[SeenVotes],
     ) -> Result<Arc<MapVoter>, VoterError> {
-        let (env, transport, disk) =
-            (self.env.clone(), self.transport.clone(), self.disk.clone());
+        let (env, transport, disk) = (self.env.clone(), self.transport.clone(), self.disk.clone());
         let generation = map.voters.generation;
         let had_begun = self.voting().generation >= generation;
         match read_votes(&*self.disk, &self.own).await? {

@@ -279,7 +279,8 @@ impl MapVoter {
                 })
             }
             SEEN => {
-                let answered = decode(&header).ok_or_else(|| malformed("a call that cannot be read"));
+                let answered =
+                    decode(&header).ok_or_else(|| malformed("a call that cannot be read"));
                 let answered = answered.map(|generation| self.say_seen(from.id, generation));
                 Box::pin(async {
                     let header = encode(&answered?);

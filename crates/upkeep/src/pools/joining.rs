@@ -129,7 +129,10 @@ impl Pools {
         let local = self.local().id;
         let in_group = |group: &RosterGroup| group.members.contains(local);
         let is_listed = incarnation.is_some() && map.witnesses.contains(local);
-        match is_listed || map.enrolled.contains(local) || map.roster.groups().values().any(in_group) {
+        match is_listed
+            || map.enrolled.contains(local)
+            || map.roster.groups().values().any(in_group)
+        {
             true => Ok(map),
             false => Err("its answer lacks this node".into()),
         }

@@ -49,7 +49,7 @@ pub use directories::directories;
 pub use invitation::PoolInvitation;
 pub use relay::NodeRoute;
 pub use standing::{
-    PoolGroupState, PoolMachineState, PoolMemberState, PoolOfNode, PoolWitnessState,
+    PoolDrain, PoolGroupState, PoolMachineState, PoolMemberState, PoolOfNode, PoolWitnessState,
 };
 pub use votes::votes_path;
 

@@ -47,6 +47,54 @@ pub struct PoolMachineState {
     pub groups: usize,
     /// Whether it goes when others have what it has.
     pub is_to_go: bool,
+    /// What others are given before it goes, as far as this node knows; none if it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<PoolDrain>,
+}
+
+/// What is left to be copied before a machine goes. A group's primary knows that of its group; other nodes do not.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct PoolDrain {
+    /// The groups that it still is in.
+    pub groups_left: usize,
+    /// Those of them of which this node knows what is left: it is their primary.
+    pub groups_known: usize,
+    /// Bytes that others lack of these groups' files; none if one of them is just given names.
+    pub bytes_left: Option<u64>,
+    /// How long that takes, seconds; none if that is not known of each group that is left.
+    pub seconds_left: Option<u64>,
+}
+
+impl PoolDrain {
+    /// What is left in these groups, which have the machine.
+    fn of<'g>(groups: impl Iterator<Item = &'g PoolGroupState>) -> PoolDrain {
+        let mut drain = PoolDrain {
+            groups_left: 0,
+            groups_known: 0,
+            bytes_left: Some(0),
+            seconds_left: Some(0),
+        };
+        for group in groups {
+            drain.groups_left += 1;
+            if !group.is_primary {
+                drain.seconds_left = None;
+                continue;
+            }
+            drain.groups_known += 1;
+            for state in &group.states {
+                let Some(copying) = &state.copying else { continue };
+                let (bytes, seconds) = (copying.bytes_left(), copying.seconds_left);
+                drain.bytes_left = drain.bytes_left.zip(bytes).map(|(all, more)| all + more);
+                // Groups copy beside each other.
+                drain.seconds_left = drain.seconds_left.zip(seconds).map(|(all, one)| all.max(one));
+            }
+            // Who takes its place has not come yet.
+            if group.states.iter().all(|state| state.copying.is_none()) && group.lacks_copies {
+                drain.seconds_left = None;
+            }
+        }
+        drain
+    }
 }
 
 /// A machine that belongs to a pool and has no files of it.
@@ -83,9 +131,8 @@ impl PoolWitnessState {
             status.groups.iter().filter_map(|(_, stands)| stands.as_ref().ok()).collect();
         let state = |peer: &Peer| {
             let in_first = status.first.voters.keys.contains(&peer.id);
-            let in_others = || {
-                served.iter().any(|group| group.voters.iter().any(|voter| voter.id == peer.id))
-            };
+            let in_others =
+                || served.iter().any(|group| group.voters.iter().any(|voter| voter.id == peer.id));
             let here = status.voting.as_ref().filter(|_| peer.id == own);
             let mut known = served.iter().flat_map(|group| &group.witnesses);
             let known = known.find(|one| one.peer.id == peer.id && one.problem.is_some());
@@ -121,6 +168,9 @@ pub struct PoolGroupState {
     pub is_open: bool,
     /// How many members it has.
     pub members: usize,
+    /// Whether fewer of them that stay have everything than files are to have copies, as its primary knows.
+    #[serde(default)]
+    pub lacks_copies: bool,
     /// Why this node does not serve it, for people.
     pub problem: Option<String>,
     /// The members whose majority decides who is the primary, in short, and where they listen.
@@ -180,6 +230,11 @@ pub struct PoolCopying {
 }
 
 impl PoolCopying {
+    /// How many bytes it lacks; none if it is just given names.
+    pub fn bytes_left(&self) -> Option<u64> {
+        (self.names == 0).then(|| self.bytes.saturating_sub(self.bytes_done))
+    }
+
     fn words(&self) -> String {
         if self.names > 0 {
             return format!("is given the names of all files: {} by now", self.names);
@@ -227,16 +282,22 @@ impl PoolOfNode {
         }
         let roster = status.roster();
         let is_open = |number| roster.groups().get(&number).is_none_or(|group| group.is_open);
+        let machines: BTreeSet<_> = all.values().flat_map(PoolMembers::peers).collect();
+        let staying = machines.iter().filter(|peer| !roster.to_go().contains(&peer.id)).count();
         let groups: Vec<PoolGroupState> = all
             .iter()
             .map(|(number, members)| {
                 let here = status.groups.iter().find(|(group, _)| group == number);
                 let here = here.map(|(_, stands)| stands.clone());
+                let complete = here.iter().flatten().flat_map(|stands| &stands.members);
+                let complete = complete
+                    .filter(|state| state.is_member && !roster.to_go().contains(&state.peer.id));
+                let lacks_copies = complete.count() < roster.copies().min(staying);
                 let state = PoolGroupState::new((*number, members), here);
-                PoolGroupState { is_open: is_open(*number), ..state }
+                let lacks_copies = state.is_primary && lacks_copies;
+                PoolGroupState { is_open: is_open(*number), lacks_copies, ..state }
             })
             .collect();
-        let machines: BTreeSet<_> = all.values().flat_map(PoolMembers::peers).collect();
         let served = groups.iter().any(|group| group.is_here && group.problem.is_none());
         let why = groups.iter().find_map(|group| group.problem.clone());
         let without_files = status.voting.as_ref();
@@ -249,17 +310,23 @@ impl PoolOfNode {
             (false, true) => None,
             (false, false) => Some(why.unwrap_or_else(|| "its directories are opened".to_owned())),
         };
+        let groups_of = |id: PeerId| {
+            let has = all.values().map(move |members| members.contains(id));
+            groups.iter().zip(has).filter(|(_, has)| *has).map(|(group, _)| group)
+        };
         let machine = |peer: &Peer| PoolMachineState {
             node: peer.to_string(),
             key: HEXLOWER.encode(&peer.id.0),
             is_here: peer.id == own,
             groups: all.values().filter(|members| members.contains(peer.id)).count(),
             is_to_go: roster.to_go().contains(&peer.id),
+            drain: roster.to_go().contains(&peer.id).then(|| PoolDrain::of(groups_of(peer.id))),
         };
+        let machines = machines.into_iter().map(machine).collect();
         PoolOfNode {
             problem,
             is_removed: status.is_removed,
-            machines: machines.into_iter().map(machine).collect(),
+            machines,
             witnesses,
             copies: roster.copies(),
             min_copies: roster.rules().min_copies.into(),
@@ -469,9 +536,7 @@ impl From<MemberStatus> for PoolMemberState {
 mod tests {
     use std::time::Duration;
 
-    use atoll_pool::{
-        PoolMap, PoolWitnesses, RosterEdit, VotingStatus, Witness, WitnessStatus,
-    };
+    use atoll_pool::{PoolMap, PoolWitnesses, RosterEdit, VotingStatus, Witness, WitnessStatus};
 
     use super::*;
 
@@ -692,6 +757,43 @@ mod tests {
         assert!(warned.iter().any(|why| why == said), "{warned:?}");
         pool.groups[0].is_primary = false;
         assert_eq!(pool.refuses_changes(&pool.groups[0]), None, "it does not know");
+    }
+
+    #[test]
+    fn a_drain_says_what_is_left_and_how_long_that_takes() {
+        let copying = |names, bytes_done, seconds_left| PoolCopying {
+            names,
+            files_done: 1,
+            files: 2,
+            bytes_done,
+            bytes: 100,
+            seconds_left,
+        };
+        let learner = |copying| PoolMemberState { copying, ..member(3, false, None).into() };
+        let group = |states: Vec<PoolMemberState>, is_primary, lacks_copies| PoolGroupState {
+            states,
+            is_primary,
+            lacks_copies,
+            ..PoolGroupState::default()
+        };
+        let quick = group(vec![learner(Some(copying(0, 90, Some(5))))], true, true);
+        let slow = group(vec![learner(Some(copying(0, 20, Some(70))))], true, true);
+        let left = |groups: &[&PoolGroupState]| PoolDrain::of(groups.iter().copied());
+        let drain = |groups_left, groups_known, bytes_left, seconds_left| PoolDrain {
+            groups_left,
+            groups_known,
+            bytes_left,
+            seconds_left,
+        };
+        assert_eq!(left(&[&quick, &slow]), drain(2, 2, Some(90), Some(70)), "at the same time");
+        let names = group(vec![learner(Some(copying(7, 0, None)))], true, true);
+        assert_eq!(left(&[&quick, &names]), drain(2, 2, None, None));
+        let elsewhere = group(Vec::new(), false, false);
+        assert_eq!(left(&[&quick, &elsewhere]), drain(2, 1, Some(10), None));
+        let waits = group(vec![learner(None)], true, true);
+        assert_eq!(left(&[&waits]), drain(1, 1, Some(0), None), "nobody has come yet");
+        let done = group(vec![member(1, true, None).into()], true, false);
+        assert_eq!(left(&[&done]), drain(1, 1, Some(0), Some(0)));
     }
 
     #[test]

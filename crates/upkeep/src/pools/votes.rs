@@ -118,11 +118,7 @@ impl MachineDisks<Directory> for PoolVotes {
         Box::pin(async { Ok(None) })
     }
 
-    fn make<'a>(
-        &'a self,
-        _: PoolSettings,
-        _: &'a PoolMap,
-    ) -> BoxFuture<'a, Result<(), String>> {
+    fn make<'a>(&'a self, _: PoolSettings, _: &'a PoolMap) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async { Err("this machine has no files of the pool".to_owned()) })
     }
 

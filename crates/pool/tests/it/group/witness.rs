@@ -169,10 +169,8 @@ fn a_member_that_is_cut_off_from_the_other_and_the_witness_does_not_answer() {
         pair.group.sim.partition(&[&[pair.group.hosts[first]]]);
         let ((), took) = stall(&pair.group, write_file(&*fs, "other", "made on the larger side"));
         assert!(took < Duration::from_secs(1), "seed {seed}: {took:?}");
-        let cut_off = pair.group.sim.block_on(
-            Duration::from_secs(5),
-            read_file(&*through_first, "file"),
-        );
+        let cut_off =
+            pair.group.sim.block_on(Duration::from_secs(5), read_file(&*through_first, "file"));
         assert!(cut_off.is_err(), "it may be old: {cut_off:?}");
         pair.group.sim.heal();
         pair.group.settle_and_compare().unwrap();
@@ -254,9 +252,9 @@ fn a_witness_that_goes_takes_no_vote_with_it() {
     let mut pair = Pair::new(1);
     let id = pair.group.sim.peer(pair.host).id;
     let [primary, _] = pair.roles();
-    let map = pair.group.edit(primary, move |member| {
-        Box::pin(async move { member.remove(id, EDIT_LIMIT).await })
-    });
+    let map = pair
+        .group
+        .edit(primary, move |member| Box::pin(async move { member.remove(id, EDIT_LIMIT).await }));
     let map = map.unwrap();
     assert!(map.witnesses.all().is_empty());
     assert_eq!(map.voters.keys.len(), 1);

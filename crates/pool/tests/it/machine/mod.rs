@@ -113,7 +113,8 @@ impl VoteDirectories<SimulatedDisk> for SimulatedDisks {
 
     fn open(&self, group: GroupNumber) -> Result<SimulatedDisk, String> {
         let mut kept = self.kept();
-        let disk = kept.votes.entry(group).or_insert_with(|| SimulatedDisk::new(self.sim.outside()));
+        let disk =
+            kept.votes.entry(group).or_insert_with(|| SimulatedDisk::new(self.sim.outside()));
         *disk = disk.reopen();
         Ok(disk.clone())
     }
@@ -339,8 +340,8 @@ impl Pool {
     }
 
     fn set_level(&self, via: usize, level: u8) -> Result<(), PoolEditError> {
-        let asked =
-            self.run_at(via, move |machine| Box::pin(async move { machine.set_level(level).await }));
+        let asked = self
+            .run_at(via, move |machine| Box::pin(async move { machine.set_level(level).await }));
         asked.unwrap_or(Err(PoolEditError::NoAnswer))
     }
 
