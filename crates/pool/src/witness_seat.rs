@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use atoll_env::{BoxFuture, Env, Notify, sleep};
+use atoll_env::{BoxFuture, Env, Instant, Notify, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use futures_util::future::select;
 
@@ -23,6 +23,8 @@ use crate::routing::PoolId;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 struct SeatState {
+    /// When a primary has asked last; when it began, before that.
+    asked: Instant,
     /// Why it votes no more until it is opened again.
     failed: Option<VoterError>,
     is_ended: bool,
@@ -34,6 +36,8 @@ pub struct WitnessSeat<D: Disk> {
     maps: MapSeat<D>,
     incarnation: u64,
     has_news: Notify,
+    /// Held while it does what the map wants.
+    following: futures_util::lock::Mutex<()>,
     state: Mutex<SeatState>,
 }
 
@@ -59,9 +63,15 @@ impl<D: Disk> WitnessSeat<D> {
         let place = (Arc::new(disk), own);
         let peers = (env.clone(), transport);
         let maps = MapSeat::start_without_files(peers, place, (group, map), incarnation).await?;
-        let state = Mutex::new(SeatState { failed: None, is_ended: false });
-        let seat =
-            Arc::new(WitnessSeat { env, maps, incarnation, has_news: Notify::default(), state });
+        let state = SeatState { asked: env.now(), failed: None, is_ended: false };
+        let seat = Arc::new(WitnessSeat {
+            env,
+            maps,
+            incarnation,
+            has_news: Notify::default(),
+            following: futures_util::lock::Mutex::new(()),
+            state: Mutex::new(state),
+        });
         seat.env.spawn(Box::pin(keep(Arc::downgrade(&seat), seat.env.clone())));
         Ok(seat)
     }
@@ -79,6 +89,11 @@ impl<D: Disk> WitnessSeat<D> {
     pub fn note_map(&self, map: &PoolMap) {
         self.maps.note_map(map);
         self.has_news.notify();
+    }
+
+    /// For how long no primary has asked.
+    pub(crate) fn unasked_for(&self) -> Duration {
+        self.env.now().since(self.state().asked)
     }
 
     /// Whether it votes in the generation of voters that it knows.
@@ -103,11 +118,18 @@ impl<D: Disk> WitnessSeat<D> {
     pub async fn end(&self) {
         self.state().is_ended = true;
         self.has_news.notify();
+        // What has begun may still write votes.
+        let _none = self.following.lock().await;
         self.maps.end().await;
     }
 
     async fn follow(&self) {
-        if self.state().failed.is_some() {
+        let _one = self.following.lock().await;
+        let has_ended = {
+            let state = self.state();
+            state.failed.is_some() || state.is_ended
+        };
+        if has_ended {
             return;
         }
         if let Err(error) = self.maps.follow().await {
@@ -121,6 +143,7 @@ impl<D: Disk> WitnessSeat<D> {
         let malformed = || Refusal::new(Refusal::MALFORMED, "a call that cannot be read");
         let map = messages::decode::<PoolMap>(&request.header).ok_or_else(malformed)?;
         self.note_map(&map);
+        self.state().asked = self.env.now();
         if let Some(error) = self.failed() {
             return Err(Refusal::new(refused::DISK, error.to_string()));
         }

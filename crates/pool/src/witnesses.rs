@@ -14,6 +14,8 @@
 //! witness KEY ADDRESS 0123456789abcdef votes
 //! ```
 
+use std::sync::Arc;
+
 use atoll_key::PeerId;
 use atoll_net::Peer;
 use data_encoding::HEXLOWER;
@@ -57,7 +59,8 @@ impl Witness {
 /// The nodes of a group without files, in the order in which they joined.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct PoolWitnesses {
-    all: Vec<Witness>,
+    /// Shared: a map is small where there are none, and is often copied.
+    all: Arc<Vec<Witness>>,
 }
 
 impl PoolWitnesses {
@@ -70,7 +73,7 @@ impl PoolWitnesses {
             all[..at].iter().any(|other| other.peer.id == witness.peer.id)
         };
         let is_sound = all.len() <= PoolWitnesses::MAX && !all.iter().enumerate().any(is_twice);
-        is_sound.then_some(PoolWitnesses { all })
+        is_sound.then(|| PoolWitnesses { all: Arc::new(all) })
     }
 
     /// All of them.
@@ -95,7 +98,7 @@ impl PoolWitnesses {
 
     /// These and another one, or that one in another incarnation or at another address; none if there are too many.
     pub(crate) fn with(&self, witness: Witness) -> Option<PoolWitnesses> {
-        let mut all = self.all.clone();
+        let mut all = self.all.to_vec();
         match all.iter_mut().find(|other| other.peer.id == witness.peer.id) {
             Some(known) => *known = witness,
             None => all.push(witness),
@@ -106,7 +109,7 @@ impl PoolWitnesses {
     /// These without one.
     pub(crate) fn without(&self, id: PeerId) -> PoolWitnesses {
         let others = self.all.iter().filter(|witness| witness.peer.id != id);
-        PoolWitnesses { all: others.copied().collect() }
+        PoolWitnesses { all: Arc::new(others.copied().collect()) }
     }
 }
 

@@ -135,6 +135,9 @@ impl Belonging {
                 next.witnesses =
                     more.ok_or("the pool has as many nodes without files as it can have")?;
             }
+            PoolEdit::Roster(RosterEdit::Begin(peer)) if self.witnesses.contains(peer.id) => {
+                return Err("it belongs to the pool without files: it leaves first");
+            }
             PoolEdit::Roster(edit) => {
                 next.roster = self.roster.with(edit)?;
                 let goes = matches!(edit, RosterEdit::ToGo(_, true));

@@ -45,6 +45,11 @@ impl<D: Disk> PoolMachine<D> {
         if in_first {
             self.check_not_needed(GroupNumber::FIRST, peer.id).await?;
         }
+        if first.witnesses.contains(peer.id) {
+            let why = "the pool has this node without files: `atoll pool remove` on another \
+                       machine comes first";
+            return Err(PoolEditError::Refused(why.to_owned()));
+        }
         if in_first || first.enrolled.peers().len() < first.roster.copies() {
             return self.edit_first(PoolEdit::Enrol(peer)).await;
         }

@@ -100,12 +100,15 @@ pub(super) fn belongs(first: &PoolMap, id: PeerId) -> bool {
 
 /// What the map of a group beside the first one is to say of nodes without files.
 fn wanted_without_files(first: &PoolMap, map: &PoolMap) -> Option<Wanted> {
-    let is_other = |one: &&Witness| map.witnesses.get(one.peer.id) != Some(**one);
-    let to_list = first.witnesses.all().iter().find(is_other);
+    // Those that are to go come first: the list may be full.
     let is_gone = |one: &&Witness| !first.witnesses.contains(one.peer.id);
-    let to_go = || map.witnesses.all().iter().find(is_gone);
-    let listed = to_list.map(|one| Wanted::Witness(*one));
-    listed.or_else(|| to_go().map(|one| Wanted::Remove(one.peer.id)))
+    if let Some(one) = map.witnesses.all().iter().find(is_gone) {
+        return Some(Wanted::Remove(one.peer.id));
+    }
+    let is_other = |one: &&Witness| {
+        map.witnesses.get(one.peer.id) != Some(**one) && !map.enrolled.contains(one.peer.id)
+    };
+    first.witnesses.all().iter().find(is_other).map(|one| Wanted::Witness(*one))
 }
 
 /// The next thing that the primary of a group wants; `first` is the newest map of the first group that it knows.

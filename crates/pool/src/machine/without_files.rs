@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::PoolMachine;
 use crate::disk::Disk;
@@ -30,12 +31,21 @@ pub trait VoteDirectories<D: Disk>: Send + Sync {
     /// Why not, for people.
     fn open(&self, group: GroupNumber) -> Result<D, String>;
 
+    /// Discards the votes in a group that the pool has no more, so that another one may have its number.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn discard(&self, group: GroupNumber) -> Result<(), String>;
+
     /// Draws another incarnation, durably, and then discards all votes.
     ///
     /// # Errors
     /// Why not, for people.
     fn renew(&self) -> Result<(), String>;
 }
+
+/// After so long without a question of a primary a seat is told the newest map. Primaries ask twice a second.
+const UNASKED: Duration = Duration::from_secs(3);
 
 /// How a machine without files stands.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -79,13 +89,15 @@ impl<D: Disk> PoolMachine<D> {
     ) {
         let looked = async {
             self.end_failed_seats(votes).await?;
+            self.end_dropped_seats(votes, &all).await?;
             let own = Witness { peer: self.local(), incarnation: votes.incarnation()? };
             self.keep_listed(own).await;
             Ok(())
         };
         let looked: Result<(), String> = looked.await;
         for group in all {
-            if self.seat(group).is_some() {
+            if let Some(seat) = self.seat(group) {
+                self.tell_seat(group, &seat).await;
                 continue;
             }
             let opened = match &looked {
@@ -100,6 +112,34 @@ impl<D: Disk> PoolMachine<D> {
                 Ok(()) => drop(state.problems.remove(&group)),
                 Err(why) => drop(state.problems.insert(group, why)),
             }
+        }
+    }
+
+    /// Ends the seats in groups that the pool has no more.
+    async fn end_dropped_seats(
+        &self,
+        votes: &dyn VoteDirectories<D>,
+        all: &BTreeSet<GroupNumber>,
+    ) -> Result<(), String> {
+        let seats = self.state().seats.clone();
+        for (group, seat) in seats.into_iter().filter(|(group, _)| !all.contains(group)) {
+            self.state().seats.remove(&group);
+            self.end_seat(group, &seat).await;
+            votes.discard(group)?;
+        }
+        Ok(())
+    }
+
+    /// Tells a seat the newest map of its group, if no primary does: the primary may have joined while this machine was away, and then the
+    /// seat takes it for a stranger.
+    async fn tell_seat(&self, group: GroupNumber, seat: &WitnessSeat<D>) {
+        if group == GroupNumber::FIRST {
+            seat.note_map(&self.state().first.clone());
+        } else if seat.unasked_for() > UNASKED
+            && let Some(known) = self.listed(group)
+            && let Ok(map) = self.ask_map(group, &known).await
+        {
+            seat.note_map(&map);
         }
     }
 

@@ -140,15 +140,19 @@ impl MapAsker {
             let known = self.map();
             let generation = known.voters.generation;
             // Also those that do not vote: they may know who does by now.
-            let asking = known.all_peers().map(|peer| self.ask_member(peer, generation, map));
+            let asking = known
+                .all_peers()
+                .map(async |peer| (peer.id, self.ask_member(peer, generation, map).await));
             let mut asking: FuturesUnordered<_> = asking.collect();
-            let (count, mut refused) = (asking.len(), 0);
-            while let Some(answer) = asking.next().await {
+            let (count, mut refused) = (known.enrolled.peers().len(), 0);
+            while let Some((id, answer)) = asking.next().await {
                 match answer {
                     VoterAnswer::Holds(map) => return Ok(map),
                     VoterAnswer::OtherVoters => continue 'voters,
-                    // This one's own voter may know no more than it.
-                    VoterAnswer::NotAMember => refused += 1,
+                    // This one's own voter may know no more than it. A node without files may have been away when the caller joined.
+                    VoterAnswer::NotAMember => {
+                        refused += usize::from(known.enrolled.contains(id));
+                    }
                 }
                 if 2 * refused > count {
                     break;

@@ -74,7 +74,7 @@ impl PoolVotes {
         fs::File::open(&self.dir)?.sync_all()
     }
 
-    fn discard(&self) -> io::Result<()> {
+    fn discard_all(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
@@ -105,10 +105,19 @@ impl VoteDirectories<Directory> for PoolVotes {
         self.open_in(group).map_err(|error| self.failed(&error))
     }
 
+    fn discard(&self, group: GroupNumber) -> Result<(), String> {
+        let discarded = match fs::remove_dir_all(self.dir.join(group.to_string())) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            discarded => discarded,
+        };
+        let synced = discarded.and_then(|()| fs::File::open(&self.dir)?.sync_all());
+        synced.map_err(|error| self.failed(&error))
+    }
+
     fn renew(&self) -> Result<(), String> {
         let drawn = format!("{:016x}\n", self.env.random_u64());
         // In this order: votes that a crash leaves there are of no incarnation that is listed.
-        let renewed = self.write(INCARNATION, &drawn).and_then(|()| self.discard());
+        let renewed = self.write(INCARNATION, &drawn).and_then(|()| self.discard_all());
         renewed.map_err(|error| self.failed(&error))
     }
 }
@@ -153,6 +162,11 @@ mod tests {
         assert_eq!(votes.begin(), Ok(first), "it is kept");
         VoteDirectories::open(&votes, GroupNumber::FIRST).unwrap();
         assert!(dir.join("0").is_dir());
+        let second = GroupNumber::new(1).unwrap();
+        VoteDirectories::open(&votes, second).unwrap();
+        votes.discard(second).unwrap();
+        votes.discard(second).unwrap();
+        assert!(dir.join("0").is_dir() && !dir.join("1").exists());
         votes.renew().unwrap();
         assert_ne!(votes.begin(), Ok(first));
         assert!(!dir.join("0").exists());

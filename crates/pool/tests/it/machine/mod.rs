@@ -119,6 +119,11 @@ impl VoteDirectories<SimulatedDisk> for SimulatedDisks {
         Ok(disk.clone())
     }
 
+    fn discard(&self, group: GroupNumber) -> Result<(), String> {
+        self.kept().votes.remove(&group);
+        Ok(())
+    }
+
     fn renew(&self) -> Result<(), String> {
         let mut kept = self.kept();
         kept.incarnation = Some(kept.incarnation.unwrap_or(0) + 1);

@@ -149,3 +149,49 @@ fn a_machine_without_files_that_is_removed_votes_no_more_and_does_not_come_back_
     assert!(pool.status(2).is_removed);
     pool.compare().unwrap();
 }
+
+/// It took the primary for a stranger, which never told it a map then.
+#[test]
+fn a_machine_without_files_that_was_away_votes_also_if_the_primary_joined_meanwhile() {
+    let pool = Pool::new(4, 6);
+    let _ends = ShutDown(pool.sim.clone());
+    pool.join(0, 1).unwrap();
+    pool.join_without_files(0, 2);
+    until(&pool, "it votes", |pool| !votes_in(pool, 2).is_empty());
+    pool.settle();
+    pool.kill(2, InFlight::Lost);
+    pool.join(0, 3).unwrap();
+    pool.settle();
+    let newest = pool.peer(3).id;
+    let primary = |pool: &Pool| pool.stands(GroupNumber::FIRST).map(|stands| stands.primary.id);
+    for _ in 0..10 {
+        let at = (0..4).find(|at| primary(&pool) == Some(pool.peer(*at).id));
+        let Some(at) = at.filter(|_| primary(&pool) != Some(newest)) else { break };
+        pool.kill(at, InFlight::Lost);
+        until(&pool, "another primary", |pool| {
+            primary(pool).is_some_and(|id| id != pool.peer(at).id)
+        });
+        pool.restart(at);
+        pool.settle();
+    }
+    assert_eq!(primary(&pool), Some(newest));
+    pool.restart(2);
+    until(&pool, "it answers", |pool| {
+        let stands = pool.stands(GroupNumber::FIRST);
+        stands.is_some_and(|stands| {
+            stands.witnesses.len() == 1
+                && stands.witnesses.iter().all(|one| one.problem.is_none())
+                && stands.primary.id == newest
+        })
+    });
+    pool.remove(3, 0).unwrap();
+    until(&pool, "it votes again", |pool| !votes_in(pool, 2).is_empty());
+}
+
+#[test]
+fn a_machine_without_files_is_not_taken_up_with_files_before_it_has_left() {
+    let pool = pair(7);
+    let _ends = ShutDown(pool.sim.clone());
+    let refused = pool.join(0, 2).unwrap_err().to_string();
+    assert!(refused.contains("without files"), "{refused}");
+}
