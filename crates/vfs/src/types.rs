@@ -211,6 +211,10 @@ pub enum Writer {
     /// A program's that appends: at the end, wherever that is by now. That a file was opened with
     /// [`OpenFlags::APPEND`] says it at first; `fcntl(2)` changes it later.
     AtEnd(Caller),
+    /// A client's of the front end, at the offset. It may keep the bytes in a cache, and may have
+    /// told a program that they are written: what is refused only for now is refused with
+    /// [`Errno::EAGAIN`], after which the client sends them again.
+    Cached(Caller),
     /// A page of a memory mapping, which the front end writes back at the offset. It does not know
     /// who changed the page; the handle is any that may write.
     Mapping,

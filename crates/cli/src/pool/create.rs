@@ -27,8 +27,8 @@ use crate::tfs::random_bytes;
 A pool has one machine at first, and needs no node; `atoll pool invite` lets others join. Directories down to the level are spread over the
 machines, deeper ones lie with their parent: with level 1 each directory in the pool's root goes somewhere else.
 
-With --min-copies 2 no change is acknowledged that one machine alone has: while fewer have everything, files can be read, and changes fail with
-\"Read-only file system\". It holds once the pool has several machines (`atoll pool invite`); `atoll pool copies` changes it.")]
+With --min-copies 2 no change is begun while fewer than two machines have everything: files can be read, and changes fail with
+\"Read-only file system\". It holds once a second machine belongs to the pool; `atoll pool copies` changes it.")]
 pub(super) struct CreateArgs {
     /// The pool's name on this node
     name: String,

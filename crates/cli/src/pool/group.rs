@@ -556,7 +556,7 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
                 false => format!("{machines}, a copy on {}", only.members),
             };
             lines.push(format!("    {copies}{}", role(only)));
-            lines.extend(describe_members(only, "    "));
+            lines.extend(describe_members(only, &pool.witnesses, "    "));
         }
         groups => {
             let all = units::counted(groups.len() as u64, "group", "groups");
@@ -572,7 +572,7 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
                     (true, true) => "",
                 };
                 lines.push(format!("    group {}: {members}{state}{}", group.group, role(group)));
-                lines.extend(describe_members(group, "        "));
+                lines.extend(describe_members(group, &pool.witnesses, "        "));
             }
         }
     }
@@ -605,6 +605,8 @@ fn drain_words(drain: &PoolDrain) -> String {
     let mut words = String::new();
     if let Some(bytes) = drain.bytes_left.filter(|_| drain.groups_known > 0) {
         words.push_str(&format!(", {} to be copied", units::size(bytes)));
+    } else if drain.groups_known > 0 {
+        words.push_str(", how much is to be copied is not known yet");
     }
     match drain.seconds_left {
         Some(seconds) if seconds >= 120 => {
@@ -632,7 +634,11 @@ fn role(group: &PoolGroupState) -> String {
     }
 }
 
-fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
+fn describe_members(
+    group: &PoolGroupState,
+    witnesses: &[PoolWitnessState],
+    indent: &str,
+) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(
         group.problem.iter().map(|why| format!("{indent}not served: {}", safe_message(why))),
@@ -658,7 +664,7 @@ fn describe_members(group: &PoolGroupState, indent: &str) -> Vec<String> {
         let mounts = units::counted(group.lock_sessions as u64, "mount", "mounts");
         lines.push(format!("{indent}{locks} on files, of {mounts}"));
     }
-    let warnings = group.needed_member().into_iter().chain(group.unhealed_copies());
+    let warnings = group.needed_member(witnesses).into_iter().chain(group.unhealed_copies());
     lines.extend(warnings.map(|why| format!("{indent}warning: {why}")));
     lines
 }
@@ -683,7 +689,7 @@ mod tests {
             drain_words(&PoolDrain { groups_left: 2, groups_known, bytes_left, seconds_left })
         };
         assert_eq!(drain(2, Some(3 << 30), Some(200)), ", 3.0 GiB to be copied, about 3 minutes");
-        assert_eq!(drain(2, None, None), "");
+        assert_eq!(drain(2, None, None), ", how much is to be copied is not known yet");
         let half = drain(1, Some(0), None);
         assert_eq!(half, ", 0 B to be copied (the primaries of 1 group know the rest)");
         assert_eq!(drain(0, Some(0), None), " (the primaries of 2 groups know the rest)");

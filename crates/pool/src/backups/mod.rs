@@ -34,13 +34,22 @@ use crate::routing::PoolId;
 pub use self::link::CopyProgress;
 pub(crate) use self::link::{BackupLink, HandedItem, LEASE, LeaseOffer, LinkEnd, SUSPECT_AFTER};
 
+/// How many copies of everything a map's group has, for [`crate::roster::RosterRules::min_copies`]. A group that one member alone is enrolled in
+/// has as many as may be asked for: nobody else could have one, and that a pool may have more members stops nothing yet.
+fn copies_of(map: &PoolMap) -> usize {
+    match map.enrolled.peers().len() {
+        0 | 1 => usize::MAX,
+        _ => map.members.len(),
+    }
+}
+
 /// The values that the primary sends to every other member with its beats and items.
 struct PrimaryAnnouncement {
     pool: PoolId,
     /// The last released change.
     released: AtomicU64,
     map: Mutex<PoolMap>,
-    /// How many members of the epoch it names.
+    /// See [`copies_of`].
     copies: AtomicUsize,
     /// Members may have lost bytes so often, or are others.
     losses: AtomicU64,
@@ -80,7 +89,7 @@ impl Backups {
             pool,
             released: AtomicU64::new(released),
             map: Mutex::new(map.clone()),
-            copies: AtomicUsize::new(map.members.len()),
+            copies: AtomicUsize::new(copies_of(map)),
             losses: AtomicU64::new(0),
             boot: OnceLock::new(),
             has_news: Notify::default(),
@@ -163,7 +172,7 @@ impl Backups {
     /// A newer one; the members that it does not name are no longer waited for. Returns links to members that have come.
     pub(crate) fn set_map(&self, map: &PoolMap) -> Vec<Arc<BackupLink>> {
         *self.said.map.lock().expect("no holder of this lock panics") = map.clone();
-        self.said.copies.store(map.members.len(), Ordering::SeqCst);
+        self.said.copies.store(copies_of(map), Ordering::SeqCst);
         self.said.losses.fetch_add(1, Ordering::SeqCst);
         let new = self.link_to(map);
         for link in self.links().iter() {
@@ -176,7 +185,7 @@ impl Backups {
         new
     }
 
-    /// How many members have everything, this one among them.
+    /// How many members have everything, this one among them; more than can be asked for if no other one is enrolled.
     pub(crate) fn copies(&self) -> usize {
         self.said.copies.load(Ordering::SeqCst)
     }

@@ -49,9 +49,9 @@ impl<D: Disk> PoolFs<D> {
         handle: Option<Handle>,
         changes: SetAttr,
     ) -> DiskResult<AttrReply> {
-        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
+        self.member.check_copies()?;
         let node = self.member.node(id).await?;
         let before = self.member.stat(id, &node).await?;
         let disk = &self.member.disk;
@@ -168,9 +168,9 @@ impl<D: Disk> PoolFs<D> {
             return Err(Errno::E2BIG);
         }
         self.member.check_room()?;
-        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
+        self.member.check_copies()?;
         let node = self.member.node(id).await?;
         let before = self.member.disk.stat(&node).await?;
         let stands = match self.member.disk.xattr(&node, name).await {
@@ -250,9 +250,9 @@ impl<D: Disk> PoolFs<D> {
 
     pub(super) async fn remove_attribute(&self, id: FileId, name: &[u8]) -> DiskResult<()> {
         check_attribute(name)?;
-        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
+        self.member.check_copies()?;
         let node = self.member.node(id).await?;
         let before = self.member.disk.stat(&node).await?;
         match self.member.disk.xattr(&node, name).await {

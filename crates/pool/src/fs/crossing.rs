@@ -139,6 +139,8 @@ impl<D: Disk> PoolFs<D> {
         let groups = others.clone();
         let decided = async {
             let _locked = self.lock_part(&changes).await?;
+            // Members may have been left out while the others prepared their parts.
+            self.member.check_copies()?;
             self.member.change(PoolChange::Decided { crossing, groups, changes }).await
         };
         match decided.await {

@@ -27,9 +27,9 @@ impl<D: Disk> PoolFs<D> {
         self.check_not_removed(id, &stat)?;
         let file = self.member.disk.open(&node).await?;
         if flags.has(OpenFlags::TRUNCATE) {
-            self.member.check_copies()?;
             let _changing = self.member.begin_change().await?;
             let _turn = self.member.turns.write(id.0).await;
+            self.member.check_copies()?;
             self.member.set_length(id, &file, 0).await?;
         }
         let mut held = self.member.held();
@@ -78,24 +78,30 @@ impl<D: Disk> PoolFs<D> {
             return Err(Errno::EBADF);
         }
         self.member.check_room()?;
-        self.member.check_copies()?;
         let member = &self.member;
+        // Whoever keeps bytes that a program has been told are written tries again, and drops them if it may not.
+        let check_copies = || match (member.check_copies(), &writer) {
+            (Err(Errno::EROFS), Writer::Mapping | Writer::Cached(_)) => Err(Errno::EAGAIN),
+            (checked, _) => checked,
+        };
         // Members write a file's bytes in one order.
         let _changing = match member.in_group || member.has_quotas() {
             true => Some(member.begin_change().await?),
             false => None,
         };
-        let written = match writer {
+        let written = match &writer {
             Writer::AtEnd(_) => {
                 let _turn = member.turns.write(id.0).await;
+                check_copies()?;
                 let end = member.disk.stat_file(&file).await?.size_bytes;
                 member.write_bytes(id, &file, end, data.clone()).await?
             }
-            Writer::At(_) | Writer::Mapping => {
+            Writer::At(_) | Writer::Cached(_) | Writer::Mapping => {
                 let _turn = match member.in_group || member.has_quotas() {
                     true => member.turns.write(id.0).await,
                     false => member.turns.read(id.0).await,
                 };
+                check_copies()?;
                 member.write_bytes(id, &file, offset, data.clone()).await?
             }
         };
@@ -133,9 +139,9 @@ impl<D: Disk> PoolFs<D> {
         if mode & atoll_vfs::FALLOC_PUNCH_HOLE == 0 {
             self.member.check_room()?;
         }
-        self.member.check_copies()?;
         let _changing = self.member.begin_change().await?;
         let _turn = self.member.turns.write(id.0).await;
+        self.member.check_copies()?;
         self.member.allocate_bytes(id, &file, mode, (offset, len)).await
     }
 

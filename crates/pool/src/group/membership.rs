@@ -289,6 +289,8 @@ impl<D: Disk> EpochMembership<D> {
                         return seat.end_lead(&primary, &decided);
                     }
                     seat.backup.note_map(&decided);
+                    // Whoever is answered counts on the rules.
+                    primary.member.set_rules(seat.rules());
                     primary.answer_edits(&decided);
                 }
                 Some(Err(error)) => tracing::debug!("the pool's map: {error}"),

@@ -703,7 +703,11 @@ impl ServerShared {
                         Ok((FileReply::Written(written, Some(offset)), None))
                     }
                     AppendedBefore::Partly => {
-                        let at = Writer::Mapping;
+                        let (Writer::At(caller) | Writer::AtEnd(caller)) = Writer::from(writer)
+                        else {
+                            return Err(Errno::EPROTO);
+                        };
+                        let at = Writer::At(caller);
                         let written = fs.write(at, inode, handle, offset, data).await?;
                         Ok((FileReply::Written(written, Some(offset)), None))
                     }

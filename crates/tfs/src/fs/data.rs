@@ -154,7 +154,7 @@ impl Shared {
             let mut inode = core.live_inode(number)?;
             // Data in a mapping was changed while that was allowed.
             let privileged = match writer {
-                Writer::At(caller) => {
+                Writer::At(caller) | Writer::Cached(caller) => {
                     check_changeable(&inode)?;
                     core.may_use_reserve(caller)
                 }

@@ -59,7 +59,8 @@ pub struct PoolDrain {
     pub groups_left: usize,
     /// Those of them of which this node knows what is left: it is their primary.
     pub groups_known: usize,
-    /// Bytes that others lack of these groups' files; none if one of them is just given names.
+    /// Bytes that others lack of these groups' files; none if one of them is just given names, or no other machine has come
+    /// yet.
     pub bytes_left: Option<u64>,
     /// How long that takes, seconds; none if that is not known of each group that is left.
     pub seconds_left: Option<u64>,
@@ -88,9 +89,9 @@ impl PoolDrain {
                 // Groups copy beside each other.
                 drain.seconds_left = drain.seconds_left.zip(seconds).map(|(all, one)| all.max(one));
             }
-            // Who takes its place has not come yet.
+            // Who takes its place has not come yet: nobody knows what that one lacks.
             if group.states.iter().all(|state| state.copying.is_none()) && group.lacks_copies {
-                drain.seconds_left = None;
+                (drain.bytes_left, drain.seconds_left) = (None, None);
             }
         }
         drain
@@ -108,6 +109,9 @@ pub struct PoolWitnessState {
     pub is_here: bool,
     /// Whether it is one of the voters of some group: a witness.
     pub votes: bool,
+    /// Whether it has no vote because enough others vote, as far as this node knows.
+    #[serde(default)]
+    pub is_spare: bool,
     /// Why it is away, as this node knows if it is a primary.
     pub problem: Option<String>,
 }
@@ -115,9 +119,10 @@ pub struct PoolWitnessState {
 impl PoolWitnessState {
     /// How it stands, in words that follow its name.
     pub fn standing(&self) -> String {
-        let part = match self.votes {
-            true => "has no files, and votes as a witness",
-            false => "has no files, and no vote: the members are enough",
+        let part = match (self.votes, self.is_spare) {
+            (true, _) => "has no files, and votes as a witness",
+            (false, true) => "has no files, and no vote: enough others vote",
+            (false, false) => "has no files, and no vote",
         };
         match &self.problem {
             Some(problem) => format!("{part}; it is away: {problem}"),
@@ -129,6 +134,8 @@ impl PoolWitnessState {
     fn of(status: &MachineStatus, own: PeerId) -> Vec<PoolWitnessState> {
         let served: Vec<&GroupStatus> =
             status.groups.iter().filter_map(|(_, stands)| stands.as_ref().ok()).collect();
+        // Two members alone are not: a witness that is there votes beside them.
+        let are_enough = !served.is_empty() && served.iter().all(|group| group.voters.len() > 2);
         let state = |peer: &Peer| {
             let in_first = status.first.voters.keys.contains(&peer.id);
             let in_others =
@@ -136,11 +143,13 @@ impl PoolWitnessState {
             let here = status.voting.as_ref().filter(|_| peer.id == own);
             let mut known = served.iter().flat_map(|group| &group.witnesses);
             let known = known.find(|one| one.peer.id == peer.id && one.problem.is_some());
+            let votes = in_first || in_others() || here.is_some_and(|own| !own.votes_in.is_empty());
             PoolWitnessState {
                 node: peer.to_string(),
                 key: HEXLOWER.encode(&peer.id.0),
                 is_here: peer.id == own,
-                votes: in_first || in_others() || here.is_some_and(|own| !own.votes_in.is_empty()),
+                votes,
+                is_spare: !votes && are_enough,
                 problem: known.and_then(|one| one.problem.clone()),
             }
         };
@@ -362,7 +371,8 @@ impl PoolOfNode {
     /// That a group refuses changes since too few of its members take part, as its primary knows, for people.
     pub fn refuses_changes(&self, group: &PoolGroupState) -> Option<String> {
         let members = group.states.iter().filter(|state| state.is_member).count();
-        let refuses = group.is_primary && members < self.min_copies;
+        // The rule does not hold for a group that one machine alone belongs to.
+        let refuses = group.is_primary && group.members > 1 && members < self.min_copies;
         refuses.then(|| {
             format!(
                 "it refuses changes: {members} of the {} copies that changes need are there",
@@ -384,7 +394,10 @@ impl PoolOfNode {
             let away = group.problem.iter().filter(|_| self.problem.is_none()).cloned();
             let unhealed = group.unhealed_copies();
             let few = self.refuses_changes(group);
-            let all = away.chain(short.map(stands)).chain(group.needed_member()).chain(unhealed);
+            let all = away
+                .chain(short.map(stands))
+                .chain(group.needed_member(&self.witnesses))
+                .chain(unhealed);
             let all = all.chain(few);
             warnings.extend(all.map(of));
         }
@@ -471,11 +484,23 @@ impl PoolGroupState {
     }
 
     /// Without which of its members it stops, if there is one, for people.
-    pub fn needed_member(&self) -> Option<String> {
+    pub fn needed_member(&self, witnesses: &[PoolWitnessState]) -> Option<String> {
+        let nodes = |away: bool| {
+            let named = witnesses.iter().filter(|one| one.problem.is_some() == away);
+            named.map(|one| one.node.as_str()).collect::<Vec<_>>().join(", ")
+        };
         match &self.voters[..] {
             [_] if self.members == 1 => {
                 Some("it has one member: nobody else has a copy".to_owned())
             }
+            [voter] if witnesses.iter().any(|one| one.problem.is_none()) => Some(format!(
+                "it stops while {voter} is away, which alone decides who is the primary, until {} votes as a witness, or another machine has a copy",
+                nodes(false)
+            )),
+            [voter] if !witnesses.is_empty() => Some(format!(
+                "it stops while {voter} is away, which alone decides who is the primary: {} would vote as a witness, and is away",
+                nodes(true)
+            )),
             [voter] => Some(format!(
                 "it stops while {voter} is away, which alone decides who is the primary. A third machine ends that: one that has a copy, or one without files as a witness (`atoll pool join` without a directory)"
             )),
@@ -648,10 +673,27 @@ mod tests {
 
     #[test]
     fn a_pool_of_one_or_two_warns_that_one_of_them_is_needed() {
-        let warning = |count| stands_of(count, Vec::new(), true).groups[0].needed_member();
+        let warning = |count| stands_of(count, Vec::new(), true).groups[0].needed_member(&[]);
         assert!(warning(2).unwrap().contains(&format!("stops while {} is away", peer(1))));
         assert!(warning(1).unwrap().contains("nobody else has a copy"));
         assert_eq!(warning(3), None);
+        let witness = |problem: Option<&str>| PoolWitnessState {
+            node: "third".into(),
+            key: String::new(),
+            is_here: false,
+            votes: false,
+            is_spare: false,
+            problem: problem.map(str::to_owned),
+        };
+        let pair = &stands_of(2, Vec::new(), true).groups[0];
+        let away = pair.needed_member(&[witness(Some("no answer"))]).unwrap();
+        assert!(away.ends_with("third would vote as a witness, and is away"), "{away}");
+        let there = pair.needed_member(&[witness(None)]).unwrap();
+        assert!(there.contains("until third votes as a witness"), "{there}");
+        let standing = witness(Some("no answer")).standing();
+        assert_eq!(standing, "has no files, and no vote; it is away: no answer");
+        let spare = PoolWitnessState { is_spare: true, ..witness(None) };
+        assert_eq!(spare.standing(), "has no files, and no vote: enough others vote");
         let pool = PoolOfNode::new(("pair", peer(1).id), Err("the code is wrong".into()));
         assert_eq!((pool.summary().as_str(), pool.warnings().len()), ("the code is wrong", 0));
     }
@@ -681,6 +723,7 @@ mod tests {
         let pool = PoolOfNode::new(("pair", peer(2).id), Ok(status));
         let votes: Vec<bool> = pool.witnesses.iter().map(|one| one.votes).collect();
         assert_eq!(votes, [true, false]);
+        assert!(pool.witnesses[1].is_spare);
         assert_eq!(pool.machines.len(), 2, "those without files are listed elsewhere");
         let said = "has no files, and votes as a witness; it is away: gone";
         assert_eq!(pool.warnings(), [format!("{} {said}", peer(11))]);
@@ -757,6 +800,9 @@ mod tests {
         assert!(warned.iter().any(|why| why == said), "{warned:?}");
         pool.groups[0].is_primary = false;
         assert_eq!(pool.refuses_changes(&pool.groups[0]), None, "it does not know");
+        let mut alone = stands_of(1, vec![member(2, true, None)], true);
+        alone.min_copies = 2;
+        assert_eq!(alone.refuses_changes(&alone.groups[0]), None, "nobody else has come");
     }
 
     #[test]
@@ -791,7 +837,8 @@ mod tests {
         let elsewhere = group(Vec::new(), false, false);
         assert_eq!(left(&[&quick, &elsewhere]), drain(2, 1, Some(10), None));
         let waits = group(vec![learner(None)], true, true);
-        assert_eq!(left(&[&waits]), drain(1, 1, Some(0), None), "nobody has come yet");
+        assert_eq!(left(&[&waits]), drain(1, 1, None, None), "nobody has come yet");
+        assert_eq!(left(&[&quick, &waits]), drain(2, 2, None, None));
         let done = group(vec![member(1, true, None).into()], true, false);
         assert_eq!(left(&[&done]), drain(1, 1, Some(0), Some(0)));
     }

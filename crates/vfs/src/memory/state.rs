@@ -582,7 +582,7 @@ impl State {
         };
         let at = match writer {
             Writer::AtEnd(_) => content.size_bytes(),
-            Writer::At(_) | Writer::Mapping => offset,
+            Writer::At(_) | Writer::Cached(_) | Writer::Mapping => offset,
         };
         if limited && content.cost_bytes(at, data.len() as u64) > room {
             return Err(Errno::ENOSPC);

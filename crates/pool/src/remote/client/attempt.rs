@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use atoll_env::sleep;
 use atoll_vfs::{AttrReply, Errno, OpenFlags};
 use bytes::Bytes;
 
 use super::super::wire::{CallClass, FileCall, FileReply, WireCaller, WireWriter};
 use super::exchange::{AwaitedNumber, ClientSession, Patience, Stop};
 use super::unstable::UnstableChange;
-use super::{Client, OpenAtClient};
+use super::{Client, OpenAtClient, REFUSED_RETRY_EVERY};
 
 /// A call in one session.
 #[derive(Clone)]
@@ -246,6 +247,10 @@ impl Attempt {
                 Ok(()) => {}
                 // It has too much open at this moment.
                 Err(Stop::Errno(Errno::EMFILE | Errno::ENFILE)) => return Err(Stop::OutOfTime),
+                // Fewer members than changes need: the bytes are kept until there are enough again.
+                Err(Stop::Errno(Errno::EAGAIN | Errno::EROFS)) => {
+                    self.wait(sleep(&*self.client.exchange.env, REFUSED_RETRY_EVERY)).await?;
+                }
                 Err(Stop::Errno(errno)) => self.client.lose_unstable(inode, errno),
                 Err(stop) => return Err(stop),
             }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use atoll_env::sleep;
 use atoll_vfs::{AttrReply, Errno, Handle};
 use bytes::{Bytes, BytesMut};
 
@@ -10,12 +12,15 @@ use super::super::wire::{CallClass, FileCall, FileReply, MAX_DATA_BYTES, WireCal
 use super::attempt::{Asked, Attempt, bytes, errno, nothing};
 use super::exchange::Stop;
 use super::unstable::UnstableChange;
-use super::{Client, OpenAtClient, OpenKind, WAIT_LIMIT};
+use super::{Client, OpenAtClient, OpenKind, REFUSED_RETRY_EVERY, WAIT_LIMIT};
 use crate::locks::LockSession;
 
 /// How often an append is tried at the place where the file was said to end; a guess at how many clients append to one file. Beyond,
 /// the server says where, and the client cannot find out whether a server that died has made it.
 const MAX_APPEND_ATTEMPTS: usize = 16;
+
+/// For so long a page of a mapping is written again that a group refuses for now; as long as a sync may take.
+const PAGE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Where an append is tried.
 #[derive(Default)]
@@ -119,11 +124,22 @@ impl Client {
     ) -> Result<u32, Errno> {
         let under = self.locks_under(&open, writer == WireWriter::Mapping)?;
         let mut written = 0;
+        let env = self.exchange.env.clone();
+        let until = env.now() + PAGE_LIMIT;
         loop {
             let piece = data.split_to(data.len().min(MAX_DATA_BYTES));
             let wanted = piece.len();
             let at = offset.checked_add(written as u64).ok_or(Errno::EFBIG)?;
-            match self.write_piece(&open, writer.clone(), at, (piece, under)).await {
+            let taken = loop {
+                match self.write_piece(&open, writer.clone(), at, (piece.clone(), under)).await {
+                    // The kernel drops a page that is refused.
+                    Err(Errno::EAGAIN) if writer == WireWriter::Mapping && env.now() < until => {
+                        sleep(&*env, REFUSED_RETRY_EVERY).await;
+                    }
+                    taken => break taken,
+                }
+            };
+            match taken {
                 Ok(taken) if taken == wanted && !data.is_empty() => written += taken,
                 Ok(taken) => {
                     written += taken;

@@ -55,6 +55,8 @@ use crate::turns::Turns;
 const RENEW_PERIOD: Duration = Duration::from_secs(30);
 /// How often the client looks what it has to do.
 const TICK: Duration = Duration::from_secs(5);
+/// Between attempts to write again what a group refuses for now, since it has fewer members than changes need; a guess.
+const REFUSED_RETRY_EVERY: Duration = Duration::from_millis(500);
 /// How long a call waits for others of its file before it begins.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 /// How long numbers wait to be forgotten, for more of them.

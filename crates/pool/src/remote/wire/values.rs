@@ -77,7 +77,9 @@ pub(in crate::remote) enum WireWriter {
 impl From<&Writer> for WireWriter {
     fn from(writer: &Writer) -> WireWriter {
         match writer {
-            Writer::At(caller) => WireWriter::At(WireCaller::alone(caller)),
+            Writer::At(caller) | Writer::Cached(caller) => {
+                WireWriter::At(WireCaller::alone(caller))
+            }
             Writer::AtEnd(caller) => WireWriter::AtEnd(WireCaller::alone(caller)),
             Writer::Mapping => WireWriter::Mapping,
         }

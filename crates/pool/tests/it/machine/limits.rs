@@ -3,6 +3,8 @@
 use atoll_pool::RosterEdit;
 use atoll_vfs::{Errno, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer};
 use bytes::Bytes;
+use futures_util::future::join_all;
+use futures_util::{FutureExt, TryFutureExt};
 
 use super::without_files::{block_on, pair, until};
 use super::*;
@@ -66,6 +68,108 @@ fn a_group_with_fewer_copies_than_changes_need_can_be_read_and_refuses_each_chan
     pool.restart(1);
     pool.settle();
     block_on(&pool, write_file_in(&*fs, ROOT, "again", "taken"));
+    pool.compare().unwrap();
+}
+
+/// A member is gone, and the map that leaves it out is not decided yet: a call that comes meanwhile waits for that map, and goes by it.
+#[test]
+fn a_change_that_waits_until_a_dead_member_is_left_out_is_refused() {
+    let pool = pair(1);
+    let _ends = ShutDown(pool.sim.clone());
+    pool.set_min_copies(0, 2).unwrap();
+    pool.run_for(Duration::from_secs(1));
+    let fs = block_on(&pool, pool.mount(0));
+    block_on(&pool, write_file_in(&*fs, ROOT, "file", "made by two"));
+    block_on(&pool, write_file_in(&*fs, ROOT, "mapped", "made by two"));
+    let (file, open, mapped, mapping) = block_on(&pool, async {
+        fs.mkdir(me(), ROOT, b"dir", 0o755).await.unwrap();
+        let file = fs.lookup(me(), ROOT, b"file").await.unwrap().attr.inode;
+        fs.setxattr(me(), file, b"user.a", Bytes::new(), Default::default()).await.unwrap();
+        let mapped = fs.lookup(me(), ROOT, b"mapped").await.unwrap().attr.inode;
+        let open = fs.open(me(), file, OpenFlags(2)).await.unwrap().handle;
+        let mapping = fs.open(me(), mapped, OpenFlags(2)).await.unwrap().handle;
+        fs.fsync(file, open, false).await.unwrap();
+        (file, open, mapped, mapping)
+    });
+    // Without the witness no map is decided.
+    pool.kill(2, InFlight::Lost);
+    pool.kill(1, InFlight::Lost);
+    pool.run_for(Duration::from_secs(1));
+    let page = Arc::new(Mutex::new(None));
+    {
+        let (fs, page) = (fs.clone(), page.clone());
+        pool.env().spawn(Box::pin(async move {
+            let data = Bytes::from_static(b"MADE");
+            let written = fs.write(Writer::Mapping, mapped, mapping, 0, data).await;
+            *page.lock().unwrap() = Some(written);
+        }));
+    }
+    let calls = {
+        let fs = fs.clone();
+        async move {
+            let data = Bytes::from_static(b"x");
+            let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            let size = SetAttr { size_bytes: Some(1), ..SetAttr::default() };
+            join_all([
+                fs.write(Writer::At(me()), file, open, 0, data.clone()).map_ok(drop).boxed(),
+                fs.write(Writer::AtEnd(me()), file, open, 0, data.clone()).map_ok(drop).boxed(),
+                fs.setattr(me(), file, None, mode).map_ok(drop).boxed(),
+                fs.setattr(me(), file, None, size).map_ok(drop).boxed(),
+                fs.setxattr(me(), file, b"user.b", Bytes::new(), Default::default()),
+                fs.removexattr(me(), file, b"user.a"),
+                fs.fallocate(me(), file, open, 0, 100, 0),
+                fs.open(me(), file, OpenFlags(2 | OpenFlags::TRUNCATE)).map_ok(drop).boxed(),
+                fs.mkdir(me(), ROOT, b"new", 0o755).map_ok(drop).boxed(),
+                fs.create(me(), ROOT, b"made", 0o644, OpenFlags(2)).map_ok(drop).boxed(),
+                fs.rename(me(), ROOT, b"dir", ROOT, b"renamed", RenameFlags::default()),
+                fs.unlink(me(), ROOT, b"file"),
+                // The client of a front end keeps the bytes, and sends them again.
+                fs.write(Writer::Cached(me()), file, open, 0, data).map_ok(drop).boxed(),
+            ])
+            .await
+        }
+    };
+    let answers: Arc<Mutex<Vec<Result<(), Errno>>>> = Arc::default();
+    let kept = answers.clone();
+    pool.env().spawn(Box::pin(async move {
+        let all = calls.await;
+        *kept.lock().unwrap() = all;
+    }));
+    pool.run_for(Duration::from_secs(2));
+    assert!(answers.lock().unwrap().is_empty(), "they wait for the member");
+    pool.restart(2);
+    until(&pool, "the calls end", |_| !answers.lock().unwrap().is_empty());
+    let refused = answers.lock().unwrap().clone();
+    let (last, all) = refused.split_last().unwrap();
+    assert_eq!(*last, Err(Errno::EAGAIN));
+    for (at, refused) in all.iter().enumerate() {
+        assert_eq!(*refused, Err(Errno::EROFS), "call {at}");
+    }
+    assert_eq!(block_on(&pool, read_file_in(&*fs, ROOT, "file")), "made by two");
+    pool.run_for(Duration::from_secs(5));
+    assert_eq!(*page.lock().unwrap(), None, "a page of a mapping waits");
+    pool.restart(1);
+    pool.settle();
+    until(&pool, "the page is written", |_| page.lock().unwrap().is_some());
+    assert_eq!(*page.lock().unwrap(), Some(Ok(4)));
+    assert_eq!(block_on(&pool, read_file_in(&*fs, ROOT, "mapped")), "MADE by two");
+    let data = Bytes::from_static(b"M");
+    let written = block_on(&pool, fs.write(Writer::Cached(me()), file, open, 0, data));
+    assert_eq!(written, Ok(1));
+    pool.compare().unwrap();
+}
+
+#[test]
+fn a_machine_that_is_alone_takes_changes_until_another_one_has_joined() {
+    let pool = Pool::new(2, 1);
+    let _ends = ShutDown(pool.sim.clone());
+    pool.set_min_copies(0, 2).unwrap();
+    pool.run_for(Duration::from_secs(1));
+    let fs = block_on(&pool, pool.mount(0));
+    block_on(&pool, write_file_in(&*fs, ROOT, "alone", "taken"));
+    pool.join(0, 1).unwrap();
+    pool.settle();
+    block_on(&pool, write_file_in(&*fs, ROOT, "by two", "taken"));
     pool.compare().unwrap();
 }
 
