@@ -600,7 +600,7 @@ pub(super) fn describe(pool: &PoolOfNode) -> Vec<String> {
     lines
 }
 
-/// What is left to be copied, and how long that takes, as the end of a line.
+/// Describes the rest of a drain, bytes and time, as the end of a line of `status`.
 fn drain_words(drain: &PoolDrain) -> String {
     let mut words = String::new();
     if let Some(bytes) = drain.bytes_left.filter(|_| drain.groups_known > 0) {

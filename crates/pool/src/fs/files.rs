@@ -79,7 +79,7 @@ impl<D: Disk> PoolFs<D> {
         }
         self.member.check_room()?;
         let member = &self.member;
-        // Whoever keeps bytes that a program has been told are written tries again, and drops them if it may not.
+        // An NFS client or the kernel keeps bytes whose write a program believes done. It sends them again after EAGAIN, and drops them after EROFS.
         let check_copies = || match (member.check_copies(), &writer) {
             (Err(Errno::EROFS), Writer::Mapping | Writer::Cached(_)) => Err(Errno::EAGAIN),
             (checked, _) => checked,

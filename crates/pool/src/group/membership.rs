@@ -289,7 +289,7 @@ impl<D: Disk> EpochMembership<D> {
                         return seat.end_lead(&primary, &decided);
                     }
                     seat.backup.note_map(&decided);
-                    // Whoever is answered counts on the rules.
+                    // The answer says that the rules hold.
                     primary.member.set_rules(seat.rules());
                     primary.answer_edits(&decided);
                 }
@@ -355,7 +355,7 @@ impl<D: Disk> EpochMembership<D> {
             silent.contains(&id)
                 || map.witnesses.contains(id) && watch.silence(id, now) > DEAD_AFTER
         };
-        // What it has answered counts if it is listed so, and is to be.
+        // A node without files is ready if it has answered in the incarnation that the map lists, and the next map lists it so, too.
         let mut ready = watch.ready(&map.witnesses, now);
         let stays_listed = |id: PeerId| {
             let listed = map.witnesses.get(id);

@@ -436,7 +436,7 @@ impl<D: Disk> GroupSeat<D> {
         }
     }
 
-    /// What the pool's roster says of this group, as far as it is known here.
+    /// Returns the pool's rules for files, from the newest roster that this member knows.
     fn rules(&self) -> RosterRules {
         match (self.settings.group, &self.siblings) {
             (GroupNumber::FIRST, _) | (_, None) => self.backup.map().roster.rules(),
@@ -516,8 +516,8 @@ impl<D: Disk> GroupSeat<D> {
         Ok(Reply { header: messages::encode(&answer), parts: Vec::new() })
     }
 
-    /// What a primary's work comes to, which goes on if nobody waits for the answer any more; refused if this member is the primary no more
-    /// by then.
+    /// Runs a primary's work to its end, also if the caller stops waiting, and returns its result. The answer is refused if this member
+    /// is no longer the primary at that time.
     async fn confirmed<T: Send + 'static>(
         &self,
         primary: &Arc<Primary<D>>,

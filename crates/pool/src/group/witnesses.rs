@@ -1,4 +1,4 @@
-//! What a primary knows of the nodes without files ([`crate::witnesses`]): it asks each of them whether it is there, and tells it the newest map.
+//! The primary watches the nodes without files ([`crate::witnesses`]): it asks each node whether it runs, and sends it the newest map.
 //!
 //! One is *ready* to vote when it has answered of late in the incarnation that the map lists: then it knows that it may have to. One that votes, and
 //! has been silent for as long as a dead member, is replaced by another one that is ready.
@@ -38,7 +38,7 @@ pub struct WitnessStatus {
 }
 
 #[derive(Default)]
-struct Heard {
+struct WitnessAnswers {
     /// When it has answered last, and in which incarnation.
     last: Option<(Instant, u64)>,
     problem: Option<String>,
@@ -47,7 +47,7 @@ struct Heard {
 /// See the module.
 pub(super) struct WitnessWatch {
     since: Instant,
-    heard: Mutex<BTreeMap<PeerId, Heard>>,
+    heard: Mutex<BTreeMap<PeerId, WitnessAnswers>>,
 }
 
 impl WitnessWatch {
@@ -55,7 +55,7 @@ impl WitnessWatch {
         WitnessWatch { since: now, heard: Mutex::default() }
     }
 
-    fn heard(&self) -> MutexGuard<'_, BTreeMap<PeerId, Heard>> {
+    fn heard(&self) -> MutexGuard<'_, BTreeMap<PeerId, WitnessAnswers>> {
         self.heard.lock().expect("no holder of this lock panics")
     }
 
@@ -81,7 +81,7 @@ impl WitnessWatch {
         let heard = heard.entry(id).or_default();
         match answer {
             Ok(WitnessReply { incarnation, .. }) => {
-                *heard = Heard { last: Some((now, incarnation)), problem: None };
+                *heard = WitnessAnswers { last: Some((now, incarnation)), problem: None };
             }
             Err(problem) => heard.problem = Some(problem),
         }

@@ -27,6 +27,7 @@ mod rules;
 mod without_files;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -95,7 +96,7 @@ pub trait MachineDisks<D: Disk>: Send + Sync + 'static {
     /// Why not, for people.
     fn keep(&self, first: &PoolMap) -> Result<(), String>;
 
-    /// Where a machine without files keeps its votes; none on one with files.
+    /// Returns the directories of votes of a machine without files; none on a machine with files.
     fn votes(&self) -> Option<&dyn VoteDirectories<D>> {
         None
     }
@@ -351,15 +352,23 @@ impl<D: Disk> PoolMachine<D> {
                 continue;
             }
             let opened = self.open(group, own.contains(&group)).await;
-            let mut state = self.state();
-            if state.is_ended {
+            if self.note_opened(group, opened).is_break() {
                 return;
             }
-            match opened {
-                Ok(()) => drop(state.problems.remove(&group)),
-                Err(why) => drop(state.problems.insert(group, why)),
-            }
         }
+    }
+
+    /// Notes why this machine takes no part in a group, or that it does. Nothing is to be opened any more once the machine has ended.
+    fn note_opened(&self, group: GroupNumber, opened: Result<(), String>) -> ControlFlow<()> {
+        let mut state = self.state();
+        if state.is_ended {
+            return ControlFlow::Break(());
+        }
+        match opened {
+            Ok(()) => drop(state.problems.remove(&group)),
+            Err(why) => drop(state.problems.insert(group, why)),
+        }
+        ControlFlow::Continue(())
     }
 
     /// A member that is told that it is none any more learns the newest map of its group from the members that the roster lists. If it is none by that,

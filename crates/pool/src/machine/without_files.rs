@@ -104,13 +104,8 @@ impl<D: Disk> PoolMachine<D> {
                 Ok(()) => self.open_seat(votes, group).await,
                 Err(why) => Err(why.clone()),
             };
-            let mut state = self.state();
-            if state.is_ended {
+            if self.note_opened(group, opened).is_break() {
                 return;
-            }
-            match opened {
-                Ok(()) => drop(state.problems.remove(&group)),
-                Err(why) => drop(state.problems.insert(group, why)),
             }
         }
     }

@@ -175,13 +175,8 @@ fn a_machine_that_is_alone_takes_changes_until_another_one_has_joined() {
 
 #[test]
 fn each_group_refuses_changes_by_its_own_members() {
-    let pool = Pool::new(5, 2);
+    let pool = Pool::with_copies(5, 2, 2, 4);
     let _ends = ShutDown(pool.sim.clone());
-    pool.set_copies(0, 2).unwrap();
-    for at in 1..4 {
-        pool.join(0, at).unwrap();
-    }
-    pool.settle();
     pool.join_without_files(0, 4);
     pool.run_for(Duration::from_secs(20));
     assert!(pool.set_min_copies(0, 3).is_err(), "more than there are to be");
@@ -230,13 +225,8 @@ fn each_group_refuses_changes_by_its_own_members() {
 
 #[test]
 fn another_level_holds_for_directories_that_are_made_from_then_on() {
-    let pool = Pool::new(4, 3);
+    let pool = Pool::with_copies(4, 3, 1, 4);
     let _ends = ShutDown(pool.sim.clone());
-    pool.set_copies(0, 1).unwrap();
-    for at in 1..4 {
-        pool.join(0, at).unwrap();
-    }
-    pool.settle();
     let fs = block_on(&pool, pool.mount(0));
     let make = |parent: InodeNumber, prefix: &'static str| {
         let fs = fs.clone();

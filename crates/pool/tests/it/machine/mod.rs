@@ -331,6 +331,17 @@ impl Pool {
         asked.unwrap_or(Err(PoolEditError::NoAnswer))
     }
 
+    /// Machines of which the first `joined` have files, each on `copies` of them; the others are strangers.
+    fn with_copies(count: usize, seed: u64, copies: u8, joined: usize) -> Pool {
+        let pool = Pool::new(count, seed);
+        pool.set_copies(0, copies).unwrap();
+        for at in 1..joined {
+            pool.join(0, at).unwrap();
+        }
+        pool.settle();
+        pool
+    }
+
     fn set_copies(&self, via: usize, copies: u8) -> Result<(), PoolEditError> {
         let asked = self
             .run_at(via, move |machine| Box::pin(async move { machine.set_copies(copies).await }));

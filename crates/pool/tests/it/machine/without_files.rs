@@ -51,13 +51,8 @@ fn a_machine_without_files_votes_and_mounts_and_gets_no_files() {
 
 #[test]
 fn a_machine_without_files_votes_in_all_groups_that_need_it() {
-    let pool = Pool::new(5, 2);
+    let pool = Pool::with_copies(5, 2, 2, 4);
     let _ends = ShutDown(pool.sim.clone());
-    pool.set_copies(0, 2).unwrap();
-    for at in 1..4 {
-        pool.join(0, at).unwrap();
-    }
-    pool.settle();
     pool.join_without_files(3, 4);
     let groups = pool.groups();
     assert!(groups.len() > 1, "{groups:?}");
