@@ -31,6 +31,17 @@ impl PoolPlace {
     pub(crate) fn new(parent: FileId, name: &[u8]) -> PoolPlace {
         PoolPlace { parent, name: name.to_vec() }
     }
+
+    /// Where a file has its open name ([`FileId::open_name`]).
+    pub(crate) fn open_name(id: FileId) -> PoolPlace {
+        PoolPlace { parent: FileId::outside(id.group()), name: id.open_name() }
+    }
+
+    /// Whether no client sees the name: it is that of a file that is open and has lost its names.
+    pub(crate) fn is_open_name(&self) -> bool {
+        self.parent == FileId::outside(self.parent.group())
+            && FileId::of_open_name(&self.name).is_some()
+    }
 }
 
 /// What a new file is.

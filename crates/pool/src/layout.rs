@@ -45,6 +45,8 @@ pub(crate) const MIN_PLACEHOLDER_BYTES: u64 = 23;
 
 /// Bits of a file's number below its birth slot.
 const COUNT_BITS: u32 = 52;
+/// How the name of an open file begins that has no other name. No outside name begins so: those begin with hexadecimal digits.
+const OPEN_PREFIX: &str = "open-";
 
 /// What a link of a user begins with where it could be taken for a placeholder.
 pub(crate) const ESCAPE: &[u8] = b"./";
@@ -169,6 +171,16 @@ impl FileId {
     /// The directory of the outside names of a group's files.
     pub(crate) fn outside(group: GroupNumber) -> FileId {
         FileId(u64::from(group.first_slot().0) << COUNT_BITS | 2)
+    }
+
+    /// The name of a file in [`FileId::outside`] that is open and has no name that clients see (`member/unlinked.rs`).
+    pub(crate) fn open_name(self) -> Vec<u8> {
+        format!("{OPEN_PREFIX}{self}").into_bytes()
+    }
+
+    /// The file that has this name as an open file; none if it is no such name.
+    pub(crate) fn of_open_name(name: &[u8]) -> Option<FileId> {
+        parse_id(name.strip_prefix(OPEN_PREFIX.as_bytes())?)
     }
 
     /// The first number that is given out is beyond those of directories that are always there.

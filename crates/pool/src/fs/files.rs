@@ -35,6 +35,8 @@ impl<D: Disk> PoolFs<D> {
         let mut held = self.member.held();
         let keep_cache = held.is_as_closed(id, contents(&stat)) && !flags.has(OpenFlags::TRUNCATE);
         let handle = held.open(id, OpenInPool::File(file, flags))?;
+        drop(held);
+        self.member.note_opened(id);
         Ok(Opened { handle, keep_cache, direct_io: false })
     }
 
@@ -148,7 +150,9 @@ impl<D: Disk> PoolFs<D> {
     pub(super) async fn close_file(&self, id: FileId, handle: Handle) -> DiskResult<()> {
         let (file, _) = self.opened_file(id, handle)?;
         let stat = self.member.disk.stat_file(&file).await;
-        self.member.held().close(id, handle, stat.ok().as_ref().map(contents))
+        let closed = self.member.held().close(id, handle, stat.ok().as_ref().map(contents));
+        self.member.end_unlinked_soon(id);
+        closed
     }
 
     pub(super) async fn open_directory(&self, id: FileId) -> DiskResult<Opened> {

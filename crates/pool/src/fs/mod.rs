@@ -220,6 +220,11 @@ impl<D: Disk> PoolFs<D> {
     }
 
     /// Attributes as callers see them.
+    /// How many names clients see of a file that is no directory.
+    fn seen_links(&self, id: FileId, stat: &Stat) -> u32 {
+        stat.nlink.saturating_sub(u32::from(self.member.is_unlinked(id)))
+    }
+
     fn attr(&self, id: FileId, stat: &Stat) -> DiskResult<Attr> {
         self.note_seen(id);
         let nlink = match stat.kind {
@@ -228,7 +233,7 @@ impl<D: Disk> PoolFs<D> {
                 let placeholders = self.member.record(id)?.map_or(0, |record| record.placeholders);
                 stat.nlink.saturating_add(placeholders)
             }
-            _ => stat.nlink,
+            _ => self.seen_links(id, stat),
         };
         Ok(Attr {
             inode: id.inode(),
@@ -291,7 +296,11 @@ impl<D: Disk> FileSystem for PoolFs<D> {
                     pool.member.until_free(&needed, CALL_LIMIT / 3).await?;
                 }
                 let stat = pool.stat(id).await?;
-                pool.entry(id, &stat)
+                // It only waits to be removed.
+                match pool.member.is_unlinked(id) && !pool.member.held().is_held(id) {
+                    true => Err(Errno::ESTALE),
+                    false => pool.entry(id, &stat),
+                }
             }
             _ => Err(Errno::ESTALE),
         })

@@ -348,7 +348,7 @@ impl<D: Disk> PoolFs<D> {
         if stat.kind == FileKind::Directory {
             return Err(Errno::EPERM);
         }
-        if stat.nlink == 0 {
+        if self.seen_links(id, &stat) == 0 {
             return Err(Errno::ENOENT);
         }
         self.member.check_copies()?;
@@ -364,12 +364,20 @@ impl<D: Disk> PoolFs<D> {
         name: &[u8],
         is_rmdir: bool,
     ) -> DiskResult<()> {
-        let (names, _locked) = match self.with_names(&[(parent, name)], &[]).await {
-            Err(Errno::EIO) if is_rmdir => return self.remove_lost(parent, name).await,
-            names => names?,
+        let outside = [FileId::outside(self.group())];
+        let mut also = &outside[..0];
+        let (names, _locked, found) = loop {
+            let (names, locked) = match self.with_names(&[(parent, name)], also).await {
+                Err(Errno::EIO) if is_rmdir => return self.remove_lost(parent, name).await,
+                names => names?,
+            };
+            let found = names[0].found.ok_or(Errno::ENOENT)?;
+            if !also.is_empty() || !self.member.needs_open_name(&found) {
+                break (names, locked, found);
+            }
+            also = &outside;
         };
         let named = &names[0];
-        let found = named.found.ok_or(Errno::ENOENT)?;
         if self.referral(found.id, found.stat.kind)?.is_some() {
             let at = named.place.clone();
             drop((names, _locked));
@@ -384,7 +392,20 @@ impl<D: Disk> PoolFs<D> {
             self.check_empty(found.id).await?;
         }
         self.member.check_copies()?;
-        let change = PoolChange::Unlink { id: found.id, at: named.place.clone(), by: self.origin };
+        let (id, at) = (found.id, named.place.clone());
+        if !also.is_empty() && self.member.needs_open_name(&found) {
+            let (from, to) = (at.clone(), PoolPlace::open_name(id));
+            let change = PoolChange::Rename { id, from, to, replaced: None, by: self.origin };
+            match self.member.change(change).await {
+                // There is no room for the open name.
+                Err(Errno::ENOSPC | Errno::EDQUOT) => {}
+                changed => {
+                    self.member.end_unlinked_soon(id);
+                    return changed.map(drop);
+                }
+            }
+        }
+        let change = PoolChange::Unlink { id, at, by: self.origin };
         self.member.change(change).await.map(|_| ())
     }
 
@@ -426,14 +447,24 @@ impl<D: Disk> PoolFs<D> {
         }
         // Not with the lock of all moves.
         self.member.wait_for_backups().await?;
+        let outside = [FileId::outside(self.group())];
+        let mut also = &outside[..0];
         // Two moves of directories at once could make a loop; of other files they are not known yet.
         let (_moving, names, _locked) = loop {
             let moving = match from.0 == to.0 {
                 true => None,
                 false => Some(self.member.move_turn().await),
             };
-            match self.try_with_names(&[from, to], &[]).await? {
-                Ok((names, locked)) => break (moving, names, locked),
+            match self.try_with_names(&[from, to], also).await? {
+                Ok((names, locked)) => {
+                    let replaced = names[1].found.filter(|_| !flags.exchange && !flags.no_replace);
+                    if !also.is_empty()
+                        || !replaced.is_some_and(|of| self.member.needs_open_name(&of))
+                    {
+                        break (moving, names, locked);
+                    }
+                    also = &outside;
+                }
                 Err(needed) => {
                     drop(moving);
                     self.member.until_free(&needed, FREE_LIMIT).await?;
@@ -478,15 +509,26 @@ impl<D: Disk> PoolFs<D> {
             (true, true) => self.check_empty(other.id).await?,
             (false, false) => {}
         }
-        let (from, to) = (old.place.clone(), new.place.clone());
-        let change = PoolChange::Rename {
-            id: moved.id,
-            from,
-            to,
-            replaced: Some(other.id),
-            by: self.origin,
-        };
-        self.member.change(change).await.map(|_| ())
+        let keeps_other = !also.is_empty() && self.member.needs_open_name(&other);
+        if keeps_other {
+            // First, so that the new name never leads nowhere. What is left of it if this ends here goes with the next look.
+            let at = PoolPlace::open_name(other.id);
+            match self.member.change(PoolChange::Link { id: other.id, at, by: None }).await {
+                // There is no room for the open name.
+                Ok(_) | Err(Errno::ENOSPC | Errno::EDQUOT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let (id, from, to) = (moved.id, old.place.clone(), new.place.clone());
+        let replaced = Some(other.id);
+        let changed = self
+            .member
+            .change(PoolChange::Rename { id, from, to, replaced, by: self.origin })
+            .await;
+        if keeps_other {
+            self.member.end_unlinked_soon(other.id);
+        }
+        changed.map(drop)
     }
 
     /// Whether other groups have a part in a rename between directories of this one: what is replaced is a file of theirs; or a

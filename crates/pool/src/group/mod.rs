@@ -33,6 +33,7 @@
 mod backup;
 mod copying;
 mod membership;
+mod open_names;
 mod primary;
 mod quotas;
 mod scrub;
@@ -53,6 +54,7 @@ use futures_util::future::{Either, join_all, select};
 use self::backup::{Backup, Follower, FollowerStanding};
 pub(crate) use self::membership::DEAD_AFTER;
 use self::membership::{EpochMembership, NotEdited};
+use self::open_names::keep_open_names;
 use self::primary::Primary;
 pub use self::quotas::{QuotaError, ask_quotas};
 use self::quotas::{keep_above, keep_quotas};
@@ -75,7 +77,9 @@ use crate::messages::{
     ITEM, ItemKind, MAP, PoolEdit, QUOTAS, QuotaCall, SCRUB, refused,
 };
 use crate::pool_groups::LocalGroup;
-use crate::remote::{LockKeeper, METHODS, RemoteServer, ReplicaRead};
+use crate::remote::{
+    LockKeeper, METHODS, REOPENED_WITHIN, RemoteServer, ReplicaRead, SESSION_TIME,
+};
 use crate::roster::RosterRules;
 use crate::routing::addressed;
 use crate::siblings::SiblingGroups;
@@ -677,6 +681,8 @@ impl<D: Disk> GroupSeat<D> {
             Err(_) if self.lead().is_none() => return Ok(()),
             inherited => inherited.map_err(failed)?,
         }
+        member.begin_unlinked(REOPENED_WITHIN, SESSION_TIME).await.map_err(failed)?;
+        self.env.spawn(Box::pin(keep_open_names(Arc::downgrade(&primary), self.env.clone())));
         primary.note_ready();
         let scrub =
             Scrub::keep(Arc::downgrade(&primary), primary.scrubber.clone(), self.env.clone());

@@ -70,7 +70,7 @@ impl<D: Disk> PoolMember<D> {
             PoolChange::Link { id, at, .. } => {
                 let (node, at) = (self.node(*id).await?, self.on_disk(at).await?);
                 self.disk.link(&node, &at.dir, &at.place.name).await?;
-                self.index.add_place(*id, at.place);
+                self.add_place(*id, at.place);
             }
             PoolChange::Unlink { id, at, .. } => {
                 let at = self.on_disk(at).await?;
@@ -246,7 +246,7 @@ impl<D: Disk> PoolMember<D> {
         };
         let record = FileRecord::of(&stat, slot, 0).with_form(birth.what.link_form());
         self.index.put_file(id, record);
-        self.index.add_place(id, at.place);
+        self.add_place(id, at.place);
         if record.is_counted(id) {
             self.count_placeholder(at.place.parent, true)?;
         }
@@ -342,7 +342,7 @@ impl<D: Disk> PoolMember<D> {
     /// Removes the name of a directory that is gone from its slot.
     async fn remove_lost(&self, id: FileId, at: &NameOnDisk<'_, D>) -> DiskResult<()> {
         self.disk.unlink(&at.dir, &at.place.name).await?;
-        self.index.remove_place(id, at.place);
+        self.remove_place(id, at.place);
         self.count_placeholder(at.place.parent, false)?;
         self.forget_file(id)
     }
@@ -373,7 +373,7 @@ impl<D: Disk> PoolMember<D> {
     /// After a name is gone.
     fn lose_place(&self, found: &FoundFile, place: &PoolPlace, is_last: bool) -> DiskResult<()> {
         let id = found.id;
-        self.index.remove_place(id, place);
+        self.remove_place(id, place);
         if self.record(id)?.is_some_and(|record| record.is_counted(id)) {
             self.count_placeholder(place.parent, false)?;
         }
@@ -453,8 +453,8 @@ impl<D: Disk> PoolMember<D> {
         new: &NameOnDisk<'_, D>,
     ) -> DiskResult<()> {
         let id = moved.id;
-        self.index.remove_place(id, old.place);
-        self.index.add_place(id, new.place);
+        self.remove_place(id, old.place);
+        self.add_place(id, new.place);
         let record = self.record(id)?;
         if record.is_some_and(|record| record.is_counted(id)) {
             self.count_placeholder(old.place.parent, false)?;

@@ -160,8 +160,10 @@ impl<D: Disk> PoolMember<D> {
             if at.is_fixed() {
                 return Ok((limited, None));
             }
-            let mut parents = self.places(at)?.into_iter().map(|place| place.parent).peekable();
-            // It is just being renamed, or is gone.
+            let mut places = self.places(at)?;
+            places.retain(|place| !place.is_open_name());
+            let mut parents = places.into_iter().map(|place| place.parent).peekable();
+            // It is just being renamed, or clients see no name of it any more.
             if parents.peek().is_none() {
                 return Ok((limited, None));
             }

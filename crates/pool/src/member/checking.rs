@@ -165,6 +165,9 @@ impl<D: Disk> PoolMember<D> {
         referral: Option<Referral>,
         report: &mut CheckReport,
     ) -> DiskResult<()> {
+        if place.is_open_name() {
+            return Ok(());
+        }
         let own = self.settings.group;
         let has_partner = if place.parent == FileId::outside(own) {
             report.outside_names += 1;

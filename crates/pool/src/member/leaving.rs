@@ -257,7 +257,14 @@ async fn move_outside_up<D: Disk>(
         let Some(outside) = missing_is_none(disk.node(&in_slot, name.as_bytes()).await)? else {
             continue;
         };
-        if disk.list(&outside).await?.is_empty() {
+        let mut names = disk.list(&outside).await?;
+        // Nobody has files open any more.
+        let gone = |name: &[u8]| FileId::of_open_name(name).is_some();
+        for listed in names.iter().filter(|listed| gone(&listed.name)) {
+            disk.unlink(&outside, &listed.name).await?;
+        }
+        names.retain(|listed| !gone(&listed.name));
+        if names.is_empty() {
             continue;
         }
         let left = outside_directory(slot.group());

@@ -27,6 +27,7 @@ mod reviving;
 mod scanning;
 mod scrubbing;
 mod seeking;
+mod unlinked;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -40,6 +41,7 @@ use bytes::Bytes;
 
 use self::file_bytes::WritesUnderWay;
 use self::following::FollowedChanges;
+use self::unlinked::UnlinkedFiles;
 use crate::backups::Backups;
 use crate::calls::{CallId, DoneCall, DoneCalls, KnownCall};
 use crate::change::{CrossingId, PoolChange};
@@ -171,6 +173,9 @@ pub(crate) struct PoolMember<D: Disk> {
     quotas: Arc<Mutex<Quotas>>,
     /// Directories of this group that lie in other groups' directories, and those above them there that are limited.
     above_elsewhere: Mutex<AboveElsewhere>,
+    unlinked: Mutex<UnlinkedFiles>,
+    /// Until then clients of an earlier primary may not have opened again what they have open.
+    reopened: Mutex<Instant>,
 }
 
 /// What is above directories in other groups, as far as these were asked.

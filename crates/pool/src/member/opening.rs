@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use atoll_env::Env;
+use atoll_env::{Env, Instant};
 use atoll_net::Peer;
 use atoll_vfs::Errno;
 
@@ -592,6 +592,8 @@ impl<D: Disk> PoolMember<D> {
             planned: Mutex::new(None),
             quotas: Arc::default(),
             above_elsewhere: Mutex::default(),
+            unlinked: Mutex::default(),
+            reopened: Mutex::new(Instant(0)),
             copying: Mutex::new(stage),
             slots,
             disk,

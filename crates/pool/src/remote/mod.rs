@@ -24,10 +24,12 @@ mod sessions;
 mod spread;
 mod wire;
 
+pub(crate) use client::REOPENED_WITHIN;
 pub use client::RemoteFs;
 pub(crate) use locking::LockKeeper;
 pub use route::{PeerRoute, Route};
 pub use server::RemoteServer;
+pub(crate) use sessions::SESSION_TIME;
 pub use spread::{OpenGroup, SpreadFs};
 pub use wire::METHODS;
 pub(crate) use wire::ReplicaRead;

@@ -527,10 +527,10 @@ impl ServerShared {
                 fs.rename(caller.caller(), parent, &name, new_parent, &new_name, flags).await?;
                 NOTHING
             }
-            FileCall::Open { caller, inode, flags } => {
+            FileCall::Open { caller, inode, flags, again } => {
                 self.check_opens(session)?;
                 let inode = InodeNumber(inode);
-                if fs.getattr(inode, None).await?.attr.nlink == 0 {
+                if !again && fs.getattr(inode, None).await?.attr.nlink == 0 {
                     // The client believes in a name that another one has removed, or given to another file: it is to look it up again.
                     return Err(Errno::ESTALE);
                 }

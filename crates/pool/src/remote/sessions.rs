@@ -24,7 +24,7 @@ use super::wire::{Begin, Forgotten, SessionId};
 use crate::calls::{CallOrigin, ClientKey};
 
 /// How long a session lasts without a call: as long as kept replies (`POOL.md`, retries).
-pub(super) const SESSION_TIME: Duration = Duration::from_secs(600);
+pub(crate) const SESSION_TIME: Duration = Duration::from_secs(600);
 /// The most sessions, and those of one peer: guesses, far beyond a mount for each user of a machine.
 const MAX_SESSIONS: usize = 1024;
 const MAX_SESSIONS_OF_PEER: usize = 128;

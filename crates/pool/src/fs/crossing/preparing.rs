@@ -129,7 +129,8 @@ impl<D: Disk> PoolFs<D> {
             if at.is_fixed() {
                 return Ok(CrossingReply::Above { directories, via: None });
             }
-            let place = self.member.places(at)?.into_iter().next().ok_or(Errno::ESTALE)?;
+            let mut places = self.member.places(at)?.into_iter();
+            let place = places.find(|place| !place.is_open_name()).ok_or(Errno::ESTALE)?;
             if place.parent == FileId::outside(self.group()) {
                 let referral = Referral::of_outside_name(&place.name);
                 let via = Some(referral.ok_or(Errno::EIO)?.id);
@@ -187,7 +188,7 @@ impl<D: Disk> PoolFs<D> {
                     self.member.check_room()?;
                     self.check_stands(&mut names, at, None).await?;
                     let stat = self.stat(*id).await?;
-                    match (stat.kind, stat.nlink) {
+                    match (stat.kind, self.seen_links(*id, &stat)) {
                         (FileKind::Directory, _) => return Err(Errno::EPERM),
                         (_, 0) => return Err(Errno::ENOENT),
                         (_, MAX_LINKS..) => return Err(Errno::EMLINK),

@@ -180,7 +180,7 @@ impl Attempt {
     }
 
     /// The session's handle of something open, and the serial number of the session; opens it again if it was open in an
-    /// earlier one. [`Errno::ESTALE`] if it was removed meanwhile.
+    /// earlier one. [`Errno::ESTALE`] if it was removed meanwhile, and had no open name (`member/unlinked.rs`).
     pub(super) async fn handle(&self, open: &OpenAtClient) -> Result<(u64, u64), Stop> {
         let serial = self.session.serial;
         let mut at_server = self.wait(open.at_server.lock()).await?;
@@ -203,7 +203,8 @@ impl Attempt {
     /// Opens a file for the client itself.
     async fn open(&self, inode: u64, flags: OpenFlags) -> Result<u64, Stop> {
         let caller = WireCaller::alone(&atoll_vfs::Caller::default());
-        match self.prepare(FileCall::Open { caller, inode, flags: flags.0 }, None).await? {
+        let open = FileCall::Open { caller, inode, flags: flags.0, again: true };
+        match self.prepare(open, None).await? {
             (FileReply::Opened(opened), _) => Ok(opened.handle),
             _ => Err(Errno::EPROTO.into()),
         }

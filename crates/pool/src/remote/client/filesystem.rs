@@ -199,7 +199,9 @@ impl Client {
         let (alone, caller) = caller;
         // The length is set by a call of its own, which is kept until it is durable.
         let kept = OpenFlags(flags.0 & !(OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE));
-        let open = FileCall::Open { caller: alone.clone(), inode: inode.0, flags: kept.0 };
+        let caller_alone = alone.clone();
+        let open =
+            FileCall::Open { caller: caller_alone, inode: inode.0, flags: kept.0, again: false };
         let asked = self.ask(open, None, Some(inode.0), None).await?;
         let FileReply::Opened(opened) = asked.reply else { return Err(Errno::EPROTO) };
         let opened = self.keep_opened(inode, OpenKind::File(kept), alone, &asked, Some(opened));

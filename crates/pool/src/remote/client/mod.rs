@@ -55,6 +55,8 @@ use crate::turns::Turns;
 const RENEW_PERIOD: Duration = Duration::from_secs(30);
 /// How often the client looks what it has to do.
 const TICK: Duration = Duration::from_secs(5);
+/// After a server began, clients have opened again what they have open, if they can reach it: at the tick after next.
+pub(crate) const REOPENED_WITHIN: Duration = Duration::from_secs(10);
 /// Between attempts to write again what a group refuses for now, since it has fewer members than changes need; a guess.
 const REFUSED_RETRY_EVERY: Duration = Duration::from_millis(500);
 /// How long a call waits for others of its file before it begins.
@@ -127,12 +129,13 @@ async fn keep_up(env: Env, client: Weak<Client>, work: Arc<Notify>) {
             atoll_env::sleep(&*env, FORGET_DELAY).await;
         }
         let Some(client) = client.upgrade() else { return };
-        if env.now().since(renewed) >= RENEW_PERIOD {
+        if env.now().since(renewed) >= RENEW_PERIOD || client.has_open_files() {
             let patience = Patience::new(env.now(), CallClass::Reads);
             // The next call finds out what is wrong.
             let _ = client.exchange.renew(&patience).await;
             renewed = env.now();
         }
+        client.open_again().await;
         client.forget_at_server().await;
         client.send_all_unstable().await;
         client.sync_aged().await;
@@ -167,7 +170,7 @@ impl OpenAtClient {
     fn open_call(&self) -> FileCall {
         let (caller, inode) = (self.caller.clone(), self.inode);
         match self.kind {
-            OpenKind::File(flags) => FileCall::Open { caller, inode, flags: flags.0 },
+            OpenKind::File(flags) => FileCall::Open { caller, inode, flags: flags.0, again: true },
             OpenKind::Directory => FileCall::OpenDirectory { caller, inode },
         }
     }
@@ -314,6 +317,28 @@ impl Client {
         let opens = self.opens();
         let mut files = opens.opens.values().filter(|open| open.kind != OpenKind::Directory);
         files.find(|open| open.inode == inode).cloned()
+    }
+
+    fn has_open_files(&self) -> bool {
+        self.opens().opens.values().any(|open| open.kind != OpenKind::Directory)
+    }
+
+    /// Opens files at a new server that an earlier one had open: one that has lost its names lives only as long as somebody has it open there.
+    async fn open_again(self: &Arc<Self>) {
+        let files: Vec<Arc<OpenAtClient>> = {
+            let opens = self.opens();
+            let files = opens.opens.values().filter(|open| open.kind != OpenKind::Directory);
+            files.cloned().collect()
+        };
+        for open in files {
+            let again = self.run(CallClass::Reads, true, |attempt| {
+                let open = open.clone();
+                async move { attempt.handle(&open).await.map(drop) }
+            });
+            if let Err(Stop::OutOfTime | Stop::Lost { .. }) = again.await {
+                return;
+            }
+        }
     }
 
     /// Takes lookups back, at the server before long.

@@ -193,6 +193,9 @@ pub(in crate::remote) enum FileCall {
         inode: u64,
         #[n(2)]
         flags: i32,
+        /// The client has it open already, or had: a file without a name is opened, too.
+        #[cbor(n(3), default)]
+        again: bool,
     },
     #[n(17)]
     Create {

@@ -141,10 +141,13 @@ fn a_change_is_released_when_all_before_it_are_made_or_withdrawn() {
     let mut overtaken = 0;
     for seed in 0..10 {
         let mut group = Group::new(seed, 1);
+        // Longer than any file that is removed may be open.
+        group.run_ms(11_000);
         let [p, ..] = group.roles();
         let fs = group.fs();
         let dir = group.run(fs.mkdir(me(), ROOT, b"dir", 0o755)).unwrap().attr.inode;
-        group.make("old");
+        let old = group.make("old");
+        group.run(fs.close(old.0, old.1)).unwrap();
         group.disks[p].set_latency(seed, Duration::from_millis(300));
         group.disks[p].fail_next(DiskCall::Make, Errno::ENOSPC);
         let making = fs.clone();
@@ -317,7 +320,8 @@ fn a_backup_without_room_is_an_error_of_the_call_and_of_nothing_else() {
     // The journal, and what is kept for the index.
     let used = (16 << 20) + (32 << 20);
     group.disks[c].set_capacity(used + (32 << 20), 500);
-    group.run_ms(1000);
+    // Longer than any file that is removed may be open.
+    group.run_ms(11_000);
     let fs = group.fs();
     // The primary has room.
     let filled = group.run(async {
@@ -325,7 +329,10 @@ fn a_backup_without_room_is_an_error_of_the_call_and_of_nothing_else() {
         for number in 0..100 {
             let name = format!("large-{number}");
             let made = fs.create(me(), ROOT, name.as_bytes(), 0o644, flags).await?;
-            write(&fs, (made.0.attr.inode, made.1.handle), 0, vec![1; 1 << 20]).await?;
+            let file = (made.0.attr.inode, made.1.handle);
+            let written = write(&fs, file, 0, vec![1; 1 << 20]).await;
+            fs.close(file.0, file.1).await.unwrap();
+            written?;
         }
         Ok(())
     });

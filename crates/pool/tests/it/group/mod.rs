@@ -14,6 +14,7 @@
 //! quotas     limits on what users take
 //! reviving   one copy becomes the group
 //! importing  a tree that is taken in place by the only member
+//! unlinked   files that are open and have no name
 //! scrub      copies that differ by people's hands, or by rot
 //! retries    clients over the network while the primary dies and returns, or another one is the primary
 //! ```
@@ -32,6 +33,7 @@ mod retries;
 mod reviving;
 mod scrub;
 mod seeds;
+mod unlinked;
 mod witness;
 
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -429,9 +429,9 @@ fn a_member_with_a_new_session_does_not_show_what_others_lack() {
     });
 }
 
-/// A file without a name has its bytes on the primary alone.
+/// A file without a name has its bytes on all members (`member/unlinked.rs`).
 #[test]
-fn a_file_without_a_name_is_read_at_the_primary() {
+fn a_file_without_a_name_is_read_as_any_other() {
     for_each_seed(10, |seed| {
         let shared = Shared::new(seed);
         let [_, backup, other] = shared.group.roles();
@@ -445,7 +445,7 @@ fn a_file_without_a_name_is_read_at_the_primary() {
             assert_eq!(shared.read_at(backup), "new", "seed {seed}");
             shared.group.sim.run_for(Duration::from_millis(5));
         }
-        assert_eq!(shared.answered(backup), 0);
+        assert!(shared.answered(backup) > 0);
         Ok(())
     });
 }

@@ -413,6 +413,8 @@ pub(crate) fn unmatched(trees: &BTreeMap<usize, PlainTree>) -> Vec<String> {
         for (path, file) in tree {
             if let Some(name) = path.strip_prefix(&format!("{}/", outside(*number)))
                 && !name.contains('/')
+                // Of a file that may be open, and has no other name.
+                && !name.starts_with("open-")
             {
                 names.insert((*number, name.to_owned()));
             }

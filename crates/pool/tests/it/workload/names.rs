@@ -70,7 +70,8 @@ impl Names {
         match self.kinds.get(&dir) {
             Some(FileKind::Directory) => Ok(()),
             Some(_) => Err(vec![Errno::ENOTDIR]),
-            None => Err(GONE.to_vec()),
+            // A file that is no directory may be open, and so live without a name.
+            None => Err([&GONE[..], &[Errno::ENOTDIR]].concat()),
         }
     }
 
